@@ -1,4 +1,4 @@
-"""What checks of all ranks found: of a comm hook (`check_hook`; in words and as HTML), of replicas (`check_drift`)."""
+"""Results of checks on all ranks: of a comm hook (`check_hook`; as text and HTML), of replicas (`check_drift`)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["BucketCheck", "DriftReport", "HookProblem", "HookReport", "TrainingC
 
 @dataclass(frozen=True)
 class HookProblem:
-    """One thing that is wrong with a hook, or may be.
+    """One problem, or possible problem, of a hook.
 
     Attributes:
         kind: stable identifier, e.g. ``"not divided"``.
-        what: what was seen, with numbers, buckets and ranks.
+        what: what was found, with numbers, buckets and ranks.
         remedy: what to do.
-        severity: ``"error"``: training with it goes wrong; ``"warning"``: it may be what you want.
+        severity: ``"error"``: training with the hook is wrong; ``"warning"``: it may be intended.
     """
 
     kind: str
@@ -42,19 +42,19 @@ class BucketCheck:
         dtype: of the gradients.
         numel: elements of a bucket.
         buffer_bytes: of a bucket's buffer.
-        in_flight: buckets that were started before the first was waited for.
-        error: ‖result - mean‖ / ‖mean‖ in the first round, the largest of all ranks; NaN where there was no result.
-        largest_error: the largest single deviation, over the mean's largest element.
-        accumulated_error: the same as `error` for the sums over all rounds, each with the same gradients: what error
-            feedback makes up for.
-        equal: all ranks have the same bits.
-        payload_bytes: what a rank gave to collectives for one bucket: measured.
-        wire_bytes: what a rank sends for that with bandwidth-optimal algorithms: computed from the payload.
-        collectives: operator -> how many for one bucket.
-        encode_ms: until the hook had returned.
-        communicate_ms: from there until its last collective was complete; with none, until its future was.
-        decode_ms: from there until its future was complete (what `then()` adds).
-        copy_ms: copying the result to the gradients.
+        in_flight: buckets in flight at the same time.
+        error: ‖result - mean‖ / ‖mean‖ in the first round, the largest of all ranks; NaN if there was no result.
+        largest_error: the largest single deviation, divided by the mean's largest element.
+        accumulated_error: `error` for the sums over all rounds, each with the same gradients; error feedback makes it
+            small.
+        equal: whether all ranks have the same bits.
+        payload_bytes: measured bytes that a rank passed to collectives for one bucket.
+        wire_bytes: bytes that a rank sends for that payload with bandwidth-optimal algorithms (computed).
+        collectives: operator -> number per bucket.
+        encode_ms: time until the hook returned.
+        communicate_ms: from then until its last collective was complete; without one, until its future was.
+        decode_ms: from then until its future was complete (the cost of `then()`).
+        copy_ms: time to copy the result to the gradients.
     """
 
     name: str
@@ -77,17 +77,17 @@ class BucketCheck:
 
 @dataclass(frozen=True)
 class TrainingCheck:
-    """Some steps with the hook beside the same steps with the plain average.
+    """Some training steps with the hook, compared with the same steps with the plain average.
 
     Attributes:
         model: class name.
         losses: by step, with the hook, averaged over the ranks.
         plain_losses: the same with the plain average.
-        step_ms: median of a step with the hook, of the slowest rank.
+        step_ms: median step time with the hook, on the slowest rank.
         plain_step_ms: the same with the plain average.
-        payload_bytes: what a rank gave to collectives in a step, with the hook: measured.
+        payload_bytes: measured bytes per step that a rank passed to collectives, with the hook.
         plain_payload_bytes: the same with the plain average.
-        equal: all ranks have the same parameters at the end.
+        equal: whether all ranks have the same parameters at the end.
     """
 
     model: str
@@ -102,16 +102,16 @@ class TrainingCheck:
 
 @dataclass(frozen=True, repr=False)
 class HookReport:
-    """What a check of a comm hook found, the same on all ranks; prints as text, shows as HTML in a notebook.
+    """The result of a check of a comm hook, the same on all ranks; text when printed, HTML in a notebook.
 
     Attributes:
         hook: its name.
-        ranks: how many took part.
-        backend: of their process group.
+        ranks: how many ranks took part.
+        backend: the backend of their process group.
         buckets: one entry for each kind of bucket that was tried.
-        training: None if it did not come to that.
+        training: None if the check ended before the training.
         problems: errors first.
-        notes: what was left out or estimated, and why.
+        notes: what was not checked or was estimated, and why.
     """
 
     hook: str
@@ -124,7 +124,7 @@ class HookReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no error was found; there may be warnings."""
+        """Whether there are no errors; there may be warnings."""
         return not any(problem.severity == "error" for problem in self.problems)
 
     @property
@@ -160,7 +160,7 @@ class HookReport:
 
 
 _HEAD = (
-    "bucket", "error", "largest", "accumulated", "ranks", "buffer", "handed over", "on the wire", "encode",
+    "bucket", "error", "largest", "accumulated", "ranks", "buffer", "payload sent", "on the wire", "encode",
     "communicate", "decode", "copy",
 )  # fmt: skip
 
@@ -190,7 +190,7 @@ def _training_words(training: TrainingCheck) -> str:
     return (
         f"Training ({training.model}, {len(training.losses)} steps): loss {losses}, plain average {plain}; parameters "
         f"{'equal' if training.equal else 'DIFFER'} between the ranks; step {ms(training.step_ms)}, plain "
-        f"{ms(training.plain_step_ms)}; handed over per step {size(training.payload_bytes)}, plain "
+        f"{ms(training.plain_step_ms)}; payload sent per step {size(training.payload_bytes)}, plain "
         f"{size(training.plain_payload_bytes)}."
     )
 
@@ -218,7 +218,7 @@ _WIDTH, _HEIGHT = 420, 140
 
 
 def _curves(training: TrainingCheck) -> str:
-    """Both losses over the steps, as SVG; told apart by dashes, too."""
+    """Both losses over the steps, as SVG; they differ in dashes as well as in colour."""
     finite = [loss for loss in (*training.losses, *training.plain_losses) if math.isfinite(loss)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
 
@@ -245,15 +245,15 @@ class DriftReport:
     """Whether all ranks hold the same parameters and buffers, bit by bit; the same on all ranks.
 
     Attributes:
-        ok: nothing that is compared differs.
-        step: the model's synchronised backwards so far; -1 for a plain module.
-        first: qualified name of the first parameter or buffer that differs, parameters before buffers; None.
-        groups: for `first`, the ranks that hold equal values, together.
-        differing: all names that differ.
-        pending: buffers that differ now, and become rank 0's before the next forward.
-        tensors: how many were compared.
-        bytes: how many a rank hashed.
-        seconds: how long it took here.
+        ok: whether nothing differs.
+        step: the number of the model's synchronised backwards so far; -1 for a plain module.
+        first: qualified name of the first parameter or buffer that differs, parameters before buffers; None if equal.
+        groups: for `first`, groups of ranks with equal values.
+        differing: the names of all that differ.
+        pending: buffers that differ now, but are broadcast from rank 0 before the next forward.
+        tensors: how many tensors were compared.
+        bytes: how many bytes each rank hashed.
+        seconds: how long it took on this rank.
     """
 
     ok: bool
@@ -275,13 +275,13 @@ class DriftReport:
             return f"All ranks hold the same parameters and buffers ({cost}).{later}"
         held = [(", ".join(map(str, ranks)), "s" if len(ranks) > 1 else "") for ranks in self.groups]
         holders = " | ".join(f"rank{s} {ranks}" for ranks, s in held)
-        more = f"; in all {len(self.differing)} differ: {names(self.differing)}" if len(self.differing) > 1 else ""
+        more = f"; {len(self.differing)} differ in total: {names(self.differing)}" if len(self.differing) > 1 else ""
         after = f" after step {self.step - 1}" if self.step > 0 else ""
         return (
-            f"The replicas have drifted apart{after}: '{self.first}' is not the same on all ranks. Equal values are "
-            f"held by: {holders}{more} ({cost}).{later} Look for updates that not all ranks make alike: an optimizer "
-            "step that is skipped on some ranks, a learning rate or random number of a rank's own, parameters that are "
-            "not averaged (no_sync, find_unused_parameters), a comm hook whose result differs (check_hook)."
+            f"The replicas have diverged{after}: '{self.first}' is not the same on all ranks. Ranks with equal "
+            f"values: {holders}{more} ({cost}).{later} Look for updates that differ between ranks: an optimizer step "
+            "that some ranks skip, a different learning rate or random number, parameters that are not averaged "
+            "(no_sync, find_unused_parameters), a comm hook with different results (check_hook)."
         )
 
     __repr__ = __str__

@@ -1,24 +1,23 @@
-"""How far apart the clocks of two hosts are: from collectives that ranks on both took part in, or from questions.
+"""The clock offset between two hosts: from collectives with ranks on both hosts, or from time queries.
 
-In both ways what happened before what bounds the offset from below and above, and the tightest bounds leave an
-interval. Its middle is taken, its half width is the uncertainty.
+In both cases the order of events bounds the offset from below and above, and the tightest bounds leave an interval. Its
+middle is the estimate, its half width the uncertainty.
 
 [Note: buckets as barriers]
 No rank has a bucket reduced before every rank has launched it. So with d added to the second host's times, for every
 bucket of every step: ``reduced there + d >= launched here`` and ``launched there + d <= reduced here``. The interval
-for d is about as wide as the fastest all-reduce is long. Nothing is communicated for it, and it works for whatever was
-recorded. Clocks that drift apart make the bounds contradict each other: the width is then negative, and says by how
-much at most.
+for d is about as wide as the fastest all-reduce is long. It needs no communication, and works for any recording. If the
+clocks drift, the bounds contradict each other: the width is then negative, and shows the largest drift.
 
 [Note: questions and answers]
-While a cluster runs, a host is asked for its time: a question that was sent at a, answered with the time s there and
-back at b says ``a <= s + d <= b``. Of several the quickest answers bound best (the minimum-delay filter of NTP, RFC
-5905), and a question is never wrong, only wide: both directions of the way may take different times.
+While a cluster runs, hosts are queried for their time: a query that was sent at a, answered with that host's time s,
+and returned at b means ``a <= s + d <= b``. Of several queries the quickest bound best (the minimum-delay filter of
+NTP, RFC 5905). A query is never wrong, only wide, because both directions may take different times.
 
-Clocks drift: by the temperature of their crystals, and by what keeps them in step with the world's time. The rate is
-taken for constant over `SPAN_S`, and at most `MOST_DRIFT`. Any two questions bound it: later minus earlier interval,
-over the time between them. With these bounds every question bounds the offset at every moment, the older the wider.
-If bounds contradict each other, the rate has changed: the newest questions count alone.
+Clocks drift with the temperature of their crystals, and with the corrections of time synchronisation. The rate is
+assumed to be constant over `SPAN_S`, and at most `MOST_DRIFT`. Any two queries bound it: later minus earlier interval,
+divided by the time between them. With these bounds every query bounds the offset at every moment; older queries give
+wider bounds. If bounds contradict each other, the rate has changed, and only the newest queries count.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ import numpy.typing as npt
 __all__ = ["MOST_DRIFT", "SPAN_S", "ClockOffset", "Moments", "Questions", "clock_offset"]
 
 MOST_DRIFT = 200e-6
-"""Seconds a second that one clock may gain on another: twice what a bad crystal does."""
+"""The largest drift between two clocks, in seconds per second: twice that of a bad crystal."""
 SPAN_S = 300.0
-"""Questions older than this count no more."""
-_WINDOW_NS = 2_000_000_000  # of the questions in such a time the one with the quickest answer is kept
+"""Queries older than this are ignored."""
+_WINDOW_NS = 2_000_000_000  # of the queries in this time only the quickest is kept
 
 
 @dataclass(frozen=True)
@@ -55,13 +54,13 @@ class Moments:
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """What to add to another clock's times.
+    """The offset to add to another clock's times.
 
     Attributes:
-        ns: to be added.
-        uncertain_ns: the offset may be so much more or less.
-        buckets: how many collectives (or questions) it was taken from.
-        drift: how much it grows, in seconds a second.
+        ns: the offset.
+        uncertain_ns: its uncertainty (±).
+        buckets: the number of collectives (or queries) that it is based on.
+        drift: how fast it grows, in seconds per second.
     """
 
     ns: int
@@ -81,13 +80,13 @@ def clock_offset(reference: Moments, other: Moments) -> ClockOffset | None:
 
 
 class Questions:
-    """What a clock has answered, and so how far it is behind the one of who asks. See [Note: questions and answers]."""
+    """The answers of another clock, and its offset to this one. See [Note: questions and answers]."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[int, int, int]] = deque(maxlen=int(SPAN_S * 1e9) // _WINDOW_NS)  # middle, low, high
 
     def add(self, sent_ns: int, answer_ns: int, received_ns: int) -> None:
-        """Takes a question: when it was sent, what the other clock said, when the answer came."""
+        """Adds a query: when it was sent, the other clock's time, when the answer arrived."""
         made = ((sent_ns + received_ns) // 2, sent_ns - answer_ns, received_ns - answer_ns)
         last = self._kept[-1] if self._kept else None
         if last is None or made[0] // _WINDOW_NS != last[0] // _WINDOW_NS:
@@ -96,7 +95,7 @@ class Questions:
             self._kept[-1] = made
 
     def offset(self, at_ns: int) -> ClockOffset | None:
-        """What to add to the other clock's times at a moment of the asking one; None before the first answer."""
+        """The offset of the other clock at a time of this one; None before the first answer."""
         if not self._kept:
             return None
         since = [one for one in self._kept if one[0] >= self._kept[-1][0] - int(SPAN_S * 1e9)]
@@ -108,7 +107,7 @@ class Questions:
 
     @staticmethod
     def _offset(kept: list[tuple[int, int, int]], at_ns: int) -> ClockOffset | None:
-        """From these questions; None if they contradict each other."""
+        """The offset from these queries; None if they contradict each other."""
         origin = kept[-1][1]  # small numbers: a float has 53 bits
         middle = np.array([one[0] - at_ns for one in kept], np.float64)
         low = np.array([one[1] - origin for one in kept], np.float64)
@@ -116,7 +115,7 @@ class Questions:
         slowest, fastest = _rates(middle, low, high)
         if slowest > fastest:
             return None
-        # From a question's moment to `at_ns`: forwards for a past one, backwards for a future one.
+        # From a query's time to `at_ns`: forwards for a past one, backwards for a future one.
         passed = -middle
         at_least = float((low + np.minimum(passed * slowest, passed * fastest)).max())
         at_most = float((high + np.maximum(passed * slowest, passed * fastest)).min())
@@ -129,7 +128,7 @@ class Questions:
 def _rates(
     middle: npt.NDArray[np.float64], low: npt.NDArray[np.float64], high: npt.NDArray[np.float64]
 ) -> tuple[float, float]:
-    """Bounds of how fast the offset grows, from each pair of questions."""
+    """Bounds of the drift, from each pair of queries."""
     earlier, later = np.triu_indices(len(middle), 1)
     apart = middle[later] - middle[earlier]
     earlier, later, apart = earlier[apart > 0], later[apart > 0], apart[apart > 0]

@@ -1,7 +1,8 @@
 """Algorithms of collectives as data: in each step, which rank sends which parts of its buffer to which rank.
 
-A buffer is cut into as many parts as there are ranks. Steps follow each other; the transfers of one step run at once.
-A `CollectiveRun` tells who sent what, and who held what after each step, of one that was run step by step.
+A buffer is divided into as many parts as there are ranks. Steps run one after the other; the transfers of one step run
+at the same time. A `CollectiveRun` records a collective that was run step by step: who sent what, and what each rank
+held after each step.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ class Transfer:
         source: the rank that sends.
         target: the rank that receives.
         parts: which parts of the source's buffer.
-        reduces: they are added to what the target has; False: they replace it.
-        others: where they go in the target's buffer, if not to the same places.
+        reduces: whether they are added to the target's data; False: they replace it.
+        others: their places in the target's buffer, if not the same.
     """
 
     source: int
@@ -33,7 +34,7 @@ class Transfer:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Which parts of the target's buffer they go to."""
+        """The parts of the target's buffer that receive them."""
         return self.others or self.parts
 
 
@@ -61,7 +62,7 @@ def _block(rank: int, size: int, n: int) -> tuple[int, ...]:
 
 def _halving_reduce_scatter(n: int) -> list[Step]:
     """Each step: exchange half of what is left with a partner half as far away."""
-    # Rank r goes on with the parts that agree with r in this bit and in all higher ones.
+    # Rank r continues with the parts that agree with r in this bit and in all higher ones.
     return [[Transfer(r, r ^ d, _block(r ^ d, d, n), True) for r in range(n)] for d in reversed(_distances(n))]
 
 
@@ -131,7 +132,7 @@ _POWERS_OF_TWO: Final = {"halving", "doubling"}
 
 
 def impossible(algorithm: str, ranks: int) -> str:
-    """Why an algorithm can't run on so many ranks; "" if it can."""
+    """Why an algorithm can't run on this number of ranks; "" if it can."""
     if algorithm in _POWERS_OF_TWO and ranks & (ranks - 1):
         return f"recursive {algorithm} needs a power of two of ranks, not {ranks}"
     return ""
@@ -141,7 +142,7 @@ def schedule(collective: str, algorithm: str, ranks: int) -> list[Step]:
     """The steps of a collective.
 
     Raises:
-        ValueError: there is no such collective or algorithm, or it can't run on so many ranks.
+        ValueError: there is no such collective or algorithm, or it can't run on this number of ranks.
     """
     if collective not in ALGORITHMS:
         raise ValueError(f"no collective {collective!r}; there are {', '.join(ALGORITHMS)}")
@@ -162,10 +163,10 @@ class CollectiveStep:
     """One step of an algorithm, as it happened.
 
     Attributes:
-        transfers: what was sent, all at once.
-        bytes: of each transfer.
-        holds: after the step.
-        ms: how long it took on the slowest rank; of several runs the median.
+        transfers: the messages, sent at the same time.
+        bytes: size of each transfer.
+        holds: what each rank holds after the step.
+        ms: time on the slowest rank; the median of several runs.
     """
 
     transfers: tuple[Transfer, ...]
@@ -175,7 +176,7 @@ class CollectiveStep:
 
     @property
     def adds(self) -> bool:
-        """Whether what arrives is added to what is there; else it replaces it."""
+        """Whether received data is added; otherwise it replaces the old data."""
         return any(one.reduces for one in self.transfers)
 
     def sent(self, rank: int) -> int:
@@ -190,10 +191,10 @@ class CollectiveRun:
     Attributes:
         collective: e.g. ``"all_reduce"``.
         algorithm: e.g. ``"ring"``.
-        ranks: how many.
-        bytes: of each rank's buffer; it has as many parts as there are ranks.
-        begin: before the first step.
-        steps: one after the other.
+        ranks: the number of ranks.
+        bytes: size of each rank's buffer, which has as many parts as there are ranks.
+        begin: what each rank holds before the first step.
+        steps: the steps in order.
     """
 
     collective: str
@@ -209,7 +210,7 @@ class CollectiveRun:
 
     @property
     def busiest_bytes(self) -> int:
-        """What the steps' busiest ranks sent, in all: the bytes that the time depends on (β)."""
+        """The bytes sent by the busiest rank of each step, summed: the time depends on them (β)."""
         return sum(max((step.sent(rank) for rank in range(self.ranks)), default=0) for step in self.steps)
 
     @property

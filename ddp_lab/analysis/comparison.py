@@ -1,20 +1,20 @@
-"""Two series of steps side by side: which times differ, by how much, and how sure that is.
+"""Comparison of two series of step times: which times differ, by how much, and with which confidence.
 
 [Note: how sure]
-Steps that follow each other are alike: a machine is busy for a while, a batch is large. So 100 steps tell less than 100
-independent ones would. How much less, the autocorrelation tells: its sum over all lags, the autocorrelation time, is
-the number of steps that count as one (Sokal, "Monte Carlo Methods in Statistical Mechanics", 1996, section 3). Each
-side is cut into batches that are so long (5 to 20 of them). From the spread of the batches' medians follows the error
-of the side's median ("batch means": Schmeiser, "Batch Size Effects in the Analysis of Simulation Output", Operations
-Research 30, 1982). Neighbouring batches are still alike; what that adds to the error is known if the correlation
-decays exponentially, and is added. The interval is Welch's, with Student's t for 99 %, and a difference is clear if it
-does not hold 0. So of 100 differences that are none about one looks clear: what is small and alone is likely an
-accident. What lasts longer than a whole side (a machine that is slower today) no interval of one run can tell.
+Neighbouring steps are correlated, because a machine is busy for a while or a batch is large. So 100 steps carry less
+information than 100 independent ones. The autocorrelation time, the sum of the autocorrelation over all lags, is the
+number of steps that count as one (Sokal, "Monte Carlo Methods in Statistical Mechanics", 1996, section 3). Each side
+is divided into 5 to 20 batches of that length. The error of the side's median follows from the spread of the batches'
+medians ("batch means": Schmeiser, "Batch Size Effects in the Analysis of Simulation Output", Operations Research 30,
+1982). Neighbouring batches are still correlated; the error is corrected for that, assuming exponential decay. The
+interval is Welch's, with Student's t for 99 %, and a difference is clear if the interval does not contain 0. Of 100
+differences that do not exist, about one looks clear, so a single small difference is probably an accident. An effect
+that lasts longer than a whole side (a machine that is slower today) is not covered by the interval of one run.
 
 [Note: steps before and after]
-The bounds are those of [Note: how sure] and know that neighbouring steps are alike. Both sides
-were measured one after the other, once: what else changed on the machine meanwhile is in the difference, and no bound
-tells. To be sure, change back and look again.
+The bounds are those of [Note: how sure], with correlated neighbouring steps. Both sides were measured once, one after
+the other: anything else that changed on the machine meanwhile is part of the difference, and not covered by the bounds.
+To be sure, change back and compare again.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ __all__ = ["LEVEL", "BeforeAfter", "Difference", "Key", "before_after", "compare
 
 _Values = npt.NDArray[np.float64]
 Key = tuple[str, str, int | None, int | None]
-"""What a series of times is about: scope, name, rank, bucket."""
+"""The key of a series of times: scope, name, rank, bucket."""
 
 LEVEL = 99
-"""Percent of the intervals that hold the truth."""
+"""Confidence level of the intervals, in percent."""
 
 _FEWEST_STEPS, _FEWEST_ON_A_SIDE = 5, 10
 _BATCHES = (5, 20)  # the fewest and the most
 _UNCORRELATED = 0.05  # an autocorrelation below it ends the sum
-_TOO_LOW = 1.5  # the sum ends early, and of few steps it is too low: for safety more neighbours count as one
-_ALIKE = 40.0  # of n steps, at least 1 + 40 / n count as one: of few steps the autocorrelation is not well known
+_TOO_LOW = 1.5  # factor for safety: the sum ends early, and is too low for few steps
+_ALIKE = 40.0  # of n steps, at least 1 + 40 / n count as one, because few steps give a poor autocorrelation
 _NEGLIGIBLE_MS = 1e-3
 
 
@@ -50,13 +50,13 @@ class Difference:
 
     Attributes:
         scope: ``"phase"``: all ranks together; ``"rank"``; or ``"bucket"``.
-        name: which time: ``"step"``, ``"forward"``, ``"computation"``, ``"exposed"`` (waiting for gradients after the
-            computation), ``"other"``; of a bucket ``"ready"``, ``"waiting"`` (from the first rank's launch
-            to the last one's), ``"all-reduce"``.
+        name: which time: ``"step"``, ``"forward"``, ``"computation"``, ``"exposed"`` (communication after the
+            computation), ``"other"``; for a bucket ``"ready"``, ``"waiting"`` (from the first rank's launch to the
+            last one's), ``"all-reduce"``.
         rank: which rank, None for all.
         bucket: which bucket, None for all.
         a_ms: median over the steps of the first run.
-        b_ms: of the second.
+        b_ms: median over the steps of the second run.
         low_ms: lower end of the 99 % interval of ``b_ms - a_ms``; see [Note: how sure].
         high_ms: its upper end.
     """
@@ -72,12 +72,12 @@ class Difference:
 
     @property
     def change_ms(self) -> float:
-        """By how much the second run is slower; negative: faster."""
+        """By how much the second run is slower; negative if it is faster."""
         return self.b_ms - self.a_ms
 
     @property
     def change_percent(self) -> float:
-        """The same in percent of the first run; infinite if that took no time."""
+        """The change in percent of the first run; infinite if that took no time."""
         return self._percent(self.change_ms)
 
     @property
@@ -92,7 +92,7 @@ class Difference:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """Whether the interval does not contain 0."""
         return self.low_ms > 0 or self.high_ms < 0
 
     def _percent(self, value: float) -> float:
@@ -116,7 +116,7 @@ def compare_series(a: Mapping[Key, _Values], b: Mapping[Key, _Values]) -> list[D
         return []
     lengths = [len(a[keys[0]]), len(b[keys[0]])]
     if min(lengths) < _FEWEST_STEPS:
-        raise ValueError(f"at least {_FEWEST_STEPS} steps of each run are needed to compare them; they have {lengths}")
+        raise ValueError(f"a comparison needs at least {_FEWEST_STEPS} steps of each run; they have {lengths}")
     made = []
     for key in keys:
         first, second = (values[np.isfinite(values)] for values in (a[key], b[key]))
@@ -179,7 +179,7 @@ def _squared_error(values: _Values, together: float) -> tuple[float, int]:
 
 
 def _autocorrelation_time(a: _Values, b: _Values) -> float:
-    """How many neighbours count as one value, from both sides; of ranks, so that a single long step is no matter."""
+    """How many neighbours count as one value, from both sides; uses ranks, so that a single long step has no weight."""
     shortest = min(len(a), len(b))
     correlation = (_autocorrelation(a)[:shortest] + _autocorrelation(b)[:shortest]) / 2
     total = 1.0
@@ -192,7 +192,7 @@ def _autocorrelation_time(a: _Values, b: _Values) -> float:
 
 
 def _autocorrelation(values: _Values) -> _Values:
-    """Of the values' ranks, by lag; 0 where all are equal."""
+    """The autocorrelation of the values' ranks, by lag; 0 if all are equal."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(count) - (count + 1) / 2)[place]
     ranks = ranks - ranks.mean()
@@ -214,13 +214,13 @@ class BeforeAfter:
     """A time per step before and after a change.
 
     Attributes:
-        before_ms: median before it.
+        before_ms: median before the change.
         after_ms: median after it.
         percent: change of the median; negative is faster.
-        low_percent: lower 99 % bound of it.
-        high_percent: upper 99 % bound of it.
-        steps_before: how many steps the first median is of.
-        steps_after: how many the second.
+        low_percent: lower 99 % bound of `percent`.
+        high_percent: upper 99 % bound of `percent`.
+        steps_before: number of steps before the change.
+        steps_after: number of steps after it.
     """
 
     before_ms: float
@@ -233,7 +233,7 @@ class BeforeAfter:
 
     @property
     def verdict(self) -> str:
-        """``"faster"``, ``"slower"``, or ``"no clear difference"`` where the bounds hold 0."""
+        """``"faster"``, ``"slower"``, or ``"no clear difference"`` if the bounds contain 0."""
         if self.high_percent < 0:
             return "faster"
         return "slower" if self.low_percent > 0 else "no clear difference"
@@ -247,10 +247,10 @@ class BeforeAfter:
 
 
 def before_after(before: npt.ArrayLike, after: npt.ArrayLike) -> BeforeAfter:
-    """Compares times in milliseconds, step by step in their order.
+    """Compares step times in milliseconds before and after a change.
 
     Args:
-        before: shape [steps]; NaN is left out.
+        before: in order of time, shape [steps]; NaN is ignored.
         after: the same for the steps after the change.
 
     Raises:
@@ -260,7 +260,8 @@ def before_after(before: npt.ArrayLike, after: npt.ArrayLike) -> BeforeAfter:
     for name, side in zip(("before", "after"), sides, strict=True):
         if len(side) < _FEWEST_ON_A_SIDE:
             raise ValueError(
-                f"{len(side)} steps {name} the change are too few to compare: let {_FEWEST_ON_A_SIDE} pass"
+                f"{len(side)} steps {name} the change are too few for a comparison; at least {_FEWEST_ON_A_SIDE} "
+                "are needed"
             )
     medians = [float(np.median(side)) for side in sides]
     percents = [100 * bound / medians[0] for bound in median_change(*sides)]

@@ -1,11 +1,11 @@
-"""What the times of a step mean: the numbers of tables, views and reports are defined here, each once.
+"""The definitions of all step times that tables, views and reports show, each in one place.
 
 Pure functions on arrays. Times are nanoseconds on one axis, 0 where it has not happened; results that end in ``_ms``
 are milliseconds, NaN where one of both ends is missing.
 
 A bucket's collective runs from its launch to its reduction. The part that lies before the end of the rank's own
-backward computation (event kind ``finalize_begin``) is *hidden*: it costs nothing. The rest is *exposed*: the rank
-does nothing but wait. Overlapping the two is what buckets are for; Li et al., "PyTorch Distributed: Experiences on
+backward computation (event kind ``finalize_begin``) is *hidden* (overlapped): it costs nothing. The rest is *exposed*:
+the rank only waits. Buckets exist to overlap the two; Li et al., "PyTorch Distributed: Experiences on
 Accelerating Data Parallel Training" (VLDB 2020), section 5.1 and figure 6, measure the same split by running
 without communication. Here it follows from the events of one run.
 """
@@ -41,7 +41,7 @@ _Number = TypeVar("_Number", np.int64, np.float64)
 EDGES = ("first_ready", "ready", "launched", "all_launched", "reduced", "exposed_from")
 """Last axis of `edges`: filling, queued, waiting, reducing lie between neighbours, exposed from the last to reduced."""
 PHASES = ("other", "forward", "alone", "hidden", "exposed")
-"""What a step consists of, in the order in which it is stacked: fields of `Breakdown`."""
+"""The parts of a step in the order in which they are stacked: fields of `Breakdown`."""
 
 
 def milliseconds(end: _Times, begin: _Times) -> _Values:
@@ -66,7 +66,7 @@ def mean(values: _Values) -> _Values:
 
 
 def split(launched: _Times, reduced: _Times, compute_end: _Times) -> tuple[_Times, _Times]:
-    """Splits collectives into their hidden and exposed parts.
+    """Splits collectives into their hidden (overlapped) and exposed parts.
 
     Args:
         launched: begin of each collective.
@@ -117,13 +117,13 @@ def algorithm_bandwidth(size: npt.NDArray[np.int64], duration: npt.NDArray[np.in
 
 @dataclass(frozen=True)
 class Overlap:
-    """Communication behind and after a rank's own computation; a row is one rank's step.
+    """Communication during and after a rank's own computation; a row is one step of one rank.
 
     Attributes:
-        hidden_ms, exposed_ms: shape ``[rows, buckets]``, the parts of each collective before and after the end of it.
-        rank_hidden_ms, rank_exposed_ms: shape ``[rows]``, how long at least one collective was under way before and
-            after it.
-        on_device: shape ``[rows]``, whether these are times of the device.
+        hidden_ms, exposed_ms: shape ``[rows, buckets]``, the parts of each collective before and after its end.
+        rank_hidden_ms, rank_exposed_ms: shape ``[rows]``, how long at least one collective was in flight before and
+            after its end.
+        on_device: shape ``[rows]``, whether these are device times.
     """
 
     hidden_ms: _Values
@@ -134,7 +134,7 @@ class Overlap:
 
     @property
     def hidden_share(self) -> float:
-        """The hidden share of the communication, all rows together; NaN for none."""
+        """The hidden share of the communication, over all rows; NaN without communication."""
         hidden, exposed = float(np.nansum(self.rank_hidden_ms)), float(np.nansum(self.rank_exposed_ms))
         return hidden / (hidden + exposed) if hidden + exposed > 0 else float("nan")
 
@@ -175,15 +175,15 @@ def overlap_of(
 
 @dataclass(frozen=True)
 class GradientSync:
-    """What synchronising gradients took, by collective: shape ``[collectives]``.
+    """The gradient synchronisation by collective: shape ``[collectives]``.
 
     Attributes:
         last: position of the rank that launched last, -1 where a rank's launch is missing.
         wait_ms: shape ``[ranks, collectives]``, how long each rank's launched collective waited for the last rank's.
         late_ms: how long the first rank waited for the last one.
-        alone_ms: how long all others waited for the last rank alone; NaN for a single rank.
+        alone_ms: how long all others waited for the last rank; NaN for a single rank.
         all_reduce_ms: from the last rank's launch until it is reduced on every rank.
-        bandwidth_gb_s: 1e9 bytes a second: its bytes over `all_reduce_ms`.
+        bandwidth_gb_s: its bytes divided by `all_reduce_ms`, in 1e9 bytes per second.
     """
 
     last: _Times
@@ -222,7 +222,7 @@ def alone(launched: _Times) -> _Values:
 
 
 def gradient_sync(launched: _Times, reduced: _Times, size: _Times) -> GradientSync:
-    """Returns who waited for whom, and what the collectives took.
+    """Returns which rank waited for which, and how long the collectives took.
 
     Args:
         launched, reduced: shape ``[ranks, collectives]``.
@@ -252,15 +252,15 @@ def bus_factor(ranks: int) -> float:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """What each step consists of: milliseconds, medians over the ranks, shape ``[steps]``.
+    """The time breakdown of each step: milliseconds, medians over the ranks, shape ``[steps]``.
 
     Attributes:
         step: numbers of the steps.
-        other: optimizer, input data and the rest, from the end of the step before.
+        other: optimizer, input data and everything else since the end of the previous step.
         forward: the last forward before the backward.
-        alone, hidden: the backward's computation without and with collectives under way behind it.
-        exposed: communication after it.
-        whole: whether the end of the step before is known, so that `other` is.
+        alone, hidden: the backward's computation without and with collectives in flight.
+        exposed: communication after the backward's computation.
+        whole: whether `other` is known, because the end of the previous step is.
     """
 
     step: _Times
@@ -278,19 +278,19 @@ class Breakdown:
 
     @property
     def floor(self) -> _Values:
-        """What the step would take without exposed communication."""
+        """The no-communication baseline: the step without exposed communication."""
         return self.other + self.forward + self.alone + self.hidden
 
     @property
     def efficiency(self) -> _Values:
-        """The floor's share of the step, 0 to 1; NaN for a step that takes no time."""
+        """The baseline's share of the step, 0 to 1; NaN for a step that takes no time."""
         share = np.full(len(self.total), np.nan)
         np.divide(self.floor, self.total, out=share, where=self.total > 0)
         return share
 
 
 def breakdown(number: _Times, by_rank: Mapping[str, _Values]) -> Breakdown:
-    """Returns what steps consist of.
+    """Returns the time breakdown of steps.
 
     Args:
         number: of each step.
@@ -308,7 +308,7 @@ def breakdown(number: _Times, by_rank: Mapping[str, _Values]) -> Breakdown:
 
 
 def edges(first: _Times, ready: _Times, launched: _Times, reduced: _Times, finalize: _Times) -> _Times:
-    """Returns where the parts of a bucket's time meet, in one step.
+    """Returns the edges between the parts of each bucket's time in one step.
 
     Args:
         first, ready, launched, reduced: when its first gradient was ready, it was ready, and so on: shape

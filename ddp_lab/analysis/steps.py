@@ -1,15 +1,15 @@
-"""Steps that all ranks have completed, their times side by side; and the same steps replayed with changes.
+"""Steps that all ranks have completed, with aligned times; and a replay of the same steps with changes.
 
-What would they have taken if gradients or collectives had come otherwise?
+The replay estimates how long they would take if gradients were ready, or collectives ran, at other times.
 
 [Note: the replay]
-Buckets are launched in order, and a collective runs when all ranks have launched it and the one before has ended.
-So its own time is what lies between the later of both and its end. With these times the replay of unchanged
-readiness ends exactly when the recorded collectives ended; a change (a bucket ready earlier, a smaller bucket) moves
-what depends on it. The collectives of other bucket sizes take what a straight line through the recorded ones says.
-`simulate` answers other questions: it knows links, worlds and hooks that were never recorded, from a model of them and
-from one typical step. The replay has no model of the link and takes every recorded step as it was, so that it can say
-what a rank that is late only now and then has cost.
+Buckets are launched in order, and a collective runs when all ranks have launched it and the previous one is complete.
+So its own time is the time from the later of both to its end. With these times the replay of unchanged readiness ends
+exactly when the recorded collectives ended; a change (a bucket ready earlier, a smaller bucket) moves everything that
+depends on it. The times of collectives of other sizes come from a straight line through the recorded ones. `simulate`
+answers other questions: it simulates links, world sizes and hooks that were never recorded, with models of them and
+one typical step. The replay has no model of the link and uses every recorded step, so that it can estimate the cost of
+a rank that is late only in some steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Line", "Replay", "Steps", "fit_line"]
 _Times = npt.NDArray[np.int64]
 _Values = npt.NDArray[np.float64]
 
-_ASSUMED_START = 0.2  # share of a collective's time that does not depend on its size, where all sizes are equal
+_ASSUMED_START = 0.2  # assumed share of the fixed overhead in a collective's time if all sizes are equal
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Steps:
 
     @property
     def follows(self) -> npt.NDArray[np.bool_]:
-        """Shape ``[steps]``: whether the step before is here as well."""
+        """Shape ``[steps]``: whether the previous step is included as well."""
         return np.asarray(np.diff(self.step, prepend=-2) == 1)
 
     def forward_ns(self) -> npt.NDArray[np.float64]:
@@ -71,12 +71,12 @@ class Steps:
         return np.where(known, (self.forward_end - self.forward_begin).astype(np.float64), np.nan)
 
     def step_ns(self) -> npt.NDArray[np.float64]:
-        """From the end of the step before, shape ``[ranks, steps]``; NaN where that is unknown."""
+        """Time since the end of the previous step, shape ``[ranks, steps]``; NaN if that is unknown."""
         before = np.concatenate([np.zeros_like(self.end[:, :1]), self.end[:, :-1]], axis=1)
         return np.where(self.follows, (self.end - before).astype(np.float64), np.nan)
 
     def typical_ns(self) -> float:
-        """Median time of a step; of a backward where no two steps follow each other."""
+        """Median step time; median backward time if there are no consecutive steps."""
         whole = self.step_ns()
         if np.isfinite(whole).any():
             return float(np.nanmedian(whole))
@@ -92,9 +92,9 @@ class Line:
     """Time of a collective by its size: ``start_ns + ns_per_byte * bytes``.
 
     Attributes:
-        start_ns: of an empty one, ≥ 0.
-        ns_per_byte: ≥ 0.
-        assumed: all recorded sizes were about equal; how much of their time is `start_ns` was assumed.
+        start_ns: the fixed overhead, ≥ 0.
+        ns_per_byte: the time per byte, ≥ 0.
+        assumed: whether all recorded sizes were about equal, so that the share of `start_ns` was assumed.
     """
 
     start_ns: float
@@ -145,7 +145,7 @@ class Replay:
         )
         last = np.maximum(reduced[:, -1], steps.finalize.max(axis=0)) if self.buckets else steps.finalize.max(axis=0)
         self.tail = np.maximum(steps.end.max(axis=0) - last, 0)
-        """What each step did after its last bucket was reduced (ns): writing gradients back."""
+        """The time of each step after its last bucket was reduced (ns): writing gradients back."""
         self.base = self.ended(self.ready(), self.service)
 
     def ready(self) -> _Values:
@@ -175,13 +175,13 @@ class Replay:
         return np.asarray(np.maximum(free, computed.max(axis=0)))
 
     def with_service(self, service: _Values) -> float:
-        """What other times of the collectives save: median over the steps (ns), negative if they cost."""
+        """The saving with other times of the collectives: median over the steps (ns), negative for a loss."""
         return float(np.median(self.base - self.ended(self.ready(), service)))
 
     def with_buckets(self, buckets: Sequence[Sequence[int]]) -> float:
-        """What another assignment of buckets saves (ns), with the times of `line` against the same of the present one.
+        """The saving of another bucket layout (ns), compared with the current one, both with the times of `line`.
 
-        A parameter without a gradient is ready when the backward begins.
+        A parameter without a gradient counts as ready when the backward begins.
         """
         return float(np.median(self._present - self._with(buckets)))
 
@@ -195,7 +195,7 @@ class Replay:
         return np.asarray(self.gradients.max(axis=0))
 
     def _with(self, buckets: Sequence[Sequence[int]]) -> _Values:
-        """When the steps had ended with these buckets."""
+        """When the steps would end with these buckets."""
         order = np.concatenate([np.asarray(one, np.intp) for one in buckets])
         begins = np.cumsum([0, *(len(one) for one in buckets[:-1])], dtype=np.intp)
         everywhere = np.maximum.reduceat(self._latest[:, order], begins, axis=1)
@@ -205,9 +205,9 @@ class Replay:
 
     @cached_property
     def gradients(self) -> _Values:
-        """When each gradient was there, in ns since the first rank's backward began: ``[ranks, steps, parameters]``.
+        """When each gradient was ready, in ns since the first rank's backward began: ``[ranks, steps, parameters]``.
 
-        On devices only the buckets' times are known: a bucket's gradients are then spread between them by their bytes.
+        On devices only the buckets' times are known: a bucket's gradients are then distributed by their bytes.
         """
         begin = (self.steps.begin - self.zero)[:, :, None].astype(np.float64)
         if not self.steps.on_device:
@@ -225,7 +225,7 @@ class Replay:
         return made
 
     def mean_saved_without(self, rank: int, place: int, delay: _Values) -> float:
-        """What the steps had saved on average (ns) if one rank had not been late.
+        """What the steps would save on average (ns) if one rank were not late.
 
         Args:
             rank: position of the rank.
@@ -242,9 +242,9 @@ class Replay:
 
     @cached_property
     def waited(self) -> _Values:
-        """How long all others waited for each rank alone (ns), shape ``[ranks, steps]``, 0 for a single rank.
+        """How long all others waited for each rank (ns), shape ``[ranks, steps]``, 0 for a single rank.
 
-        That is what each step had saved if that rank had been as fast as the slowest of the others.
+        Each step would be this much shorter if that rank were as fast as the slowest of the others.
         """
         ready, computed = self.ready(), self.computed()
         ranks = len(ready)

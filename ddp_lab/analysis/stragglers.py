@@ -1,4 +1,4 @@
-"""Who is late, in which bucket: read from the times at which gradients became ready.
+"""Stragglers: which rank is late, and in which bucket, from the times at which gradients became ready.
 
 Wall time can't name a straggler: in a synchronised backward every rank waits for the last one, so all of them take
 equally long. What differs is when each rank had a bucket's gradients: the late rank's own computation reached them
@@ -69,15 +69,15 @@ class Late:
 
     Attributes:
         rank: position of the rank in the arrays.
-        place: position of the bucket (or parameter) whose computation is late; `ARRIVAL`: the rank comes late to its
-            backward (input data, forward, or what the cell does between the steps); `EVERYWHERE`: its backward is
-            slower than the others', and no single place is to blame; `VARYING`: the others wait for it in most steps,
-            and where it falls behind varies too much to name a place.
+        place: position of the bucket (or parameter) whose computation is late; `ARRIVAL`: the rank starts its backward
+            late (input data, forward, or code between the steps); `EVERYWHERE`: its backward is slower than the
+            others', at no single place; `VARYING`: the others wait for it in most steps, and where it falls behind
+            varies too much to name a place.
         delay_ns: how much it falls behind there; median over the steps in which it does.
         share: fraction of the steps in which it does, 0 to 1.
         pattern: ``"persistent"``: in most steps; ``"data-dependent"``: in the steps in which its forward takes longer,
             too; ``"random"``: in some steps.
-        late: shape ``[steps]``: in which ones.
+        late: shape ``[steps]``: whether it falls behind in each step.
     """
 
     rank: int
@@ -100,16 +100,15 @@ def find_late(
 
     For every rank and step, the time from one place to the next is compared with the median of the other ranks'
     (with two ranks: with the other's). So a delay counts once, at the place that caused it, though every later
-    bucket of that rank is late as well. What counts as late, [Note: late or disturbed] says.
+    bucket of that rank is late as well. [Note: late or disturbed] defines what counts as late.
 
     Args:
         begin: when each rank's backward began, shape ``[ranks, steps]``.
         ready: when each bucket (or each parameter's gradient) became ready, shape ``[ranks, steps, places]``.
         forward: how long each rank's forward took, shape ``[ranks, steps]``, NaN where unknown: tells delays that
             depend on the data from others.
-        minimum_ns: smaller delays are taken for noise; so are delays of less than 1 % of a step (5 % where a rank is
-            late to its backward).
-        minimum_share: fraction of the steps in which a rank has to be late at one place.
+        minimum_ns: smaller delays count as noise; so do delays of less than 1 % of a step (5 % before the backward).
+        minimum_share: fraction of the steps in which a rank must be late at one place.
 
     Returns:
         The late places, longest total delay first; empty for a single rank.
@@ -142,9 +141,9 @@ def find_late(
 
 
 def find_varying(waited: _Values, step_ns: float, *, minimum_ns: float = 1e6) -> list[Late]:
-    """Finds a rank for which all others wait in most steps, wherever that falls behind.
+    """Finds a rank that all others wait for in most steps, wherever it falls behind.
 
-    What counts, and why, [Note: the rank that is waited for] says.
+    See [Note: the rank that is waited for] for what counts, and why.
 
     Args:
         waited: how long all others waited for each rank alone, shape ``[ranks, steps]``, ≥ 0.
@@ -202,7 +201,7 @@ def _late(excess: _Values, elsewhere: _Values, minimum: float, *, is_arrival: bo
 
 
 def _with_pattern(one: Late, excess: _Values, slower: _Values) -> Late:
-    """Looks whether what comes and goes does so with the rank's forward."""
+    """Checks whether intermittent delays occur together with long forwards of the rank."""
     if one.pattern != RANDOM or one.place < 0:
         return one
     follows = _follows(excess[one.rank, :, one.place + 1], slower[one.rank])

@@ -1,3 +1,3 @@
-"""`ddp-lab bench`: side-by-side measurements, one module each with a `main(argv) -> int`."""
+"""`ddp-lab bench`: benchmarks, one module each with a `main(argv) -> int`."""
 
 __all__: list[str] = []

@@ -1,11 +1,11 @@
-"""An all-reduce, or any other collective of CPU tensors, through every backend.
+"""Times an all-reduce, or other collectives of CPU tensors, with every backend.
 
-In fresh sets of processes, for each size in turns: some calls through one backend, then some through the next one, then
-two limits of the machine that all ranks try at the same time. ``copy`` is torch's ``copy_`` of as many bytes from one
-buffer to another (a memcpy). ``triad`` is STREAM's: a = b + 0.5 c by torch's ``add`` with ``out=``, on three buffers of
-as many bytes each. ``shm shared`` is an all-reduce of a buffer in the backend's own memory. A call is timed from a
-barrier on, on every rank; the slowest rank counts, since all wait for it. Given is the median over the sets of each
-set's median; `ddp_lab.bench.measuring.noise` says which figures are too noisy to show.
+In fresh sets of processes, for each size in turn: some calls with one backend, then with the next one, then two limits
+of the machine that all ranks measure at the same time. ``copy`` is torch's ``copy_`` of as many bytes from one buffer
+to another (a memcpy). ``triad`` is STREAM's: a = b + 0.5 c by torch's ``add`` with ``out=``, on three buffers of as
+many bytes each. ``shm shared`` is an all-reduce of a buffer in the backend's own memory. A call is timed from a
+barrier, on every rank; the slowest rank counts, because all wait for it. The result is the median over the sets of each
+set's median; `ddp_lab.bench.measuring.noise` decides which results are too noisy to show.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _table(found: dict[str, Any], keep: bool) -> str:
     lines = [["operation", "ranks", "bytes", *sides, *ratios]]
     for row in found["rows"]:
         times = [
-            "lacks it" if side in row["missing"] else noise.told(row["sides"].get(side), 1, keep) for side in sides
+            "not supported" if side in row["missing"] else noise.told(row["sides"].get(side), 1, keep) for side in sides
         ]
         some = [row["ratios"].get(name) for name in ratios]
         compared = [noise.shown(one, f"{one['median']:.2f}", keep) if one else "-" for one in some]
@@ -199,10 +199,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             help=f"all, or some of {', '.join(OPERATIONS)}",
         ),
         option("--backends", nargs="+", choices=collectives.available()),
-        option("--ranks", type=count, nargs="+", metavar="N", help="numbers of processes"),
-        option("--bytes", type=count, nargs="+", dest="sizes", metavar="B", help="sizes of buffers"),
+        option("--ranks", type=count, nargs="+", metavar="N", help="numbers of ranks"),
+        option("--bytes", type=count, nargs="+", dest="sizes", metavar="B", help="buffer sizes in bytes"),
         option("--dtype", choices=DTYPES),
-        option("--rounds", type=count, help="blocks of each side in a set"),
+        option("--rounds", type=count, help="blocks per backend in each set"),
         command.SETS,
     ]
     return command.run("all-reduce", __doc__, measure, _table, options, argv, picture=pictures.collectives)

@@ -1,8 +1,8 @@
-"""Round trip of a trivial cell, `%%distributed` against plain `%%px`, in turns.
+"""Compares the round-trip time of a trivial cell: `%%distributed` and plain `%%px`.
 
-One kernel drives two clusters of the same size: ours, and a plain ipyparallel one. A turn is one cell with each; the
-time is what a notebook sees, from sending the cell until the kernel is idle again. The turns are judged in five parts,
-one after the other, as if these were sets of processes: see `ddp_lab.bench.measuring.noise`.
+One kernel drives two clusters of the same size: ours, and a plain ipyparallel one, in turns of one cell each. The time
+is that seen by a notebook, from sending the cell until the kernel is idle again. The turns are evaluated in five
+consecutive parts, as if these were sets of processes: see `ddp_lab.bench.measuring.noise`.
 """
 
 from __future__ import annotations
@@ -129,5 +129,5 @@ def _table(found: dict[str, Any], keep: bool) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    options = [command.RANKS, command.option("--turns", type=count, help="cells of each kind and side")]
+    options = [command.RANKS, command.option("--turns", type=count, help="number of cells per kind and cluster")]
     return command.run("cell", __doc__, measure, _table, options, argv)

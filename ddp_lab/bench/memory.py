@@ -1,12 +1,11 @@
-"""The memory that gradients and buckets take, under our class and under torch's.
+"""Measures the memory of gradients and buckets, with our class and with torch's.
 
-Measured with the memory events of torch's profiler: torch's CPU allocator reports each tensor's memory as it is
-taken and given back, in Python or in C++, so the sum at each moment is exact. The model is many equal linear layers
-and the batch one row, so that next to nothing but parameters, gradients and buckets is alive; the parameters are
-subtracted. (What Gloo takes while it reduces is not torch's and not counted; it is the same for both classes. Memory
-that one of Gloo's threads gives back is not seen, which adds to all later figures: hence no broadcast at construction,
-barriers between the steps, which let these threads finish, and of several sets of processes the least figure.)
-All figures are multiples of the parameters' bytes: 1 is one gradient for each parameter.
+Measured with the memory events of torch's profiler: torch's CPU allocator reports each allocation and deallocation, in
+Python or in C++, so the sum at each moment is exact. The model has many equal linear layers and the batch one row, so
+that almost only parameters, gradients and buckets use memory; the parameters are subtracted. (Gloo's own memory is not
+counted; it is the same for both classes. Deallocations by Gloo's threads are not seen, which adds to all later values:
+hence no broadcast at construction, barriers between the steps, which let these threads finish, and the smallest value
+of several sets of processes.) All values are multiples of the parameters' bytes: 1 is one gradient for each parameter.
 """
 
 from __future__ import annotations
@@ -160,8 +159,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
     options = [
         command.option("--cases", nargs="+", choices=list(CASES), metavar="NAME", help="; ".join(CASES)),
-        command.option("--layers", type=count, help="linear layers of the model"),
-        command.option("--width", type=count, help="inputs and outputs of each"),
+        command.option("--layers", type=count, help="number of linear layers of the model"),
+        command.option("--width", type=count, help="inputs and outputs of each layer"),
         command.SETS,
         command.RANKS,
     ]

@@ -37,7 +37,7 @@ def collectives(found: dict[str, Any], keep: bool = False) -> go.Figure:
 
     Args:
         found: what `all_reduce.measure` returned.
-        keep: draw figures that are too noisy, too, but faint.
+        keep: also draw values that are too noisy, but faint.
     """
     sizes = sorted({row["bytes"] for row in found["rows"]} - {0})
     below = about(found, found["dtype"], [row["sides"] for row in found["rows"]], keep)
@@ -134,11 +134,11 @@ def _by_operation(found: dict[str, Any], keep: bool) -> Panels:
 
 
 def steps(summary: dict[str, Any], keep: bool = False) -> go.Figure:
-    """Bars of floor and exposed communication, for each model, backend and class.
+    """Bars of the no-communication baseline and exposed communication, for each model, backend and class.
 
     Args:
         summary: what `step.measure` returned.
-        keep: draw figures that are too noisy, too, but faint.
+        keep: also draw values that are too noisy, but faint.
     """
     models: dict[str, list[dict[str, Any]]] = {}
     for cell in summary["cells"]:
@@ -149,10 +149,10 @@ def steps(summary: dict[str, Any], keep: bool = False) -> go.Figure:
         _bars(panels, cells, keep, (number // _ACROSS + 1, number % _ACROSS + 1))
     panels.made.update_layout(barmode="relative", bargap=0.3)
     panels.made.update_yaxes(rangemode="tozero")
-    panels.made.update_yaxes(title="ms a step", col=1)
+    panels.made.update_yaxes(title="ms per step", col=1)
     what = f"{summary['ranks']} ranks with {summary['threads']} thread each"
     below = about(summary, what, [cell["classes"] for cell in summary["cells"]], keep)
-    return panels.dressed("A training step: computing, and waiting for gradients", below)
+    return panels.dressed("A training step: computation and exposed communication", below)
 
 
 def _bars(panels: Panels, cells: Sequence[dict[str, Any]], keep: bool, at: tuple[int, int]) -> None:
@@ -162,7 +162,8 @@ def _bars(panels: Panels, cells: Sequence[dict[str, Any]], keep: bool, at: tuple
     if not chosen:
         return
     opacity = [0.4 if out else 1.0 for out in noisy if keep or not out]
-    for what, phase, name in (("floor", "forward", "no_sync (floor)"), ("exposed", "exposed", "exposed communication")):
+    phases = (("floor", "forward", "no_sync (baseline)"), ("exposed", "exposed", "exposed communication"))
+    for what, phase, name in phases:
         heights = points([found[what] for _, _, found in chosen], keep=True)
         panels.add(
             "bar",

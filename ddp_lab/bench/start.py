@@ -1,8 +1,8 @@
-"""From a kernel to the first collective, `%cluster start` against plain ipyparallel.
+"""Compares the time from a kernel to the first collective: `%cluster start` and plain ipyparallel.
 
-Each measurement has a fresh kernel. The plain side is what a notebook has to do without ddp_lab: start a cluster,
-number the engines, choose a port, `init_process_group`, and one all-reduce. Both take turns; medians are compared, and
-those that are too noisy not shown (`ddp_lab.bench.measuring.noise`).
+Each measurement has a fresh kernel. The plain side does what a notebook must do without ddp_lab: start a cluster,
+number the engines, choose a port, `init_process_group`, and one all-reduce. The sides alternate; medians are compared,
+and those that are too noisy are not shown (`ddp_lab.bench.measuring.noise`).
 """
 
 from __future__ import annotations
@@ -93,6 +93,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
     options = [
         command.option("-n", "--ranks", type=count, help="number of ranks"),
-        command.option("--rounds", type=count, help="measurements of each side"),
+        command.option("--rounds", type=count, help="number of measurements of each"),
     ]
     return command.run("start", __doc__, measure, _table, options, argv)

@@ -1,14 +1,14 @@
-"""One training step under our DistributedDataParallel and torch's, on every backend.
+"""Compares a training step with our DistributedDataParallel and torch's, on every backend.
 
-Each row of the table is a model in a mode (an argument of the wrapper's constructor) on a backend, recording on. Within
-fresh processes the contestants (torch's class twice) are built anew several times on each backend, and all of them take
-turns, block by block, in changing order; ours and torch's also under ``no_sync``, which is the floor: what is above it
-is exposed communication. `ddp_lab.bench.measuring.ratios` says how ratios and bounds come from that and how the floor
-is taken off, `ddp_lab.bench.measuring.noise` which figures are too noisy to show. The four models in plain mode on both
-backends (5 sets) take about 9 minutes on 2 cores; `--models`, `--backends`, `--sets` and `--seconds` make less of it,
-`--modes` more. Run it on a quiet machine: the last two columns, torch's class against itself, say how quiet it was.
-``--device cuda`` does the same on GPUs with NCCL; a step then ends when its last kernel has. Ranks that have to share a
-GPU take turns on it: ratios of more ranks than GPUs say little about speed.
+Each row of the table is a model in a mode (an argument of the wrapper's constructor) on a backend, with recording on.
+Within fresh processes the contestants (torch's class twice) are built several times on each backend, and alternate
+block by block in changing order; ours and torch's also under ``no_sync``, the no-communication baseline: the time above
+it is exposed communication. `ddp_lab.bench.measuring.ratios` explains how ratios, bounds and exposed communication are
+computed, `ddp_lab.bench.measuring.noise` which results are too noisy to show. The four models in plain mode on both
+backends (5 sets) take about 9 minutes on 2 cores; use `--models`, `--backends`, `--sets` and `--seconds` for less,
+`--modes` for more. Run it on a quiet machine: the last two columns, torch's class against itself, show how quiet it
+was. ``--device cuda`` does the same on GPUs with NCCL; a step then ends when its last kernel has. Ranks that share a
+GPU take turns on it: with more ranks than GPUs, ratios say little about speed.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def _table(found: dict[str, Any], keep: bool) -> str:
     )
     tables = {
         "step": steps,
-        "exposed communication (a step less the same step under no_sync)": exposed,
+        "exposed communication (step time minus the step time under no_sync)": exposed,
         f"exposed communication of ours / of torch's on {found['exposed'][0]['torch on']}": against,
     }
     texts = ["\n".join([f"{title}:", *command.aligned(lines, left=3)]) for title, lines in tables.items()]
@@ -238,14 +238,14 @@ _OPTIONS = (
         help=", ".join(WORKLOADS),
     ),
     option("--modes", nargs="+", choices=list(MODES)),
-    option("--device", choices=list(_BACKENDS), help="what the ranks train on"),
-    option("--backends", nargs="+", metavar="NAME", help="(default: gloo shm; nccl on GPUs)"),
+    option("--device", choices=list(_BACKENDS), help="device of the ranks"),
+    option("--backends", nargs="+", metavar="NAME", help="backends (default: gloo shm; nccl on GPUs)"),
     command.SETS,
-    option("--seconds", type=command_line.seconds, help="for each row of the table in each set"),
-    option("--builds", type=command_line.count, help="of each model in each set"),
+    option("--seconds", type=command_line.seconds, help="time for each row of the table in each set"),
+    option("--builds", type=command_line.count, help="builds of each model in each set"),
     command.RANKS,
     command.THREADS,
-    option("--recording", action="store_true", help="also what recording costs: on, off and on again"),
+    option("--recording", action="store_true", help="also measure the cost of recording (on, off, on again)"),
 )
 
 
@@ -254,11 +254,11 @@ def _check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
         if not torch.cuda.is_available():
             parser.error("--device cuda: torch finds no GPU on this machine")
         if given.recording:
-            parser.error("--recording is measured on CPUs: leave out --device cuda")
+            parser.error("--recording is measured on CPUs only; remove --device cuda")
     usable = collectives.available(given.device)
     for name in given.backends or ():
         if name not in usable:
-            parser.error(f"--backends {name}: not for {given.device} tensors here; there are {', '.join(usable)}")
+            parser.error(f"--backends {name}: not usable for {given.device} tensors; choose from {', '.join(usable)}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

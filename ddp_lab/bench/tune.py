@@ -1,9 +1,9 @@
-"""What tuning gains over torch's default buckets, and how far it is from the best of a grid.
+"""Measures what tuning saves compared with torch's default buckets, and how close it is to the best of a grid.
 
-Real Gloo ranks train a model without end, over a link shaped to `--mbit` megabits a second (needs root; without it
-over loopback), and are tuned meanwhile. Then torch's defaults, what tuning chose and every cap of the grid take turns,
-`--rounds` of them, interleaved: the gain is the median over the rounds, of ratios within a round. How far the choice is
-from the best of the grid says [Note: the second look].
+Real Gloo ranks train a model endlessly, over a link shaped to `--mbit` megabits per second (needs root; without it over
+loopback), and are tuned meanwhile. Then torch's defaults, the tuned setting and every size limit of the grid alternate
+for `--rounds` rounds: the saving is the median over the rounds of ratios within a round. [Note: the second look]
+explains how the choice is compared with the best of the grid.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _tuned_and_compared(
     while not job.timeline.reducers():
         _check(training)
         if time.monotonic() > deadline:
-            raise DdpLabError(f"no model trains after {_START_SECONDS:.0f} s")
+            raise DdpLabError(f"no model is training after {_START_SECONDS:.0f} s")
         time.sleep(0.05)
     control = TrainingControl(job)
     tuned = tune_live(control, steps=steps, seconds=seconds, tell=tell)
@@ -209,8 +209,8 @@ def _table(found: dict[str, Any]) -> str:
     for name, values in sorted(found["steps_ms"].items(), key=lambda item: float(np.median(item[1]))):
         marks = ", ".join(word for word in ("default", "chosen", "best") if found[word] == name)
         lines.append(f"{name:28} {np.median(values):9.2f} ms  {marks}".rstrip())
-    lines.append(f"gain over torch's defaults: {100 * found['gain']:.1f} % of the step")
-    lines.append(f"beside the best of the grid: {words(found['again'])}")
+    lines.append(f"saving compared with torch's defaults: {100 * found['gain']:.1f} % of the step")
+    lines.append(f"compared with the best of the grid: {words(found['again'])}")
     return "\n".join(lines)
 
 
@@ -220,10 +220,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         option("--model", choices=list(WORKLOADS)),
         command.RANKS,
         command.MBIT,
-        option("--caps", nargs="+", type=positive, help="the grid, in MiB"),
+        option("--caps", nargs="+", type=positive, help="the grid of size limits, in MiB"),
         option("--rounds", type=count, help="turns of each setting of the grid"),
-        option("--steps", type=count, help="of a turn"),
-        option("--seconds", type=seconds, help="that tuning may take"),
+        option("--steps", type=count, help="steps per turn"),
+        option("--seconds", type=seconds, help="longest time for tuning"),
     ]
     told = partial(measure, tell=lambda line: print(line, file=sys.stderr, flush=True))
     return command.run("tune", __doc__, told, _table, options, argv)

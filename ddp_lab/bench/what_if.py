@@ -1,15 +1,15 @@
-"""Are predicted steps the ones that are measured?
+"""Compares predicted with measured step times.
 
-Real Gloo ranks train each model with each bucket cap, in turns; the link between them is measured while they are idle.
-What the simulator gets of all this: the link's times for the smallest and the largest world; the workload of each model
-and world as recorded with one cap, `--base`, and how long the steps with it took ([Note: the anchor] in
+Real Gloo ranks train each model with each bucket size limit (cap), in turns; the link between them is measured while
+they are idle. The simulator gets the link's times for the smallest and the largest world size; the workload of each
+model and world size as recorded with one cap, `--base`, and its step time ([Note: the anchor] in
 `ddp_lab/simulation/calibration.py`); and, to calibrate contention, the measured steps of the caps `--fit` for all
-models but the last and for those two worlds. It then predicts every other step: caps, a model and a world of which no
-other measured step was used. Contention differs with the number of ranks (they share the cores): it is calibrated for
-each of the two worlds, and interpolated for those in between. A round's workload predicts that round's steps; the
-median over the rounds counts, so that a machine that changes its speed from round to round does less harm. What the cap
-that is predicted to be the best costs beside the one that was measured to be the best says [Note: the second look].
-`--mbit` trains over a link shaped to so many megabits a second (needs root). Run it on a quiet machine.
+models but the last and for those two world sizes. It then predicts every other step: caps, a model and a world size of
+which no other measured step was used. Contention differs with the number of ranks, because they share the cores: it is
+calibrated for each of the two world sizes, and interpolated for those in between. A round's workload predicts that
+round's steps; the median over the rounds counts, so that changes of the machine's speed between rounds do less harm.
+[Note: the second look] explains how the predicted best cap is compared with the measured best one. `--mbit` trains over
+a link shaped to this many megabits per second (needs root). Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ def _table(found: dict[str, Any]) -> str:
             f"{found['seconds']:.2f} s"
         )
     link = "over loopback" if found["mbit"] is None else f"shaped to {found['mbit']:g} Mbit/s"
-    cells = [["model", "ranks", "cap MiB", "measured", "predicted", "error", "not seen in the fit"]]
+    cells = [["model", "ranks", "cap MiB", "measured", "predicted", "error", "not used in the fit"]]
     for one in found["cells"]:
         times = [f"{one[what]:.2f}" for what in ("measured", "predicted")]
         told = [*times, f"{100 * one['error']:+.1f}%", ", ".join(one["held_out"])]
@@ -338,12 +338,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
     options = [
         option("--models", nargs="+", choices=list(WORKLOADS), metavar="NAME", help=", ".join(WORKLOADS)),
-        option("--ranks", nargs="+", type=count, help="numbers of processes"),
+        option("--ranks", nargs="+", type=count, help="numbers of ranks"),
         option("--caps", nargs="+", type=positive, help="MiB"),
-        option("--base", type=positive, help="cap of which workloads are recorded"),
-        option("--fit", nargs="+", type=positive, help="caps that calibrate contention"),
+        option("--base", type=positive, help="cap with which workloads are recorded"),
+        option("--fit", nargs="+", type=positive, help="caps used to calibrate contention"),
         option("--rounds", type=count, help="turns of each cap"),
-        option("--steps", type=count, help="of a turn"),
+        option("--steps", type=count, help="steps per turn"),
         command.MBIT,
         option("--simulator", action="store_true", help="only time the simulator itself"),
     ]

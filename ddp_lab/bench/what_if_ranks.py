@@ -67,7 +67,7 @@ def _drained(cursor: int) -> tuple[list[npt.NDArray[np.void]], int]:
     while cursor < recording.statistics().recorded:
         events, dropped, cursor = recording.drain(cursor)
         if dropped:
-            raise RuntimeError(f"{dropped} events were overwritten before they were read: train fewer steps in a turn")
+            raise RuntimeError(f"{dropped} events were overwritten before they were read; train fewer steps per turn")
         parts.append(events)
     return parts, cursor
 

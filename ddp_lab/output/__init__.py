@@ -1,3 +1,3 @@
-"""What ranks print and display, as the notebook shows it."""
+"""The ranks' output in the notebook and the terminal."""
 
 __all__ = ["board", "display", "logs", "progress", "status_table", "terminal", "throttle"]

@@ -1,10 +1,9 @@
-"""What the ranks print and display, shown as it comes: labelled by rank, equal outputs of several ranks once.
+"""The live output of the ranks: labelled by rank, with equal outputs of several ranks shown once.
 
 [Note: what showing costs]
-A notebook draws a whole display anew at each update, so a board shows a bounded part of what ranks print (see [Note:
-bounded rows], [Note: what a page can draw]), places no more lines of a rank than can be shown (`thinned`), and says
-after each update how long the next one has to wait, so that at most `_CHARACTERS_PER_S` are published, whatever the
-ranks do.
+A notebook redraws a whole display at each update. So a board shows a bounded part of the ranks' output (see [Note:
+bounded rows], [Note: what a page can draw]), places no more lines of a rank than can be shown (`thinned`), and returns
+after each update how long to wait before the next one, so that at most `_CHARACTERS_PER_S` are published.
 """
 
 from __future__ import annotations
@@ -27,35 +26,35 @@ __all__ = ["Board", "LineBoard", "OutputBoard", "SilentBoard", "default_board"]
 
 _CHARACTERS_PER_S = 100_000
 _LONGEST_PAUSE_S = 2.0
-_MOST_RICH = 100  # figures, tables, widgets of one cell; of further ones the plain form is shown
+_MOST_RICH = 100  # figures, tables, widgets of one cell; further ones are shown as plain text
 _LONGEST_LINE = 20_000
 _LAST_LINES, _LAST_WIDTH = 100, 300  # of a board's end
 
 
 class Board:
-    """Takes the ranks' output messages and shows them when told to; one that does no more shows nothing."""
+    """Takes the ranks' output messages and shows them on request. This base class shows nothing."""
 
     def feed(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
         """Takes one message: its rank, IOPub type and content. Shows nothing yet."""
 
     def refresh(self, final: bool = False) -> float:
-        """Shows what came since the last call; `final` also what was still incomplete.
+        """Shows the output since the last call; with `final` also incomplete lines.
 
         Returns:
-            Seconds that the next call should be later.
+            Seconds to wait before the next call.
         """
         return 0.0
 
     def know(self, where: str) -> None:
-        """Takes the words that say where everything is, for what this board leaves out."""
+        """Takes the text that says where the whole output is, for lines that this board does not show."""
 
     def announce(self, ranks: Iterable[int], text: str, stays: bool = False) -> None:
-        """Shows `text` at once; it is about the running cell, not one of its outputs.
+        """Shows a message about the running cell at once; it is not one of its outputs.
 
         Args:
-            ranks: that it is about.
-            text: what to show.
-            stays: also when the cell has ended.
+            ranks: the ranks that it is about.
+            text: the message.
+            stays: whether it stays after the end of the cell.
         """
 
 
@@ -63,8 +62,8 @@ def default_board(ranks: Sequence[int], quiet: bool = False) -> Board:
     """The board that fits this process: updatable displays in a notebook, prefixed lines elsewhere.
 
     Args:
-        ranks: the ranks whose outputs will come.
-        quiet: show nothing (the outputs still are in the cell's result).
+        ranks: the ranks of the outputs.
+        quiet: show nothing (the cell's result still has the outputs).
     """
     if quiet:
         return SilentBoard()
@@ -77,10 +76,10 @@ class SilentBoard(Board):
 
 
 class LineBoard(Board):
-    """Lines as they come, each with `[rank 0]` before it: for terminals and logs.
+    """Lines in the order of arrival, each prefixed with `[rank 0]`: for terminals and logs.
 
     Args:
-        write: takes the stream's name (``"stdout"``, ``"stderr"``) and one line.
+        write: called with the stream's name (``"stdout"``, ``"stderr"``) and one line.
     """
 
     def __init__(self, write: Callable[[str, str], None] = write_line) -> None:
@@ -125,14 +124,14 @@ class LineBoard(Board):
 
 
 class OutputBoard(Board):
-    """Text and displays of several ranks below one notebook cell, live.
+    """Live text and displays of several ranks below one notebook cell.
 
-    Text goes to updatable plain-text displays, a rich output (figure, table) to a display of its own with its mime
-    bundle unchanged. Of many lines the first 100 and the last 400 are shown, 200 while the cell runs; the progress bars
-    of ranks that show the same one share a line. See [Note: what showing costs].
+    Text goes to updatable plain-text displays; a rich output (figure, table) gets its own display with an unchanged
+    mime bundle. If there are many lines, the first 100 and the last 400 are shown (200 while the cell runs). Equal
+    progress bars of several ranks share a line. See [Note: what showing costs].
 
     Args:
-        display: where blocks are shown.
+        display: shows the blocks.
     """
 
     def __init__(self, display: BlockDisplay) -> None:
@@ -203,7 +202,7 @@ class OutputBoard(Board):
         return min(self._published / _CHARACTERS_PER_S, _LONGEST_PAUSE_S)
 
     def announce(self, ranks: Iterable[int], text: str, stays: bool = False) -> None:
-        """See `Board`; a text that does not stay claims the place below the cell until the final refresh."""
+        """See `Board`; a text that does not stay is shown below the cell until the final refresh."""
         self._place()
         row = self._rows.append("display", text, set(ranks))
         if not stays:
@@ -211,12 +210,12 @@ class OutputBoard(Board):
         self.refresh()
 
     def last_lines(self) -> str:
-        """The end of the text that is shown, without colours: at most 100 lines."""
+        """The end of the displayed text, without colours: at most 100 lines."""
         lines = [line for block in self._rows.blocks[-3:] for line in text_of(block, self._where, False).splitlines()]
         return plain("\n".join(line[:_LAST_WIDTH] for line in lines[-_LAST_LINES:]))
 
     def show_again(self) -> None:
-        """Updates every block once more, for front ends that missed what came between two cells."""
+        """Updates every block again, for front ends that missed updates between two cells."""
         for block in self._rows.blocks:
             block.text_dirty = block.text_shown
             block.rich_dirty = block.rich_shown
@@ -266,7 +265,7 @@ class OutputBoard(Board):
         data = content["data"]
         handle = _handle_of(content)
         if not set(data) <= {"text/plain"} and sum(b.rich is not None for b in self._rows.blocks) >= _MOST_RICH:
-            data = {"text/plain": f"{data.get('text/plain', '')} (not drawn: {_MOST_RICH} of this cell are)"}
+            data = {"text/plain": f"{data.get('text/plain', '')} (not drawn: only {_MOST_RICH} figures of a cell are)"}
         if set(data) <= {"text/plain"}:
             style = "value" if kind == "execute_result" else "display"
             row = self._rows.place(rank, style, str(data.get("text/plain", "")), joins=not handle)

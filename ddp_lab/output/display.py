@@ -46,7 +46,7 @@ class KernelDisplay:
         self._send("update_display_data" if update else "display_data", content)
 
     def error(self, name: str, value: str, traceback: Sequence[str]) -> None:
-        """Shows an error below that cell, though it has ended."""
+        """Shows an error below that cell, even after it has ended."""
         self._send("error", {"ename": name, "evalue": value, "traceback": list(traceback)})
 
     def _send(self, kind: str, content: Mapping[str, Any]) -> None:
@@ -62,7 +62,7 @@ def write_line(stream: str, text: str) -> None:
 
 
 class FollowedCell(Protocol):
-    """What is shown of a cell that runs or has run: see `ddp_lab.cluster.cells.run.CellRun`."""
+    """A cell that runs or has run, as far as it is displayed: see `ddp_lab.cluster.cells.run.CellRun`."""
 
     @property
     def label(self) -> str: ...
@@ -81,10 +81,10 @@ class FollowedCell(Protocol):
 
 
 class RunView(Protocol):
-    """Shows how far a cell is that nobody waits for."""
+    """Shows the progress of a background cell."""
 
     def show(self, run: FollowedCell) -> None:
-        """Shows the run's state, from before it is sent to its end; each time on the thread that follows the cell."""
+        """Shows the run's state, from before it is sent to its end; called on the thread that follows the cell."""
 
     def show_again(self) -> None:
-        """Shows the last state once more, for front ends that missed what came between two cells."""
+        """Shows the last state again, for front ends that missed updates between two cells."""

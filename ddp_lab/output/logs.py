@@ -1,11 +1,11 @@
-"""Every output of a cell's ranks, in order: in memory while it is little, else in a log file for each rank.
+"""All outputs of a cell's ranks, in order: in memory while there are few, else in a log file per rank.
 
 [Note: logs of ranks]
-When the ranks of a cell have printed more than a few hundred lines, each gets a log: a text file that people can read
-while the cell runs, with all that this rank has printed, byte for byte, and the plain form of what it displayed. From
-then on memory holds where each output is, and displays themselves are in a second file. The files are the user's alone,
-in the cluster's folder, and go with it; a result that is still held reads on, because it keeps its files open. Where
-nothing can be written (a full disk), outputs stay in memory.
+When the ranks of a cell have printed more than a few hundred lines, each gets a log: a text file that can be read while
+the cell runs, with everything that this rank has printed, byte for byte, and the plain form of its displays. From then
+on memory holds only the position of each output, and displays are in a second file. Only the user can read the files.
+They are in the cluster's folder and are deleted with it; a result that still exists can be read further, because it
+keeps its files open. If nothing can be written (a full disk), outputs stay in memory.
 """
 
 from __future__ import annotations

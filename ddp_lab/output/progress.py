@@ -1,4 +1,4 @@
-"""One line that shows how far something is: in place in a notebook and in a terminal, once elsewhere."""
+"""A progress line: updated in place in a notebook and in a terminal, printed once elsewhere."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 class ProgressLine:
-    """A bar with a title and what is being waited for; call it from the main thread.
+    """A bar with a title and the current stage; call it from the main thread.
 
     Args:
-        title: what is being done.
+        title: what is in progress.
     """
 
     def __init__(self, title: str) -> None:
@@ -45,13 +45,13 @@ class ProgressLine:
         self._write(f"{self._title} ▕{bar}▏ {text}".rstrip(), final=False)
 
     def close(self, text: str) -> None:
-        """Replaces the bar by its last word."""
+        """Replaces the bar with a final text."""
         self._write(text, final=True)
 
     def fail(self) -> None:
-        """Replaces the bar by where it stopped."""
+        """Replaces the bar with the stage at which it failed."""
         seconds = time.monotonic() - self._begin_s
-        self._write(f"✗ {self._title} failed after {seconds:.1f} s, while {self._last or 'beginning'}", final=True)
+        self._write(f"✗ {self._title} failed after {seconds:.1f} s, while {self._last or 'starting'}", final=True)
 
     def _write(self, text: str, final: bool) -> None:
         if self._display is not None:

@@ -1,9 +1,9 @@
 """tqdm's progress bars as ranks print them, and one line for the same bar of several ranks.
 
 [Note: the same bar]
-A bar is known by its description and total as it began: ranks whose bars began alike share a line, whatever their
-descriptions become meanwhile. Of what differs then, numbers are shown as ``min..max``; times and rate are those of the
-rank that is furthest behind, because the others will wait for it.
+A bar is identified by its initial description and total: ranks whose bars began alike share a line, even if their
+descriptions change later. Numbers that differ are shown as ``min..max``; times and rate are those of the slowest rank,
+because the others will wait for it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A block of rows as the text that a notebook shows: labels of ranks, a gutter, lines of bounded length.
 
 [Note: what a page can draw]
-A notebook draws the whole text anew at each update, on the thread that also answers the user: a thousand lines take it
-50 to 100 ms, a colour in each line half as long again. So of many lines fewer are shown while the cell runs than
-in the end, and text with many colours loses them. Labels have none of their own: what a notebook is exported to would
-show them as escape sequences.
+A notebook redraws the whole text at each update, on the thread that also responds to the user: a thousand lines take 50
+to 100 ms, and 50 % longer with a colour in each line. So of many lines fewer are shown while the cell runs than at the
+end, and text with many colours loses them. Labels have no colours, because exported notebooks would show them as escape
+sequences.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def text_of(block: Block, where: str, final: bool = True) -> str:
     """The block's text; sets `block.shortened`.
 
     Args:
-        block: what is shown.
-        where: says where the lines are that are left out.
-        final: show every row; else so few of many that they can be drawn often.
+        block: the block.
+        where: the text that says where the omitted lines are.
+        final: show every row; otherwise only as many as can be redrawn often.
     """
     rows, hidden, hidden_to = list(_by_rank(block.rows)), block.hidden, block.hidden_to
     block.shortened = not final and len(rows) > LIVE_HEAD + LIVE_TAIL
@@ -42,7 +42,7 @@ def text_of(block: Block, where: str, final: bool = True) -> str:
         rows = rows[:LIVE_HEAD] + rows[-LIVE_TAIL:]
         hidden += sum(row.lines * len(row.ranks) for row in between)
         hidden_to = max(row.order for row in between)
-        where = f"many of them when the cell has ended; {where}"
+        where = f"more when the cell has ended; {where}"
     labels = [label_of(row.ranks) for row in rows]
     texts = [_text_of(row) for row in rows]
     width = max(map(len, labels), default=0)
@@ -81,18 +81,18 @@ def _bounded(text: str) -> list[str]:
     lines, some = text.split("\n"), ROW_LINES // 2
     if len(lines) <= 2 * some:
         return lines
-    return [*lines[:some], f"… {len(lines) - 2 * some + 1:,} lines of this one not shown …", *lines[1 - some :]]
+    return [*lines[:some], f"… {len(lines) - 2 * some + 1:,} lines of this output not shown …", *lines[1 - some :]]
 
 
 def _longest(characters: int, lines: int) -> int:
-    """How long a line may be so that all of them are not too much."""
+    """The longest line such that all lines together are not too long."""
     if characters <= _MOST_CHARACTERS:
         return _LONGEST_LINE
     return max(_SHORTEST_LINE, min(_LONGEST_LINE, _MOST_CHARACTERS // max(1, lines)))
 
 
 def _by_rank(rows: list[Row]) -> list[Row]:
-    """`rows` with neighbours of different ranks in rank order: which rank was first by a moment says nothing."""
+    """`rows` with neighbours of different ranks in rank order, because small differences in time mean nothing."""
     ordered: list[Row] = []
     window: list[Row] = []
     seen: set[int] = set()

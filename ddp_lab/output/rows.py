@@ -1,19 +1,19 @@
 """Rows of output that several ranks may share, in blocks of text.
 
 [Note: joining equal lines]
-Rows are kept in the order in which they first came. A line of a rank joins the first row below the rank's last shared
-one that has the same text and kind; only when there is none it becomes a row of its own. Rows that the rank has had for
-itself meanwhile move above the row that it joins. So every rank's lines stay in their order, and ranks that print the
-same share their rows however late one of them is.
+Rows are kept in the order of first arrival. A line of a rank joins the first row with the same text and kind below the
+rank's last shared row; if there is none, it becomes a row of its own. Rows that only this rank has had meanwhile move
+above the row that it joins. So every rank's lines stay in order, and ranks that print the same lines share their rows
+even if one of them is late.
 
 [Note: bars]
-A progress bar joins the first bar of other ranks that began alike, wherever that is, and stays there: ranks draw bars
-and print lines through two streams, whose order says little.
+A progress bar joins the first bar of other ranks that began alike, wherever that is, and stays there: bars and lines
+are printed to two streams, whose relative order means little.
 
 [Note: bounded rows]
-Of all blocks together the first `HEAD_LINES` and the last `TAIL_LINES` lines are kept, and the last few progress bars
-between them, which may still move; the rest goes before each refresh. Rows that were left out are remembered for a
-while, so that other ranks can join them, and counted in their block.
+Of all blocks together, the first `HEAD_LINES` and the last `TAIL_LINES` lines are kept, and the last few progress bars
+between them, which may still change; the rest is removed before each refresh. Removed rows are remembered for a while,
+so that other ranks can join them, and counted in their block.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Block:
     """Consecutive rows of text, ended by at most one rich output.
 
     Attributes:
-        hidden: lines that were left out, those of each rank counted.
-        hidden_to: order of the last row of these.
-        shortened: whether fewer lines are shown than are here.
+        hidden: number of omitted lines, counted for each rank.
+        hidden_to: order of the last omitted row.
+        shortened: whether fewer lines are shown than the block has.
     """
 
     index: int
@@ -88,7 +88,7 @@ class Block:
 
 @dataclass(eq=False)
 class _Progress:
-    """Where a rank is: its last shared row (or rich output), its own rows below that, and its last block."""
+    """The position of a rank: its last shared row (or rich output), its own rows below that, and its last block."""
 
     anchor: int = 0
     own: list[Row] = field(default_factory=list)
@@ -140,7 +140,7 @@ class Rows:
         return row.key == _bar_key(kind, began)
 
     def append(self, kind: str, text: str, ranks: set[int], bars: dict[int, Bar] | None = None) -> Row:
-        """A new last row; a progress bar's is no landmark for the lines of its ranks."""
+        """A new last row; a progress bar's row does not order the lines of its ranks."""
         block = self._block_for(ranks)
         row = Row(next(self._orders), kind, text, ranks, block, bars=bars)
         block.rows.append(row)
@@ -178,7 +178,7 @@ class Rows:
         return row
 
     def forget(self, rank: int) -> None:
-        """`rank` begins anew: its next output may join any row."""
+        """Resets `rank`: its next output may join any row."""
         self._ranks.pop(rank, None)
 
     def arrange(self) -> None:
@@ -197,7 +197,7 @@ class Rows:
             row.block.text_dirty = self.dirty = True
 
     def leave(self, row: Row, rank: int) -> None:
-        """Takes `rank` off a row; a row without ranks goes."""
+        """Removes `rank` from a row, and the row if it has no ranks left."""
         row.ranks.discard(rank)
         if row.bars is not None:
             row.bars.pop(rank, None)
@@ -207,7 +207,7 @@ class Rows:
             self.drop(row)
 
     def drop(self, row: Row) -> None:
-        """Takes a row out."""
+        """Removes a row."""
         self.withdraw(row)
         if row.visible:
             row.block.rows.remove(row)
@@ -297,7 +297,7 @@ class Rows:
         block.text_dirty = self.dirty = True
 
     def trim(self) -> None:
-        """Leaves out what is between the first and the last lines. See [Note: bounded rows]."""
+        """Removes the lines between the first and the last ones. See [Note: bounded rows]."""
         if self._lines <= HEAD_LINES + TAIL_LINES:
             return
         rows = [row for block in self.blocks for row in block.rows if row is not block.rich]
@@ -330,7 +330,7 @@ def _bar_key(kind: str, began: Began) -> tuple[str, str]:
 
 
 def _reaching(rows: list[Row], lines: int) -> int:
-    """How many of the first rows take at most so many lines."""
+    """How many of the first rows take at most this many lines."""
     for place, row in enumerate(rows):
         lines -= row.lines
         if lines < 0:

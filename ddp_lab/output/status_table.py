@@ -34,7 +34,7 @@ def status_tables(records: Sequence[Any]) -> tuple[str, str]:
 
 
 def cells_of(record: Any) -> dict[str, Any]:
-    """The fields of a rank's record, its backend in one word where that is enough."""
+    """The fields of a rank's record, with the backend as one word if possible."""
     cells = {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
     cells["state"] = getattr(record, "word", cells.get("state"))
     kinds = {part.partition(":")[2] for part in str(cells.get("backend", "")).split(",")}
@@ -49,7 +49,7 @@ def tables(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[str, s
 
 
 def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of texts, as wide as they need."""
+    """Columns of text, as wide as necessary."""
     widths = [max(len(text) for text in column) for column in zip(titles, *rows, strict=True)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (titles, *rows)]
     lines.insert(1, "  ".join("─" * width for width in widths))
@@ -57,7 +57,7 @@ def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def html_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The same for a page."""
+    """The same as HTML."""
 
     def line(tag: str, texts: Sequence[str]) -> str:
         cells = (f"<{tag} style='text-align:left'>{html.escape(text)}</{tag}>" for text in texts)

@@ -1,7 +1,7 @@
-"""Messages of ranks in the order in which they are shown, without what comes faster than anyone reads.
+"""Messages of ranks in display order, without lines that arrive faster than anyone can read.
 
-What a board can't show anyway need not be placed: of many lines that one rank has printed since the last refresh, only
-the first and the last ones are handed on.
+Lines that a board can't show need not be placed: of many lines that a rank has printed since the last refresh, only the
+first and the last ones are passed on.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ Message = tuple[int, str, Mapping[str, Any]]  # rank, IOPub type, content
 
 
 def in_turns(messages: Iterable[Message]) -> list[Message]:
-    """Every rank's first message, then every rank's second, ...: who was first by a millisecond says nothing, and equal
-    outputs meet."""
+    """Every rank's first message, then every rank's second, and so on: small differences in time mean nothing, and
+    equal outputs become neighbours."""
     counts: Counter[int] = Counter()
     turns = []
     for rank, kind, content in messages:

@@ -23,7 +23,7 @@ Table = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
 
 @dataclass(frozen=True)
 class ReportData:
-    """What is shown of one model; columns as those of `Timeline`, complete steps alone."""
+    """The data of one model; columns as in `Timeline`, complete steps only."""
 
     reducer: int
     module: str
@@ -62,7 +62,7 @@ def gather(timeline: Timeline, reducer: int | None, last_steps: int) -> ReportDa
     return ReportData(
         reducer=info.reducer,
         module=info.module,
-        ranks=tuple(sorted({*info.ranks, *steps["rank"].astype(int).tolist()})),  # a file may tell of others
+        ranks=tuple(sorted({*info.ranks, *steps["rank"].astype(int).tolist()})),  # a file may have other ranks
         buckets=max(len(assignment["buckets"]), int(spans["bucket"].max(initial=-1)) + 1),
         parameters=len(assignment["parameters"]),
         first_step=int(steps["step"].min()),
@@ -92,12 +92,12 @@ def _tiles(steps: Columns) -> list[tuple[str, str]]:
     medians = {
         "step (median)": _median(steps["step_ms"]),
         "forward": _median(steps["forward_ms"]),
-        "backward’s computation": _median(steps["compute_ms"]),
-        "waiting for gradients": _median(steps["exposed_ms"]),
+        "backward computation": _median(steps["compute_ms"]),
+        "exposed communication": _median(steps["exposed_ms"]),
     }
     tiles = [(name, ms(value)) for name, value in medians.items() if value == value]
-    tiles += [("communication hidden", f"{100 * hidden / busy:.0f} %" if busy > 0 else "none")]
-    return [*tiles, ("gradients a step", size(_median(steps["bytes"].astype(float))))]
+    tiles += [("overlapped communication", f"{100 * hidden / busy:.0f} %" if busy > 0 else "none")]
+    return [*tiles, ("gradients per step", size(_median(steps["bytes"].astype(float))))]
 
 
 def _rank_table(steps: Columns, sync: Columns, dropped: dict[int, int]) -> Table:
@@ -113,10 +113,10 @@ def _rank_table(steps: Columns, sync: Columns, dropped: dict[int, int]) -> Table
         "step ms",
         "forward ms",
         "computation ms",
-        "hidden ms",
+        "overlapped ms",
         "exposed ms",
-        "last in %",
-        "dropped",
+        "last, %",
+        "dropped events",
     ]
     return ("Ranks (medians)", head, lines)
 
@@ -132,7 +132,7 @@ def _bucket_table(spans: Columns, sync: Columns, assignment: dict[str, Any]) -> 
              _median(ours["all_reduce_ms"]), _median(ours["bandwidth_gb_s"]), _median(mine["exposed_ms"]),
              names(members, 2)]
         )  # fmt: skip
-    head = ["bucket", "size", "parameters", "ready ms", "waits ms", "all-reduce ms", "GB/s", "exposed ms", "holds:"]
+    head = ["bucket", "size", "parameters", "ready ms", "waiting ms", "all-reduce ms", "GB/s", "exposed ms", "holds:"]
     return ("Buckets (medians)", head, lines)
 
 
@@ -141,7 +141,7 @@ def _options(assignment: dict[str, Any]) -> list[Table]:
     if not options:
         return []
     lines = [[name, _shown(value)] for name, value in options.items()]
-    return [("The model was built with", ["option", "value:"], lines)]
+    return [("Options of the model", ["option", "value:"], lines)]
 
 
 def _shown(value: Any) -> str:

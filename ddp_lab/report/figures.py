@@ -1,4 +1,4 @@
-"""The figures of a report: what they show, their captions, and the numbers behind them as tables."""
+"""The figures of a report, with captions and with their numbers as tables."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from ..timeline.timeline import Timeline
 from ..views.gradients import gradient_facts
 from ..views.paint import scene_svg
+from ..views.paint.palette import LABELS, PARTS
 from ..views.scene import Scene
 from ..views.scenes import gradients_scene, overlap_scene, stragglers_scene, sync_scene
 from ..views.timeline_scene import find_step, timeline_scene
@@ -20,7 +21,7 @@ __all__ = ["Figure", "figures"]
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture (SVG) with its title, caption and legend (HTML), and its table twin: column names and rows."""
+    """A picture (SVG) with its title, caption and legend (HTML), and its numbers as a table: column names and rows."""
 
     title: str
     caption: str
@@ -31,7 +32,7 @@ class Figure:
 
 
 def figures(timeline: Timeline, found: ReportData) -> Iterator[Figure]:
-    """All figures that the recorded steps allow."""
+    """Yields the figures for which steps were recorded."""
     yield _step(timeline, found)
     yield _overlap(found)
     if len(found.sync["step"]) and len(found.ranks) > 1:
@@ -46,15 +47,19 @@ def _step(timeline: Timeline, found: ReportData) -> Figure:
     try:
         frame, _ = find_step(timeline, None, found.reducer)
     except ValueError as error:  # the other figures come from tables that reach further back
-        return Figure("Every bucket of a step", f"Not drawn: {error}.", "")
-    caption = (
-        "A row for each bucket on each rank. Filling: its gradients come; queued: it waits for its turn; waiting: "
-        "launched, but not on every rank; reducing: under way; exposed (thin line): after the rank’s own computation "
-        "(dotted), so that it costs time."
+        return Figure("Timeline of a step", f"Not drawn: {error}.", "")
+    terms = (
+        "its gradients are being computed",
+        "it waits for the buckets before it",
+        "launched, but not on every rank",
+        "launched on every rank, in flight",
+        "(thin line) after the end of the rank’s own computation (dotted), so it adds to the step time",
     )
+    legend = "; ".join(f"{LABELS[part]}: {term}" for part, term in zip(PARTS, terms, strict=True))
+    caption = f"One row per bucket and rank. {legend[0].upper()}{legend[1:]}."
     scene = timeline_scene(frame)
     return replace(
-        _of(scene, f"Every bucket of step {frame.step}", f"{caption} {scene.summary}".rstrip(" .") + "."), style="step"
+        _of(scene, f"Timeline of step {frame.step}", f"{caption} {scene.summary}".rstrip(" .") + "."), style="step"
     )
 
 
@@ -65,30 +70,28 @@ def _of(scene: Scene, title: str, caption: str) -> Figure:
 
 def _overlap(found: ReportData) -> Figure:
     """Forward, computation, communication and the rest of each step."""
-    caption = "Medians over the ranks; hidden communication is under way behind the backward’s computation. The table "
+    caption = "Medians over the ranks. Overlapped communication runs during the backward’s computation. The table "
     scene = overlap_scene(breakdown_of(found.steps))
-    return _of(scene, "What a step consists of", f"{caption}holds the newest 50 steps.")
+    return _of(scene, "Step time breakdown", f"{caption}holds the newest 50 steps.")
 
 
 def _waiting(found: ReportData) -> Figure:
     caption = (
-        "Milliseconds a step during which every other rank had launched a bucket’s collective, and this rank "
-        "had not. A rank that is late once is late in the buckets that follow, too: the first cell of its row with "
-        "a strong colour is where to look. The strongest colour is the longest wait."
+        "Time per step (ms) during which every other rank had launched a bucket’s collective and this rank had not. "
+        "A rank that falls behind stays late in the buckets that follow, so look at the first cell of its row with "
+        "a strong colour. The strongest colour is the longest wait."
     )
-    return _of(
-        stragglers_scene(waiting_of(found.sync, found.ranks, found.buckets)), "For whom the others waited", caption
-    )
+    return _of(stragglers_scene(waiting_of(found.sync, found.ranks, found.buckets)), "Waiting for stragglers", caption)
 
 
 def _sync(found: ReportData) -> Figure:
-    caption = "Medians over the steps; beside each bar what each link moves in a second, if the ranks form a ring."
-    return _of(sync_scene(sync_of(found.sync, found.ranks)), "What synchronising each bucket took", caption)
+    caption = "Medians over the steps, with the bus bandwidth: the rate over each link of a ring of these ranks."
+    return _of(sync_scene(sync_of(found.sync, found.ranks)), "Gradient synchronisation by bucket", caption)
 
 
 def _gradients(scene: Scene) -> Figure:
     caption = (
-        "Norms of each rank’s own gradients and of their average. The table holds the newest 50 watched steps, "
-        f"and the noise scale in batches of a rank. {scene.summary}"
+        "Norms of each rank’s own gradients and of their average. The table holds the newest 50 monitored steps, "
+        f"with the noise scale in batches of a rank. {scene.summary}"
     )
     return _of(scene, "Gradients before and after averaging", caption)

@@ -1,4 +1,4 @@
-"""A timeline as one HTML page: findings in words first, figures and tables after; it asks no network for anything."""
+"""A timeline as one HTML page: findings and summary, then figures and tables; it loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["page"]
 
 _COLOURS = "".join(f"{selector}{{{rule}}}" for selector, rule in ROLE_RULES.items())
 _STYLE = Path(__file__).with_name("report.css")
-_LATEST = 1 << 62  # nanoseconds since 1970: no clock shows that
+_LATEST = 1 << 62  # nanoseconds since 1970: later than any valid clock
 _FEW_HOSTS = 4
 _CODE = re.compile(r"([\w.]+\((?:[^()]|\([^()]*\))*\)|[\w.]+=(?:\[[^\]]*\]|[\w.\-]*\w)|\b\w+_\w+\b)")
 
@@ -31,7 +31,7 @@ def page(timeline: Timeline, reducer: int | None = None, last_steps: int = 400) 
     """Returns the page.
 
     Args:
-        timeline: what was recorded.
+        timeline: the recorded timeline.
         reducer: which model; None for the most recently active.
         last_steps: how many of its newest steps to show.
     """
@@ -63,9 +63,9 @@ def _body(timeline: Timeline, found: ReportData, title: str) -> str:
         f'{_recorded(timeline)}<p class="note">{shown}, '
         f"{_count(found.buckets, 'bucket')} of {_count(found.parameters, 'parameter')}"
         f"{others}; ddp_lab {__version__}</p>\n{_tiles(found.tiles)}</header>\n<main>\n",
-        '<section aria-labelledby="change"><h2 id="change">What to change</h2>\n'
+        '<section aria-labelledby="change"><h2 id="change">Findings</h2>\n'
         f"{_findings(found.findings, found.headline)}</section>\n",
-        '<section aria-labelledby="words"><h2 id="words">What happened</h2>\n<div class="sheet words">'
+        '<section aria-labelledby="words"><h2 id="words">Summary</h2>\n<div class="sheet words">'
         + "".join(f"<p>{escape(line)}</p>" for line in _words(timeline, found.reducer))
         + "</div></section>\n",
     ]
@@ -84,7 +84,7 @@ def _body(timeline: Timeline, found: ReportData, title: str) -> str:
 
 
 def _recorded(timeline: Timeline) -> str:
-    """When and where what was recorded, as far as the files say it."""
+    """When, where and with what the run was recorded, if the files contain it."""
     said = [one.status for one in timeline.ranks()]
     scripts, hosts, versions = (
         sorted({str(one[name]) for one in said if one.get(name)}) for name in ("script", "host", "torch")
@@ -100,7 +100,7 @@ def _recorded(timeline: Timeline) -> str:
 
 
 def _words(timeline: Timeline, reducer: int) -> list[str]:
-    """The summary without its finding, which stands above."""
+    """The summary without the finding, which is above."""
     return [line for line in timeline.summary(reducer).splitlines() if not line.startswith(CHANGE)]
 
 
@@ -121,7 +121,7 @@ def _findings(found: Sequence[Finding], headline: str) -> str:
         f'<p class="remedy">{_with_code(one.remedy)}</p></div></li>\n'
         for one in found
     )
-    note = "Gains are estimates, each for a change of its own; two that save the same waiting don’t add up."
+    note = "Savings are estimates for each change alone; two that save the same waiting time don’t add up."
     return f'<ol class="findings">\n{items}</ol>\n<p class="note">{escape(headline)} {note}</p>\n'
 
 
@@ -130,7 +130,7 @@ def _percent(value: float) -> str:
 
 
 def _with_code(text: str) -> str:
-    """Escapes a text, and sets calls and settings in it as code."""
+    """Escapes a text, and formats calls and settings in it as code."""
     return _CODE.sub(lambda match: f"<code>{match[1]}</code>", escape(text, quote=False))
 
 
@@ -141,7 +141,8 @@ def _twin(table: tuple[Sequence[str], Sequence[Sequence[Any]]] | None) -> str:
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
-    """A table; columns whose name ends in a colon hold text."""
+    """A table; columns whose names end in a colon hold text."""
+
     classes = [' class="text"' if name.endswith(":") else "" for name in head]
     names = "".join(
         f'<th scope="col"{style}>{escape(name.rstrip(":"))}</th>' for name, style in zip(head, classes, strict=True)

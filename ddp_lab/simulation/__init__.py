@@ -1,3 +1,3 @@
-"""What a step would take: with other buckets, another link, more ranks. Pure functions on numpy arrays."""
+"""Prediction of step times with other buckets, another link or more ranks. Pure functions on numpy arrays."""
 
 __all__ = ["calibration", "link_model", "race", "settings", "simulator", "workload"]

@@ -1,15 +1,16 @@
-"""A simulation that agrees with what was measured: with the recorded steps, and with steps that were tried.
+"""Calibration of the simulation with measurements: with the recorded steps, and with steps that were tried.
 
 [Note: the anchor]
-A replay of medians is faster than the steps were: in each step another rank is the slow one, and all wait for it. That
-hardly depends on the buckets. So the recorded configuration is simulated, too, and what its recorded steps took beyond
-that is added to whatever is predicted from this recording. What is asked is thus the difference that a change makes;
-the part that does not change is measured. Where the simulation is slower than the steps were the link is not as slow as
-it was taken for (it was measured at a bad moment, or apart from computation): it is made faster until both agree.
+A replay of medians is faster than the recorded steps, because in each step a different rank is slow and all others
+wait for it. That hardly depends on the buckets. So the recorded configuration is simulated, too, and the time by which
+its recorded steps were longer is added to every prediction from this recording. A prediction is thus the simulated
+effect of a change plus a measured part that does not change. If the simulation is slower than the recorded steps, the
+link is faster than assumed (it was measured at a bad time, or apart from computation): it is made faster until both
+agree.
 
-The times of all-reduces alone don't tell what happens beside a backward. On a CPU the backend's threads take cores
-from the computation, and wait for them; on a GPU a collective takes a few of the multiprocessors. A few measured
-steps with different buckets do tell: the slowdowns are chosen so that the simulator reproduces them.
+The times of all-reduces alone don't show the contention with a backward. On a CPU the backend's threads compete with
+the computation for cores; on a GPU a collective uses some of the multiprocessors. A few measured steps with different
+buckets show it: the slowdowns are chosen so that the simulator reproduces them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _STARTS = 4  # of the grid's best; there are several valleys
 
 
 def as_recorded(workload: Workload) -> Configuration | None:
-    """What the workload was recorded with; None if that is not known."""
+    """The configuration of the recorded workload; None if it is not known."""
     return Configuration(workload.caps_mb) if workload.caps else None
 
 
@@ -46,11 +47,11 @@ def anchored(workload: Workload, link: LinkModel) -> tuple[Workload, LinkModel]:
     """Workload and link with which a simulation of the recorded configuration takes `step_ns`.
 
     Args:
-        workload: as recorded; returned as it is, with its link, if its caps or its steps are unknown.
-        link: that of the recording.
+        workload: as recorded; returned unchanged, with its link, if its size limits or steps are unknown.
+        link: the link of the recording.
 
     Returns:
-        The workload with its `waits_ns`, and the link, faster if need be (down to 1/64 of its times).
+        The workload with its `waits_ns`, and the link, made faster if necessary (down to 1/64 of its times).
     """
     recorded = as_recorded(workload)
     if recorded is None or workload.step_ns is None:
@@ -98,13 +99,13 @@ def _predicted(run: Measured, link: LinkModel) -> npt.NDArray[np.float64]:
 def calibrated(runs: Sequence[Measured], link: LinkModel, rounds: int = 6) -> LinkModel:
     """The link with `compute_slowdown` and `comm_slowdown` fitted to measured steps.
 
-    Searches a coarse grid, then around the best of it with ever smaller steps; the loss is the root mean square of the
-    relative errors, plus a little for every slowdown, so that what makes no difference stays 0.
+    Searches a coarse grid, then around its best points with decreasing steps; the loss is the root mean square of the
+    relative errors, plus a small penalty for every slowdown, so that slowdowns without an effect stay 0.
 
     Args:
-        runs: what was measured.
+        runs: the measurements.
         link: times of all-reduces alone.
-        rounds: of refinement; each halves the steps.
+        rounds: rounds of refinement; each halves the steps.
     """
 
     def loss(values: tuple[float, ...]) -> float:
@@ -117,10 +118,10 @@ def calibrated(runs: Sequence[Measured], link: LinkModel, rounds: int = 6) -> Li
 
 
 def _descend(loss: Callable[[tuple[float, ...]], float], start: tuple[float, ...], rounds: int) -> tuple[float, ...]:
-    """The best point that ever smaller steps in all directions lead to."""
+    """The best point that is found with decreasing steps in all directions."""
     best, lowest, step = start, loss(start), 0.125
     for _ in range(rounds):
-        for _ in range(_MOST_MOVES):  # a slowdown that explains nothing could grow for ever
+        for _ in range(_MOST_MOVES):  # a slowdown without an effect could grow without limit
             near = [
                 tuple(max(0.0, value + step * change) for value, change in zip(best, changes, strict=True))
                 for changes in itertools.product((-1, 0, 1), repeat=len(start))

@@ -1,8 +1,8 @@
-"""How long an all-reduce takes: a model of the link, fitted from measured times and scaled to other worlds.
+"""A communication model of the all-reduce, fitted to measured times and scaled to other world sizes.
 
 [Note: cost of an all-reduce]
 Every algorithm costs ``overhead + hops(n) * latency + traffic(n) * bytes * ns_per_byte`` (the α-β model; the
-overhead is what a backend spends once for each collective). For n ranks:
+overhead is the fixed time of a backend for each collective). For n ranks:
 
 ==================  ==================  =============  ==========================================================
 algorithm           hops                traffic        source
@@ -59,13 +59,13 @@ def traffic(algorithm: str, ranks: int) -> float:
 
 @dataclass(frozen=True)
 class Fit:
-    """How well the formula fits what was measured, before any correction by size.
+    """How well the formula fits the measurements, before any correction by size.
 
     Attributes:
-        points: how many sizes (of how many ranks) it was fitted to, after the median over repetitions.
+        points: number of (size, ranks) pairs that it was fitted to, after the median over repetitions.
         r2: share of the variance of log(time) that the model explains; 1 is perfect.
         median_error: median of |model / measured - 1|.
-        worst_error: the largest of them.
+        worst_error: the largest of these errors.
     """
 
     points: int
@@ -76,23 +76,23 @@ class Fit:
 
 @dataclass(frozen=True)
 class LinkModel:
-    """Time of an all-reduce as a function of bytes and ranks, and what happens beside it.
+    """Time of an all-reduce as a function of bytes and ranks, and its contention with computation.
 
     Attributes:
-        latency_ns: of one message between two ranks (α); between nodes where it is hierarchical.
-        ns_per_byte: of a rank's link (β); of a node's link to the others where it is hierarchical.
-        overhead_ns: of each collective, whatever the number of ranks.
+        latency_ns: latency of one message between two ranks (α); for a hierarchical link, between nodes.
+        ns_per_byte: time per byte on a rank's link (β); for a hierarchical link, on a node's link to the others.
+        overhead_ns: fixed overhead of each collective, for any number of ranks.
         algorithm: one of `ALGORITHMS`.
         inside: link within a node (hierarchical only); its algorithm is a ring.
         ranks_per_node: hierarchical only.
         between: hierarchical only: "ring" or "tree" between the nodes.
         lanes: collectives that the backend runs at the same time (NCCL: 1 stream; torch's Gloo: 2 threads).
-        sharing: 1: those share one link; 0: they don't slow each other down.
-        compute_slowdown: how much longer a rank computes while a collective is under way (0.2: by 20 %).
+        sharing: 1: concurrent collectives share one link; 0: they don't slow each other down.
+        compute_slowdown: how much longer a rank computes while a collective is in flight (0.2: by 20 %).
         comm_slowdown: how much longer a collective takes while all ranks compute.
-        launch_ns: computation of a rank at each launch.
-        correction: (bytes, factor) at the measured sizes: what is left between the formula and the measurement;
-            interpolated over log(bytes), and the nearest one's outside. Empty: the formula alone.
+        launch_ns: CPU time of a rank for each launch.
+        correction: (bytes, factor) at the measured sizes: the measurement divided by the formula; interpolated over
+            log(bytes), constant outside. Empty: only the formula.
         fit: None for a model that was not fitted.
     """
 
@@ -113,7 +113,7 @@ class LinkModel:
 
     def __post_init__(self) -> None:
         if self.algorithm not in ALGORITHMS:
-            raise ValueError(f"algorithm={self.algorithm!r}: choose one of {', '.join(ALGORITHMS)}")
+            raise ValueError(f"algorithm={self.algorithm!r} is not valid; choose one of {', '.join(ALGORITHMS)}")
         if self.algorithm == "hierarchical" and (self.inside is None or self.ranks_per_node < 1):
             raise ValueError("a hierarchical link needs `inside`, the link within a node, and `ranks_per_node`")
         times = (self.latency_ns, self.ns_per_byte, self.overhead_ns, self.launch_ns)
@@ -137,7 +137,7 @@ class LinkModel:
         return (latency + self.overhead_ns) * factor, transfer * factor
 
     def time_ns(self, size: npt.ArrayLike, ranks: int) -> _Floats:
-        """Time of all-reduces, alone, in ns.
+        """Time of all-reduces without contention, in ns.
 
         Args:
             size: bytes of the buffers, any shape.
@@ -162,7 +162,7 @@ class LinkModel:
 
     @property
     def bandwidth_gb_s(self) -> float:
-        """Of the link, 10⁹ bytes a second."""
+        """Bandwidth of the link in 10⁹ bytes per second."""
         return 1 / self.ns_per_byte if self.ns_per_byte else math.inf
 
     def scaled(self, factor: float) -> LinkModel:
@@ -177,15 +177,15 @@ class LinkModel:
     ) -> LinkModel:
         """Fits latency, bandwidth and overhead to measured all-reduces.
 
-        Repetitions of one size count with their median. Errors count relative to the time, with Huber's weights
-        (beyond 10 % an outlier pulls no more than linearly). Parameters are at least 0. Times of a single world
-        size can't tell overhead from latency: all of it is then latency, which scales with the hops.
+        Repetitions of one size count with their median. Errors are relative to the time, with Huber's weights
+        (beyond 10 % they grow only linearly). Parameters are at least 0. With times of a single world size, overhead
+        and latency can't be separated: all of it is then latency, which scales with the hops.
 
         Args:
             points: (bytes, nanoseconds, ranks) of each measurement; at least two different sizes.
             algorithm: one of `ALGORITHMS` but not "hierarchical"; None: "ring", unless another formula leaves less than
-                half as much unexplained (times of a single world can't tell them apart).
-            per_size: keep what is left of the error at each measured size as `correction`.
+                half of its unexplained variance (times of a single world size can't distinguish them).
+            per_size: keep the remaining error at each measured size as `correction`.
             lanes: see the class.
 
         Raises:
@@ -199,7 +199,7 @@ class LinkModel:
             chosen = ALGORITHMS[best if unexplained[best] < _CLEARLY_BETTER * unexplained[0] else 0]
             return cls.fitted(points, algorithm=chosen, per_size=per_size, lanes=lanes)
         if algorithm == "hierarchical":
-            raise ValueError("fit the links inside a node and between nodes one by one, then build a LinkModel of both")
+            raise ValueError("fit the links inside a node and between nodes separately, then build a LinkModel of both")
         size, ranks, time = _medians(points)
         several = float(len(set(ranks.tolist())) > 1)
         terms = np.array(

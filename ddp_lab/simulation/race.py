@@ -1,17 +1,18 @@
-"""Which of several settings trains fastest, from turns that they take: statistics without a cluster.
+"""Statistics that find the fastest of several settings from alternating blocks of steps, without a cluster.
 
 [Note: a race and a confirmation]
-Settings take turns of some steps each, all of them once in every round, so that a machine that becomes slower makes
-all of them slower. A turn counts with the median of its steps, as a logarithm: differences are then percentages.
+Settings alternate in turns of some steps each, all of them once per round, so that a machine that becomes slower slows
+down all of them. A turn counts with the median of its steps, as a logarithm: differences are then percentages.
 
-The *race* finds the setting to bet on. Turns are a table of rounds and settings; what is left of it without the means
+The *race* finds the best candidate. Turns form a table of rounds and settings; the residual after subtracting the means
 of its rows and columns is noise, pooled over all settings. A setting that is slower than the fastest one beyond the
-95 % bound of that noise takes no further turns. A mistake here costs a few percent, never more than the user had.
+95 % bound of that noise takes no further turns. A mistake here can only miss a few percent of saving.
 
-The *confirmation* decides. Winners of a race look better than they are, so its turns are not used: the winner and the
-user's setting take new ones. Only if the 95 % bound of their paired differences (Student's t) leaves out "not faster"
-the winner is taken. Looking after each second round and stopping at the first success would be right by luck more
-often than 5 % of the time: each early look spends a share of the 5 %, the last one half of it (Bonferroni).
+The *confirmation* decides. The winner of a race looks better than it is, so the race's turns are not used: the winner
+and the user's setting take new ones. The winner is accepted only if the 95 % bound of their paired differences
+(Student's t) excludes "not faster". Testing after every second round and stopping at the first success would succeed
+by chance more often than 5 % of the time: each early test spends a share of the 5 %, the last one half of it
+(Bonferroni).
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _Floats = npt.NDArray[np.float64]
 
 
 class Race:
-    """Turns of several settings, and who is still in.
+    """The turns of several settings, and which settings remain.
 
     Args:
-        entrants: how many settings; number 0 is the user's, which stays to the end.
+        entrants: number of settings; number 0 is the user's, which stays to the end.
     """
 
     def __init__(self, entrants: int) -> None:
@@ -51,19 +52,19 @@ class Race:
         return len(self._turns)
 
     def enter(self) -> int:
-        """Another setting takes part from the next round on; returns its number."""
+        """Adds a setting from the next round on; returns its number."""
         number = len(self._began)
         self._began[number] = self.rounds
         self.alive.append(number)
         return number
 
     def leave(self, number: int) -> None:
-        """A setting can't take part any longer (a model refused it)."""
+        """Removes a setting (a model rejected it)."""
         if number in self.alive:
             self.alive.remove(number)
 
     def order(self) -> list[int]:
-        """Who is to have a turn in the next round, in this order: each round begins with another one."""
+        """The settings of the next round, in order: each round starts with a different one."""
         first = self.rounds % max(1, len(self.alive))
         return self.alive[first:] + self.alive[:first]
 
@@ -88,7 +89,7 @@ class Race:
 
     @property
     def best(self) -> int:
-        """The fastest so far; the user's if nothing is known."""
+        """The fastest setting so far; the user's if nothing is known."""
         return min(self.alive, key=self._against_first)
 
     def _against_first(self, number: int) -> float:
@@ -97,7 +98,7 @@ class Race:
 
     @property
     def over(self) -> bool:
-        """Whether more rounds would bring nothing."""
+        """Whether more rounds would not change the result."""
         if self.rounds < _FEWEST_ROUNDS:
             return False
         if len(self.alive) < 2 or self.rounds >= _MOST_ROUNDS:
@@ -145,7 +146,7 @@ class Gain:
 
     Attributes:
         percent: the mean over the rounds.
-        low_percent: lower 95 % bound, with what was spent on looking early.
+        low_percent: lower 95 % bound, corrected for early tests.
         high_percent: upper 95 % bound.
         rounds: that the confirmation took.
     """
@@ -184,19 +185,19 @@ class Confirmation:
 
     @property
     def over(self) -> bool:
-        """Whether the answer is clear, or can't become so."""
+        """Whether the result is clear, or can't become clear."""
         if self.rounds >= self.most_rounds:
             return True
         return self._looks_now and (self.clear or self.gain.high_percent <= 0)
 
     @property
     def clear(self) -> bool:
-        """Whether the winner is faster beyond doubt."""
+        """Whether the winner is faster, at the 95 % bound."""
         return self.rounds >= self.fewest_rounds and self.gain.low_percent > 0
 
     @property
     def gain(self) -> Gain:
-        """What is known by now; bounds are infinitely far before the second round."""
+        """The current result; the bounds are infinite before the second round."""
         logs = np.array(self._logs)
         mean = float(logs.mean()) if len(logs) else 0.0
         reach = math.inf
@@ -212,7 +213,7 @@ class Confirmation:
 
     @property
     def _spent(self) -> float:
-        """Share of the 5 % for this look."""
+        """The share of the 5 % for this test."""
         early = len(range(self.fewest_rounds, self.most_rounds, 2))
         if self.rounds >= self.most_rounds or not early:
             return _LEVEL / 2 if early else _LEVEL

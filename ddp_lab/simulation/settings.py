@@ -1,11 +1,11 @@
-"""What a model that trains can be given instead of what it has: caps and hook; which to try; what tuning came to.
+"""Settings of a model in training (bucket size limits and hook): which ones to try, and the result of tuning.
 
 [Note: which settings to try]
-The simulator ranks a grid of caps (each power of 2 down from the whole model, with and without a smaller first
-bucket). It errs by some percent, and near the best cap the curve is flat, so its best few are alike and trying only
-those would test one idea. Hence the best one is taken, then the best of those with clearly fewer buckets, the best of
-those with clearly more, and then by rank; each differs from all that were taken by more than a factor of 1.7 in a cap.
-What makes the same buckets counts once.
+The simulator ranks a grid of size limits (each power of 2 down from the whole model, with and without a smaller first
+bucket). Its error is some percent, and the curve is flat near the best limit, so its best few are similar, and trying
+only those would test one idea. Hence the best one is taken, then the best of those with clearly fewer buckets, the best
+of those with clearly more, and then by rank; each differs from all others by more than a factor of 1.7 in a limit.
+Settings with the same buckets count once.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _REGISTER = (
 
 @dataclass(frozen=True)
 class Setting:
-    """What `reconfigure` changes.
+    """A setting for `reconfigure`.
 
     Attributes:
-        caps_mb: caps in MiB, in the order of launch; the last one repeats.
+        caps_mb: bucket size limits in MiB, in launch order; the last one repeats.
         hook: name of a comm hook; None: the one that the model has, or none.
     """
 
@@ -58,9 +58,9 @@ class Setting:
         return Configuration(self.caps_mb, hook=HOOKS.get(self.hook or ""))
 
     def change(self, present: Setting) -> dict[str, Any]:
-        """Arguments of `reconfigure` that lead from `present` to this; empty if nothing is to be changed.
+        """Arguments of `reconfigure` that change `present` to this setting; empty if they are equal.
 
-        A model whose hook was its own gets it back by its name alone: `present` must not have replaced that one.
+        A model's own hook can only be restored by its name, so `present` must not have replaced it.
         """
         made: dict[str, Any] = {}
         if self.caps_mb != present.caps_mb:
@@ -76,7 +76,7 @@ class Setting:
 
     @property
     def arguments(self) -> str:
-        """What to write into the program to have it from the beginning."""
+        """The code that gives a model this setting from the start."""
         hook = "" if self.hook is None else "; " + _REGISTER.format(self.hook)
         if self.caps_mb == _DEFAULT:
             return f"DistributedDataParallel(model){hook}"
@@ -88,7 +88,7 @@ class Setting:
     def __str__(self) -> str:
         first, others = self.caps_mb[0], self.caps_mb[-1]
         if len(self.caps_mb) > 2:
-            words = "caps of " + ", ".join(map(_number, self.caps_mb)) + " MiB"
+            words = ", ".join(map(_number, self.caps_mb)) + " MiB"
         elif first == others:
             words = f"{_number(others)} MiB"
         else:
@@ -185,9 +185,9 @@ class Tried:
     Attributes:
         setting: what.
         predicted_ms: the step as simulated; None where nothing could be simulated.
-        measured_ms: median of its turns; None if the ranks refused it.
-        rounds: turns that it took.
-        note: why it took no further turns, if that was not its speed.
+        measured_ms: median of its trials; None if the ranks rejected it.
+        rounds: number of its trials.
+        note: why it was not tried further, if that was not because of its speed.
     """
 
     setting: Setting
@@ -203,14 +203,14 @@ class Tuned:
 
     Attributes:
         users: the setting that the model had.
-        best: the one that is clearly faster; None: none is, or it is not known.
-        applied: whether the model has it now. Otherwise it has what it had before.
-        gain: of the winner of the race over the user's setting; None if the user's own won it.
+        best: the setting that is clearly faster; None if there is none, or it is not known.
+        applied: whether the model has it now. Otherwise its previous setting was restored.
+        gain: saving of the best candidate compared with the user's setting; None if the user's setting was the fastest.
         tried: all settings, the fastest first.
-        steps: training steps that it took.
+        steps: training steps that tuning took.
         seconds: how long it took.
-        ended: why it stopped before the answer was clear; empty if it did not.
-        views_percent: what ``gradient_as_bucket_view=True`` would save beside it, simulated; None: the model has it, or
+        ended: why it stopped before the result was clear; empty if it did not.
+        views_percent: simulated additional saving of ``gradient_as_bucket_view=True``; None if the model has it, or
             nothing could be simulated. It can't be tried live.
     """
 
@@ -226,24 +226,24 @@ class Tuned:
 
     @property
     def arguments(self) -> str:
-        """What to write into the program to have the faster setting from the beginning; the user's if there is none."""
+        """The code that gives a model the faster setting from the start; the user's setting if there is none."""
         return (self.best or self.users).arguments
 
     @property
     def verdict(self) -> str:
         """One or two sentences."""
         if self.best is not None and self.gain is not None:
-            now = "The model has it now." if self.applied else "Nothing was changed."
+            now = "It is now applied to the model." if self.applied else "Nothing was changed."
             return (
                 f"{self.best} is faster than {self.users} by {self.gain.percent:.1f} % of the step "
                 f"({self.gain.low_percent:.1f} to {self.gain.high_percent:.1f} %, 95 % bound). {now}"
             )
         if self.ended:
-            return f"{self.ended} No setting was clearly faster than {self.users} by then: nothing was changed."
+            return f"{self.ended} Until then no setting was clearly faster than {self.users}. Nothing was changed."
         if self.gain is None:
-            return f"What the model has ({self.users}) is the fastest of what was tried: nothing was changed."
+            return f"The current setting ({self.users}) is the fastest that was tried. Nothing was changed."
         return (
-            f"Nothing is clearly faster than what the model has ({self.users}): the best of the others gains "
+            f"No setting is clearly faster than the current one ({self.users}): the best candidate saves "
             f"{self.gain.percent:.1f} % ({self.gain.low_percent:.1f} to {self.gain.high_percent:.1f} %, 95 % bound). "
             "Nothing was changed."
         )
@@ -251,13 +251,13 @@ class Tuned:
     def __str__(self) -> str:
         lines = [self.verdict, f"{self.steps} training steps, {self.seconds:.0f} s."]
         if self.best is not None:
-            lines += ["To have it from the beginning:", f"    {self.arguments}"]
+            lines += ["To use it from the start:", f"    {self.arguments}"]
         if self.best is not None and self.best.hook is not None:
-            lines.append(f"The comm hook {self.best.hook} is lossy: compare the loss of both before you keep it.")
+            lines.append(f"The comm hook {self.best.hook} is lossy. Compare the loss with and without it.")
         if self.views_percent is not None and self.views_percent >= 0.5:
             lines.append(
-                f"gradient_as_bucket_view=True would save about {self.views_percent:.1f} % more (simulated: only the "
-                "constructor can set it)."
+                f"gradient_as_bucket_view=True would save about {self.views_percent:.1f} % more (simulated, because "
+                "only the constructor can set it)."
             )
         return "\n".join([*lines, "", *self._table()])
 

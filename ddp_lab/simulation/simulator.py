@@ -1,7 +1,7 @@
-"""What a step would take: a recorded (or made up) workload with other buckets, hooks, worlds and links.
+"""Simulation of a step: a recorded (or synthetic) workload with other buckets, hooks, world sizes and links.
 
-The launches come from the reducer's own schedule (`ddp_lab._schedule`) and the reducer's own assignment of buckets;
-what the times are made of is [Note: the replay's model] in `csrc/reduce/replay.h`.
+The launches come from the reducer's own schedule (`ddp_lab._schedule`) and the reducer's own bucket layout; the times
+are explained in [Note: the replay's model] in `csrc/reduce/replay.h`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _UNLIMITED = 1 << 62
 
 @dataclass(frozen=True)
 class Hook:
-    """A comm hook, as far as it costs time.
+    """The cost of a comm hook.
 
     Attributes:
-        bytes_factor: communicated bytes over the bucket's (0.5 for fp16).
-        ns_per_byte: computation for each byte of the bucket, before it is sent.
-        ns: computation for each bucket, before it is sent.
-        after_ns_per_byte: computation for each byte of the bucket once it has arrived.
+        bytes_factor: communicated bytes divided by the bucket's bytes (0.5 for fp16).
+        ns_per_byte: computation per byte of the bucket, before it is sent.
+        ns: computation per bucket, before it is sent.
+        after_ns_per_byte: computation per byte of the bucket, after it was received.
     """
 
     bytes_factor: float = 1.0
@@ -46,16 +46,17 @@ class Hook:
 
 @dataclass(frozen=True)
 class Configuration:
-    """What is to be tried. The defaults are the constructor's of `DistributedDataParallel`.
+    """The configuration to simulate. The defaults are those of the constructor of `DistributedDataParallel`.
 
     Attributes:
-        bucket_cap_mb: MiB; a number, one for each bucket (the last one repeats), or None: a first bucket of 1 MiB and
-            others of 25. 0 is a bucket for each parameter, `math.inf` one for all.
-        order: parameters as buckets are to be filled; None: the order of readiness; "registration": its reverse.
-        hook: a comm hook in the place of the recorded one (`Hook()`: a plain all-reduce); None: as recorded.
-        sync_every: gradients are averaged once in so many backwards (`no_sync` for the others); times are then
-            averages over them, and what is outside of forward and backward happens once.
-        world_size: ranks; None: as recorded. The recorded ranks stand for all.
+        bucket_cap_mb: bucket size limit in MiB: a number, one for each bucket (the last one repeats), or None: a first
+            bucket of 1 MiB and others of 25. 0 makes a bucket for each parameter, `math.inf` a single bucket.
+        order: the order in which parameters fill buckets; None: the order of readiness; "registration": the reverse
+            of registration.
+        hook: a comm hook instead of the recorded one (`Hook()`: a plain all-reduce); None: as recorded.
+        sync_every: gradients are averaged in one of this many backwards (`no_sync` for the others); times are then
+            averages over them, and the part outside of forward and backward happens once.
+        world_size: number of ranks; None: as recorded. All ranks are assumed to behave like the recorded ones.
         overlap: False: no bucket is launched before the backward's computation is over.
         jitter_ns: standard deviation of each rank's computation from step to step beyond the recorded ranks. All wait
             for the slowest of n: `jitter_ns` * sqrt(2 ln n) is added to the step (the bound on the expected maximum
@@ -76,7 +77,7 @@ class Configuration:
         if self.world_size is not None and self.world_size < 1:
             raise ValueError(f"world_size must be at least 1, got {self.world_size}")
         if isinstance(self.order, str) and self.order != "registration":
-            raise ValueError(f'order={self.order!r}: "registration", None or the parameters\' indices')
+            raise ValueError(f'order={self.order!r} is not valid; use "registration", None or the parameters\' indices')
 
 
 def caps_of(bucket_cap_mb: float | Sequence[float] | None) -> tuple[int, ...]:
@@ -120,19 +121,20 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One configuration's step; its parts are those of the rank that is the last to have computed.
+    """One configuration's step; its parts are those of the rank that computes longest.
 
     ``step_ns = forward_ns + compute_ns + exposed_ns + other_ns``.
 
     Attributes:
-        step_ns: from step to step.
+        step_ns: the step time.
         forward_ns: begin of forward to begin of backward.
         compute_ns: the backward's own computation.
-        hidden_ns: collectives under way meanwhile (not a part of the sum).
-        exposed_ns: collectives under way after it; with jitter, the wait for the slowest rank; `Workload.waits_ns`.
+        hidden_ns: overlapped communication (not a part of the sum).
+        exposed_ns: communication after the computation; with jitter, the wait for the slowest rank;
+            `Workload.waits_ns`.
         other_ns: the rest: optimizer, writing gradients back, input data.
-        buckets: parameters of each bucket, in the order of launch.
-        bytes: of each bucket, as in its buffer.
+        buckets: parameters of each bucket, in launch order.
+        bytes: size of each bucket's buffer.
         ready_ns: when each rank had all of a bucket's gradients, from the step's begin, ``[ranks, buckets]``.
         launched_ns: when it launched it, ``[ranks, buckets]``.
         begun_ns: when its collective could begin, ``[buckets]``.
@@ -178,8 +180,8 @@ def simulate(workload: Workload, configuration: Configuration, link: LinkModel) 
 
     Args:
         workload: what each rank computes.
-        configuration: what is tried.
-        link: how long an all-reduce takes there.
+        configuration: the configuration to simulate.
+        link: the communication model of the all-reduce.
     """
     return _Run(workload, [configuration], [link]).prediction()
 
@@ -191,11 +193,11 @@ def simulate_many(
 
     Args:
         workload: what each rank computes.
-        configurations: what is tried.
+        configurations: the configurations to simulate.
         links: one for all of them, or one for each.
 
     Raises:
-        ValueError: as many links as configurations are needed.
+        ValueError: the number of links differs from the number of configurations.
     """
     each = [links] * len(configurations) if isinstance(links, LinkModel) else list(links)
     if len(each) != len(configurations):

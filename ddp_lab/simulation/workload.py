@@ -1,4 +1,4 @@
-"""Workload: what one training step of a model computes, when its gradients become ready, and what of them travels."""
+"""Workload: the computation of a model's training step, the readiness of its gradients, and the bytes it sends."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _HALF = 2  # bytes of a number that such a hook has rounded
 
 @dataclass(frozen=True)
 class Workload:
-    """A model's step as recorded (or made up), without its communication; all times in ns.
+    """A model's step as recorded (or synthetic), without its communication; all times in ns.
 
     Attributes:
-        names: of the parameters, in the order of registration.
+        names: names of the parameters, in the order of registration.
         sizes: bytes of each parameter's gradient, int64 ``[parameters]``.
         keys: (dtype, device) of each parameter: only equal ones share a bucket.
-        ready_ns: when each gradient was ready, from its rank's begin of backward, ``[ranks, parameters]``.
-        computed_ns: end of each rank's own backward computation, from there, ``[ranks]``.
+        ready_ns: when each gradient was ready, since its rank's begin of backward, ``[ranks, parameters]``.
+        computed_ns: end of each rank's own backward computation, since then, ``[ranks]``.
         forward_ns: from the begin of forward to the begin of backward, ``[ranks]``.
         other_ns: from the end of a backward to the next forward (optimizer, input data), ``[ranks]``.
-        busy_ns: begin and end of the collectives that were under way meanwhile, from each rank's begin of backward,
-            ``[ranks, collectives, 2]``; what they have slowed down is taken out before a replay.
-        write_back_ns: after each bucket's collective: a fixed part, and one for each byte.
-        order: parameters in the order in which rank 0's gradients became ready, which buckets are built from.
+        busy_ns: begin and end of the collectives in flight meanwhile, since each rank's begin of backward,
+            ``[ranks, collectives, 2]``; their slowdown is removed before a replay.
+        write_back_ns: time after each bucket's collective: a fixed part, and a part per byte.
+        order: parameters in the order in which rank 0's gradients became ready, from which buckets are built.
         caps: bytes at which the recorded buckets were closed (see `ddp_lab.bucketing.assign_buckets`); empty: unknown.
-        world_size: ranks that trained.
+        world_size: number of ranks that trained.
         step_ns: median of the recorded steps, mean over the ranks; None: unknown.
-        waits_ns: what a step takes beyond what a replay explains, see [Note: the anchor]; may be negative.
-        buffered: bytes of the buckets' buffers over `sizes`: less than 1 with mixed precision.
-        carried: bytes that travelled over `sizes`, with the recorded comm hook; see `carried`.
+        waits_ns: step time that a replay does not explain, see [Note: the anchor]; may be negative.
+        buffered: bytes of the buckets' buffers divided by `sizes`: less than 1 with mixed precision.
+        carried: bytes sent divided by `sizes`, with the recorded comm hook; see `carried`.
     """
 
     names: tuple[str, ...]
@@ -102,7 +102,7 @@ class Workload:
         other_ns: float = 0.0,
         shares: Sequence[float] | None = None,
     ) -> Workload:
-        """A model that nobody has run: parameters in the order of registration, the last one's gradient comes first.
+        """A synthetic model: parameters in the order of registration; the last one's gradient is ready first.
 
         Args:
             sizes: bytes of each parameter.
@@ -144,7 +144,7 @@ class Workload:
             ValueError: there is no such rank, or no other one.
         """
         if self.ranks < 2 or not 0 <= rank < self.ranks:
-            raise ValueError(f"there is no rank {rank} beside others; times of {self.ranks} ranks are known")
+            raise ValueError(f"there is no rank {rank} to compare with others; times of {self.ranks} ranks are known")
         others = [other for other in range(self.ranks) if other != rank]
         changed = {}
         for name in _BY_RANK:
@@ -161,7 +161,7 @@ def _busy_until(intervals: _Floats, at: _Floats) -> _Floats:
 
 
 def carried(assignment: Mapping[str, Any]) -> list[float] | None:
-    """Bytes of each bucket that its all-reduce carries: times of a link count what travels.
+    """Bytes that the all-reduce of each bucket sends, for the times of a link.
 
     A bucket's buffer may be smaller than its parameters (mixed precision averages in 16 bits), and a comm hook may send
     less than the buffer.
@@ -170,8 +170,8 @@ def carried(assignment: Mapping[str, Any]) -> list[float] | None:
         assignment: as ranks describe it, see tutorials/site/descriptions.md.
 
     Returns:
-        None where the comm hook alone knows it (PowerSGD, quantization). A hook that is not one of torch's counts as
-        one that sends its buffer.
+        None if it is not known for the comm hook (PowerSGD, quantization). A hook that is not one of torch's is assumed
+        to send its buffer.
     """
     hook = str((assignment.get("options") or {}).get("comm_hook") or "")
     if _UNKNOWN.search(hook):
@@ -185,7 +185,7 @@ def carried(assignment: Mapping[str, Any]) -> list[float] | None:
 
 
 def shares(assignment: Mapping[str, Any]) -> tuple[float, float]:
-    """Bytes of all buffers, and of all that travels, over those of the parameters in them."""
+    """Bytes of all buffers, and bytes sent, divided by the bytes of the parameters in them."""
     of = {one["index"]: one["bytes"] for one in assignment["parameters"]}
     whole = sum(of[index] for one in assignment["buckets"] for index in one["parameters"])
     buffers = sum(one["bytes"] for one in assignment["buckets"])

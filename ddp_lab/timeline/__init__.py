@@ -1,4 +1,4 @@
-"""The events of a training, as the notebook has them: live or recorded, as tables and in words."""
+"""The events of a training on the client: live or recorded, as tables and in words."""
 
 __all__ = [
     "changes",

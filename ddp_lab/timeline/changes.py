@@ -1,10 +1,10 @@
-"""What a user changed in a model's buckets or hook while it trained, and the steps before and after it.
+"""A user's change of a model's buckets or hook during training, and the steps before and after it.
 
 [Note: what is a change]
-Buckets are assigned anew for other reasons, too: once after the first step, and after a rejoin, first as at the start
-and then rebuilt. These are not changes of the user: at most the order is different in which the gradients came. A
-change has other options (caps, hook), or another order that no rebuild explains. Faults make steps longer or shorter:
-only steps between the last fault that began or ended before the change and the next one after it are compared.
+Buckets are also rebuilt for other reasons: once after the first step, and after a rejoin, which first restores the
+initial layout. These are not changes of the user: at most the order of the gradients differs. A change has other
+options (size limits, hook), or another order that no rebuild explains. Faults make steps longer or shorter, so only
+steps between the last fault that began or ended before the change and the next one after it are compared.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class BucketChange:
     """A change of a model's buckets or hook.
 
     Attributes:
-        before: description of the assignment before it.
-        after: of the one with it.
+        before: description of the bucket layout before it.
+        after: description of the layout after it.
         steps: numbers of the steps on both sides.
-        times: of these steps, in milliseconds; of several ranks the mean.
+        times: times of these steps in milliseconds, the mean over the ranks.
     """
 
     before: dict[str, Any]
@@ -48,7 +48,7 @@ class BucketChange:
 
     @property
     def keeps_buckets(self) -> bool:
-        """Whether the same parameters travel together as before, in the same order and with the same hook."""
+        """Whether buckets, their order and the hook are the same as before."""
         one, other = self.before, self.after
         members = [[bucket["parameters"] for bucket in side["buckets"]] for side in (one, other)]
         return members[0] == members[1] and _hook(one) == _hook(other)
@@ -79,7 +79,7 @@ def last_change(
     if generation is not None:
         periods = periods[: 1 + next((n for n, one in enumerate(periods) if generation in _numbers(one)), -1)]
     if len(periods) < 2:
-        raise ValueError("the model's buckets have not been changed: there is nothing before it to compare with")
+        raise ValueError("the bucket layout and the comm hook have not changed, so there is nothing to compare")
     columns = step_columns(timeline.views(reducer))  # without pandas, which takes a second to load
     complete = (columns["state"] == "complete") & np.isfinite(columns[what])
     columns = {name: values[complete] for name, values in columns.items()}

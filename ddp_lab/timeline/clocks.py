@@ -1,12 +1,12 @@
 """One time axis for ranks of several hosts: that of this machine's monotonic clock.
 
-Hosts are asked for their time over the wire, and what their ranks record is moved onto this axis when it arrives; see
+Hosts are queried for their time over the wire, and their ranks' events are moved to this axis when they arrive; see
 [Note: questions and answers] in `ddp_lab.analysis.clocks` for the estimate.
 
 [Note: no jumps]
-Every new answer makes the estimate a little different, and moving events by it would tear spans that are longer than a
-batch. So the offset that is applied is a line without jumps, which follows the estimate by at most a millisecond a
-second; what was moved once is never moved again. How far the line is from the estimate counts as uncertainty.
+Every new answer changes the estimate a little, and applying it directly would distort spans that are longer than a
+batch. So the applied offset is a line without jumps, which follows the estimate by at most a millisecond per second;
+events are never moved twice. The distance between the line and the estimate counts as uncertainty.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _KNOTS = 2_048  # more than an hour
 
 @dataclass(frozen=True)
 class HostClock:
-    """How a host's times were moved onto the timeline's axis.
+    """The clock alignment of a host.
 
     Attributes:
         host: its name.
         ranks: its ranks.
-        offset_ns: what was last added to its times.
-        uncertain_ns: the right offset may be so much more or less.
-        drift: how fast its clock falls behind, in seconds a second.
+        offset_ns: the offset that was last added to its times.
+        uncertain_ns: the uncertainty of the offset (±).
+        drift: how fast its clock falls behind, in seconds per second.
     """
 
     host: str
@@ -58,13 +58,13 @@ class HostClock:
     def __str__(self) -> str:
         by = f"{self.offset_ns / 1e6:+.3f} ms" if abs(self.offset_ns) < 1e9 else f"{self.offset_ns / 1e9:+,.6f} s"
         return (
-            f"Times of {label_of(self.ranks)} on {self.host} were moved by {by} onto the clock of the others, give or "
-            f"take {self.uncertain_ns / 1e6:.3f} ms"
+            f"Timestamps of {label_of(self.ranks)} on {self.host} were clock-aligned with the other hosts by {by} ± "
+            f"{self.uncertain_ns / 1e6:.3f} ms"
         )
 
 
 def clocks_of(statuses: Mapping[int, Mapping[str, Any]]) -> tuple[HostClock, ...]:
-    """The clocks of which ranks' statuses tell; what does not hold (a file may say anything) is left out.
+    """The clocks in the ranks' statuses; invalid ones (a file may contain anything) are ignored.
 
     Args:
         statuses: rank -> its status.
@@ -84,9 +84,9 @@ class ClockLine:
     """Offset by time of another clock: straight pieces without jumps. See [Note: no jumps].
 
     Args:
-        at_ns: the first moment, on the other clock; what is earlier is moved like this.
-        offset_ns: what to add there.
-        slope: how fast the offset grows then.
+        at_ns: the first time, on the other clock; the same offset applies before it.
+        offset_ns: the offset at that time.
+        slope: how fast the offset grows after it.
     """
 
     def __init__(self, at_ns: int, offset_ns: int, slope: float) -> None:
@@ -95,7 +95,7 @@ class ClockLine:
         self._slope = slope
 
     def offset(self, at_ns: int) -> int:
-        """What to add to a time of the other clock."""
+        """The offset to add to a time of the other clock."""
         return int(self.offsets(at_ns))
 
     def offsets(self, at_ns: Any) -> Any:
@@ -108,7 +108,7 @@ class ClockLine:
         return first + np.rint(found).astype(np.int64)
 
     def follow(self, now_ns: int, offset_ns: int, drift: float, seconds: float) -> None:
-        """From now on runs towards an estimate, to meet it in so many seconds if that is not too steep."""
+        """Moves towards an estimate, to reach it in this many seconds if that is not too steep."""
         if now_ns <= self._at[-1]:
             return
         here = self.offset(now_ns)
@@ -122,7 +122,7 @@ class ClockLine:
 
 @dataclass
 class _Asked:
-    """One clock that is asked: of a host, or of several that share one."""
+    """One clock that is queried: of a host, or of several that share one."""
 
     clock: str
     questions: Questions = field(default_factory=Questions)
@@ -130,20 +130,20 @@ class _Asked:
 
 
 class Channel(Protocol):
-    """What is needed of a `Wire`."""
+    """The part of a `Wire` that is used here."""
 
     def times(self, ranks: Sequence[int], timeout: float) -> dict[int, tuple[int, int, int]]:
-        """rank -> when it was asked, what it answered, when the answer came."""
+        """rank -> when it was queried, its answer, when that arrived."""
 
 
 class HostClocks:
-    """Asks the hosts of a cluster for their time, now and then, and moves what their ranks record onto one axis.
+    """Queries the hosts of a cluster for their time regularly, and moves their ranks' events to one time axis.
 
     Args:
         wire: the channel to the ranks.
-        hosts: tells, whenever asked, host's name -> name of its clock, and its ranks.
-        own: name of this machine's clock: hosts with it are not moved.
-        tell: given a rank and ``{"clock": {...}}``, when more is known of its clock.
+        hosts: returns host's name -> name of its clock, and its ranks.
+        own: name of this machine's clock: events of hosts with this clock are not moved.
+        tell: called with a rank and ``{"clock": {...}}`` when more is known about its clock.
     """
 
     def __init__(
@@ -165,14 +165,14 @@ class HostClocks:
         self._thread = threading.Thread(target=self._ask_for_ever, name="ddp_lab-clocks", daemon=True)
 
     def begin(self) -> None:
-        """Asks all hosts now: ranks have joined, some perhaps on a host that was started anew."""
+        """Queries all hosts now: ranks have joined, perhaps on a host that was restarted."""
         self._known.clear()
         self._ask(_FIRST_QUESTIONS)
         if not self._thread.is_alive() and not self._stopping.is_set():
             self._thread.start()
 
     def stop(self) -> None:
-        """Asks no more."""
+        """Stops the queries."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -194,7 +194,7 @@ class HostClocks:
         return time_ns if line is None else time_ns + line.offset(time_ns)
 
     def clocks(self) -> tuple[HostClock, ...]:
-        """What is known of each host that is moved."""
+        """The clock alignment of each other host."""
         now_ns = time.monotonic_ns()
         with self._lock:
             found = [(host, asked.line, asked.questions.offset(now_ns)) for host, asked in self._asked.items()]
@@ -236,7 +236,7 @@ class HostClocks:
         return bool(answers)
 
     def _follow(self) -> None:
-        """Lets the lines run towards the newest estimates, and tells what is known."""
+        """Moves the lines towards the newest estimates, and reports them."""
         now_ns = time.monotonic_ns()
         with self._lock:
             for asked in self._asked.values():
@@ -257,7 +257,7 @@ class HostClocks:
 
 
 def _worth_telling(known: HostClock, told: HostClock | None) -> bool:
-    """Whether it is new, or a tenth more or less certain than before: who shows it has to draw it anew."""
+    """Whether it is new, or its uncertainty changed by a tenth: views must then redraw it."""
     if told is None or told.ranks != known.ranks:
         return True
     change = abs(known.uncertain_ns - told.uncertain_ns), abs(known.offset_ns - told.offset_ns)

@@ -37,16 +37,16 @@ _Series = dict[Key, npt.NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between two runs.
+    """The differences between two runs.
 
     Attributes:
         a: name of the first run.
         b: name of the second.
-        differences: every time that both have; see `Difference` and its [Note: how sure].
+        differences: one for every time that both runs have; see `Difference` and [Note: how sure].
         notes: what could not be compared, and why.
-        steps: how many steps of each were compared.
-        warnings: what makes both times hardly comparable: other numbers of ranks, another model.
-        is_same: both are the same recording: all times are equal.
+        steps: how many steps of each run were compared.
+        warnings: why the runs are hard to compare: different numbers of ranks, another model.
+        is_same: whether both are the same recording, with equal times.
     """
 
     a: str
@@ -63,7 +63,7 @@ class Comparison:
         return next(one for one in self.differences if one.name == "step" and one.scope == "phase")
 
     def is_slower(self, threshold_percent: float = 0.0) -> bool:
-        """Whether the second run's step is longer by at least so much, and its interval leaves out 0."""
+        """Whether the second run's step is longer by at least this much, and the interval does not contain 0."""
         return self.step.low_ms > 0 and self.step.change_percent >= threshold_percent
 
     def frame(self) -> pd.DataFrame:
@@ -96,14 +96,14 @@ class Comparison:
         step = self.step
         counts = f"medians of {self.steps[0]} and {self.steps[1]} steps"
         if self.is_same:
-            times = f"{step.a_ms:.2f} ms a step, median of {self.steps[0]} steps"
-            return [f"{self.a} and {self.b} are the same recording ({times}): there is nothing to compare."]
+            times = f"{step.a_ms:.2f} ms per step, median of {self.steps[0]} steps"
+            return [f"{self.a} and {self.b} are the same recording ({times}), so there is nothing to compare."]
         verdict = f"{self.b} is {'slower' if step.change_ms > 0 else 'faster'} than {self.a}"
         told = verdict if step.is_clear else f"No clear difference between {self.a} and {self.b}"
-        lines = [*self.warnings, f"{told}: {_change(step)} a step ({counts})."]
+        lines = [*self.warnings, f"{told}: {_change(step)} per step ({counts})."]
         phases = [one for one in largest(self.differences, "phase", 10) if one.name in _PHASES]
         if phases:
-            lines.append("Of it: " + "; ".join(f"{one.name} {_change(one)}" for one in phases) + ".")
+            lines.append("By phase: " + "; ".join(f"{one.name} {_change(one)}" for one in phases) + ".")
         for one in largest(self.differences, "rank", _MOST_NAMED):
             lines.append(f"Rank {one.rank}, {one.name}: {_change(one)}.")
         for one in largest(self.differences, "bucket", _MOST_NAMED):
@@ -129,14 +129,14 @@ def compare(
     *,
     reducers: tuple[int | None, int | None] = (None, None),
 ) -> Comparison:
-    """Compares two recorded runs of a model: which phases, ranks and buckets got slower or faster, and how surely.
+    """Compares two recorded runs of a model: which phases, ranks and buckets are slower or faster, with intervals.
 
-    Of each run the steps with its last layout of the buckets are taken, without the first three, and of many the newest
-    400.
+    The comparison uses the steps of each run with its last bucket layout, without the first three, and at most the
+    newest 400.
 
     Args:
         run_a: a timeline, a file of `Timeline.save`, or a folder of `ddp-lab run`.
-        run_b: the other one; changes are told as from the first to this.
+        run_b: the other one; changes are reported from the first to this one.
         reducers: which model of each; None for the most recently active.
 
     Raises:
@@ -154,7 +154,7 @@ def compare(
     alike, notes = held[0] == held[1] and bool(held[0]), []
     if not alike:
         counts = f"{len(held[0])} in {names[0]}, {len(held[1])} in {names[1]}"
-        notes = [f"The buckets hold other parameters ({counts}): they are not compared one by one."]
+        notes = [f"The bucket layouts differ ({counts}), so buckets are not compared one by one."]
     series = [_series(one, common, with_buckets=alike) for one in steps]
     differences = compare_series(series[0], series[1])
     if not any(one.name == "step" for one in differences):
@@ -172,7 +172,7 @@ def _names(a: object, b: object) -> tuple[str, str]:
 def _model(timeline: Timeline, reducer: int | None, name: str) -> ReducerInfo:
     found = timeline.model(reducer)
     if found is None:
-        raise ValueError(f"{name} holds no steps" + ("" if reducer is None else f" of model {reducer}"))
+        raise ValueError(f"{name} contains no steps" + ("" if reducer is None else f" of model {reducer}"))
     return found
 
 
@@ -180,23 +180,23 @@ def _steps(timeline: Timeline, info: ReducerInfo, name: str) -> tuple[Steps, Lay
     """The steps of a run that are compared, and their buckets."""
     layout = timeline.judged(info.reducer)
     if layout is None:
-        raise ValueError(f"{name} holds no step that all ranks have completed")
+        raise ValueError(f"{name} contains no step that all ranks have completed")
     chosen = layout.warm(WARM_UP, _MOST_STEPS)
     buckets = len(layout.description["buckets"]) if layout.description else None
     return aligned(timeline.views_of(info.reducer, chosen), chosen, buckets), layout
 
 
 def _warnings(infos: Sequence[ReducerInfo], names: Sequence[str]) -> list[str]:
-    """What makes the times of two runs hardly comparable, in sentences."""
+    """Sentences about why two runs are hard to compare."""
     a, b = infos
     made = []
     if len(a.ranks) != len(b.ranks):
         made.append(
             f"{names[0]} ran on {counted(len(a.ranks), 'rank')}, {names[1]} on {counted(len(b.ranks), 'rank')}: their "
-            "steps are not the same work, and only the ranks that both have are compared."
+            "steps do different work, and only the ranks that both have are compared."
         )
     elif a.ranks != b.ranks:
-        made.append(f"{names[0]} ran on other ranks than {names[1]}: only the ranks that both have are compared.")
+        made.append(f"{names[0]} and {names[1]} ran on different ranks: only the ranks that both have are compared.")
     if a.module != b.module:
         made.append(f"The models differ: {a.module} in {names[0]}, {b.module} in {names[1]}.")
     return made

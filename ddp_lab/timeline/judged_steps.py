@@ -1,10 +1,10 @@
-"""Steps that are judged: those that all ranks have completed with one layout of the buckets, and what they show.
+"""The steps that are analysed: those that all ranks have completed with one bucket layout, and the facts about them.
 
 [Note: the layout that is judged]
-Every rebuild, every change and every rejoin gives the assignment of buckets another number (its generation). After a
-rejoin the first assignment is back until the next step, and has no steps at all. So the newest number says little.
-Assignments with the same buckets, options and ranks are one layout, whatever lies between them. What is judged is the
-newest layout with at least 5 complete steps; if there is none, the newest with any.
+Every rebuild, every change and every rejoin gives the bucket layout a new version number (its generation). A rejoin
+restores the initial layout until the next step, so that the newest generation may have no steps. Generations with the
+same buckets, options and ranks are one layout, even if there were others in between. The analysis uses the newest
+layout with at least 5 complete steps; if there is none, the newest with any.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ __all__ += ["newest"]
 
 _Numbers = npt.NDArray[np.int64]
 
-FEWEST_STEPS = 5  # fewer say nothing: the first ones after a rebuild are not like the others
+FEWEST_STEPS = 5  # fewer are not enough: the first ones after a rebuild take longer than others
 WARM_UP = 3
-"""First steps with an assignment of buckets that are left out where as many others are left."""
+"""How many first steps of a bucket layout are ignored, if as many others remain."""
 _FIELDS = ("parameters", "buckets", "options", "group_ranks", "backend")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One layout of a model's buckets, and its steps.
+    """A bucket layout of a model, and its steps.
 
     Attributes:
-        description: of its newest assignment, None if no rank has described it.
+        description: of its newest generation, None if no rank has described it.
         step: steps that all ranks have completed with it, ascending.
-        generation: shape of `step`: the number of the assignment that each of them had.
+        generation: shape of `step`: the generation of each step.
     """
 
     description: dict[str, Any] | None
@@ -54,9 +54,9 @@ class Layout:
         return replace(self, step=self.step[chosen], generation=self.generation[chosen])
 
     def warm(self, warm_up: int, last_steps: int | None = None) -> _Numbers:
-        """The steps without the first `warm_up` of each assignment, where that leaves as many; the newest `last_steps`.
+        """The newest `last_steps`, without the first `warm_up` of each generation if as many others remain.
 
-        Memory is new after buckets were assigned, so these take longer than others.
+        Steps after a rebuild take longer than others, because memory is newly allocated.
         """
         first = np.zeros(len(self.step), bool)
         for number in np.unique(self.generation):
@@ -66,7 +66,7 @@ class Layout:
 
 
 def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two assignments are one layout: equal buckets of equal parameters, options and ranks."""
+    """Whether two descriptions are one layout: equal buckets of equal parameters, options and ranks."""
     return all(one.get(name) == other.get(name) for name in _FIELDS)
 
 
@@ -74,8 +74,8 @@ def layouts(done: Sequence[tuple[_Numbers, _Numbers]], described: Mapping[int, d
     """The layouts that have steps, in the order of their newest step.
 
     Args:
-        done: of each rank the steps that it has completed, ascending, and the generation of each.
-        described: generation -> description of the assignment. Steps of others are left out, if there are any.
+        done: for each rank the steps that it has completed, ascending, and the generation of each.
+        described: generation -> its description. If there are any, steps of other generations are ignored.
     """
     step, generation = _common(done)
     if not described:
@@ -94,7 +94,7 @@ def layouts(done: Sequence[tuple[_Numbers, _Numbers]], described: Mapping[int, d
 
 
 def newest(known: Sequence[Layout]) -> Layout | None:
-    """The layout that is judged: see [Note: the layout that is judged]; None if there is none."""
+    """The layout that is analysed: see [Note: the layout that is judged]; None if there is none."""
     enough = [one for one in known if len(one.step) >= FEWEST_STEPS]
     return next(reversed(enough or known), None)
 
@@ -120,9 +120,9 @@ class SideBySide:
         step: which, ascending; all of them are in all tables.
 
     Attributes:
-        before: shape ``[ranks, steps]``: when the step before each had ended, 0 if unknown.
+        before: shape ``[ranks, steps]``: the end of the step before each, 0 if unknown.
         gradients: shape ``[ranks, steps, parameters]``: when each gradient was accumulated.
-        on_device: devices have timed all collectives.
+        on_device: whether devices have timed all collectives.
     """
 
     def __init__(self, views: Sequence[TableView], step: _Numbers) -> None:
@@ -185,15 +185,15 @@ def facts(
     minimum_ms: float = 1.0,
     minimum_share: float = 0.25,
 ) -> Facts:
-    """What steps with one layout of the buckets show.
+    """The facts about steps with one bucket layout.
 
     Args:
         views: tables of the ranks of one model, with these steps.
-        layout: of the buckets; without a description there are no names and no buckets.
+        layout: the layout; without a description there are no names and no buckets.
         steps: some of its steps.
-        newer: how many complete steps there are after these, with other buckets.
-        minimum_ms: smaller delays of a rank are taken for noise.
-        minimum_share: fraction of the steps in which a rank has to be late at one place.
+        newer: how many complete steps there are after these, with another layout.
+        minimum_ms: smaller delays of a rank count as noise.
+        minimum_share: fraction of the steps in which a rank must be late at one place.
     """
     described = layout.description or {"parameters": (), "buckets": (), "group_ranks": ()}
     parameters, buckets = described["parameters"], described["buckets"]
@@ -216,7 +216,7 @@ def facts(
 
 
 def late_places(found: Facts) -> list[LatePlace]:
-    """The late places of a model, the most costly first."""
+    """The straggler locations of a model, the most expensive first."""
     made = []
     for one in found.late:
         bucket, parameter = found.place_of(one)

@@ -27,7 +27,7 @@ _BEGIN, _END, _ABANDONED = map(STEP_FIELDS.index, ("backward_begin", "backward_e
 
 
 class _Rank:
-    """What the timeline knows of one rank (guarded by the timeline's lock)."""
+    """What the timeline knows about one rank (guarded by the timeline's lock)."""
 
     def __init__(self) -> None:
         self.sessions: list[int] = []  # of its processes, one after the other
@@ -49,11 +49,11 @@ class TimelineModel:
         self._max_steps, self._max_events = max_steps, max_events
         self._lock = threading.RLock()
         self.version = 0
-        """Grows whenever something was appended; a view that has drawn this version has nothing to do."""
+        """Grows with everything that is appended; a view that has drawn this version is up to date."""
         self.cleared = 0
-        """How often everything was forgotten."""
+        """How often the timeline was cleared."""
         self.recorded = False
-        """Whether it holds what happened at another time; its times say nothing of now."""
+        """Whether it holds a recording, whose times have no relation to the present."""
         self._start()
 
     def _start(self) -> None:
@@ -68,7 +68,7 @@ class TimelineModel:
     # ---- appending --------------------------------------------------------------------------------------
 
     def extend(self, batch: events.Batch) -> None:
-        """Takes one batch; events that it has had already (sent again after a rejoin) are left out."""
+        """Appends a batch; duplicate events (sent again after a rejoin) are ignored."""
         with self._lock:
             rank = self._enter(batch.rank, batch.session)
             if rank is None:
@@ -115,7 +115,7 @@ class TimelineModel:
         return changed
 
     def _enter(self, number: int, session: int | None) -> _Rank | None:
-        """The rank, after beginning a new life if the session is new; None for a message of a former life."""
+        """The rank, reset if the session is new; None for a message of an earlier process."""
         rank = self._ranks.setdefault(number, _Rank())
         if session is None or (rank.sessions and session == rank.sessions[-1]):
             return rank
@@ -130,7 +130,7 @@ class TimelineModel:
         return rank
 
     def _abandon(self, rank: int) -> None:
-        """Notes which backwards the former process of a rank has left unfinished: nothing more will come of them."""
+        """Notes which backwards the former process of a rank has left unfinished: they will never be complete."""
         for reducer, table in [(of, tables[rank]) for of, tables in self._tables.items() if rank in tables]:
             for row in table.rows()[-1:]:
                 begun, ended, abandoned = table.steps[row, [_BEGIN, _END, _ABANDONED]]
@@ -144,10 +144,10 @@ class TimelineModel:
                 self._append(rank, event)
 
     def describe(self, rank: int, description: dict[str, Any]) -> None:
-        """Takes one description of a rank (assignment, mark, inspection); it may name its ``"session"``.
+        """Adds a description of a rank (bucket layout, mark, inspection); it may name its ``"session"``.
 
         Raises:
-            ValueError: it is none; names the field.
+            ValueError: it is not valid; names the field.
         """
         description = descriptions.checked(description)
         with self._lock:
@@ -159,7 +159,7 @@ class TimelineModel:
                     self._described.append((rank, made))
 
     def set_status(self, rank: int, status: dict[str, Any]) -> None:
-        """Takes a rank's status: ``state``, ``cell``, ``pid``, ... (see `RankStatus`); merged into the last."""
+        """Updates a rank's status: ``state``, ``cell``, ``pid``, ... (see `RankStatus`); merged into the last."""
         with self._lock:
             known = self._enter(rank, status.get("session"))
             if known is not None:
@@ -167,14 +167,14 @@ class TimelineModel:
                 known.status.update(status)
 
     def clear(self) -> None:
-        """Forgets all events, descriptions and ranks."""
+        """Deletes all events, descriptions and ranks."""
         with self._lock:
             self.version += 1
             self.cleared += 1
             self._start()
 
     def raw(self) -> Saved:
-        """What `save` writes: raw events in the order of arrival, descriptions, and what is known of the ranks."""
+        """The data that `save` writes: raw events in the order of arrival, descriptions, and the ranks' status."""
         with self._lock:
             chunks = [*self._store.thinned(), *self._store.since(self._store.start)[0]]
             described = [*self._described, *self._book.watched.everything()]
@@ -182,7 +182,7 @@ class TimelineModel:
         return Saved(chunks, described, ranks)
 
     def restore(self, saved: Saved) -> None:
-        """Takes what `raw` of another timeline gave; for one that is empty."""
+        """Fills an empty timeline with the data of another timeline's `raw`."""
         with self._lock:
             self.recorded = True
             for number, about in saved.ranks.items():
@@ -195,7 +195,7 @@ class TimelineModel:
                 self._append(number, chunk)
 
     def own_numbers(self, reducer: int) -> dict[int, int]:
-        """rank -> what that rank itself calls this reducer, for the living ranks that have it."""
+        """rank -> that rank's own number of this reducer, for the running ranks that have it."""
         with self._lock:
             found = {rank: self._book.own_number(rank, known.life, reducer) for rank, known in self._ranks.items()}
             return {rank: own for rank, own in found.items() if own is not None}
@@ -226,7 +226,7 @@ class TimelineModel:
         return sorted(made, key=lambda one: (one.last_event_ns, one.reducer))
 
     def living(self) -> list[ReducerInfo]:
-        """Those of `reducers` that their ranks still have, as far as they have said: [Note: models that are gone]."""
+        """Those of `reducers` that still exist on their ranks, as far as is known: [Note: models that are gone]."""
         with self._lock:
             return [one for one in self.reducers() if not self._book.is_gone(one.reducer)]
 
@@ -247,14 +247,14 @@ class TimelineModel:
         return ReducerInfo(reducer, module, ranks, generations, buckets, last, self._latest.get(reducer, 0))
 
     def assignment(self, reducer: int, generation: int | None = None) -> dict[str, Any]:
-        """Which parameters each bucket holds: the description that the ranks sent (see tutorials/site/descriptions.md).
+        """The bucket layout: the description that the ranks sent (see tutorials/site/descriptions.md).
 
         Args:
             reducer: which model.
-            generation: which assignment; None for the newest.
+            generation: which version of the layout; None for the newest.
 
         Raises:
-            ValueError: there is no such assignment (yet).
+            ValueError: there is no such layout yet.
         """
         with self._lock:
             try:
@@ -262,10 +262,10 @@ class TimelineModel:
             except KeyError:
                 known = {number: self._book.generations(number) for number in self._book.reducers()}
                 asked = f"reducer {reducer}, generation {'newest' if generation is None else generation}"
-                raise ValueError(f"no assignment of {asked}; known (reducer: generations): {known}") from None
+                raise ValueError(f"no bucket layout of {asked}; known (reducer: generations): {known}") from None
 
     def watched_gradients(self, reducer: int | None, last_steps: int | None = None) -> list[dict[str, Any]]:
-        """Descriptions of a model's watched steps, oldest first; for None those of all, by model."""
+        """Descriptions of a model's monitored steps, oldest first; for None those of all models."""
         with self._lock:
             return self._book.watched.described("gradients", reducer, last_steps)
 
@@ -275,12 +275,12 @@ class TimelineModel:
             return [drift_record(one) for one in self._book.watched.described("drift", reducer, last_steps)]
 
     def looks_arrived(self, reducer: int, kind: str = "drift") -> int:
-        """How many descriptions of type ``"drift"`` or ``"gradients"`` of a model have come in all."""
+        """How many descriptions of type ``"drift"`` or ``"gradients"`` of a model have arrived in total."""
         with self._lock:
             return self._book.watched.arrived[kind, reducer]
 
     def inspections(self, reducer: int) -> list[Inspection]:
-        """What the ranks answered when asked for their gradients' norms and checksums, oldest step first."""
+        """The ranks' answers to requests for gradient norms and checksums, oldest step first."""
         with self._lock:
             return self._book.inspections(reducer, self._info(reducer).ranks)
 
@@ -326,11 +326,11 @@ class TimelineModel:
             return list(self._book.mark_names)
 
     def layouts(self, reducer: int, generation: int | None = None) -> list[Layout]:
-        """The layouts of a model's buckets that have complete steps, in the order of their newest step.
+        """The bucket layouts of a model that have complete steps, in the order of their newest step.
 
         Args:
             reducer: which model.
-            generation: steps with this assignment alone; None for all.
+            generation: only steps with this version of the layout; None for all.
         """
         with self._lock:
             done = []
@@ -343,7 +343,7 @@ class TimelineModel:
         return layouts(done, described)
 
     def judged(self, reducer: int) -> Layout | None:
-        """The layout whose steps are judged: see [Note: the layout that is judged]."""
+        """The layout whose steps are analysed: see [Note: the layout that is judged]."""
         return newest(self.layouts(reducer))
 
     def views_of(self, reducer: int, steps: npt.NDArray[np.int64]) -> list[TableView]:

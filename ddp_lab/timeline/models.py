@@ -1,14 +1,13 @@
-"""Which reducer an event belongs to, and what its buckets hold: built from descriptions.
+"""The models of a timeline: which reducer an event belongs to, and its bucket layouts; built from descriptions.
 
-Ranks number their reducers alike within one group and one life of their processes. After a restart, or with two
-groups of ranks that build models of their own, equal numbers mean different models: here each model gets a number
-of its own, the rank's where that is free.
+Ranks number their reducers alike within one group and one lifetime of their processes. After a restart, or with two
+groups of ranks that build their own models, equal numbers mean different models. So each model gets a unique number
+here, the rank's number if that is free.
 
 [Note: models that are gone]
-Which models exist only the ranks know, and they say so once, when one is gone (`ddp_lab.recording`). A rank
-with a new process has none of its former ones, until `restore_from` gives it a copy of another rank's, which goes on
-with the generation after the last. A model that one of its ranks has not can't train: so it counts as gone, and nobody
-has to ask.
+Only the ranks know which models exist, and they report once when a model no longer exists (`ddp_lab.recording`). A rank
+with a new process has none of its former models, until `restore_from` gives it a copy of another rank's, which
+continues with the next generation. A model that is missing on one of its ranks can't train, so it counts as gone.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ FLEETING = ("gradients", "drift")
 
 
 class ReducerBook:
-    """Numbers reducers for a timeline and keeps their assignments, inspections and the names of marks."""
+    """Numbers reducers for a timeline and keeps their bucket layouts, inspections and the names of marks."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int, int], int] = {}  # (rank, life, rank's number) -> number here
@@ -45,7 +44,7 @@ class ReducerBook:
         self.watched = GradientBook()
 
     def number(self, rank: int, life: int, reducer: int, ranks: tuple[int, ...] = (), generation: int = 0) -> int:
-        """The number here of what this rank, in this life, calls `reducer`; the last two are of its description."""
+        """The number here of this rank's `reducer`, in this process; the last two arguments are of its description."""
         own = (rank, life, reducer)
         if own not in self._numbers:
             number = self._models.get((reducer, ranks))
@@ -59,14 +58,14 @@ class ReducerBook:
         return self._numbers[own]
 
     def _is_same(self, number: int, rank: int, generation: int) -> bool:
-        """Whether a model that this rank names for the first time in its life is that one."""
+        """Whether a model that this rank's process names for the first time is that one."""
         members = self._members[number]
-        if rank not in members:  # the others may have named it, and be without it already: models can be short-lived
+        if rank not in members:  # the others may have named it and deleted it already: models can be short-lived
             return all(life == self._lives[of] for of, life in members.items())
         return generation > 0 and any(life == self._lives[of] for of, life in members.items() if of != rank)
 
     def own_number(self, rank: int, life: int, reducer: int) -> int | None:
-        """What this rank, in this life, calls the reducer numbered so here; None if it has no such model."""
+        """The number of this reducer on this rank, in this process; None if the rank has no such model."""
         for (of_rank, of_life, own), number in self._numbers.items():
             if (of_rank, of_life, number) == (rank, life, reducer):
                 return own
@@ -77,18 +76,18 @@ class ReducerBook:
         return bool(self._missing.get(reducer))
 
     def begin_life(self, rank: int, life: int) -> None:
-        """This rank has a new process."""
+        """Notes that this rank has a new process."""
         self._lives[rank] = life
         for number, members in self._members.items():
             if rank in members:
                 self._missing[number].add(rank)
 
     def mark(self, rank: int, life: int, index: int) -> int:
-        """Index in `mark_names` of what this rank, in this life, calls mark `index`; -1 if it has no name."""
+        """Index in `mark_names` of this rank's mark `index`, in this process; -1 if it has no name."""
         return self._marks.get((rank, life, index), -1)
 
     def describe(self, rank: int, life: int, description: dict[str, Any]) -> dict[str, Any]:
-        """Takes one description (types not known here are kept, no more) and returns it with the numbers used here."""
+        """Adds a description and returns it with the numbers used here; descriptions of unknown types are only kept."""
         made = {key: value for key, value in description.items() if key != "session"}
         kind = made.get("type")
         if kind == "mark":
@@ -104,7 +103,7 @@ class ReducerBook:
             self._assignments.setdefault(made["reducer"], {})[made["generation"]] = made
         elif kind == "gone":
             known = self._numbers.get((rank, life, made["reducer"]))
-            if known is not None:  # else it had gone before anybody looked
+            if known is not None:  # else it no longer existed when this was read
                 self._missing[known].add(rank)
         elif kind == "inspection":
             made["reducer"] = self.number(rank, life, made["reducer"])
@@ -115,15 +114,15 @@ class ReducerBook:
         return made
 
     def _share(self, made: dict[str, Any]) -> None:
-        """Lets what is equal in the model's last assignment be the same object: every rank describes each generation,
-        and each rejoin begins one."""
+        """Shares equal parts with the model's last layout: every rank describes each generation, and each rejoin begins
+        a new one."""
         last = next(reversed(self._assignments.get(made["reducer"], {}).values()), None)
         for field in ("parameters", "buckets", "options", "group_ranks"):
             if last is not None and field in made and last.get(field) == made[field]:
                 made[field] = last[field]
 
     def assignment(self, reducer: int, generation: int | None = None) -> dict[str, Any]:
-        """One assignment's description, the newest for None; raises `KeyError` if there is none."""
+        """The description of a bucket layout, the newest for None; raises `KeyError` if there is none."""
         of_reducer = self._assignments[reducer]
         return of_reducer[max(of_reducer) if generation is None else generation]
 

@@ -10,19 +10,19 @@ __all__ = ["DriftRecord", "Inspection", "Kept", "LatePlace", "RankStatus", "Redu
 
 @dataclass(frozen=True)
 class DriftRecord:
-    """What one comparison of the ranks' replicas found.
+    """The result of one comparison of the ranks' replicas.
 
     Attributes:
         reducer: which model.
-        step: the model's synchronised backwards before it.
-        ok: no parameter or buffer differs.
-        first: qualified name of the first that differs; None.
-        groups: for `first`, the ranks that hold equal values, together.
+        step: the number of the model's synchronised backwards before it.
+        ok: whether no parameter or buffer differs.
+        first: qualified name of the first one that differs; None if equal.
+        groups: for `first`, groups of ranks with equal values.
         differing: how many differ.
-        tensors: how many were compared.
-        bytes: how many each rank read.
+        tensors: how many tensors were compared.
+        bytes: how many bytes each rank read.
         cost_ms: how long it took.
-        error: why they could not be compared; "" if they were.
+        error: why the comparison failed; "" if it did not.
     """
 
     reducer: int
@@ -39,19 +39,19 @@ class DriftRecord:
 
 @dataclass(frozen=True)
 class RankStatus:
-    """What is known of one rank.
+    """What is known about one rank.
 
     Attributes:
         rank: the rank.
-        session: identifies the life of its process; None before its first message.
-        pid: its process, None if it has not said.
+        session: identifies its process; None before its first message.
+        pid: its process id, None if not reported.
         state: ``"idle"``, ``"running"``, ``"freed"``, ``"leaving"``, or ``"unknown"`` before its first status.
-        cell: id of the cell that it runs, None if none.
-        step: the latest step of which it sent an event, -1 if none.
+        cell: id of the running cell, None if none.
+        step: the last step seen, -1 if none.
         last_event_ns: time of its latest event on its host's monotonic clock, 0 if none.
-        events: events received from this life of its process.
-        dropped: events of it that were recorded and never arrived.
-        status: everything its last status said.
+        events: events received from its current process.
+        dropped: events that were recorded but never arrived.
+        status: the contents of its last status.
     """
 
     rank: int
@@ -74,8 +74,8 @@ class ReducerInfo:
         reducer: its number on this timeline.
         module: class name of the model, ``"?"`` if it was not described.
         ranks: the ranks that synchronise it.
-        generations: numbers of its bucket assignments.
-        buckets: number of buckets of the newest assignment.
+        generations: version numbers of its bucket layouts.
+        buckets: number of buckets in the newest layout.
         last_step: its latest step, -1 if none.
         last_event_ns: time of its latest event.
     """
@@ -94,11 +94,11 @@ class Kept:
     """Which steps of a model a timeline holds.
 
     Attributes:
-        steps: how many.
+        steps: their number.
         first: the oldest, 0 if none.
         last: the newest, -1 if none.
-        whole_from: from this one on there are all of them.
-        thinned: how many there are before that one.
+        whole_from: all steps are kept from this one on.
+        thinned: how many older steps are kept.
     """
 
     steps: int
@@ -112,27 +112,27 @@ class Kept:
         if not self.thinned:
             return ""
         return (
-            f"Old steps are thinned: {self.thinned:,} of steps {self.first:,}–{self.whole_from - 1:,} are kept, "
+            f"Old steps were down-sampled: {self.thinned:,} of steps {self.first:,}–{self.whole_from - 1:,} are kept, "
             f"and all since {self.whole_from:,}."
         )
 
 
 @dataclass(frozen=True)
 class LatePlace:
-    """One place where a rank's own computation falls behind the other ranks'.
+    """One straggler location: where a rank's own computation falls behind the other ranks'.
 
     Attributes:
         rank: the rank.
-        bucket: the bucket whose gradients come late; None: see `where`.
+        bucket: the bucket whose gradients are late; None: see `where`.
         parameter: qualified name of the parameter at whose gradient it falls behind, None if unknown.
         delay_ms: by how much, median over the steps in which it does.
         share: fraction of the steps in which it does, 0 to 1.
-        where: ``"place"``: at that bucket and parameter; ``"arrival"``: it comes late to its backward (input data,
-            forward, what happens between the steps); ``"everywhere"``: its whole backward is slower; ``"varying"``: the
+        where: ``"place"``: at that bucket and parameter; ``"arrival"``: it starts its backward late (input data,
+            forward, code between the steps); ``"everywhere"``: its whole backward is slower; ``"varying"``: the
             others wait for it in most steps, and where it falls behind varies too much to name a place.
         pattern: ``"persistent"``: in most steps; ``"data-dependent"``: in the steps in which its forward takes
             longer, too; ``"random"``: in some steps.
-        cost_percent: what the steps would have saved without it, in percent of the step.
+        cost_percent: what the steps would save without it, in percent of the step.
     """
 
     rank: int
@@ -153,8 +153,9 @@ class Inspection:
         reducer: which model.
         step: after which step.
         checksums: bucket -> rank -> hexadecimal checksum of the gradients' bytes.
-        norms: bucket -> rank -> Euclidean norm.
-        missing: ranks that have not answered (yet).
+        norms: bucket -> rank -> L2 norm.
+        missing: ranks that have not answered yet.
+
     """
 
     reducer: int

@@ -17,9 +17,9 @@ class EventStore:
     """Keeps the newest batches of at most `max_events` events; a cursor counts the events ever appended.
 
     Args:
-        max_events: the newest so many are kept.
-        thinned: of those before, at most so many are kept: all of some steps, whose numbers are multiples of a power of
-            two, as in [Note: old steps are thinned].
+        max_events: how many of the newest events are kept.
+        thinned: how many older ones are kept at most: all events of some steps, whose numbers are multiples of a power
+            of two, as in [Note: old steps are thinned].
     """
 
     def __init__(self, max_events: int, thinned: int = 0) -> None:
@@ -35,7 +35,7 @@ class EventStore:
         return self._chunks[0][0] if self._chunks else self.next
 
     def append(self, rank: int, events: npt.NDArray[np.void]) -> None:
-        """Adds events of one rank and forgets the oldest batches."""
+        """Adds events of one rank and deletes the oldest batches."""
         if not len(events):
             return
         self._chunks.append((self.next, rank, events))
@@ -45,7 +45,7 @@ class EventStore:
             self._thin(of, oldest)
 
     def thinned(self) -> list[tuple[int, npt.NDArray[np.void]]]:
-        """What is kept of the events before `start`, as (rank, events) pairs in the order of arrival."""
+        """The kept events before `start`, as (rank, events) pairs in the order of arrival."""
         return list(self._thinned)
 
     def _thin(self, rank: int, events: npt.NDArray[np.void]) -> None:
@@ -69,7 +69,7 @@ class EventStore:
         return chosen  # a copy: it does not hold on to the batch
 
     def since(self, cursor: int) -> tuple[list[tuple[int, npt.NDArray[np.void]]], int, int]:
-        """Events from `cursor` on as (rank, events) pairs, the next cursor, and how many in between are gone.
+        """Events from `cursor` on as (rank, events) pairs, the next cursor, and how many in between were deleted.
 
         Raises:
             ValueError: `cursor` lies beyond the last event.

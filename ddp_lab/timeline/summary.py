@@ -1,4 +1,4 @@
-"""A timeline in words: a few sentences, every figure computed from the events."""
+"""A text summary of a timeline: a few sentences, with every number computed from the events."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .records import Kept, LatePlace, ReducerInfo
 
 __all__ = ["CHANGE", "NOTHING", "Facts", "incomplete", "summary"]
 
-CHANGE = "To change"
-"""How the sentence begins that tells the first finding."""
+CHANGE = "Main finding"
+"""The first words of the sentence about the first finding."""
 
 NOTHING = (
-    "No events yet: wrap the model in ddp_lab.DistributedDataParallel and run some steps in a %%distributed cell "
-    "(recording is on unless ddp_lab.recording.disable() was called)."
+    "No events yet. Wrap the model in ddp_lab.DistributedDataParallel and run some steps in a %%distributed cell. "
+    "Recording is on unless ddp_lab.recording.disable() was called."
 )
 _MOST_NAMES = 2
 _TOGETHER_MS = 0.1
@@ -32,7 +32,7 @@ _LEAST_COST = 0.5  # percent of the step: as for findings
 
 @dataclass(frozen=True)
 class Facts:
-    """What the sentences are made of: columns of `Timeline.steps()` and `Timeline.sync()` of judged steps, names."""
+    """The input of the sentences: columns of `Timeline.steps()` and `Timeline.sync()` for the analysed steps; names."""
 
     info: ReducerInfo
     steps: Mapping[str, npt.NDArray[Any]]
@@ -46,12 +46,12 @@ class Facts:
 
 
 def incomplete(info: ReducerInfo, dropped: int) -> str:
-    """What is said of a model without a complete step."""
+    """Returns the summary of a model without a complete step."""
     return f"No step of {info.module} is complete yet. {_losses(dropped)}"
 
 
 def summary(facts: Facts) -> str:
-    """Returns the sentences, one a line."""
+    """Returns the sentences, one per line."""
     sync = facts.sync
     lines = [_cost(facts), _communication(facts)]
     if len(facts.info.ranks) > 1 and len(sync["step"]):
@@ -67,11 +67,11 @@ def _cost(facts: Facts) -> str:
     where = f"{facts.info.module} on {counted(len(facts.info.ranks), 'rank')}"
     span = step_range(np.unique(steps["step"]).tolist())
     total = _median(steps["step_ms"])
-    whole = f"{ms(total)} a step" if total is not None else f"{ms(_median(steps['backward_ms']))} a backward"
+    whole = f"{ms(total)} per step" if total is not None else f"{ms(_median(steps['backward_ms']))} per backward"
     parts = {
         "forward": _median(steps["forward_ms"]) if total is not None else None,
-        "the backward's computation": _median(steps["compute_ms"]),
-        "waiting for gradients after it": _median(steps["exposed_ms"]),
+        "backward computation": _median(steps["compute_ms"]),
+        "exposed communication after it": _median(steps["exposed_ms"]),
     }
     told = [f"{ms(value)} {name}" for name, value in parts.items() if value is not None]
     of_which = f", of which {enumeration(told)}" if told else ""
@@ -83,19 +83,19 @@ def _communication(facts: Facts) -> str:
     busy, hidden = np.nansum(steps["communication_ms"]), np.nansum(steps["hidden_ms"])
     buckets = int(np.median(steps["buckets"]))
     of_bytes = size(float(np.median(steps["bytes"])))
-    told = f"{counted(buckets, 'bucket')} ({of_bytes}) a step"
+    told = f"{counted(buckets, 'bucket')} ({of_bytes}) per step"
     if len(facts.info.ranks) == 1:
-        return f"{told}; with one rank there is nobody to communicate with."
+        return f"{told}; a single rank has no communication."
     if busy <= 0:
         return f"{told}; no collective has finished yet."
-    share = f"{100 * hidden / busy:.0f} % of the communication was hidden under the backward's computation"
+    share = f"{100 * hidden / busy:.0f} % of the communication overlapped with the backward computation"
     if buckets == 1:
-        share += " (with a single bucket, nothing can overlap: lower bucket_cap_mb)" if hidden / busy < 0.05 else ""
-    return f"{told}, {ms(_median(steps['communication_ms']))} under way; {share}."
+        share += " (a single bucket cannot overlap: lower bucket_cap_mb)" if hidden / busy < 0.05 else ""
+    return f"{told}, {ms(_median(steps['communication_ms']))} in flight; {share}."
 
 
 def _longest(facts: Facts, sync: Mapping[str, npt.NDArray[Any]]) -> str:
-    """The bucket that leaves the ranks waiting the longest, and whether for data or for a rank."""
+    """The bucket with the most exposed communication, and whether its collective or a late rank causes it."""
     buckets = np.unique(sync["bucket"])
     exposed = {int(b): _median(sync["exposed_ms"][sync["bucket"] == b]) or 0.0 for b in buckets}
     late = {int(b): _median(sync["late_ms"][sync["bucket"] == b]) or 0.0 for b in buckets}
@@ -103,22 +103,22 @@ def _longest(facts: Facts, sync: Mapping[str, npt.NDArray[Any]]) -> str:
     of_it = sync["bucket"] == bucket
     speed = _median(sync["bandwidth_gb_s"][of_it])
     told = (
-        f"Bucket {bucket}{_names(facts, bucket)} waited longest: {ms(exposed[bucket])} of its collective lie "
-        f"after the computation; once all ranks have launched it, it takes {ms(_median(sync['all_reduce_ms'][of_it]))}"
+        f"Bucket {bucket}{_names(facts, bucket)} has the most exposed communication, {ms(exposed[bucket])}; "
+        f"its all-reduce takes {ms(_median(sync['all_reduce_ms'][of_it]))} once all ranks have launched it"
     )
     return told + (f" ({speed:.2g} GB/s)." if speed is not None else ".")
 
 
 def _last(sync: Mapping[str, npt.NDArray[Any]]) -> str:
-    """The rank for which the others waited most in all."""
+    """The rank that the others waited for most in total."""
     waited = {int(r): float(sync["late_ms"][sync["last_rank"] == r].sum()) for r in np.unique(sync["last_rank"])}
     rank = max(waited, key=lambda r: waited[r])
     of_it = sync["last_rank"] == rank
     late = _median(sync["late_ms"][of_it]) or 0.0
     if late < _TOGETHER_MS:
-        return f"The ranks launch their collectives together: within {ms(_median(sync['late_ms']))} (median)."
+        return f"The ranks launch their collectives within {ms(_median(sync['late_ms']))} of each other (median)."
     return (
-        f"Rank {rank} was the last to launch in {100 * of_it.mean():.0f} % of the collectives; the first rank then "
+        f"Rank {rank} was the last to launch {100 * of_it.mean():.0f} % of the collectives; the first rank then "
         f"waited {ms(late)} for it (median)."
     )
 
@@ -129,26 +129,26 @@ def _late(facts: Facts, one: LatePlace) -> str:
     cost = f" ({one.pattern}; it costs {one.cost_percent:.0f} % of a step)"
     when = f"by {ms(one.delay_ms)} in {100 * one.share:.0f} % of the steps{cost}"
     if one.where == "everywhere":
-        return f"Rank {one.rank} is slower than the others in its whole backward, {when}."
+        return f"Rank {one.rank} is slower than the others throughout its backward, {when}."
     if one.parameter is not None:
         where = f" (bucket {one.bucket})" if one.bucket is not None else ""
         return f"Rank {one.rank} falls behind when it computes the gradient of {one.parameter}{where}, {when}."
     if one.bucket is not None:
         return f"Rank {one.rank} falls behind in bucket {one.bucket}{_names(facts, one.bucket)}, {when}."
-    return f"Rank {one.rank} comes late to its backward, {when}: look at its input data and its forward."
+    return f"Rank {one.rank} starts its backward late, {when}. Check its input data and its forward."
 
 
 def _largest(findings: Sequence[Finding]) -> str:
     if not findings or findings[0].gain_percent < _WORTH_TELLING:
         return ""
     first = findings[0]
-    return f"{CHANGE}, for about {first.gain_percent:.0f} % of the step: {first.title} {first.remedy}"
+    return f"{CHANGE}, about {first.gain_percent:.0f} % of the step: {first.title} {first.remedy}"
 
 
 def _losses(dropped: int) -> str:
     if not dropped:
         return "No event was dropped."
-    return f"{dropped:,} events were dropped: spans may be missing, and figures are those of the others."
+    return f"{dropped:,} events were dropped: spans may be missing, and the numbers leave these events out."
 
 
 def _names(facts: Facts, bucket: int) -> str:

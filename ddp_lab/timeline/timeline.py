@@ -1,8 +1,8 @@
-"""Timeline: what all ranks' events say, from batches to spans per rank, step and bucket.
+"""Timeline: the events of all ranks, from batches to spans per rank, step and bucket.
 
 The receiver thread appends (`extend`, `describe`, `set_status`); any other thread reads. Raw events are kept for
 readers with a cursor and for `save`; the times of steps and buckets are kept in dense tables, which reach further
-back. Everything is bounded, and what was lost is counted and shown.
+back. Everything is bounded, and losses are counted and shown.
 """
 
 from __future__ import annotations
@@ -40,46 +40,48 @@ if TYPE_CHECKING:
 
 __all__ = ["Inspection", "Kept", "LatePlace", "RankStatus", "RecordedRun", "ReducerInfo", "Timeline", "read_run"]
 
-_JUDGED_STEPS = 100  # complete steps that findings and late ranks are told of
+_JUDGED_STEPS = 100  # complete steps that findings and stragglers are based on
 
 
 class Timeline(TimelineModel):
     """Events of all ranks, by rank, reducer, step and bucket.
 
-    Two models in one program are two reducers. Buckets that were assigned anew are a new generation. A rank whose
-    process was replaced goes on under its number, and models that it builds then are new reducers.
+    Each model in a program has its own reducer number. Each bucket layout has a generation number, which grows with
+    every rebuild. A rank whose process was restarted keeps its number, and the models that it builds then are new
+    reducers.
 
     Args:
-        max_steps: steps of each model to keep, and a quarter as many of those before: evenly spaced ones of the whole
-            past ([Note: old steps are thinned] in `step_table.py`; `kept` tells which). 8 ranks with 50 buckets and 400
-            parameters take 49 kB a step: 61 MB in all.
-        max_events: raw events to keep for `since` and `save`, 72 bytes each, and a quarter as many of old steps.
+        max_steps: how many of the newest steps of each model to keep. A quarter as many older steps are kept, too,
+            evenly spaced over the whole past ([Note: old steps are thinned] in `step_table.py`; see `kept`). 8 ranks
+            with 50 buckets and 400 parameters take 49 kB per step: 61 MB in total.
+        max_events: how many raw events to keep for `since` and `save`, 72 bytes each, and a quarter as many of old
+            steps.
     """
 
     @property
     def clocks(self) -> tuple[HostClock, ...]:
-        """The hosts whose times were moved onto one axis, by how much, and how exactly; empty for a single clock.
+        """The hosts whose timestamps were clock-aligned, the offset and its uncertainty; empty for a single clock.
 
-        Times of spans of different hosts can be compared within ``uncertain_ns``.
+        Times of spans on different hosts can be compared within ``uncertain_ns``.
         """
         return clocks_of({one.rank: one.status for one in self.ranks()})
 
     def spans(self, reducer: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
         """One row per rank, step and bucket.
 
-        Columns: ``rank``, ``reducer``, ``process_group`` (index on that rank), ``step``, ``generation`` (of the
-        assignment), ``bucket``, ``bytes``, ``n_parameters``. Host times in ns, 0 where it has not happened:
+        Columns: ``rank``, ``reducer``, ``process_group`` (index on that rank), ``step``, ``generation`` (version
+        of the bucket layout), ``bucket``, ``bytes``, ``n_parameters``. Host times in ns, 0 if not yet known:
         ``backward_begin_ns``, ``first_ready_ns`` (first gradient of the bucket), ``ready_ns`` (its last one),
-        ``launched_ns``, ``reduced_ns``, ``finalize_ns`` (the rank's own computation was over); device times on
+        ``launched_ns``, ``reduced_ns``, ``finalize_ns`` (end of the rank's own computation); device times on
         the same axis, 0 on a CPU: ``device_begin_ns``, ``device_end_ns``. Milliseconds since ``backward_begin_ns``,
-        NaN where it has not happened: ``first_ready_ms``, ``ready_ms``, ``launched_ms``, ``reduced_ms``. Durations:
+        NaN if not yet known: ``first_ready_ms``, ``ready_ms``, ``launched_ms``, ``reduced_ms``. Durations:
         ``fill_ms`` (first gradient to ready), ``all_reduce_ms`` (launched to reduced, waiting for other ranks
         included), ``device_ms``, ``hidden_ms`` and ``exposed_ms`` (parts of the collective before and after the
         end of the rank's computation, on ``clock``: "host" or "device"). ``complete``: the backward has ended.
 
         Args:
             reducer: which model; None for all.
-            last_steps: only so many newest steps of each; None for all that are kept.
+            last_steps: how many of the newest steps of each model; None for all that are kept.
         """
         return _frame(self.columns(reducer, last_steps))
 
@@ -88,10 +90,10 @@ class Timeline(TimelineModel):
 
         Columns: ``rank``, ``reducer``, ``step``, ``generation``, ``state`` ("running", "complete", "abandoned"),
         ``buckets``, ``bytes`` (launched), ``forward_begin_ns``, ``forward_end_ns``, ``backward_begin_ns``,
-        ``finalize_ns``, ``backward_end_ns`` (host), ``step_ms`` (from the end of the step before), ``forward_ms`` (of
-        the last forward before the backward), ``backward_ms``, ``compute_ms`` (the backward's own computation),
-        ``communication_ms`` (at least one collective under way), of which ``hidden_ms`` under the computation and
-        ``exposed_ms`` after it, on ``clock``.
+        ``finalize_ns``, ``backward_end_ns`` (host), ``step_ms`` (since the end of the previous step), ``forward_ms``
+        (of the last forward before the backward), ``backward_ms``, ``compute_ms`` (the backward's own computation),
+        ``communication_ms`` (at least one collective in flight), of which ``hidden_ms`` is overlapped with the
+        computation and ``exposed_ms`` is after it, on ``clock``.
         """
         return _frame(self.step_columns(reducer, last_steps))
 
@@ -101,47 +103,47 @@ class Timeline(TimelineModel):
         Columns: ``reducer``, ``step``, ``generation``, ``bucket``, ``bytes``, ``n_parameters``, ``ranks`` (number),
         ``all_reduce_ms`` (last rank's launch to last rank's reduced), ``bandwidth_gb_s`` (bytes over that time,
         10⁹ bytes), ``last_rank`` (to launch), ``late_ms`` (last launch minus first), ``alone_ms`` (last launch
-        minus the last but one: all others waited for that rank alone; NaN for one rank), ``wait_ms`` (dict rank -> ms
+        minus the last but one: all others waited for that rank; NaN for one rank), ``wait_ms`` (dict rank -> ms
         that its launched collective waited for the last rank's), ``hidden_ms`` and ``exposed_ms`` (mean over the
-        ranks). Between ranks of different hosts times are as exact as `clocks` says.
+        ranks). Between hosts, times have the uncertainty given by `clocks`.
         """
         return _frame(self.sync_columns(reducer, last_steps))
 
     def gradients(self, reducer: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
-        """Watched gradients (`DistributedDataParallel.watch_gradients`): a row for each step and bucket.
+        """Monitored gradients (`DistributedDataParallel.watch_gradients`): one row per step and bucket.
 
         Columns: ``reducer``, ``step``, ``generation``, ``bucket`` (-1: all together), ``ranks`` (with gradients),
         ``before`` (dict rank -> Euclidean norm of that rank's own gradients) and its ``before_mean``, ``before_min``,
         ``before_max``; ``after`` (norm of the average); ``signal`` and ``noise``: estimates of the squared norm of the
         true gradient and of the noise in a rank's, whose ratio is the noise scale ([Note: gradient noise scale]);
-        ``nonfinite`` ("NaN", "Inf" or ""), ``nonfinite_rank`` and ``nonfinite_parameter``: where it was seen first;
-        ``cost_ms``: what watching the step cost the first rank.
+        ``nonfinite`` ("NaN", "Inf" or ""), ``nonfinite_rank`` and ``nonfinite_parameter``: where it was found first;
+        ``cost_ms``: the cost of monitoring the step on the first rank.
 
         Args:
             reducer: which model; None for all.
-            last_steps: only so many newest steps of each; None for all that are kept.
+            last_steps: how many of the newest steps of each model; None for all that are kept.
         """
         return _frame(gradient_norm_columns(self.watched_gradients(reducer, last_steps)))
 
     def drift(self, reducer: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
-        """Comparisons of the ranks' replicas (`watch_drift`, `Cluster.check_drift`): a row for each.
+        """Comparisons of the ranks' replicas (`watch_drift`, `Cluster.check_drift`): one row per comparison.
 
         Columns: ``reducer``, ``step`` (synchronised backwards before it), ``ok``, ``first`` (name of the first
-        parameter or buffer that differs, "" for none), ``groups`` (ranks that hold equal values of it, together),
+        parameter or buffer that differs, "" for none), ``groups`` (groups of ranks with equal values of it),
         ``differing`` (how many differ), ``tensors`` and ``bytes`` (how much was compared), ``cost_ms``, ``error`` (why
-        it could not be done, else ""). They come from rank 0 of the model's group.
+        the comparison failed, else ""). Rank 0 of the model's group reports them.
 
         Args:
             reducer: which model; None for all.
-            last_steps: only so many newest comparisons of each; None for all that are kept.
+            last_steps: how many of the newest comparisons of each model; None for all that are kept.
         """
         return _frame(drift_columns(self.drift_records(reducer, last_steps)))
 
     def noise_scale(self, reducer: int | None = None, last_steps: int = 100) -> float:
-        """The gradient noise scale over watched steps, in batches of a rank: see [Note: gradient noise scale].
+        """The gradient noise scale over monitored steps, in batches of a rank: see [Note: gradient noise scale].
 
-        Times a rank's batch size it is the batch, in samples, up to which more data per step still pays. NaN if nothing
-        was watched, or if the noise hides the gradient.
+        Multiplied by a rank's batch size, it is the batch size up to which a larger batch still pays off. NaN if no
+        step was monitored, or if the noise hides the gradient.
         """
         chosen = self.model(reducer)
         columns = gradient_norm_columns(self.watched_gradients(chosen.reducer if chosen else reducer, last_steps))
@@ -155,38 +157,41 @@ class Timeline(TimelineModel):
         minimum_ms: float = 1.0,
         minimum_share: float = 0.25,
     ) -> list[LatePlace]:
-        """Names the ranks whose own computation falls behind, and the bucket and parameter where it does.
+        """Finds stragglers: the ranks whose own computation falls behind, and the bucket and parameter where it does.
 
-        Delays that a busy machine causes now and then, at any place, are not named. A rank for which the others wait in
-        most steps is named also where its delay varies too much to tell the place: `LatePlace.where` says so.
+        Accidental delays on a busy machine are ignored. A rank that the others wait for in most steps is also reported
+        if its delay varies too much to name the place; see `LatePlace.where`.
 
         Args:
             reducer: which model; None for the most recently active.
-            last_steps: how many complete steps to look at, of the last layout of the buckets that has some.
-            minimum_ms: smaller delays are taken for noise.
-            minimum_share: fraction of the steps in which a rank has to be late at that place.
+            last_steps: how many complete steps to analyse, of the last bucket layout that has some.
+            minimum_ms: smaller delays count as noise.
+            minimum_share: fraction of the steps in which a rank must be late at that place.
 
         Returns:
-            The most costly place first.
+            The straggler locations, the most expensive first.
         """
         known = self.judgement(reducer, last_steps, minimum_ms=minimum_ms, minimum_share=minimum_share)
         return judged_steps.late_places(known) if known is not None else []
 
     def findings(self, reducer: int | None = None, last_steps: int = _JUDGED_STEPS) -> list[Finding]:
-        """What to change, the largest gain first: each finding with its evidence, a remedy and an estimated gain.
+        """Finds what to change: each finding has its evidence, a suggested fix and an estimated saving.
 
         Args:
             reducer: which model; None for the most recently active.
-            last_steps: how many complete steps to look at, of the last layout of the buckets that has some.
+            last_steps: how many complete steps to analyse, of the last bucket layout that has some.
+
+        Returns:
+            The findings, the largest saving first.
         """
         return findings.findings(self.judgement(reducer, last_steps))
 
     def judgement(self, reducer: int | None = None, last_steps: int = _JUDGED_STEPS, **options: float) -> Facts | None:
-        """What findings, late ranks and the summary are made from: the times of the judged steps, and late places.
+        """The facts behind findings, stragglers and the summary: times of the analysed steps, straggler locations.
 
         Args:
             reducer: which model; None for the most recently active.
-            last_steps: how many complete steps to look at, see [Note: the layout that is judged].
+            last_steps: how many complete steps to analyse, see [Note: the layout that is judged].
             options: of `judged_steps.facts`.
 
         Returns:
@@ -204,26 +209,26 @@ class Timeline(TimelineModel):
     # ---- what if ----------------------------------------------------------------------------------------
 
     def workload(self, reducer: int | None = None, last_steps: int = 50) -> Workload:
-        """What one step computes and when its gradients are ready: what the simulator replays.
+        """The computation of one step and the readiness of its gradients: the input of the simulator.
 
         Args:
             reducer: which model; None for the most recently active.
-            last_steps: the medians are over so many steps.
+            last_steps: how many steps the medians are taken over.
 
         Raises:
-            ValueError: no two steps in a row have been recorded with the present buckets.
+            ValueError: no two consecutive steps have been recorded with the current buckets.
         """
         return workloads.workload(self, reducer, last_steps=last_steps)
 
     def simulate(
         self, link: LinkModel | None = None, *, reducer: int | None = None, without_rank: int | None = None, **what: Any
     ) -> what_if.WhatIf[Timeline]:
-        """Predicts the step with other buckets, hooks, worlds or links.
+        """Predicts the step with other buckets, hooks, world sizes or links.
 
         Args:
-            link: how long an all-reduce takes; None: fitted to the recorded ones.
+            link: the communication model of an all-reduce; None: fitted to the recorded ones.
             reducer: which model; None for the most recently active.
-            without_rank: a rank that is taken to be as fast as the others: "without the straggler".
+            without_rank: a rank that is assumed to be as fast as the others: "without the straggler".
             what: fields of `ddp_lab.simulation.simulator.Configuration`: ``bucket_cap_mb`` (None: as recorded),
                 ``order``, ``hook``, ``sync_every``, ``world_size``, ``overlap``, ``jitter_ns``.
 
@@ -236,13 +241,13 @@ class Timeline(TimelineModel):
     # ---- views ------------------------------------------------------------------------------------------
 
     def dashboard(self, *views: str) -> DOMWidget:
-        """Returns a widget that shows this timeline: a recording's, say. It needs no ranks and no torch.
+        """Returns a widget that shows this timeline, for example a recording. It needs no ranks and no torch.
 
         `Cluster.dashboard` shows a cluster's timeline, and has controls for its ranks.
 
         Args:
-            views: of ``"timeline"``, ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``, ``"findings"``,
-                ``"what_if"`` and ``"gradients"``; none: all.
+            views: names out of ``"timeline"``, ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``,
+                ``"findings"``, ``"what_if"`` and ``"gradients"``; all if none is given.
 
         Example:
             ddp_lab.Timeline.load("run.npz").dashboard()
@@ -250,14 +255,14 @@ class Timeline(TimelineModel):
         return _above("widgets.dashboard").of_recording(self, views)
 
     def replay(self, *views: str, speed: float = 1.0) -> DOMWidget:
-        """Returns a dashboard that plays what was recorded as if it happened now, with a bar to pause and to go back.
+        """Returns a dashboard that replays the recording as if it were live, with controls to pause and to go back.
 
-        Its ``player`` does the same from code: ``play()``, ``pause()``, ``seek(seconds)``, ``speed``. Pauses of more
-        than a second, between two cells say, are played as one second.
+        Its ``player`` does the same from code: ``play()``, ``pause()``, ``seek(seconds)``, ``speed``. Gaps of more
+        than a second, for example between two cells, are replayed as one second.
 
         Args:
             views: as for `dashboard`.
-            speed: seconds of the recording in one second; 0.05 shows how each step grows.
+            speed: seconds of the recording per second; 0.05 shows how each step grows.
 
         Raises:
             ValueError: the speed is not positive, nothing was recorded, or there is no such view.
@@ -269,14 +274,14 @@ class Timeline(TimelineModel):
         return _above("widgets.dashboard").of_recording(player.timeline, views, player)
 
     def what_if(self) -> DOMWidget:
-        """Returns a widget that predicts the step for what its sliders say, beside what was recorded."""
+        """Returns a widget that predicts the step for the settings of its sliders, beside the recorded step."""
         return _above("widgets.view_widgets").WhatIfSliders(self)
 
     def report(self, path: str | os.PathLike[str], reducer: int | None = None) -> Path:
-        """Writes one HTML page that needs no network: findings in words first, figures and tables after.
+        """Writes one HTML page that needs no network: findings and summary, then figures and tables.
 
         Args:
-            path: where to.
+            path: the file to write.
             reducer: which model; None for the most recently active.
         """
         target = Path(path)
@@ -296,7 +301,7 @@ class Timeline(TimelineModel):
     # ---- out --------------------------------------------------------------------------------------------
 
     def summary(self, reducer: int | None = None, last_steps: int = 200) -> str:
-        """A few sentences computed from the events: what a step costs, what waited, who was late, what was lost."""
+        """A few sentences computed from the events: step time, communication, stragglers, findings, lost events."""
         chosen = self.model(reducer)
         if chosen is None:
             return words.NOTHING
@@ -322,10 +327,10 @@ class Timeline(TimelineModel):
         return sum(rank.dropped for rank in self.ranks())
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the raw events that are kept and all descriptions to an ``.npz`` file; `load` reads it.
+        """Writes the raw events that are kept, and all descriptions, to an ``.npz`` file; `load` reads it.
 
-        Of more than ``max_events`` these are the newest ones, and before them those of evenly spaced steps, a quarter
-        as many. What the file holds of a long run, `kept` of the loaded timeline tells.
+        If there were more than ``max_events``, these are the newest ones, and a quarter as many of older, evenly spaced
+        steps. `kept` of the loaded timeline reports what the file holds of a long run.
         """
         return saved.write(Path(path), self.raw())
 
@@ -333,19 +338,19 @@ class Timeline(TimelineModel):
     def load(
         cls, path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, partial: bool = False
     ) -> Timeline:
-        """Reads what `save` wrote, or merges what ranks wrote.
+        """Reads a file of `save`, or merges the files of ranks.
 
         Args:
             path: a file of `save`; or files of ranks (of `ddp_lab.recording.save`, or journals of `ddp-lab run`), or a
-                folder that holds such files: then they are merged, and clocks of several hosts are aligned.
-            partial: ranks without a file are no error.
+                folder with such files: then they are merged, and the clocks of several hosts are aligned.
+            partial: accept ranks without a file.
 
-        Of a journal that is damaged, what stands before and after is read, and a warning says what is missing.
+        If a journal is damaged, the parts before and after the damage are read, and a warning says what is missing.
 
         Raises:
             FileNotFoundError: a file is missing.
-            ValueError: a file is no recording, or of another schema version; two are of the same rank, or of different
-                runs; a rank has none.
+            ValueError: a file is not a recording, or has another schema version; two files are of the same rank, or of
+                different runs; a rank has no file.
         """
         files = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(file) for file in path]
         several = len(files) != 1 or files[0].is_dir() or files[0].suffix == SUFFIX
@@ -358,12 +363,12 @@ class Timeline(TimelineModel):
         """Writes a Chrome trace (JSON) for ui.perfetto.dev: one process per rank, a track for each bucket.
 
         Arrows lead from the gradient that completes a bucket to the rank's collective, and on to that of all ranks.
-        Of more than 250,000 gradients only those that complete a bucket are shown, of more than 100,000 arrows only
-        those of the rank that launched last; the trace says so in its ``otherData``.
+        With more than 250,000 gradients, only those that complete a bucket are included; with more than 100,000 arrows,
+        only those of the rank that launched last. The trace says so in its ``otherData``.
 
         Args:
-            path: where to; compressed if it ends in ``.gz``.
-            last_steps: only so many newest steps of each model; None for all that are kept.
+            path: the file to write; compressed if it ends in ``.gz``.
+            last_steps: how many of the newest steps of each model; None for all that are kept.
         """
         reducers = self.reducers()
         with self._lock:
@@ -391,7 +396,7 @@ class Timeline(TimelineModel):
 
 
 def _above(module: str) -> Any:
-    """A module that shows timelines: the one place where a package asks one above it, and only when a user does."""
+    """A module that shows timelines: the only place where a package uses one above it, and only on a user's call."""
     return importlib.import_module(f"ddp_lab.{module}")
 
 
@@ -408,9 +413,9 @@ class RecordedRun:
 
     Attributes:
         timeline: of all its ranks.
-        notices: sentences on what a reader of the timeline should know: who is missing, who was killed, how the clocks
-            were aligned, what is damaged.
-        damage: those of them on what of the files is damaged or missing.
+        notices: sentences for the reader of the timeline: which ranks are missing or failed, how the clocks were
+            aligned, which files are damaged.
+        damage: those of them about damaged or missing files.
     """
 
     timeline: Timeline
@@ -423,11 +428,11 @@ def read_run(paths: Sequence[str | os.PathLike[str]], *, partial: bool = False) 
 
     Args:
         paths: files, or folders that hold them.
-        partial: ranks without a file are said in a notice, and are no error.
+        partial: report ranks without a file in a notice instead of an error.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file is no recording or of another schema version; two are of the same rank, or of different
-            runs; a rank of a model has none.
+        ValueError: a file is not a recording or has another schema version; two files are of the same rank, or of
+            different runs; a rank of a model has no file.
     """
     return RecordedRun(*merge.read(paths, Timeline, partial=partial))

@@ -33,8 +33,8 @@ class WhatIf(Generic[_Timeline]):
     """A predicted step.
 
     Attributes:
-        configuration: what was asked.
-        link: the model of the all-reduce.
+        configuration: the simulated configuration.
+        link: the communication model of the all-reduce.
         workload: what the ranks compute.
         prediction: the step's times.
         module: class name of the model.
@@ -50,7 +50,7 @@ class WhatIf(Generic[_Timeline]):
 
     @property
     def step_ms(self) -> float:
-        """Milliseconds from step to step."""
+        """The step time in milliseconds."""
         return self.prediction.step_ns / 1e6
 
     @property
@@ -62,7 +62,7 @@ class WhatIf(Generic[_Timeline]):
         }
 
     def timeline(self) -> _Timeline:
-        """The predicted buckets as a timeline, which figures and widgets show like a recorded one."""
+        """The predicted step as a timeline, which figures and widgets show like a recorded one."""
         made = self.blank()
         described = _description(self.workload, self.prediction, f"{self.module} (predicted)")
         for batch in _batches(self.workload, self.prediction):
@@ -101,14 +101,16 @@ def what_if(
 def fit_link(timeline: TimelineModel, reducer: int | None = None) -> LinkModel:
     """A `LinkModel` of the recorded all-reduces of a model.
 
-    Buckets of a single size don't tell latency from bandwidth: all of the time then counts as bandwidth.
+    With buckets of a single size, latency and bandwidth can't be separated: all of the time then counts as bandwidth.
 
     Raises:
-        ValueError: nothing was recorded, or the model trains on one rank.
+        ValueError: nothing was recorded, or the model trains on a single rank.
     """
     points = workloads.all_reduces(timeline, reducer)
     if not points:
-        raise ValueError("no all-reduce was recorded that had the link to itself; `Cluster.measure_link()` measures it")
+        raise ValueError(
+            "no recorded all-reduce ran without others in flight; measure the link with `Cluster.measure_link()`"
+        )
     info = timeline.model(reducer)
     backend = timeline.assignment(info.reducer).get("backend", "") if info else ""
     lanes = LANES.get(str(backend), 1)

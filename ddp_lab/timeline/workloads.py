@@ -1,4 +1,4 @@
-"""From a timeline's step tables to what the simulator replays: a `Workload`, and measured all-reduces."""
+"""The simulator's input from a timeline's step tables: a `Workload`, and measured all-reduces."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _WARM_UP = 2  # steps after a rebuild: memory is new
 def _chosen(
     timeline: TimelineModel, reducer: int | None, generation: int | None = None, last_steps: int = 50
 ) -> tuple[Any, SideBySide]:
-    """The description of the layout that is judged (or of one assignment), and its newest steps after another one."""
+    """The description of the analysed layout (or of one generation), and its newest consecutive steps."""
     info = timeline.model(reducer)
     if info is None:
-        raise ValueError("no step has been recorded: train some steps with `ddp_lab.DistributedDataParallel` first")
+        raise ValueError("no step has been recorded; train some steps with `ddp_lab.DistributedDataParallel` first")
     layout = newest(timeline.layouts(info.reducer, generation))
     if layout is not None and layout.description is None:
-        raise ValueError(f"no rank has said which parameters the buckets of {info.module} hold")
+        raise ValueError(f"the bucket layout of {info.module} is not known")
     if layout is not None:
         layout = layout.only(np.isin(layout.step - 1, layout.step))
         recent = layout.step[-last_steps - 4 * _WARM_UP :]
@@ -41,7 +41,8 @@ def _chosen(
         layout = layout.only(np.isin(layout.step, recent[(forward > 0).all(axis=0)]))
     if layout is None or not len(layout.step):
         raise ValueError(
-            f"{info.module} has not trained two steps in a row with the same buckets on all its ranks; train a few more"
+            f"{info.module} has not trained two consecutive steps with the same buckets on all its ranks; train a few "
+            "more steps"
         )
     steps = layout.warm(_WARM_UP, last_steps)
     return layout.description, SideBySide(timeline.views_of(info.reducer, steps), steps)
@@ -84,16 +85,16 @@ def workload(
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """What the steps of a `workload` consisted of, as a `Prediction` tells it: on the rank that computes last.
+    """The time breakdown of the steps of a `workload`, as in a `Prediction`: on the rank that computes longest.
 
     Attributes:
-        rank: that rank, for which the others wait.
+        rank: that rank, which the others wait for.
         steps: the numbers of the steps.
         step_ns: median of the steps; the sum of the parts but `hidden_ns`.
         forward_ns, compute_ns, other_ns: medians, see `Prediction`.
-        hidden_ns: median time of the computation during which collectives were under way.
-        exposed_ns: what remains of the step: communication after the computation, and waiting for ranks that are slower
-            in this step or that.
+        hidden_ns: median time of the computation with collectives in flight.
+        exposed_ns: the rest of the step: communication after the computation, and waiting for ranks that are slower in
+            some steps.
     """
 
     rank: int
@@ -107,11 +108,11 @@ class RecordedStep:
 
 
 def recorded_step(timeline: TimelineModel, found: Workload, reducer: int | None = None) -> RecordedStep:
-    """What the recorded steps consist of.
+    """The time breakdown of the recorded steps.
 
     Args:
-        timeline: where they are.
-        found: what `workload` says of them.
+        timeline: the source of the steps.
+        found: the result of `workload`.
         reducer: which model; None for the most recently active.
 
     Raises:
@@ -138,7 +139,7 @@ def recorded_step(timeline: TimelineModel, found: Workload, reducer: int | None 
 
 
 def step_times(timeline: TimelineModel, reducer: int | None = None, *, generation: int | None = None) -> _Floats:
-    """Measured ns of each step of one generation, mean over the ranks, ``[steps]``; those that `workload` takes."""
+    """Measured ns of each step of one generation, mean over the ranks, ``[steps]``; the steps that `workload` uses."""
     _, steps = _chosen(timeline, reducer, generation, 1 << 30)
     return np.asarray((steps.field("backward_end") - steps.before).mean(axis=0))
 
@@ -201,9 +202,9 @@ def _write_back(steps: SideBySide, size: npt.NDArray[np.int64]) -> float:
 def all_reduces(timeline: TimelineModel, reducer: int | None = None) -> list[Point]:
     """Recorded all-reduces that had the link to themselves: (bytes, ns, ranks).
 
-    Bytes are those that travel; of a hook of which nobody knows that, the buffer's. A collective counts from the last
-    rank's launch to the last rank's end, if all before it had ended by then; on devices it takes as long as on the rank
-    that came last.
+    Bytes are those sent; if that is not known for a hook, those of the buffer. A collective counts from the last rank's
+    launch to the last rank's end, if all before it were complete by then; on devices it takes as long as on the rank
+    that was last.
     """
     description, steps = _chosen(timeline, reducer)
     ranks = len(description["group_ranks"])

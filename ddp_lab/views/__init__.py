@@ -1,4 +1,4 @@
-"""What a view shows, without a browser: its numbers, its picture as SVG, its figure for plotly."""
+"""The content of the views without a browser: their numbers, SVG pictures and plotly figures."""
 
 __all__ = [
     "gradients",

@@ -1,4 +1,4 @@
-"""The views as plotly figures: for reports, and saved with the notebook."""
+"""The views as plotly figures, for reports and saved notebooks."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ def figure(timeline: Timeline, view: str = "timeline", **options: Any) -> go.Fig
     """Returns a view as a plotly figure.
 
     Args:
-        timeline: where the events are.
+        timeline: the source of the events.
         view: ``"timeline"``, ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``, ``"findings"`` or
             ``"gradients"``.
-        options: ``reducer`` (which model; None for the most recently active) and ``last_steps`` (100, for the overlap
-            and the gradients 200); for the timeline and the buckets see `timeline_figure` and `buckets_figure`.
+        options: ``reducer`` (which model; None for the most recently active) and ``last_steps`` (default 100; 200 for
+            the overlap and the gradients). For the timeline and the buckets see `timeline_figure` and
+            `buckets_figure`.
 
     Raises:
-        ValueError: there is no such view, or nothing to show.
+        ValueError: there is no such view, or it has nothing to show.
         TypeError: the view has no such option.
     """
     if view == "timeline":
@@ -48,7 +49,7 @@ def figure(timeline: Timeline, view: str = "timeline", **options: Any) -> go.Fig
     if view == "buckets":
         return buckets_figure(timeline, **options)
     if view not in SCENES:
-        raise ValueError(f"view={view!r}: choose from timeline, {', '.join(SCENES)}, buckets")
+        raise ValueError(f"there is no view {view!r}; choose from timeline, {', '.join(SCENES)}, buckets")
     if not options.keys() <= {"reducer", "last_steps"}:
         raise TypeError(f"the view {view!r} takes reducer and last_steps, not {', '.join(options)}")
     return _scene_figure(view, timeline, **options)
@@ -71,23 +72,23 @@ def timeline_figure(
     whole: bool = False,
     width: int | None = None,
 ) -> go.Figure:
-    """Returns the bucket timeline of one step: a row for each rank and bucket, milliseconds from left to right.
+    """Returns the bucket timeline of one step: one row per rank and bucket, with time in ms from left to right.
 
     Args:
-        timeline: where the events are.
-        step: which step; None for the newest that is complete.
+        timeline: the source of the events.
+        step: which step; None for the newest complete one.
         reducer: which model; None for the most recently active.
         ranks: which ranks; None for all.
-        whole: from the end of the step before: with each rank's forward, and what lies between the steps.
-        width: pixels; None for the width of the page.
+        whole: start at the end of the previous step, to show each rank's forward and the time between the steps.
+        width: in pixels; None for the width of the page.
 
     Raises:
-        ValueError: there is no such step, with the steps there are.
+        ValueError: there is no such step, or none of these ranks took part in it.
     """
     frame, assignment = find_step(timeline, step, reducer)
     rows = [row for row, rank in enumerate(frame.ranks) if ranks is None or rank in ranks]
     if not rows:
-        raise ValueError(f"none of the ranks {list(ranks or ())} took part; ranks: {frame.ranks}")
+        raise ValueError(f"none of the ranks {list(ranks or ())} took part in this step; its ranks are {frame.ranks}")
     marks = timeline.marks() if whole else None
     scene = timeline_scene(frame, assignment.get("module"), rows=rows, marks=marks, assignment=assignment)
     made = to_plotly(scene, max(280, min(1_400, 170 + 18 * len(scene.panels[0].y.lanes))))
@@ -98,21 +99,21 @@ def timeline_figure(
 def buckets_figure(
     timeline: Timeline, *, reducer: int | None = None, generation: int | None = None, equal: bool = False
 ) -> go.Figure:
-    """Returns the assignment as a map of the model: modules from top to bottom, as wide as they are large.
+    """Returns the bucket layout as a map of the model: modules from top to bottom, with their width by size.
 
-    Parameters without a gradient in the newest steps are hatched and called unused, as in the widget.
+    Parameters without a gradient in the newest steps are hatched and labelled unused, as in the widget.
 
     Args:
-        timeline: where it is.
+        timeline: the source of the layout.
         reducer: which model; None for the most recently active.
-        generation: which assignment; None for the newest.
-        equal: every parameter is as wide as the others; else as wide as its bytes.
+        generation: which version of the layout; None for the newest.
+        equal: give all parameters the same width; by default the width is in proportion to the bytes.
     """
     import plotly.graph_objects as go
 
     known = [one.reducer for one in timeline.reducers()]
     if reducer is None and not known:
-        raise ValueError("no model has been described")
+        raise ValueError("no model has been recorded yet")
     assignment = timeline.assignment(known[-1] if reducer is None else reducer, generation)
     buckets = len(assignment["buckets"])
     cells, _ = map_cells(assignment, equal=equal)
@@ -147,7 +148,7 @@ def buckets_figure(
         )
     )
     order = "rebuilt in the order of readiness" if assignment["rebuilt"] else "not rebuilt"
-    hatched = f"; hatched: unused, {len(idle)} of {len(assignment['parameters'])} parameters" if idle else ""
+    hatched = f"; hatched: {len(idle)} of {len(assignment['parameters'])} parameters, unused" if idle else ""
     title = f"{assignment['module']} in {counted(buckets, 'bucket')}, {order} (dark: launched first{hatched})"
     style(made, title, 420)
     made.update_layout(margin={"t": 60, "l": 10, "r": 10, "b": 10})
@@ -155,7 +156,7 @@ def buckets_figure(
 
 
 def _parent(path: str, ids: set[str]) -> str:
-    """The module that a cell lies in: modules with a single child have none of their own."""
+    """The module around a cell. A module with a single child has no cell of its own."""
     if not path:
         return ""
     while path:

@@ -1,4 +1,4 @@
-"""Watched gradients: norms, noise, where NaN came from, drift of replicas; in numbers and in words."""
+"""Gradient monitoring: norms, noise scale, the origin of NaN, drift of replicas; in numbers and in words."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _CHECKS = 20
 
 
 def gradient_facts(timeline: Timeline, reducer: int) -> dict[str, Any]:
-    """Returns what is known of a model's gradients and replicas.
+    """Returns the monitoring results of a model's gradients and replicas.
 
     Returns:
-        ``steps``: of each of the newest 200 watched steps ``step``, ``before`` (norm by rank, None: none), ``after``,
-        ``noise`` (scale over the last 20 watched steps, in batches of a rank; None if hidden), ``bad`` (None, or
-        ``kind``, ``parameter``, ``rank``) and ``ms`` (cost); ``ranks``; ``buckets``: of as many of the newest as fit,
-        ``step`` -> ``before`` [ranks][buckets] and ``after`` [buckets]; ``noise_scale``; ``drift``: the newest checks.
+        ``steps``: for each of the newest 200 monitored steps ``step``, ``before`` (norm by rank, None: none),
+        ``after``, ``noise`` (scale over the last 20 monitored steps, in batches of a rank; None if not measurable),
+        ``bad`` (None, or ``kind``, ``parameter``, ``rank``) and ``ms`` (cost); ``ranks``; ``buckets``: for as many of
+        the newest steps as fit, ``step`` -> ``before`` [ranks][buckets] and ``after`` [buckets]; ``noise_scale``;
+        ``drift``: the newest checks.
     """
     described = timeline.watched_gradients(reducer, _STEPS)
     ranks = described[-1]["ranks"] if described else []
@@ -61,7 +62,7 @@ def gradient_facts(timeline: Timeline, reducer: int) -> dict[str, Any]:
 
 
 def _total(by_bucket: Any) -> npt.NDArray[np.float64]:
-    """Norm of all buckets together, for each rank; NaN where one is unknown or not finite."""
+    """Norm of all buckets together, for each rank; NaN if a bucket's norm is unknown or not finite."""
     return np.asarray(np.sqrt((np.array(by_bucket, float) ** 2).sum(axis=1)))
 
 
@@ -82,11 +83,11 @@ def _buckets(described: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def gradients_words(facts: Mapping[str, Any]) -> str:
-    """Returns what is known of watched steps and replicas, in a sentence or two."""
+    """Returns the monitoring results in one or two sentences."""
     steps = facts["steps"]
     words = []
     if steps:
-        words.append(f"{len(steps)} watched steps, {steps[0]['step']} to {steps[-1]['step']}.")
+        words.append(f"{len(steps)} monitored steps, {steps[0]['step']} to {steps[-1]['step']}.")
         if facts["noise_scale"] is not None:
             words.append(f"Noise scale {facts['noise_scale']:.3g} batches of a rank.")
     for one in [one for one in steps if one["bad"]][-1:]:

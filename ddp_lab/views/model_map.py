@@ -1,4 +1,4 @@
-"""The model as nested cells from left to right, as wide as they are large, each in its bucket: a pure function."""
+"""A map of the model: nested cells from left to right, with width by size and colour by bucket; pure functions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Cell:
     """One module or parameter.
 
     Attributes:
-        depth, rows: which row it begins in, and how many it fills (a parameter: all that are left).
+        depth, rows: its first row, and how many rows it fills (a parameter: all the rest).
         begin, end: from 0 to 1.
-        name: as it is written into the cell, without the names of the modules around it.
+        name: the text in the cell, without the names of the modules around it.
         path: its qualified name.
         parameter: index of the parameter, -1 for a module.
         bucket: the bucket that holds all of it, -1 if there are several.
@@ -43,7 +43,7 @@ class _Node:
 
     @property
     def depth(self) -> int:
-        """Rows that it needs."""
+        """The number of rows that it needs."""
         return 1 + max((child.depth for child in self.children.values()), default=0)
 
 
@@ -52,7 +52,7 @@ def map_cells(assignment: dict[str, Any], *, equal: bool = False) -> tuple[list[
 
     Args:
         assignment: description of the buckets (see tutorials/site/descriptions.md).
-        equal: every parameter is as wide as the others; else as wide as its bytes.
+        equal: give all parameters the same width; by default the width is in proportion to the bytes.
     """
     top = _joined(_tree(assignment, equal))
     depth = top.depth
@@ -73,7 +73,7 @@ def map_cells(assignment: dict[str, Any], *, equal: bool = False) -> tuple[list[
 
 
 def cell_label(cell: Cell, idle: Collection[int]) -> tuple[str, str]:
-    """Returns what is written into a cell (of a module: its name alone), and where its parameters travel.
+    """Returns the text of a cell (for a module, only its name), and the bucket of its parameters.
 
     Args:
         cell: of the map.
@@ -87,7 +87,7 @@ def cell_label(cell: Cell, idle: Collection[int]) -> tuple[str, str]:
 
 
 def cell_rows(assignment: dict[str, Any]) -> list[list[Any]]:
-    """Returns the cells as `buckets.js` takes them.
+    """Returns the cells in the form that `buckets.js` reads.
 
     Returns:
         Rows of name, path, parameter, bucket, depth, begin and end by bytes, begin and end with equal parameters.
@@ -119,7 +119,7 @@ def _tree(assignment: dict[str, Any], equal: bool) -> _Node:
 
 
 def _joined(node: _Node) -> _Node:
-    """A module with a single child, itself a module, becomes one with it."""
+    """Merges each module that has a module as its only child with that child."""
     children = list(node.children.values())
     if len(children) == 1 and children[0].parameter < 0 and node.name:
         only = children[0]

@@ -1,4 +1,4 @@
-"""Every view as one self-contained SVG picture: what stays in a saved notebook."""
+"""Every view as one self-contained SVG picture, for saved notebooks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .view_data import unused
 
 __all__ = ["NO_COLLECTIVE", "collective_svg", "picture", "rehearsal_svg", "step_svg"]
 
-NO_COLLECTIVE = "No collective has been run yet: lab.show_collective() runs one on the ranks."
+NO_COLLECTIVE = "No collective has been run yet. Run one on the ranks with lab.show_collective()."
 _ROW, _MOST_ROWS = 30, 9  # of the map of a model
 _STATES = ("pending", "ready", "launched", "reduced")
 _COLUMN = WIDTH / len(_STATES)
@@ -37,7 +37,7 @@ def picture(view: str, timeline: Timeline, frame: StepFrame, assignment: dict[st
 
     Args:
         view: its name (`ddp_lab.widgets.dashboard.VIEWS`).
-        timeline: where the numbers are.
+        timeline: the source of the numbers.
         frame: the step that is shown.
         assignment: description of its buckets, None if it is not known.
     """
@@ -57,7 +57,7 @@ def _drawing(width: float, height: float, body: Sequence[str], title: str, summa
 
 def _buckets(timeline: Timeline, assignment: dict[str, Any] | None) -> str:
     if assignment is None:
-        return empty_svg("Buckets: the ranks have not said yet what they hold.")
+        return empty_svg("Buckets: bucket layout not received yet.")
     cells, depth = map_cells(assignment)
     idle = unused(timeline, assignment)
     depth, buckets = min(depth, _MOST_ROWS), len(assignment["buckets"])
@@ -105,14 +105,14 @@ def _findings(timeline: Timeline, reducer: int) -> str:
                 body.append(text(80, y + 13, line, style))
                 y += 17
         y += 9
-    return _drawing(WIDTH, y, body, "Findings: gain in percent of the step")
+    return _drawing(WIDTH, y, body, "Findings: estimated saving in percent of the step")
 
 
 def step_svg(stepping: dict[str, Any] | None) -> str:
     """Returns the buckets of each rank in their states at the last pause.
 
     Args:
-        stepping: of `stepping.machine`; None: nothing has paused.
+        stepping: of `stepping.machine`; None if no backward has paused.
     """
     if not stepping:
         return empty_svg("Step through: no backward has paused. Set breakpoints with lab.dashboard('step').")
@@ -131,7 +131,7 @@ def step_svg(stepping: dict[str, Any] | None) -> str:
         body.append(text(8, y + 17, words, "bold" if paused else ""))
         body += _tiles(rank, places, y + 26, COLOURS["bad" if paused else "waiting"])
         y += height + 6
-    return _drawing(WIDTH, y + 4, body, "Step through: where each rank stood at the last pause")
+    return _drawing(WIDTH, y + 4, body, "Step through: state of each rank at the last pause")
 
 
 def _tiles(rank: dict[str, Any], places: Sequence[int], top: float, here: str) -> Iterator[str]:
@@ -148,7 +148,7 @@ def _tiles(rank: dict[str, Any], places: Sequence[int], top: float, here: str) -
 
 
 def rehearsal_svg(timeline: Timeline, active: Sequence[dict[str, Any]]) -> str:
-    """Returns the faults that happen, and those on the timeline, as a list.
+    """Returns the active faults, and those on the timeline, as a list.
 
     Args:
         timeline: with their marks.
@@ -156,16 +156,16 @@ def rehearsal_svg(timeline: Timeline, active: Sequence[dict[str, Any]]) -> str:
     """
     marks = [(ns, rank, name) for rank, ns, name in timeline.marks() if mark_kind(name)]
     if not marks and not active:
-        return empty_svg("Rehearsal: no fault has been injected. Try one with lab.dashboard('rehearsal').")
+        return empty_svg("Fault injection: no fault has been injected. Inject one with lab.dashboard('rehearsal').")
     first = min((ns for ns, _, _ in marks), default=0)
-    lines = [(f"⚠ happens now: rank {one['rank']}: {one['text']}", "bold role-bad") for one in active]
+    lines = [(f"⚠ active: rank {one['rank']}: {one['text']}", "bold role-bad") for one in active]
     lines += [(f"{(ns - first) / 1e9:8.1f} s   rank {rank}: {name}", "") for ns, rank, name in sorted(marks)]
     body = [text(12, 20 + 18 * index, line, style) for index, (line, style) in enumerate(lines[-_MOST_LINES:])]
-    return _drawing(WIDTH, 20 + 18 * len(body), body, "Rehearsal: faults on purpose, in seconds since the first")
+    return _drawing(WIDTH, 20 + 18 * len(body), body, "Fault injection: faults, in seconds since the first")
 
 
 def collective_svg(shown: ShownCollective | None) -> str:
-    """Returns what each rank held after each step as a self-contained SVG, one small picture a step."""
+    """Returns what each rank held after each step as a self-contained SVG, one small picture per step."""
     if shown is None:
         return empty_svg(NO_COLLECTIVE)
     ranks = shown.ranks
@@ -183,7 +183,7 @@ def collective_svg(shown: ShownCollective | None) -> str:
 
 
 def _contributions(ranks: int) -> Iterator[str]:
-    """Which colour is whose."""
+    """The legend: the colour of each rank."""
     x, few = _PAD + 92, ranks <= 8
     yield text(_PAD, 12, "contributions:", "faint")
     for rank in range(ranks):
@@ -196,7 +196,7 @@ def _contributions(ranks: int) -> Iterator[str]:
 def _collective_step(
     shown: ShownCollective, number: int, step: CollectiveStep | None, cell: int, row: int
 ) -> Iterator[str]:
-    title = "begin" if step is None else f"{number}: {'adds' if step.adds else 'replaces'}, {step.ms:.2f} ms"
+    title = "start" if step is None else f"{number}: {'adds' if step.adds else 'replaces'}, {step.ms:.2f} ms"
     holds = shown.begin if step is None else step.holds
     arrived = {} if step is None else {(one.target, part): one.source for one in step.transfers for part in one.places}
     yield text(16, 10, title, "bold")
@@ -216,7 +216,7 @@ def _collective_step(
 def _cell(
     holds: Holds, begin: Holds, rank: int, part: int, x: float, y: float, width: int, height: int
 ) -> Iterator[str]:
-    """A part of a rank's buffer: each contribution at its place."""
+    """A part of a rank's buffer, with each contribution at its place."""
     slots, held = sorted({one for parts in begin for one in parts[part]}), set(holds[rank][part])
     wide, gap = width / max(len(slots), 1), 0.6 if len(slots) > 1 else 0
     yield tile(x, y, width, height, "#f3f4f6")

@@ -1,4 +1,4 @@
-"""What a view shows, in data units: no pixels, no colours. Painters make SVG and plotly figures of it.
+"""The content of a view in data units, without pixels or colours. Painters make SVG and plotly figures of it.
 
 A role is a key of `paint.palette.COLOURS`.
 """
@@ -23,10 +23,10 @@ class Axis:
 
     Attributes:
         label: what it shows, with its unit.
-        lanes: names of the places 0, 1, ... along it; none: numbers.
-        headings: which lanes stand above those of a group.
-        low: where its numbers begin.
-        top: where its numbers end, what is larger is cut; None: where the largest mark ends.
+        lanes: names of the places 0, 1, ... along it; empty: numbers.
+        headings: which lanes are headings of the lanes below them.
+        low: its smallest number.
+        top: its largest number, larger values are cut; None: the end of the largest mark.
     """
 
     label: str = ""
@@ -38,14 +38,14 @@ class Axis:
 
 @dataclass(frozen=True)
 class Bars:
-    """Bars of one kind, each on top of those before it in the panel at the same place.
+    """Bars of one kind, each stacked on those before it in the panel at the same place.
 
     Attributes:
         name: in the legend.
-        at: place of each, shape ``[bars]``: a step, or the number of a lane.
-        size: how long each is, NaN: not drawn.
-        texts: at their ends; none: none.
-        tips: what each is, in words; none: its name and size.
+        at: the place of each, shape ``[bars]``: a step, or the number of a lane.
+        size: the length of each; NaN: not drawn.
+        texts: at their ends; may be empty.
+        tips: their tooltips; if empty, the name and the size.
     """
 
     name: str
@@ -61,11 +61,11 @@ class Spans:
     """Bars of one kind from one number of the x axis to another.
 
     Attributes:
-        name: in the legend; "": not there, the texts say it.
+        name: in the legend; "": not in the legend, the texts name it.
         lane, begin, end: shape ``[spans]``.
-        thin: a line at the lower edge of the lane, above what else is there.
-        texts: written into those that have room; none: none.
-        tips: what each is, in lines; none: none.
+        thin: a line at the lower edge of the lane, on top of other spans.
+        texts: written into the spans that have room; may be empty.
+        tips: their tooltips; may be empty.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Cells:
-    """A table of cells, the stronger the larger they are: shape ``[rows, columns]``, ≥ 0, in `unit`."""
+    """A heat map: values ≥ 0 in `unit`, shape ``[rows, columns]``; larger values have a stronger colour."""
 
     values: Values
     unit: str
@@ -99,7 +99,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class Rule:
-    """A line across the panel, or its lanes from one to another, at one place of the x axis, with a word."""
+    """A labelled line at one place of the x axis, across the panel or some of its lanes."""
 
     role: str
     x: float
@@ -112,10 +112,10 @@ Mark = Bars | Spans | Line | Cells | Rule
 
 @dataclass(frozen=True)
 class Panel:
-    """Marks on two axes. Bars stand on the x axis, or lie on the y axis where that has lanes.
+    """Marks on two axes. Bars are upright, or horizontal if the y axis has lanes.
 
     Attributes:
-        share: of the scene's height, where it has several panels; they have one x axis.
+        share: share of the scene's height if it has several panels; they share one x axis.
     """
 
     x: Axis
@@ -126,7 +126,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Table:
-    """The scene's numbers; columns whose name ends in a colon hold text."""
+    """The scene's numbers; columns whose names end in a colon hold text."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[object]]
@@ -137,11 +137,11 @@ class Scene:
     """One view.
 
     Attributes:
-        title: what is shown.
-        panels: one below the other.
+        title: the title.
+        panels: from top to bottom.
         table: the same numbers as text.
-        summary: what the numbers say, in a sentence or two.
-        empty: why there is nothing to show; then the rest has no meaning.
+        summary: one or two sentences about the numbers.
+        empty: why there is nothing to show; if set, the rest is ignored.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""The views as scenes: from a view's numbers to axes and marks, one function for each view."""
+"""The views as scenes: axes and marks from a view's numbers, one function per view."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..formatting import rate
 from ..timeline.timeline import Timeline
 from . import view_data
 from .gradients import gradient_facts, gradients_words
-from .paint.palette import PHASES, rank_role
+from .paint.palette import LABELS, PHASES, rank_role
 from .scene import Axis, Bars, Cells, Line, Panel, Rule, Scene, Table
 from .view_data import Sync, Waiting
 
@@ -33,18 +33,18 @@ __all__ = [
 
 _MOST_ROWS = 50  # of a table
 _MOST_LINES = 8
-_NOT_WATCHED = "no step has been watched yet: lab.watch_gradients(), or model.watch_gradients() in the training"
+_NOT_WATCHED = "no step has been monitored yet; call lab.watch_gradients(), or model.watch_gradients() while training"
 
 
 def overlap_scene(found: Breakdown, most: int = 400) -> Scene:
-    """Returns what each step consists of, as columns over the steps, and its efficiency.
+    """Returns the time breakdown of each step as columns, and its efficiency.
 
     Args:
         found: the steps.
-        most: of more steps, neighbours become one column: their medians.
+        most: the most columns; if there are more steps, each column is the median of neighbouring steps.
     """
     if not len(found.step):
-        return Scene("Overlap", empty="no step has ended yet on every rank")
+        return Scene("Overlap", empty="no step is complete on every rank yet")
     firsts = np.arange(0, len(found.step), -(-len(found.step) // most))
     step, parts = found.step[firsts], {key: _binned(getattr(found, key), firsts) for key in PHASES}
     total = np.sum([*parts.values()], axis=0)
@@ -59,9 +59,9 @@ def overlap_scene(found: Breakdown, most: int = 400) -> Scene:
         for i in range(max(0, len(found.step) - _MOST_ROWS), len(found.step))
     ]
     return Scene(
-        f"Overlap: what a step consists of; {share:.0%} remain without exposed communication",
+        f"Overlap: step time breakdown; without exposed communication a step would take {share:.0%} of its time",
         (
-            Panel(Axis("step"), Axis("ms a step", top=top), bars, 0.75),
+            Panel(Axis("step"), Axis("ms per step", top=top), bars, 0.75),
             Panel(
                 Axis("step"), Axis("efficiency, %", top=100.0), (Line("efficiency", "line", step, efficiency),), 0.25
             ),
@@ -71,47 +71,47 @@ def overlap_scene(found: Breakdown, most: int = 400) -> Scene:
 
 
 def _binned(values: Any, firsts: Any) -> Any:
-    """Medians of neighbours, each group from one of `firsts` to the next."""
+    """Medians of neighbouring values, each group from one of `firsts` to the next."""
     return np.array([np.median(part) for part in np.split(values, firsts[1:])])
 
 
 def stragglers_scene(found: Waiting) -> Scene:
-    """Returns for whom the others waited, by rank and bucket."""
+    """Returns how long the others waited for each rank, by rank and bucket."""
     if not found.cells.size or len(found.ranks) < 2:
         return Scene("Stragglers", empty="no rank has waited for another one yet")
     names = [f"rank {rank}: last in {share:.0%}" for rank, share in zip(found.ranks, found.share, strict=True)]
     columns = [str(bucket) for bucket in range(found.cells.shape[1])]
     rows = [[rank, *map(float, row), float(row.sum())] for rank, row in zip(found.ranks, found.cells, strict=True)]
     return Scene(
-        f"Stragglers: ms a step that all others waited for a rank alone (mean of {found.steps} steps)",
-        (Panel(Axis("bucket", columns), Axis("", names), (Cells(found.cells, "ms a step"),)),),
-        Table(["rank", *(f"bucket {column}" for column in columns), "all"], rows),
+        f"Stragglers: time that all other ranks waited for one rank (ms per step, mean of {found.steps} steps)",
+        (Panel(Axis("bucket", columns), Axis("", names), (Cells(found.cells, "ms per step"),)),),
+        Table(["rank", *(f"bucket {column}" for column in columns), "total"], rows),
     )
 
 
 def sync_scene(found: Sync) -> Scene:
-    """Returns waiting, all-reduce and bus bandwidth of each bucket."""
+    """Returns waiting time, all-reduce time and bus bandwidth of each bucket."""
     if not len(found.bucket):
         return Scene("Gradient sync", empty="no bucket has been reduced yet")
     rates = [f"{rate(one)} (bus)" if one == one else "" for one in found.bus_gb_s.tolist()]
     lane = np.arange(len(found.bucket))
     bars = (
-        Bars("the first rank waits for the last one", "waiting", lane, found.late_ms),
-        Bars("all-reduce, once all have launched", "reducing", lane, found.all_reduce_ms, rates),
+        Bars(f"{LABELS['waiting']} (first rank)", "waiting", lane, found.late_ms),
+        Bars(LABELS["reducing"], "reducing", lane, found.all_reduce_ms, rates),
     )
     columns = (found.bucket.tolist(), found.late_ms, found.all_reduce_ms, found.algorithm_gb_s)
     return Scene(
         "Gradient sync: medians over the steps",
         (Panel(Axis("ms (median)"), Axis("", [f"bucket {one}" for one in found.bucket]), bars),),
         Table(
-            ["bucket", "first waits for last, ms", "all-reduce, ms", "GB/s"],
+            ["bucket", f"{LABELS['waiting']} (first rank), ms", f"{LABELS['reducing']}, ms", "GB/s"],
             [[bucket, *map(float, row)] for bucket, *row in zip(*columns, strict=True)],
         ),
     )
 
 
 def gradients_scene(facts: Mapping[str, Any], last_steps: int = 200) -> Scene:
-    """Returns norms before and after averaging and the noise scale over the watched steps: of `gradient_facts`."""
+    """Returns norms before and after averaging, and the noise scale, for the monitored steps of `gradient_facts`."""
     steps, ranks, words = facts["steps"][-last_steps:], facts["ranks"], gradients_words(facts)
     if not steps:
         return Scene("Gradients", empty=words.rstrip(".") or _NOT_WATCHED)
@@ -144,14 +144,14 @@ def _gradients_row(one: Mapping[str, Any]) -> list[object]:
 
 
 def collective_scene(shown: ShownCollective | None) -> Scene:
-    """Returns time and bytes of each step of a collective."""
+    """Returns the time and the bytes of each step of a collective."""
     if shown is None or not shown.steps:
         return Scene(
-            "Collective", empty="no collective with steps has been run: lab.show_collective() runs one on the ranks"
+            "Collective", empty="no collective has been run yet; run one on the ranks with lab.show_collective()"
         )
     numbers = np.arange(1, len(shown.steps) + 1)
     times, adds = (np.array([getattr(step, name) for step in shown.steps]) for name in ("ms", "adds"))
-    kinds = (("adds what arrives", "adds", adds), ("replaces by what arrives", "replaces", ~adds))
+    kinds = (("adds the received data", "adds", adds), ("stores the received data", "replaces", ~adds))
     bars = [Bars(name, role, numbers[chosen], times[chosen]) for name, role, chosen in kinds if chosen.any()]
     sent = [
         Bars(f"rank {rank}", rank_role(rank), numbers, np.array([step.sent(rank) / 1024 for step in shown.steps]))
@@ -167,19 +167,19 @@ def collective_scene(shown: ShownCollective | None) -> Scene:
 
 
 def findings_scene(found: Sequence[Finding], headline: str) -> Scene:
-    """Returns what to change, by gain; `headline`: in a sentence, also of nothing."""
+    """Returns the findings by estimated saving; `headline` sums them up in a sentence, also if there are none."""
     lane, gains = np.arange(len(found)), np.array([one.gain_percent for one in found])
     tips = [f"{one.evidence} → {one.remedy}" for one in found]
-    bars = Bars("gain", "good", lane, gains, [f"{gain:.1f} %" for gain in gains], tips)
+    bars = Bars("estimated saving", "good", lane, gains, [f"{gain:.1f} %" for gain in gains], tips)
     return Scene(
-        "Findings: estimated gain of each change of its own",
+        "Findings: estimated saving of each change alone",
         (Panel(Axis("% of the step"), Axis("", [one.title for one in found]), (bars,)),),
         empty="" if found else headline,
     )
 
 
 def what_if_scene(answer: Mapping[str, Any]) -> Scene:
-    """Returns the recorded and the predicted step side by side, by phase: of `WhatIfStage.snapshot`."""
+    """Returns the recorded and the predicted step side by side, by phase, from `WhatIfStage.snapshot`."""
     title = what_if_words(answer)
     if answer["state"] != "ready":
         return Scene("What if", empty=title.rstrip("."))
@@ -212,8 +212,8 @@ def _gradients_of(timeline: Timeline, reducer: int | None, last_steps: int | Non
     return gradients_scene(facts, last_steps or 200)
 
 
-# The views of a model's newest steps: which timeline, which model (None: the most recently active), of how many steps
-# (None: as many as are useful).
+# The views of a model's newest steps. Arguments: timeline, model (None: the most recently active), number of steps
+# (None: the default of the view).
 SCENES: dict[str, Callable[[Timeline, int | None, int | None], Scene]] = {
     "sync": lambda timeline, reducer, last: sync_scene(view_data.sync(timeline, reducer, last or 100)),
     "overlap": lambda timeline, reducer, last: overlap_scene(view_data.breakdown(timeline, reducer, last or 200)),

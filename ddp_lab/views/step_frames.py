@@ -1,6 +1,6 @@
 """The steps of a timeline, each as one frame over ranks and buckets: slices of the timeline's tables.
 
-`StepFrames` holds no events of its own: it notes which steps have changed, and copies those that are asked for.
+`StepFrames` holds no events of its own: it notes which steps have changed, and copies those that are requested.
 Pictures and messages are made from its `StepFrame`s.
 """
 
@@ -40,15 +40,15 @@ class StepFrame:
     """One step of one reducer on its ranks; times are host nanoseconds, 0 where the event has not arrived.
 
     Attributes:
-        reducer, step, generation: which step, and which assignment its bucket numbers refer to.
+        reducer, step, generation: which step, and which bucket layout its bucket numbers refer to.
         ranks: the rank of each row.
         bucket_bytes: int64 ``[buckets]``, -1 where unknown.
         bounds_ns: int64 ``[ranks, 3]``: backward begin, finalize begin, backward end.
-        outside_ns: int64 ``[ranks, 3]``: begin and end of the last forward before the backward, end of the step
-            before.
+        outside_ns: int64 ``[ranks, 3]``: begin and end of the last forward before the backward, end of the previous
+            step.
         times_ns: int64 ``[ranks, buckets, 4]``: first gradient ready, ready, launched, reduced.
         device_ns: int64 ``[ranks, buckets, 2]``: begin and end of the collective on the device.
-        abandoned: whether a rank gave this backward up.
+        abandoned: whether a rank abandoned this backward.
     """
 
     reducer: int
@@ -69,7 +69,7 @@ class StepFrame:
 
     @property
     def begun(self) -> bool:
-        """Whether a rank has begun its backward (else only forwards are known, perhaps those of an evaluation)."""
+        """Whether a rank has begun its backward. If not, only forwards are known, perhaps those of an evaluation."""
         return bool(self.bounds_ns.any() or self.times_ns.any())
 
     @property
@@ -79,7 +79,7 @@ class StepFrame:
 
     @property
     def origin_ns(self) -> int:
-        """The earliest backward begin (of any event, as long as none began): 0 ms of the common axis."""
+        """The earliest backward begin, or the earliest event if no backward has begun: 0 ms of the common axis."""
         begins = self.bounds_ns[:, BEGIN]
         begins = begins[begins > 0]
         if not begins.size:
@@ -104,22 +104,22 @@ class StepFrame:
         return np.where(sync.last >= 0, np.asarray([*self.ranks, -1])[sync.last], -1)
 
     def sync(self) -> GradientSync:
-        """Returns the gradient sync of its buckets, as far as it has arrived: columns of `Timeline.sync`."""
+        """Returns the gradient sync of the buckets whose events have arrived: columns of `Timeline.sync`."""
         return step_metrics.gradient_sync(self.times_ns[..., LAUNCHED], self.times_ns[..., REDUCED], self.bucket_bytes)
 
     def overlap(self) -> Overlap:
-        """Returns hidden and exposed communication, a row for each rank: columns of `Timeline.spans` and `.steps`."""
+        """Returns overlapped and exposed communication, a row per rank: columns of `Timeline.spans` and `.steps`."""
         launched, reduced = self.times_ns[..., LAUNCHED], self.times_ns[..., REDUCED]
         begin, end = np.moveaxis(self.device_ns, -1, 0)
         return step_metrics.overlap_of(launched, reduced, begin, end, self.bounds_ns[:, FINALIZE])
 
     def edges_ns(self) -> Int64:
-        """Returns where the parts of each bucket's time meet: ``[ranks, buckets, 6]``, see `step_metrics.edges`."""
+        """Returns the edges of the parts of each bucket's time: ``[ranks, buckets, 6]``, see `step_metrics.edges`."""
         first, ready, launched, reduced = np.moveaxis(self.times_ns, -1, 0)
         return step_metrics.edges(first, ready, launched, reduced, self.bounds_ns[:, FINALIZE])
 
     def breakdown(self, overlap: Overlap) -> Breakdown:
-        """Returns what it consists of, as one step."""
+        """Returns its time breakdown."""
         bounds, outside = self.bounds_ns.T, self.outside_ns.T
         by_rank = {
             "step_ms": step_metrics.milliseconds(bounds[END], outside[PREVIOUS_END]),
@@ -139,21 +139,21 @@ class StepFrame:
 class StepFrames:
     """The newest steps of every reducer of a timeline, bounded in number and bytes.
 
-    Not thread-safe: one thread asks (the dashboard holds a lock around it); the timeline may be appended to meanwhile.
+    Not thread-safe: only one thread may use it (the dashboard holds a lock). The timeline may grow meanwhile.
     """
 
     def __init__(self, timeline: Timeline, *, max_steps: int = 500, max_bytes: int = 32 << 20) -> None:
-        """`max_bytes` bounds the arrays of each reducer's steps; the newest step is always there."""
+        """`max_bytes` bounds the arrays of each reducer's steps; the newest step is always kept."""
         self._timeline, self._max_steps, self._max_bytes = timeline, max_steps, max_bytes
         self._seen: dict[tuple[int, int], int] = {}
         self._last: dict[int, int] | None = None
 
     def freeze(self) -> None:
-        """From now on there are no newer steps than those of now."""
+        """Freezes the newest step: later steps are ignored."""
         self._last = {one.reducer: one.last_step for one in self._timeline.reducers()}
 
     def changed(self) -> list[tuple[int, int]]:
-        """Returns reducer and step of what has changed since the last call, in the order of steps."""
+        """Returns the (reducer, step) pairs that have changed since the last call, in the order of steps."""
         found = self._timeline.changed_steps(self._seen)
         return [(reducer, step) for reducer, steps in found.items() for step in steps]
 
@@ -163,26 +163,25 @@ class StepFrames:
         return sorted(reducer for reducer in known if self.frames(reducer, 2))
 
     def steps(self, reducer: int) -> list[int]:
-        """Returns the newest step numbers of one reducer, as many as the bounds allow; of the last one perhaps only the
-        forward has begun."""
+        """Returns the newest step numbers of one reducer, within the bounds. The last may be a forward only."""
         held = self._held(reducer)
         (newest,) = self.read(reducer, held[-1:]) or (None,)
         most = 1 if newest is None else max(1, self._max_bytes // newest.nbytes)
         return [int(step) for step in held[-most:]]
 
     def frame(self, reducer: int, step: int) -> StepFrame | None:
-        """Returns one step; None if it is not held (yet, or any more) or its backward has not begun."""
+        """Returns one step; None if it is not held (not yet, or no longer) or its backward has not begun."""
         return next(iter(self.read(reducer, [step])), None)
 
     def frames(self, reducer: int, last: int) -> list[StepFrame]:
         """Returns the newest steps of a reducer whose backward has begun, at most `last`, in order."""
-        # The newest may be a forward alone.
+        # The newest may be a forward only.
         return self.read(reducer, self._held(reducer)[-last - 1 :])[-last:]
 
     def latest(self, reducer: int | None = None) -> StepFrame | None:
-        """Returns the newest complete step (the newest of all if none of the last 50 is complete) of one reducer.
+        """Returns the newest complete step of one reducer, or the newest if none of the last 50 is complete.
 
-        Without a reducer it is that of the reducer whose backward began last.
+        Without a reducer, uses the reducer whose backward began last.
         """
         frames: list[StepFrame] = []
         for one in self.reducers() if reducer is None else [reducer]:
@@ -203,7 +202,7 @@ class StepFrames:
         return held[-self._max_steps :]
 
     def read(self, reducer: int, steps: Sequence[int] | Int64) -> list[StepFrame]:
-        """Returns those of these steps (ascending) that are held and whose backward has begun."""
+        """Returns the steps among these (ascending) that are held and whose backward has begun."""
         views = self._timeline.views_of(reducer, np.asarray(steps, np.int64))
         made = (self._frame(reducer, int(step), views) for step in steps)
         return [frame for frame in made if frame.begun]

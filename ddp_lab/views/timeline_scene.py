@@ -1,4 +1,4 @@
-"""The bucket timeline of one step as a scene: when each bucket of each rank was what."""
+"""The bucket timeline of one step as a scene: the states of each bucket on each rank over time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ..analysis.step_metrics import EDGES
 from ..timeline.timeline import Timeline
-from .paint.palette import PARTS
+from .paint.palette import LABELS, PARTS
 from .scene import Axis, Panel, Rule, Scene, Spans
 from .step_frames import BEGIN, END, FINALIZE, FORWARD_BEGIN, FORWARD_END, PREVIOUS_END, StepFrame, StepFrames
 
@@ -23,7 +23,7 @@ _KINDS = ("other", "forward", "backward", "finalize")
 
 
 def find_step(timeline: Timeline, step: int | None, reducer: int | None) -> tuple[StepFrame, dict[str, Any]]:
-    """Returns the step (None: the newest that is complete) and the description of its buckets.
+    """Returns the step (None: the newest complete one) and the description of its buckets.
 
     Raises:
         ValueError: there is no such step.
@@ -33,8 +33,8 @@ def find_step(timeline: Timeline, step: int | None, reducer: int | None) -> tupl
     frame = frames.latest(chosen) if step is None else frames.frame(chosen, step)
     if frame is None:
         held = timeline.held_steps(chosen)
-        known = f"steps {held[0]} to {held[-1]}" if len(held) else "none: no step has been recorded"
-        raise ValueError(f"no events of step {step} of reducer {reducer}; there are {known}")
+        known = f"choose from steps {held[0]} to {held[-1]}" if len(held) else "no step has been recorded"
+        raise ValueError(f"there are no events of step {step} of reducer {reducer}; {known}")
     try:
         return frame, timeline.assignment(chosen, frame.generation)
     except ValueError:
@@ -49,14 +49,15 @@ def timeline_scene(
     marks: Marks | None = None,
     assignment: dict[str, Any] | None = None,
 ) -> Scene:
-    """Returns for each rank a lane for its backward, and below it one for each bucket.
+    """Returns a lane for each rank's backward, and below it a lane for each of its buckets.
 
     Args:
         frame: the step.
         module: name of the model's class.
         rows: which of its ranks; None for all.
-        marks: what the program did is named by them, from the end of the step before; None: from the backward on.
-        assignment: description of the buckets: bars say what is behind them; None: they do not.
+        marks: the program's annotations, to show the time from the end of the previous step; None: start at the
+            backward.
+        assignment: description of the buckets, for tooltips of the bars; None: no tooltips.
     """
     chosen = list(range(len(frame.ranks)) if rows is None else rows)
     buckets = frame.shape[1]
@@ -82,27 +83,28 @@ def timeline_scene(
     return Scene(
         f"Bucket timeline of {module}: step {frame.step}" if module else f"Bucket timeline: step {frame.step}",
         (Panel(x, Axis("", lanes, headings=heads.tolist()), (*spans, *ends)),),
-        summary="" if math.isnan(share) else f"{share:.0%} of the communication hidden",
+        summary="" if math.isnan(share) else f"{share:.0%} of the communication overlapped",
     )
 
 
 def _parts(edges: Any, latest: float, heads: Any, tips: list[list[str]] | None) -> Iterator[Spans]:
-    """Yields the parts of the buckets' time; `edges` of shape ``[ranks, buckets, 6]``; what is open ends `latest`."""
+    """Yields the parts of the buckets' time; `edges` of shape ``[ranks, buckets, 6]``; open parts end at `latest`."""
     for index, part in enumerate(PARTS):
         first, last = (EDGES.index("exposed_from"), EDGES.index("reduced")) if part == "exposed" else (index, index + 1)
         begin, end = edges[..., first], edges[..., last]
         end = np.where(np.isnan(end), latest, end)
-        # What took no time waited for nobody; but a single gradient fills its bucket at once.
+        # A part that took no time is not drawn, except filling and ready: a single gradient fills its bucket at once.
         row, bucket = np.nonzero((end > begin) | (~np.isnan(begin) & (index < PARTS.index("waiting"))))
         about = [] if tips is None else [tips[a][b] for a, b in zip(row, bucket, strict=True)]
         lane = heads[row] + 1 + bucket
-        yield Spans(part, part, lane, begin[row, bucket], end[row, bucket], thin=part == "exposed", tips=about)
+        at = (begin[row, bucket], end[row, bucket])
+        yield Spans(LABELS[part], part, lane, *at, thin=part == "exposed", tips=about)
 
 
 def _tips(
     frame: StepFrame, rows: Sequence[int], edges: Any, latest: float, assignment: dict[str, Any]
 ) -> list[list[str]]:
-    """Returns what is said of each bucket on each rank."""
+    """Returns the tooltip of each bucket on each rank."""
     sizes = {entry["bucket"]: len(entry["parameters"]) for entry in assignment.get("buckets", ())}
     last, reached = frame.last_rank(frame.sync()), np.where(np.isnan(edges), latest, edges)
     made = []
@@ -114,7 +116,7 @@ def _tips(
             lines = [
                 f"step {frame.step}, rank {frame.ranks[row]}, bucket {bucket}",
                 f"{frame.bucket_bytes[bucket] / 2**20:.2f} MiB, {sizes.get(bucket, '?')} parameters",
-                *(f"{part} {ms:.2f} ms" for part, ms in zip(PARTS, lengths, strict=True) if ms > 0),
+                *(f"{LABELS[part]}: {ms:.2f} ms" for part, ms in zip(PARTS, lengths, strict=True) if ms > 0),
             ]
             of_rank.append(
                 "\n".join([*lines, *([f"last to launch: rank {last[bucket]}"] if last[bucket] >= 0 else [])])
@@ -150,12 +152,13 @@ class Phase:
 
 
 def phases(frame: StepFrame, row: int, marks: Marks | None = ()) -> list[Phase]:
-    """Returns the phases of one rank, from the end of the step before to the end of the backward.
+    """Returns the phases of one rank, from the end of the previous step to the end of the backward.
 
     Args:
         frame: the step.
         row: which of its ranks.
-        marks: outside the model a mark names what follows it, until the next mark or phase; None: from the backward on.
+        marks: annotations; outside the model, each names the time until the next mark or phase. None: start at the
+            backward.
     """
     bounds, outside = frame.milliseconds(frame.bounds_ns)[row], frame.milliseconds(frame.outside_ns)[row]
     begin, finalize, end = float(bounds[BEGIN]), float(bounds[FINALIZE]), float(bounds[END])
@@ -179,7 +182,7 @@ def phases(frame: StepFrame, row: int, marks: Marks | None = ()) -> list[Phase]:
 
 
 def _named(marks: Sequence[tuple[float, str]], begin: float, end: float, first: str) -> list[Phase]:
-    """The time from `begin` to `end` in pieces that the marks in between name; empty if one of both is NaN."""
+    """The time from `begin` to `end`, divided and named by the marks in between; empty if either is NaN."""
     if math.isnan(begin) or math.isnan(end):
         return []
     points = [(begin, first), *((at, name) for at, name in marks if begin <= at < end), (end, "")]

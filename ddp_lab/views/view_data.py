@@ -1,4 +1,4 @@
-"""The numbers behind the views: what steps consist of, for whom the others waited, when parameters are ready."""
+"""The numbers behind the views: step time breakdown, waiting for stragglers, readiness of parameters."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _BEGIN, _END = STEP_FIELDS.index("backward_begin"), STEP_FIELDS.index("backward_
 
 @dataclass(frozen=True)
 class Waiting:
-    """For whom the others waited.
+    """How long the other ranks waited for each rank.
 
     Attributes:
-        ranks: of the rows.
-        cells: ms a step that all other ranks waited for this one alone, shape ``[ranks, buckets]``.
-        share: in what share of the collectives each rank was the last.
-        steps: over how many steps.
+        ranks: the ranks of the rows.
+        cells: ms per step that all other ranks waited for this one, shape ``[ranks, buckets]``.
+        share: the share of the collectives in which each rank was the last.
+        steps: the number of steps.
     """
 
     ranks: tuple[int, ...]
@@ -55,19 +55,19 @@ class Sync:
 
 
 def breakdown(timeline: Timeline, reducer: int | None = None, last_steps: int = _MOST_STEPS) -> Breakdown:
-    """Returns what the complete steps of a model consist of.
+    """Returns the time breakdown of the complete steps of a model.
 
     Args:
-        timeline: where they are.
+        timeline: the source of the steps.
         reducer: which model; None for the most recently active.
-        last_steps: only so many newest ones.
+        last_steps: how many of the newest ones.
     """
     columns = timeline.step_columns(_model(timeline, reducer), last_steps)
     return breakdown_of({name: values[columns["state"] == "complete"] for name, values in columns.items()})
 
 
 def breakdown_of(columns: Columns) -> Breakdown:
-    """Returns what steps consist of, from columns of `Timeline.steps` of one model."""
+    """Returns the time breakdown of steps, from columns of `Timeline.steps` of one model."""
     number, row = np.unique(columns["step"], return_inverse=True)
     ranks, column = np.unique(columns["rank"], return_inverse=True)
     by_rank = {}
@@ -78,12 +78,12 @@ def breakdown_of(columns: Columns) -> Breakdown:
 
 
 def waiting(timeline: Timeline, reducer: int | None = None, last_steps: int = 100) -> Waiting:
-    """Returns for whom the others waited in the newest steps; arguments as those of `breakdown`."""
+    """Returns how long the others waited for each rank in the newest steps; arguments as for `breakdown`."""
     return waiting_of(*_sync_columns(timeline, reducer, last_steps))
 
 
 def waiting_of(columns: Columns, ranks: Sequence[int], buckets: int = 0) -> Waiting:
-    """Returns for whom the others waited, from columns of `Timeline.sync` of a model of at least so many buckets."""
+    """Returns how long the others waited for each rank, from columns of `Timeline.sync`; at least `buckets` columns."""
     buckets = max(buckets, int(columns["bucket"].max(initial=-1)) + 1)
     cells, share = np.zeros((len(ranks), buckets)), np.zeros(len(ranks))
     steps = len(np.unique(columns["step"]))
@@ -95,7 +95,7 @@ def waiting_of(columns: Columns, ranks: Sequence[int], buckets: int = 0) -> Wait
 
 
 def sync(timeline: Timeline, reducer: int | None = None, last_steps: int = 100) -> Sync:
-    """Returns the gradient sync of each bucket; arguments as those of `breakdown`."""
+    """Returns the gradient sync of each bucket; arguments as for `breakdown`."""
     return sync_of(*_sync_columns(timeline, reducer, last_steps))
 
 
@@ -110,7 +110,7 @@ def sync_of(columns: Columns, ranks: Sequence[int]) -> Sync:
 
 
 def _sync_columns(timeline: Timeline, reducer: int | None, last_steps: int) -> tuple[Columns, tuple[int, ...]]:
-    """Gradient sync of the layout that is judged, and the ranks of the model."""
+    """Gradient sync of the layout that is analysed, and the ranks of the model."""
     found = _model(timeline, reducer)
     info = next((one for one in timeline.reducers() if one.reducer == found), None)
     ranks = info.ranks if info is not None else ()
@@ -125,15 +125,15 @@ def _model(timeline: Timeline, reducer: int | None) -> int:
 
 
 def readiness(views: Sequence[TableView], parameters: int = 0) -> dict[str, Any]:
-    """Returns when each parameter's gradient was ready: medians over ranks and steps, and in what share of them it was.
+    """Returns when each parameter's gradient was ready (median over ranks and steps), and in what share of them.
 
     Args:
-        views: tables of the ranks of one model; its newest steps under the newest assignment count, if they have ended.
+        views: tables of the ranks of one model; the newest complete steps with the newest bucket layout are used.
         parameters: how many the model has: a table ends with the last one that ever got a gradient.
 
     Returns:
-        ``generation``, -1 if no step has ended: then nothing is known; ``ready``: ms since the rank's backward began,
-        None for none; ``used``: 0 to 1.
+        ``generation``: of the layout, -1 if no step is complete; ``ready``: ms since the rank's backward began, None
+        without a gradient; ``used``: 0 to 1.
     """
     ended = [one.steps[:, _END] > 0 for one in views]
     known = [int(one.generation[done].max()) for one, done in zip(views, ended, strict=True) if done.any()]
@@ -155,11 +155,11 @@ def readiness(views: Sequence[TableView], parameters: int = 0) -> dict[str, Any]
 
 
 def unused(timeline: Timeline, assignment: dict[str, Any]) -> set[int]:
-    """Returns the indices of the parameters without a gradient in the newest steps that have ended.
+    """Returns the indices of the parameters without a gradient in the newest complete steps.
 
     Args:
-        timeline: where the steps are.
-        assignment: the one that is shown; of steps under another one nothing is told.
+        timeline: the source of the steps.
+        assignment: the bucket layout that is shown; steps with another one are ignored.
     """
     parameters = len(assignment["parameters"])
     found = readiness(timeline.views(assignment["reducer"], _UNUSED_STEPS), parameters)

@@ -1,4 +1,4 @@
-"""A cell that runs in the background, or longer than a page: how far it is, a button that stops it, how it ended."""
+"""A cell that runs in the background, or longer than a page is open: its progress, a stop button, its result."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from .saved_picture import SavedTable
 
 __all__ = ["BackgroundCell"]
 
-_SAVE_SECONDS = 5.0  # between two states of a running cell that a saved notebook keeps
-_LATER = ". If it still runs, its end is shown here."  # to pages that were opened meanwhile
+_SAVE_SECONDS = 5.0  # between two saved states of a running cell
+_LATER = ". If it is still running, its result will appear here."  # for pages that were opened meanwhile
 _ENDED = ("done", "failed", "interrupted", "not run")
 
 
 class BackgroundCell(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
-    """A line above the outputs of a cell that nobody waits for: see `ddp_lab.output.display.RunView`.
+    """A status line above the outputs of a cell: see `ddp_lab.output.display.RunView`.
 
-    A page that was opened or reloaded while the cell ran gets nothing of what the cell prints: there the widget shows
-    the end of the text, too. A saved notebook keeps the line as it was last; see [Note: two outputs].
+    A page that was opened or reloaded while the cell ran does not get the cell's output: there the widget also shows
+    the end of the output. A saved notebook keeps the last state of the line; see [Note: two outputs].
 
-    [Note: pages that come late] To such a page Jupyter gives what it knows of widgets, once the kernel's main thread is
-    free, and nothing else of a cell that runs. A cell in the background is seen there at once. One that is waited for
-    keeps the main thread: until its end the page has what the notebook was saved with, the line that says where the
-    cell stood then; after it, the widget with the end of the text. The page that has run the cell misses nothing and
-    shows no line; when the cell has ended, its notebook keeps none.
+    [Note: pages that come late] Such a page gets the state of widgets from Jupyter once the kernel's main thread is
+    free, and nothing else from a running cell. A background cell appears there at once. A foreground cell blocks the
+    main thread: until its end the page shows the saved line with the cell's state at that time, and then the widget
+    with the end of the output. The page that ran the cell misses nothing and shows no line; when the cell has ended,
+    its notebook keeps no line.
 
     Args:
         timeline: where the steps of the cell's models arrive.
-        if_lost: what becomes of the ranks if the kernel ends, in words.
-        waited: whether the cell is waited for.
+        if_lost: what happens to the ranks if the kernel stops, in words.
+        waited: whether it is a foreground cell.
     """
 
     _esm = bundle.module_text("app/background_cell.js")
@@ -61,7 +61,7 @@ class BackgroundCell(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         self._run: FollowedCell | None = None
         self._saved = SavedTable(self.token)
         self._display = KernelDisplay(kernel_shell())
-        self._lock = threading.Lock()  # the follower shows it again while the main thread may, too
+        self._lock = threading.Lock()  # the follower and the main thread may both show it
         self._saved_at = 0.0
         self.on_msg(self._receive)
 
@@ -88,7 +88,7 @@ class BackgroundCell(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
             self._save(False)
 
     def _save(self, first: bool) -> None:
-        """Keeps the line for readers without a kernel."""
+        """Saves the line for readers without a kernel."""
         now, ended = time.monotonic(), self.status["state"] in _ENDED
         if not first and not ended and now - self._saved_at < _SAVE_SECONDS:
             return
@@ -110,12 +110,12 @@ class BackgroundCell(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         return sum(rank.events for rank in self._timeline.ranks())
 
     def _step(self) -> int | None:
-        """The latest step that was recorded since the cell was sent; None if there is none."""
+        """The latest step recorded since the cell was sent; None if there is none."""
         if self._recorded() == self._events:
             return None
         return max((rank.step for rank in self._timeline.ranks() if rank.step >= 0), default=None)
 
     def _receive(self, widget: Any, content: Any, buffers: Any) -> None:
-        """Takes the button's message, on whatever thread."""
+        """Handles the button's message, on any thread."""
         if self._run is not None and content == {"type": "interrupt"}:
             self._run.interrupt()

@@ -1,9 +1,9 @@
 """The browser's part of a widget as one ES module, joined from the files below `static/`.
 
-anywidget takes one module as text. What Python and the browser have in common is defined in Python; `generated.js` is
-made of it. The other files are ordinary ES modules that import each other by relative path, so that they can be read
-and tested one by one. Here each but the last becomes a function that returns what it exports, so that names that a file
-keeps to itself stay its own; what a file exports has a name of its own among all files.
+anywidget takes one module as text. What Python and the browser have in common is defined in Python, and `generated.js`
+is made from it. The other files are ordinary ES modules that import each other by relative path, so that they can be
+read and tested one by one. Here each but the last becomes a function that returns its exports, so that other names stay
+local to their file; exported names are unique among all files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ _GENERATED = {
     "COLOURS": palette.COLOURS,
     "EDGE_NAMES": EDGES,
     "PARTS": [
-        {"name": name, "pattern": palette.PATTERNS.get(name), "letter": palette.LETTERS.get(name, ""), **_LOOKS[name]}
+        {
+            "name": name,
+            "label": palette.LABELS[name],
+            "pattern": palette.PATTERNS.get(name),
+            "letter": palette.LETTERS.get(name, ""),
+            **_LOOKS[name],
+        }
         for name in palette.PARTS
     ],
     "PHASES": [{"key": key, "name": name, **_LOOKS[key]} for key, (_, name) in palette.PHASES.items()],
@@ -55,7 +61,8 @@ def modules_of(entry: str) -> tuple[str, ...]:
 
 @functools.cache
 def module_text(entry: str) -> str:
-    """Returns a module and all that it needs as one, which exports what the module does (`app/dashboard.js`, say)."""
+    """Returns a module and everything it imports as one module, which exports what the module exports."""
+
     *parts, last = [_IMPORT.sub("", _read(path)) for path in modules_of(entry)]
     return "\n".join([*(_scoped(part) for part in parts), last])
 

@@ -1,4 +1,4 @@
-"""The dashboard: the live views of a `Timeline` as one widget with tabs, or one of them alone."""
+"""The dashboard: the live views of a `Timeline` as one widget with tabs, or a single view."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 __all__ = ["VIEWS", "Dashboard", "DashboardStatistics", "of_recording"]
 
-RATE = 30.0  # refreshes a second while events arrive
+RATE = 30.0  # refreshes per second while events arrive
 _RANKS_SECONDS = 0.5
 _OVERHEAD_SECONDS = 1.0
-_WORD_SECONDS = 0.5  # between two words to a page that all is well
-_CALM_SECONDS = 5.0  # without news, after which nothing is sent any more: servers end kernels that are idle for long
+_WORD_SECONDS = 0.5  # between two messages that tell a page that the kernel is alive
+_CALM_SECONDS = 5.0  # without news, after which nothing is sent: servers cull idle kernels
 VIEWS = (
     "timeline",
     "sync",
@@ -55,8 +55,8 @@ VIEWS = (
     "collectives",
 )
 _TABS = (("timeline", "sync"), *((name,) for name in VIEWS[2:]))
-_OF_RANKS = ("step", "rehearsal", "collectives")  # without ranks there is nothing in them
-_OF_STEPS = ("findings", "late", "readiness", "norms")  # traits that are told of steps
+_OF_RANKS = ("step", "rehearsal", "collectives")  # views that need ranks
+_OF_STEPS = ("findings", "late", "readiness", "norms")  # traits about steps
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,10 @@ class DashboardStatistics:
     """What a dashboard sent to the browser.
 
     Attributes:
-        updates: messages with steps (of the last 1,000).
-        steps: steps in all messages; one that grew between two messages counts twice.
-        bytes: of the steps' arrays.
-        median_ms: processor time of one update, from reading the timeline until the message is handed over; None
-            before the first.
+        updates: messages with steps (at most the last 1,000).
+        steps: steps in all messages; a step that grew between two messages counts twice.
+        bytes: size of the steps' arrays.
+        median_ms: CPU time of one update, from reading the timeline to sending the message; None before the first.
     """
 
     updates: int
@@ -78,30 +77,30 @@ class DashboardStatistics:
 
 
 class Dashboard(LiveWidget):
-    """A live view of a timeline: display it in a notebook, it refreshes itself, also while a cell runs.
+    """A live view of a timeline. Displayed in a notebook, it updates itself, even while a cell runs.
 
-    It reads the timeline by cursor on a thread of its own and sends what is new to the browser, at most 30 times a
-    second. The browser keeps the last 500 steps of each model: choosing a step, zooming and the details of a bucket
-    need no kernel. A saved notebook keeps the last picture (see `saved_picture`).
+    It reads the timeline on a thread of its own and sends new steps to the browser, at most 30 times per second. The
+    browser keeps the last 500 steps of each model, so choosing a step, zooming and the details of a bucket work
+    without the kernel. A saved notebook keeps the last picture (see `saved_picture`).
 
     Args:
-        timeline: what to show.
-        views: of `VIEWS`, each in a tab of its own; None for all of them.
-        status: returns a record for each rank (`Cluster.status`); called twice a second on the thread. None: what
-            the ranks themselves reported to the timeline.
-        request_inspection: asks the ranks for norm and checksum of a reducer's gradients after a step, and returns at
-            once; the answers come through the timeline. None: comparing gradients is not offered.
-        link: returns the `LinkModel` that was measured, None before; the gradient sync is compared with it. None: it is
-            not.
-        event_cost: measures what an event costs on a rank, in ns; called once, for the line on the overhead.
-        lost: returns rank -> how its process ended, for those that have.
-        collectives: runs collectives on the ranks; None: this view has no ranks.
-        cluster: whose ranks the controls act on (reconfigure, step through, rehearse); None: the controls say that they
-            need one.
-        player: what plays into the timeline; None: nothing is played.
+        timeline: the timeline to show.
+        views: names from `VIEWS`, each in a tab of its own; None for all of them.
+        status: returns a record for each rank (`Cluster.status`); called twice per second on the thread. None: use the
+            states that the ranks reported to the timeline.
+        request_inspection: requests norm and checksum of a reducer's gradients after a step, without waiting; the
+            answers arrive through the timeline. None: gradients cannot be compared.
+        link: returns the measured `LinkModel`, or None if it was not measured yet; it is compared with the gradient
+            sync. None: no comparison.
+        event_cost: measures the cost of recording an event on a rank, in ns; called once, for the overhead line.
+        lost: returns rank -> how its process ended, for the ranks that failed.
+        collectives: runs collectives on the ranks; None if there are no ranks.
+        cluster: the cluster that the controls act on (reconfigure, step through, fault injection); None: the controls
+            are not available.
+        player: replays a recording into the timeline; None if nothing is replayed.
 
     Attributes:
-        player: the same.
+        player: the player, or None.
 
     Raises:
         ValueError: there is no such view.
@@ -146,7 +145,7 @@ class Dashboard(LiveWidget):
         else:
             tabs = tuple((name,) for name in views)
         if not tabs or not {name for names in tabs for name in names} <= set(VIEWS):
-            raise ValueError(f"views={list(views or ())}: choose from {', '.join(VIEWS)}")
+            raise ValueError(f"views={list(views or ())} is not valid; choose from {', '.join(VIEWS)}")
         self.player = player
         self._word_at = 0.0
         self._active_at: float | None = time.monotonic()  # of the last news; None: nothing happens
@@ -173,7 +172,7 @@ class Dashboard(LiveWidget):
         collectives: CollectiveStage | None = None,
         cluster: Ranks | None = None,
     ) -> None:
-        """From now on shows this timeline, and asks these ranks."""
+        """Switches to this timeline and these ranks."""
         self._timeline, self._cluster = timeline, cluster
         self._status, self._lost = status, lost
         self._comparison = Comparison(timeline, request_inspection)
@@ -188,7 +187,7 @@ class Dashboard(LiveWidget):
         self._saved_version = -1
         self._generations: object = None
         self._ranks_at = 0.0
-        # The table of ranks and what has ended; replaced by whoever has asked them, shown by `_update`.
+        # The table of ranks and what has stopped; replaced by the code that queries them, shown by `_update`.
         self._rows: list[dict[str, Any]] = []
         self._life: dict[str, Any] = {}
         self._name = ""
@@ -202,16 +201,16 @@ class Dashboard(LiveWidget):
     # ---- for the user -----------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Sends what is new to the browser now."""
+        """Sends new steps to the browser now."""
         spent = self._ask_ranks(force=True)
         with self._lock:
             self._overhead.spend(spent)
             self._update(time.monotonic(), force=True)
 
     def snapshot(self) -> None:
-        """Replaces the picture that the notebook keeps by the present state, wherever the dashboard is displayed.
+        """Updates the picture that the notebook keeps, wherever the dashboard is displayed.
 
-        Happens by itself at the end of every cell of the notebook.
+        This happens automatically at the end of every notebook cell.
         """
         with self._lock:
             if not self._frozen:
@@ -222,7 +221,7 @@ class Dashboard(LiveWidget):
         self._picture.replace(self.svg(), self._words())
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the live view, with the picture for who can't show it."""
+        """Returns the live view, with a picture for viewers without widgets."""
         data, metadata = self._live(**kwargs)
         return {**data, "image/svg+xml": self.svg(), "text/plain": self._words()}, metadata
 
@@ -236,14 +235,14 @@ class Dashboard(LiveWidget):
         self._refresher.start()
 
     def _after_cell(self) -> None:
-        """Keeps the notebook's picture up to date."""
+        """Updates the picture in the notebook."""
         if self._frozen:
             self._cell_ends.end()
         elif self._saved_version != self._timeline.version:
             self.snapshot()
 
     def stop(self) -> None:
-        """Takes the last events and stops following; the view stays as it is, also in the saved notebook."""
+        """Shows the last events and stops updating; the view remains, also in the saved notebook."""
         if self._frozen:
             return
         self.refresh()
@@ -253,20 +252,20 @@ class Dashboard(LiveWidget):
         self._controls.stop()
         self._show(self._controls.traits())
         self._refresher.stop()
-        self._show({"playback": {}})  # what has ended offers nothing to play
+        self._show({"playback": {}})  # a stopped dashboard has no replay controls
         self.send({"type": "word", "last": True})
 
     def close(self) -> None:
         """Stops, and removes the live view from the notebook."""
         self._frozen = True
-        if "_controls" in self.__dict__:  # else its arguments were refused
+        if "_controls" in self.__dict__:  # else its arguments were invalid
             self._controls.stop()
             self._refresher.stop()
             self._cell_ends.end()
         super().close()
 
     def statistics(self) -> DashboardStatistics:
-        """Returns what the dashboard sent so far and what that took."""
+        """Returns how much the dashboard has sent, and its CPU time."""
         with self._lock:
             seconds = sorted(self._seconds)
             return DashboardStatistics(
@@ -277,7 +276,7 @@ class Dashboard(LiveWidget):
             )
 
     def svg(self) -> str:
-        """Returns the first view as a self-contained SVG picture: of the timeline, the newest complete step."""
+        """Returns the first view as a self-contained SVG picture; for the timeline, the newest complete step."""
         with self._lock:
             frame = self._frames.latest()
             if self.tabs[0][0] == "collectives":
@@ -293,7 +292,7 @@ class Dashboard(LiveWidget):
             return pictures.picture(self.tabs[0][0], self._timeline, frame, assignment)
 
     def _words(self) -> str:
-        """Returns what the picture shows in words."""
+        """Returns the content of the picture as text."""
         if self.tabs[0][0] == "collectives":
             return str(self._stage.shown or pictures.NO_COLLECTIVE)
         if self.tabs[0][0] == "what_if":
@@ -339,7 +338,7 @@ class Dashboard(LiveWidget):
             return busy
 
     def _update(self, now: float, force: bool = False) -> bool:
-        """Takes what is new in the timeline and sends it; returns whether there was anything."""
+        """Reads new events from the timeline and sends them; returns whether there were any."""
         begin = time.thread_time()
         version = self._timeline.version
         changed = version != self._shown_version
@@ -362,7 +361,7 @@ class Dashboard(LiveWidget):
         return sent or changed
 
     def _give_word(self, now: float, busy: bool) -> None:
-        """Tells a page that looks that the kernel is there, as long as something happens."""
+        """Tells the pages in view that the kernel is alive, as long as something happens."""
         if busy or (self._cluster is not None and any(row.get("state") == "running" for row in self._rows)):
             self._active_at = now
         if self._active_at is None:
@@ -376,7 +375,7 @@ class Dashboard(LiveWidget):
             self.send({"type": "word"})
 
     def _show_assignments(self) -> None:
-        """Sends which parameters the buckets hold, and what the link needs for them."""
+        """Sends the bucket layouts, and the expected times of their all-reduces."""
         known = sorted(
             (one.reducer, generation) for one in self._timeline.reducers() for generation in one.generations[-3:]
         )
@@ -390,7 +389,7 @@ class Dashboard(LiveWidget):
             self.links = {f"{of}:{generation}": self._feed.expected(of, generation, link) for of, generation in known}
 
     def _know_commands(self) -> None:
-        """Says what the browser can ask for."""
+        """Registers the requests of the browser."""
         on = self._commands.on
         on("hello", lambda asked: self._feed.resend())
         on("look", self._look)
@@ -406,7 +405,7 @@ class Dashboard(LiveWidget):
             on(kind, lambda asked: self._controls.ask(asked))
 
     def _adopt(self, asked: dict[str, Any]) -> None:
-        """Shows the cluster that took the place of this dashboard's, if there is one."""
+        """Switches to the cluster that replaced this dashboard's, if there is one."""
         cluster = successor_of(self._cluster)
         if cluster is None:
             return
@@ -414,10 +413,10 @@ class Dashboard(LiveWidget):
         self._attach(cluster.timeline, **cluster.dashboard_means())
         nothing: dict[str, Any] = {name: {} for name in (*_OF_STEPS, "assignments", "links", "inspection", "overhead")}
         self._show({**nothing, "life": {}})
-        self.send({"type": "reset"})  # the page says again what it looks at
+        self.send({"type": "reset"})  # the page sends again which views it shows
 
     def _look(self, asked: dict[str, Any]) -> None:
-        """Notes what a page shows."""
+        """Notes which views a page shows."""
         seen = (str(asked["id"]), asked["views"], asked.get("reducer"))
         self._slow.look(*seen)
         self._controls.look(*seen)
@@ -429,9 +428,9 @@ class Dashboard(LiveWidget):
         self.send(bucket_gradients(self._timeline, reducer, step, bucket))
 
     def _ask_ranks(self, force: bool = False) -> float:
-        """Asks twice a second how the ranks are; returns seconds of processor time.
+        """Queries the state of the ranks twice per second; returns seconds of CPU time.
 
-        Without the lock, which the user's cells need at their end: a rank that does not answer is waited for.
+        Does not hold the lock, which the user's cells need at their end, because an unresponsive rank takes time.
         """
         begin, now = time.thread_time(), time.monotonic()
         if self._frozen or (not force and now - self._ranks_at < _RANKS_SECONDS):
@@ -450,12 +449,12 @@ class Dashboard(LiveWidget):
 
 
 def of_recording(timeline: Timeline, views: Sequence[str] = (), player: Player[Timeline] | None = None) -> Dashboard:
-    """Returns a dashboard of a timeline whose ranks can't be asked for anything: recorded, or of a job of its own.
+    """Returns a dashboard of a timeline without controllable ranks: a recording, or a job that is only followed.
 
     Args:
-        timeline: what to show.
-        views: of `VIEWS`, each in a tab of its own; none: those that need no ranks.
-        player: what plays into the timeline, if something does.
+        timeline: the timeline to show.
+        views: names from `VIEWS`, each in a tab of its own; if empty, those that need no ranks.
+        player: replays a recording into the timeline; None if nothing is replayed.
     """
     made = Dashboard(timeline, views=views or None, player=player)
     if not views:

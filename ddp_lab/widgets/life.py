@@ -1,4 +1,4 @@
-"""What a dashboard says before the first step, and of what has ended; and how it knows that its cell has ended."""
+"""What a dashboard shows before the first step and after its cluster has stopped; how it learns that a cell ended."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ if TYPE_CHECKING:
 __all__ = ["REPLACED", "CellEnds", "life_of", "name_of", "nothing_yet", "publish", "successor_of"]
 
 REPLACED = {
-    "what": "The cell that showed this has run again",
-    "remedy": "Display the dashboard once more to follow.",
+    "what": "The cell that showed this dashboard has run again",
+    "remedy": "Display the dashboard again to continue.",
     "ended": False,
     "adopt": "",
 }
-"""What a view says, wherever it is still seen, that follows no more."""
+"""Shown by a view that no longer updates, wherever it is still visible."""
 
-_NOTHING = "No step recorded yet: train with ddp_lab.DistributedDataParallel in a %%distributed cell."
-_NOTHING_WITHOUT_RANKS = "No step recorded yet: train with ddp_lab.DistributedDataParallel."
-_NOTHING_PLAYED = "No step yet: the replay has not come to one."
+_NOTHING = "No step recorded yet. Train with ddp_lab.DistributedDataParallel in a %%distributed cell."
+_NOTHING_WITHOUT_RANKS = "No step recorded yet. Train with ddp_lab.DistributedDataParallel."
+_NOTHING_PLAYED = "No step yet. The replay has not reached the first step."
 _NOTHING_RECORDED = "No step was recorded."
 
 
 def name_of(cluster: Any) -> str:
-    """The cluster's name; "" without one: a run that is followed has none."""
+    """The cluster's name; "" if there is none, as for a run that is only followed."""
     return getattr(cluster, "name", None) or ""
 
 
 def successor_of(cluster: Any) -> Ranks | None:
-    """The cluster of this notebook that took the place of one that does not run; None if there is none."""
+    """The cluster of this notebook that replaced one that is not running; None if there is none."""
     return None if cluster is None else cast("Ranks | None", cluster.successor())
 
 
 def life_of(cluster: Any, lost: Mapping[int, str]) -> dict[str, Any]:
-    """Returns ``what`` has ended, the ``remedy``, whether all ranks have ``ended``, and what ``adopt`` is called.
+    """Returns ``what`` has failed or stopped, the ``remedy``, whether all ranks have ``ended``, and ``adopt``'s label.
 
     Args:
-        cluster: whose ranks are shown; None: there are none.
-        lost: rank -> how its process ended, for those that have.
+        cluster: the cluster of the displayed ranks; None if there is none.
+        lost: rank -> how its process ended, for the ranks that failed.
 
     Returns:
-        Empty as long as there is nothing to say.
+        Empty if everything runs.
     """
     if cluster is None:
         return {}
@@ -57,8 +57,8 @@ def life_of(cluster: Any, lost: Mapping[int, str]) -> dict[str, Any]:
         what, remedy = _end_of(cluster)
         successor = successor_of(cluster)
         if successor is not None:
-            other = "" if successor.name == cluster.name else ", and another one runs"
-            return {"what": what + other, "remedy": "", "ended": True, "adopt": "Show the cluster that runs"}
+            other = "" if successor.name == cluster.name else ", and another one is running"
+            return {"what": what + other, "remedy": "", "ended": True, "adopt": "Show the running cluster"}
         return {"what": what, "remedy": remedy, "ended": True, "adopt": ""}
     if not lost:
         return {}
@@ -66,20 +66,20 @@ def life_of(cluster: Any, lost: Mapping[int, str]) -> dict[str, Any]:
     for rank, how in sorted(lost.items()):
         ranks.setdefault(how, []).append(rank)
     what = "; ".join(f"{label_of(of)} {_of_several(how) if len(of) > 1 else how}" for how, of in ranks.items())
-    given = "it a new process" if len(lost) == 1 else "them new processes"
-    remedy = f"The next cell gives {given}, without the variables."
+    process = "the process" if len(lost) == 1 else "the processes"
+    remedy = f"The next cell restarts {process}; the variables are lost."
     return {"what": what[:1].upper() + what[1:], "remedy": remedy, "ended": False, "adopt": ""}
 
 
 def _end_of(cluster: Any) -> tuple[str, str]:
-    """How a cluster that does not run came to its end, and the remedy where that does not name it."""
+    """How a cluster stopped, and what to do if that sentence does not say it."""
     attached = {one.name: one.attached for one in cluster.detached()}
     if cluster.name not in attached:
-        how = "was stopped" if cluster.timeline.ranks() else "does not run"
-        return f"The cluster {how}", "%cluster start starts another one, which can be shown here."
+        how = "was stopped" if cluster.timeline.ranks() else "is not running"
+        return f"The cluster {how}", "Start another one with %cluster start; it can be shown here."
     if attached[cluster.name] == os.getpid():
         return f"This notebook was attached to the cluster {cluster.name} again", ""
-    return f"This notebook no longer uses the cluster {cluster.name} (%cluster attach {cluster.name} does again)", ""
+    return f"This notebook no longer uses the cluster {cluster.name} (re-attach: %cluster attach {cluster.name})", ""
 
 
 def _of_several(how: str) -> str:
@@ -88,7 +88,7 @@ def _of_several(how: str) -> str:
 
 
 def nothing_yet(timeline: Timeline, cluster: object, player: object) -> str:
-    """Returns what a dashboard of these says while there is no step."""
+    """Returns the text of a dashboard without steps."""
     if player is not None:
         return _NOTHING_PLAYED
     if timeline.recorded:
@@ -104,21 +104,21 @@ def publish(data: dict[str, Any], metadata: dict[str, Any]) -> None:
 
 
 class CellEnds:
-    """Calls back at the end of every cell of the notebook, as long as an output of one shows the widget.
+    """Calls back at the end of every notebook cell, as long as the output of a cell shows the widget.
 
     Attributes:
-        gone: whether each cell that displayed it has run again, and has other outputs now.
+        gone: whether all cells that displayed it have run again, so that it is no longer displayed.
     """
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
         self._shell: Any = None
-        self._cells: set[str | None] = set()  # that display it, by the ids that the page gave them; None: it gave none
-        self._displayed = False  # in the cell that runs
+        self._cells: set[str | None] = set()  # that display it, by id; None: a cell without an id
+        self._displayed = False  # in the running cell
         self.gone = False
 
     def begin(self) -> None:
-        """The cell that runs displays the widget. Without IPython nothing happens."""
+        """Notes that the running cell displays the widget. Does nothing without IPython."""
         shell = IPython.get_ipython()  # type: ignore[attr-defined, no-untyped-call, unused-ignore]
         self._displayed, self.gone = True, False
         if shell is not None and self._shell is None:
@@ -126,7 +126,7 @@ class CellEnds:
             self._shell = shell
 
     def end(self) -> None:
-        """Takes that back."""
+        """Stops calling back."""
         if self._shell is not None:
             self._shell.events.unregister("post_run_cell", self._after_cell)
             self._shell = None

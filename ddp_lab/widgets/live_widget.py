@@ -1,4 +1,4 @@
-"""What keeps a widget alive while a cell blocks the kernel's main thread: a thread, and messages that reach it."""
+"""Widgets that stay live while a cell blocks the kernel's main thread: a thread, and messages that reach it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ import traitlets
 __all__ = ["LiveWidget", "Refresher", "receive_while_busy"]
 
 _log = logging.getLogger(__name__)
-_PAGE_SECONDS = 20.0  # after its last word a page counts as closed
+_PAGE_SECONDS = 20.0  # after its last message a page counts as closed
 Command = dict[str, Any]
 
 
 def receive_while_busy(widget: Any) -> bool:
     """Lets the front end's messages reach `widget` while a cell runs; returns whether anything had to be done.
 
-    ipykernel ≥ 7.1 handles the messages of widgets on a thread of their own (a subshell). 7.4.0 sends the answers to
-    what the kernel published to the thread that published last: the main one, which is busy. This asks for the
-    front end's own choice again. Elsewhere nothing changes, and messages wait for the end of the cell.
+    ipykernel ≥ 7.1 handles the messages of widgets on a thread of their own (a subshell). 7.4.0 routes the replies to
+    published data to the thread that published last: the main one, which is busy. This restores the front end's own
+    choice. With other versions nothing changes, and messages wait for the end of the cell.
     """
     comm = getattr(widget, "comm", None)
     if comm is None or not hasattr(comm, "_reply_subshell_for"):
@@ -36,10 +36,10 @@ def receive_while_busy(widget: Any) -> bool:
 
 
 class Refresher:
-    """A daemon thread that calls `action` at most `rate` times a second, as long as the action's object lives.
+    """A daemon thread that calls `action` at most `rate` times per second, as long as the action's object exists.
 
-    The action returns whether there was something to do; without work for two seconds it is called five times a
-    second. Between two calls there is a pause, however long they take. An exception ends the thread and goes to
+    The action returns whether there was something to do; after two seconds without work it is called five times per
+    second. There is a pause between two calls, however long they take. An exception ends the thread and is passed to
     `failed`.
     """
 
@@ -63,7 +63,7 @@ class Refresher:
             return self._thread is not None
 
     def start(self) -> None:
-        """Starts the thread if it does not run; one that stops itself in this round goes on for another."""
+        """Starts the thread if it does not run; if it stops itself in this round, it runs another one."""
         with self._turn:
             self._asked = True
             self._stopped.clear()
@@ -112,7 +112,7 @@ class Refresher:
             try:
                 busy = action()
             except Exception as error:  # noqa: BLE001 - a thread's top: stored and shown by `failed`
-                _log.exception("a view stopped refreshing")
+                _log.exception("a view stopped updating")
                 failed = self._failed()
                 if failed is not None:
                     failed(error)
@@ -120,7 +120,7 @@ class Refresher:
             del action
             calm = 0.0 if busy else calm + self._interval
             idle = calm > self._IDLE_AFTER
-            # Also when woken it keeps its distance: many wake-ups are one refresh.
+            # Keeps its distance also when woken: many wake-ups make one refresh.
             if not idle:
                 now = time.monotonic()
                 due = max(due + self._interval, now + self._interval / 4)
@@ -131,14 +131,14 @@ class Refresher:
 
 
 class Pages:
-    """Which pages show a widget now, by their ids: each says so every few seconds; a closed one no longer does."""
+    """The pages that show a widget now, by id: each reports every few seconds; a closed one no longer does."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}  # page -> when it counts as closed
 
     def note(self, page: str, seen: bool) -> None:
-        """Notes whether a page shows the widget. On the thread that got the page's message."""
-        # On the main thread messages wait while a cell runs, and so does the page's word that it is still there.
+        """Notes whether a page shows the widget. Runs on the thread that got the page's message."""
+        # On the main thread messages wait while a cell runs, also those that report that the page is open.
         waits = threading.current_thread() is threading.main_thread()
         known = {**self._until}
         known.pop(page, None)
@@ -154,14 +154,14 @@ class Pages:
 
 
 class Commands:
-    """Messages of the front end, ``{"type": ..., ...}``, and who carries them out."""
+    """Messages of the front end, ``{"type": ..., ...}``, and their handlers."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._known: dict[str, Callable[[Command], None]] = {}
 
     def on(self, kind: str, action: Callable[[Command], None]) -> None:
-        """From now on `action` gets the commands of this type; it must return at once."""
+        """Registers `action` for the commands of this type; it must return at once."""
         self._known[kind] = action
 
     def put(self, command: Command) -> None:
@@ -169,7 +169,7 @@ class Commands:
         self._queue.put(command)
 
     def obey(self) -> bool:
-        """Carries out what came since the last time; returns whether anything did. Unknown types are left out."""
+        """Runs the commands since the last call; returns whether there were any. Unknown types are ignored."""
         asked = False
         while not self._queue.empty():
             asked = True
@@ -181,13 +181,13 @@ class Commands:
 
 
 class LiveWidget(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
-    """A widget that a thread refreshes, and that takes what pages ask for: each request goes to who was named for it.
+    """A widget that a thread refreshes, and that passes the requests of pages to registered handlers.
 
     Args:
         tick: one round of the thread; returns whether there was something to do.
-        rate: rounds a second, at most.
-        word: type of the message in which a page says whether it shows the widget.
-        traits: their first values.
+        rate: rounds per second, at most.
+        word: type of the message in which a page reports whether it shows the widget.
+        traits: the initial values of the traits.
     """
 
     token = traitlets.Unicode().tag(sync=True)
@@ -201,11 +201,11 @@ class LiveWidget(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         self._refresher = Refresher(tick, self._fail, rate)
 
     def _listen(self) -> None:
-        """From now on messages are taken: the widget is whole. They come before it is displayed, on other threads."""
+        """Starts receiving messages, once the widget is complete. They arrive before it is displayed, on any thread."""
         self.on_msg(self._receive)
 
     def _receive(self, widget: Any, content: Command, buffers: Any) -> None:
-        """Takes a message of the browser, on whatever thread: it is only queued."""
+        """Queues a message from the browser, on any thread."""
         if content.get("type") == self._word:
             self._pages.note(str(content.get("id")), bool(content.get("seen")))
         else:
@@ -220,10 +220,10 @@ class LiveWidget(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
                 setattr(self, name, value)
 
     def _live(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The widget alone, as a mime bundle and its metadata."""
+        """The widget without a picture, as a mime bundle and its metadata."""
         bundle: tuple[dict[str, Any], dict[str, Any]] | None = super()._repr_mimebundle_(**kwargs)
         return bundle or ({}, {})
 
     def _fail(self, error: BaseException) -> None:
         """Shows why the thread ended."""
-        self.notice = f"This view stopped refreshing: {type(error).__name__}: {error}"
+        self.notice = f"This view stopped updating: {type(error).__name__}: {error}"

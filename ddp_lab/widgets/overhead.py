@@ -1,4 +1,4 @@
-"""What recording and the dashboard cost, measured while they run."""
+"""The overhead of recording and of the dashboard, measured while they run."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ _FEW_STEPS = 20
 
 
 class Overhead:
-    """Counts events and processor time; `read` is what the browser shows."""
+    """Counts events and CPU time; `read` returns what the browser shows."""
 
     def __init__(self, timeline: Timeline, event_cost: Callable[[], float | None] | None) -> None:
         """`event_cost()` measures the cost of one event in ns on a rank, or returns None; it is called once."""
         self._timeline = timeline
         self._event_cost = event_cost
         self._ns: float | None = None
-        self._samples: deque[tuple[float, float]] = deque()  # time, processor time of the dashboard so far
+        self._samples: deque[tuple[float, float]] = deque()  # time, CPU time of the dashboard so far
         self._spent = 0.0
-        # Events and last step, all ranks together, of readings since the newest model's first step.
+        # Events and last step, summed over the ranks, of readings since the newest model's first step.
         self._counts: deque[tuple[int, int]] = deque(maxlen=_STEPS)
         self._before = 0  # events until then
 
     def spend(self, seconds: float) -> None:
-        """Adds processor time of the dashboard."""
+        """Adds CPU time of the dashboard."""
         self._spent += seconds
 
     def read(self, frames: list[StepFrame]) -> dict[str, Any]:
-        """Returns events a step and rank, ns of an event, ms of a step, the share of a core that the kernel needs, and
-        a sentence on old steps that were thinned.
+        """Returns events per step and rank, ns per event, ms per step, the kernel's share of a core, and a sentence
+        about old steps that were down-sampled.
 
         Args:
-            frames: the newest steps of the model that is shown.
+            frames: the newest steps of the displayed model.
         """
         now = time.monotonic()
         self._samples.append((now, self._spent))
@@ -67,7 +67,7 @@ class Overhead:
         }
 
     def _events_a_step(self) -> float | None:
-        """Events of one step of one rank: what came over the last readings, or else since its model's first step."""
+        """Events per step and rank, over the last readings, or else since the model's first step."""
         if not self._counts:
             return None
         (first, step), (last, newest) = self._counts[0], self._counts[-1]
@@ -81,7 +81,8 @@ class Overhead:
 
 
 def _step_ms(frames: list[StepFrame]) -> float | None:
-    """Median time of a step over ranks and steps; of forward and backward where no two steps follow each other."""
+    """Median step time over ranks and steps; the backward time where the end of the previous step is not known."""
+
     whole: list[float] = []
     for frame in frames:
         end, previous, begin = frame.bounds_ns[:, END], frame.outside_ns[:, PREVIOUS_END], frame.bounds_ns[:, BEGIN]

@@ -1,8 +1,8 @@
-"""What takes the kernel longer than drawing: findings, late places, readiness of each parameter. Only while looked at.
+"""Slow computations of the kernel: findings, stragglers, readiness of each parameter; only for views on the page.
 
 [Note: at most a fiftieth]
-Each round costs some milliseconds (more with many ranks and parameters), so the next one waits fifty times as long, and
-at least a second. What nobody looks at is not computed.
+Each round takes some milliseconds (more with many ranks and parameters). The next one waits fifty times as long, and at
+least a second. What no page shows is not computed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BEGIN = STEP_FIELDS.index("backward_begin")
 
 
 class SlowFacts:
-    """Keeps what the browser's views need up to date, as far as they are looked at."""
+    """Keeps the data of the browser's views up to date, for the views that are on a page."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -42,21 +42,21 @@ class SlowFacts:
         self._done: object = None
 
     def look(self, page: str, views: Sequence[str], reducer: int | None) -> None:
-        """Notes which views a page shows now, and of which model."""
+        """Notes which views a page shows now, and for which model."""
         self._looks.pop(page, None)
         if views:
             self._looks[page] = (tuple(views), reducer)
         self._next = 0.0
 
     def forget(self) -> None:
-        """What was returned is no longer true: the timeline was cleared."""
+        """Forgets what was returned: the timeline was cleared."""
         self._next, self._done = 0.0, None
 
     def update(self, *, force: bool = False) -> dict[str, dict[str, Any]]:
-        """Returns what is new, by the name of the trait that it belongs to.
+        """Returns what has changed, by the name of its trait.
 
         Args:
-            force: now, whatever it costs.
+            force: compute now, whatever it costs.
         """
         wanted = {view for seen, _ in self._looks.values() for view in seen} & _VIEWS
         reducer = next((model for _, model in reversed(self._looks.values()) if model is not None), None)
@@ -76,7 +76,7 @@ class SlowFacts:
         made: dict[str, dict[str, Any]] = {}
         facts = None
         if wanted & {"findings", "stragglers"}:
-            facts = self._timeline.judgement(reducer, _STEPS)  # one for both: they can't disagree
+            facts = self._timeline.judgement(reducer, _STEPS)  # the same for both, so that they agree
         steps = 0 if facts is None else len(facts.steps)
         if "findings" in wanted:
             found = findings.findings(facts)
@@ -99,7 +99,7 @@ class SlowFacts:
         return made
 
     def _parameters(self, reducer: int) -> int:
-        """How many parameters a model has; 0 as long as no rank said so."""
+        """How many parameters a model has; 0 until a rank has described it."""
         try:
             return len(self._timeline.assignment(reducer)["parameters"])
         except ValueError:
@@ -107,7 +107,7 @@ class SlowFacts:
 
 
 def late_places(found: Sequence[LatePlace]) -> list[dict[str, Any]]:
-    """Returns late places as the browser shows them."""
+    """Returns straggler locations as the browser shows them."""
     return [
         {"rank": one.rank, "where": _where(one), "delay": one.delay_ms, "share": one.share}
         | {"pattern": one.pattern, "cost": one.cost_percent, "bucket": one.bucket}
@@ -116,14 +116,14 @@ def late_places(found: Sequence[LatePlace]) -> list[dict[str, Any]]:
 
 
 def late_text(facts: Facts | None, late: Sequence[LatePlace]) -> str:
-    """Returns the verdict over stragglers, in the same words as findings and the summary.
+    """Returns a sentence about stragglers, in the same words as findings and the summary.
 
     Args:
-        facts: None if no step has ended on every rank.
-        late: the places that were found in them, the most costly first.
+        facts: None if no step is complete on every rank.
+        late: the straggler locations that were found in them, the most expensive first.
     """
     if facts is None or not len(facts.steps):
-        return "No step has ended yet on every rank."
+        return "No step is complete on every rank yet."
     judged = f"{counted(len(facts.steps), 'step')} ({step_range(facts.steps.step.tolist())})"
     if late:
         worst = late[0]
@@ -134,22 +134,22 @@ def late_text(facts: Facts | None, late: Sequence[LatePlace]) -> str:
                 f"Rank {worst.rank} falls behind {_where(worst)}, by {ms(worst.delay_ms)} in {100 * worst.share:.0f} % "
                 f"of the steps ({worst.pattern})."
             )
-        return f"{told} It costs {worst.cost_percent:.1f} % of the step; judged by {judged}."
+        return f"{told} It costs {worst.cost_percent:.1f} % of the step. Analysed: {judged}."
     if len(facts.steps.ranks) < 2:
-        return "With one rank there is nobody to wait for."
+        return "A single rank has no stragglers."
     last, late_ms = _last_most_often(facts)
     if not len(last):
-        return f"No rank falls behind in enough of {judged}."
+        return f"No rank is a straggler in {judged}."
     most = int(np.bincount(last, minlength=len(facts.steps.ranks)).argmax())
     share, delay = 100 * (last == most).mean(), float(np.median(late_ms[last == most]))
     return (
-        f"No rank falls behind in enough of {judged}. Rank {facts.steps.ranks[most]} was last most often "
-        f"({share:.0f} % of the collectives), then by {ms(delay)}."
+        f"No rank is a straggler in {judged}. Rank {facts.steps.ranks[most]} was last most often: "
+        f"in {share:.0f} % of the collectives, by {ms(delay)} (median)."
     )
 
 
 def _last_most_often(facts: Facts) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
-    """Of each collective the position of the rank that launched it last, and by how many ms after the one before."""
+    """Returns, for each collective, the position of the last rank to launch it, and how many ms it was behind."""
     launched = facts.steps.launched.reshape(len(facts.steps.ranks), -1)
     launched = launched[:, (launched > 0).all(axis=0)].T
     return launched.argmax(axis=1), step_metrics.alone(launched) / 1e6
@@ -161,18 +161,18 @@ def _where(one: LatePlace) -> str:
     if one.bucket is not None:
         return f"in bucket {one.bucket}"
     if one.where == "everywhere":
-        return "in its whole backward"
+        return "throughout its backward"
     if one.where == "varying":
-        return "at places that vary"
-    return "before its backward (input data, forward, what the program does between the steps)"
+        return "at varying places"
+    return "before its backward (input data, forward, code between the steps)"
 
 
 def bucket_gradients(timeline: Timeline, reducer: int, step: int, bucket: int) -> dict[str, Any]:
     """Returns when each gradient of a bucket was ready in one step.
 
     Returns:
-        ``type``, ``reducer``, ``step``, ``bucket``, ``generation``; ``ranks``; ``ms``: a list for each rank of ms since
-        its backward began, in the order of the bucket's buffer, None where there was none.
+        ``type``, ``reducer``, ``step``, ``bucket``, ``generation``; ``ranks``; ``ms``: for each rank, a list of ms
+        since its backward began, in the order of the bucket's buffer, None where there was no gradient.
     """
     held = [one for one in timeline.views_of(reducer, np.array([step])) if len(one.step)]
     generation = int(held[0].generation[0]) if held else 0

@@ -22,13 +22,13 @@ _KEPT_BYTES = 256 << 10  # in a saved notebook, of all models together
 _KEPT_MODELS = 4
 _KEPT_MARKS = 20_000
 _MOST_GROWING = 1_000
-# A step that takes longer than the first is sent before its end, again and again: this far apart, or a twentieth of the
-# time that it has taken. `store.js` shows it then.
+# A step that takes longer than the first of these is sent repeatedly before its end: at this interval, or after a
+# twentieth of the time that it has taken so far. `store.js` shows it then.
 _GROWING_SECONDS, _APART_SECONDS, _APART_SHARE = 0.1, 0.03, 0.05
 
 
 class StepFeed:
-    """Reads a timeline and sends what is new; the dashboard holds its lock around every call.
+    """Reads a timeline and sends new steps; the dashboard holds its lock around every call.
 
     Attributes:
         frames: the steps that the timeline holds.
@@ -36,7 +36,7 @@ class StepFeed:
     """
 
     def __init__(self, timeline: Timeline, send: Callable[..., None]) -> None:
-        """`send(content, buffers=None)` takes a message to the browser."""
+        """`send(content, buffers=None)` sends a message to the browser."""
         self._timeline = timeline
         self._send = send
         self.sent_steps = self.sent_bytes = 0
@@ -46,12 +46,12 @@ class StepFeed:
         self._cursor, self._cleared = 0, self._timeline.cleared
         self.frames = StepFrames(self._timeline)
         self.unsent: OrderedDict[tuple[int, int], None] = OrderedDict()
-        self._growing: dict[tuple[int, int], tuple[float, float]] = {}  # of steps that have not ended: first seen, due
-        self._marks: list[tuple[int, float, str, str | None]] = []  # rank, seconds, name, what it says of faults
+        self._growing: dict[tuple[int, int], tuple[float, float]] = {}  # incomplete steps: when first seen, when due
+        self._marks: list[tuple[int, float, str, str | None]] = []  # rank, seconds, name, kind of fault mark
         self._marks_sent = 0
 
     def take(self) -> bool:
-        """Reads the timeline from the cursor on; returns whether it was cleared since the last time."""
+        """Reads the timeline from the cursor; returns whether it was cleared since the last call."""
         anew = self._cleared != self._timeline.cleared
         if anew:
             self._begin()
@@ -68,10 +68,10 @@ class StepFeed:
         return anew
 
     def send(self, force: bool = False) -> bool:
-        """Sends the newest steps that fit into one message (the others follow with the next ones), and all marks.
+        """Sends the newest steps that fit into one message (the others follow with the next), and all marks.
 
         Args:
-            force: also steps that have just begun.
+            force: send also steps that have just begun.
 
         Returns:
             Whether there were steps to send.
@@ -100,7 +100,7 @@ class StepFeed:
         return bool(chosen)
 
     def resend(self) -> None:
-        """Sends everything that is held again: a page was opened."""
+        """Sends all steps again, for a page that was just opened."""
         for reducer in self.frames.reducers():
             for step in self.frames.steps(reducer):
                 self._mark_unsent((reducer, step))
@@ -108,7 +108,7 @@ class StepFeed:
         self._send({"type": "forget marks"})
 
     def newest(self) -> dict[str, Any]:
-        """Returns the last steps of the models that trained last, for a page that has no kernel to ask: one message."""
+        """Returns the last steps of the last models as one message, for a page without a kernel."""
         chosen: list[StepFrame] = []
         known = set(self.frames.reducers())
         models = [one.reducer for one in reversed(self._timeline.reducers()) if one.reducer in known][:_KEPT_MODELS]
@@ -135,14 +135,14 @@ class StepFeed:
         return [one for one in self.frames.frames(latest.reducer, number) if one.complete and not one.abandoned]
 
     def assignment(self, reducer: int, generation: int) -> dict[str, Any] | None:
-        """Returns which parameters the buckets hold, None as long as no rank said so."""
+        """Returns the bucket layout, None until a rank has described it."""
         try:
             return self._timeline.assignment(reducer, generation)
         except ValueError:
             return None
 
     def expected(self, reducer: int, generation: int, link: Any) -> dict[str, Any]:
-        """Returns the ns that a link needs for each bucket alone (None: unknown), and its limit on the bus in GB/s."""
+        """Returns the ns of each bucket's all-reduce alone (None: unknown), and the limit of the bus in GB/s."""
         assignment = self.assignment(reducer, generation) or {"buckets": (), "group_ranks": ()}
         ranks = len(assignment["group_ranks"])
         if ranks < 2 or not assignment["buckets"]:
@@ -157,7 +157,7 @@ class StepFeed:
         }
 
     def _due(self, key: tuple[int, int], frame: StepFrame) -> bool:
-        """Whether the step is to be sent as it is: one that has not ended changes faster than anybody reads."""
+        """Whether to send the step now: an incomplete step changes faster than anybody can read."""
         if frame.complete or frame.abandoned:
             self._growing.pop(key, None)
             return True
@@ -171,6 +171,6 @@ class StepFeed:
         return True
 
     def _mark_unsent(self, key: tuple[int, int]) -> None:
-        """Notes that the browser lacks the present state of a step of a reducer."""
+        """Notes that the browser does not have the current state of a step."""
         self.unsent[key] = None
         self.unsent.move_to_end(key)

@@ -1,7 +1,7 @@
-"""What the dashboard sends to the browser: one JSON header and one binary buffer for any number of steps.
+"""Messages from the dashboard to the browser: one JSON header and one binary buffer for any number of steps.
 
-The buffer is float32 and holds, step after step, the blocks of `BLOCKS`, which `bundle` hands to `store.js`. All
-numbers of a step are in it: the browser draws them, and computes none anew.
+The buffer is float32 and holds, step after step, the blocks of `BLOCKS`, which `bundle` hands to `store.js`. It holds
+all numbers of a step: the browser only draws them.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from ..views.step_frames import StepFrame
 
 __all__ = ["BLOCKS", "encode_steps"]
 
-# Name and shape of each block, in order: R ranks, B buckets, D 1 where the device timed collectives, else 0. Times are
-# ms from the step's origin, NaN where it has not happened.
+# Name and shape of each block, in order: R ranks, B buckets, D 1 if the device timed collectives, else 0. Times are in
+# ms since the step's origin, NaN if the event has not happened.
 BLOCKS = (
     ("bounds", "R3"),  # backward begin, finalize begin, backward end
-    ("outside", "R3"),  # forward begin, forward end, end of the step before
+    ("outside", "R3"),  # forward begin, forward end, end of the previous step
     ("extent", "R2"),  # first event of a bucket, last event of all
-    ("busy", "R2"),  # ms of hidden and of exposed communication
-    ("phases", f"{len(PHASES)}"),  # ms of each, medians over the ranks; NaN: it has not ended on every rank
+    ("busy", "R2"),  # ms of overlapped and of exposed communication
+    ("phases", f"{len(PHASES)}"),  # ms of each, medians over the ranks; NaN: the step is not complete on every rank
     ("edges", f"RB{len(EDGES)}"),  # where filling, queued, waiting, reducing and exposed begin and end
     ("hidden", "RB"),
     ("exposed", "RB"),
     ("lastRank", "B"),  # -1: unknown
     ("late", "B"),  # ms that the first rank waited for the last
-    ("alone", "B"),  # ms that all others waited for the last rank alone
+    ("alone", "B"),  # ms that all others waited for the last rank
     ("allReduce", "B"),
     ("bandwidth", "B"),  # GB/s
     ("bus", "B"),

@@ -1,4 +1,4 @@
-"""Each view of the dashboard as a widget of its own: the same live picture, without the others' tabs."""
+"""Each view of the dashboard as a widget of its own: the same live picture, without the other tabs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class _View(Dashboard):
-    """A dashboard with one view; arguments as those of `Dashboard`."""
+    """A dashboard with one view; arguments as for `Dashboard`."""
 
     _name: str
 
@@ -38,84 +38,84 @@ class _View(Dashboard):
 
 
 class BucketTimeline(_View):
-    """When each bucket of each rank became ready, was launched and was reduced: of one step, or of several."""
+    """Shows when each bucket on each rank became ready, was launched and was reduced, for one or several steps."""
 
     _name = "timeline"
 
 
 class GradientSync(_View):
-    """What synchronising each bucket cost: bytes, bandwidths, waits, against the measured limit of the link."""
+    """Shows the synchronisation of each bucket: bytes, bandwidths, waits, compared with the measured link."""
 
     _name = "sync"
 
 
 class Overlap(_View):
-    """What each step consists of, over the steps, and its efficiency: the share left without exposed communication."""
+    """Shows the time breakdown of each step, and its efficiency: the share that is not exposed communication."""
 
     _name = "overlap"
 
 
 class Stragglers(_View):
-    """For which rank the others waited, in which bucket, how often, and where its own computation fell behind."""
+    """Shows how long the others waited for each rank, by bucket and step, and where its own computation fell behind."""
 
     _name = "stragglers"
 
 
 class Buckets(_View):
-    """The assignment of parameters to buckets as a map of the model."""
+    """Shows the bucket layout as a map of the model."""
 
     _name = "buckets"
 
 
 class Findings(_View):
-    """What to change, in words, the largest gain first."""
+    """Shows what to change, the largest estimated saving first."""
 
     _name = "findings"
 
 
 class StepThrough(_View):
-    """Pauses a backward at chosen points, shows the reducer as a state machine, and goes on step by step."""
+    """Pauses a backward at chosen points, shows the reducer as a state machine, and continues step by step."""
 
     _name = "step"
 
 
 class Rehearsal(_View):
-    """Faults on purpose: injected, listed, ended."""
+    """Fault injection: injects, lists and ends faults."""
 
     _name = "rehearsal"
 
 
 class WhatIfSliders(_View):
-    """Sliders for world size, link, bucket cap and straggler; the predicted step beside the recorded one."""
+    """Sliders for world size, link, bucket size limit and straggler; the predicted step beside the recorded one."""
 
     _name = "what_if"
 
 
 class Gradients(_View):
-    """Norms before and after averaging by rank and bucket, noise, where NaN came from; are the replicas equal?"""
+    """Gradient monitoring: norms before and after averaging by rank and bucket, noise scale, NaN, drift of replicas."""
 
     _name = "gradients"
 
 
 class Collectives(_View):
-    """A collective, step by step: who holds which part, what travels, how long each step took."""
+    """Shows a collective step by step: the parts on each rank, the data sent, the time of each step."""
 
     _name = "collectives"
 
     @property
     def shown(self) -> ShownCollective | None:
-        """What was run last; None before the first."""
+        """The last collective that was run; None before the first."""
         return self._stage.shown
 
     def show(self, shown: ShownCollective) -> None:
-        """Shows what was run elsewhere."""
+        """Shows a collective that was run elsewhere."""
         self._stage.show(shown)
         self.refresh()
 
     def figure(self) -> go.Figure:
-        """Bytes and time of each step as a plotly figure, for reports.
+        """Returns bytes and time of each step as a plotly figure, for reports.
 
         Raises:
-            ValueError: nothing was run yet.
+            ValueError: no collective has been run yet.
         """
         return to_plotly(collective_scene(self.shown), 460)

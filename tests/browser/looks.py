@@ -148,24 +148,24 @@ class State:
 _GONE = "() => { window.model.send = () => { throw new Error('Cannot send') }; window.emit('comm_live_update') }"
 _NOTHING = {
     "Timeline": "No step recorded yet",
-    "Step": "No model yet",
-    "Rehearsal": "No model yet",
+    "Step through": "No model yet",
+    "Fault injection": "No model yet",
     "What if": "train some steps first",
     "Gradients": "No model yet",
-    "Collectives": "Nothing has been run yet",
+    "Collectives": "No collective has been run yet",
 }
 _TRAINED = {
     "Timeline": "Gradient sync",
     "Overlap": "Medians of the last",
     "Stragglers": "last",
     "Buckets": "parameters in",
-    "Step": "No breakpoints",
-    "Rehearsal": "No fault is on",
+    "Step through": "No breakpoints",
+    "Fault injection": "No active faults",
     "What if": "Recorded:",
-    "Gradients": "No step has been watched",
-    "Collectives": "Nothing has been run yet",
+    "Gradients": "No step has been monitored",
+    "Collectives": "No collective has been run yet",
 }
-_OVER = {**_TRAINED, "Step": "Pause", "Rehearsal": "Inject"}
+_OVER = {**_TRAINED, "Step through": "Pause", "Fault injection": "Inject"}
 _LAYOUT = {**_TRAINED, "Buckets": "in 4 buckets"}
 
 STATES = (
@@ -178,30 +178,34 @@ STATES = (
     State("finished", lambda stage: stage.finish(), words=_TRAINED),
     State("failed", lambda stage: stage.fail(), words=_TRAINED),
     State("interrupted", lambda stage: stage.interrupt(), words={"Timeline": "Gradient sync"}),
-    State("rejoined", lambda stage: stage.run("1"), words={"Timeline": "Gradient sync", "Step": "No breakpoints"}),
+    State(
+        "rejoined",
+        lambda stage: stage.run("1"),
+        words={"Timeline": "Gradient sync", "Step through": "No breakpoints"},
+    ),
     State("other layout", lambda stage: (stage.run(MODEL), stage.change()), words=_LAYOUT),
     State("several models", lambda stage: stage.run(SECOND), words={**_TRAINED, "Timeline": "model"}),
     State("several clusters", lambda stage: stage.other.start(), words=_TRAINED),
     State(
         "cluster stopped",
         lambda stage: stage.end(),
-        line="The cluster was stopped: this is the last picture, of step 19, ",
+        line="The cluster was stopped: this is the last state, of step 19, ",
         enabled=False,
         words=_OVER,
     ),
     State(
         "cluster replaced",
         lambda stage: stage.other.start(),
-        line="The cluster was stopped, and another one runs: this is the last picture, of step 19, ",
+        line="The cluster was stopped, and another one is running: this is the last state, of step 19, ",
         enabled=False,
         words=_OVER,
     ),
     State(
         "kernel gone",
         lambda stage: None,
-        line="The kernel was restarted: this is the last picture, of step 19, ",
+        line="The kernel was restarted: this is the last state, of step 19, ",
         enabled=False,
-        words={**_OVER, "What if": "The kernel was restarted: nothing had been predicted until then"},
+        words={**_OVER, "What if": "The kernel was restarted. There is no prediction to show."},
         script=_GONE,
     ),
     State(

@@ -76,7 +76,7 @@ def test_a_running_job_is_followed_live(lab_page: Page, lab: Lab, job: Path) -> 
         before = page.evaluate(_STATISTICS)
         until(lambda: page.evaluate(_STATISTICS)["updates"] >= before["updates"] + 5, 60, "five more pictures")
         assert page.evaluate(_STATISTICS)["step"] > before["step"]
-        assert not {"Step", "Rehearsal"} & set(page.locator(".ddp-tab").all_inner_texts())
+        assert not {"Step through", "Fault injection"} & set(page.locator(".ddp-tab").all_inner_texts())
         assert page.get_by_role("button", name="Compare gradients").count() == 0
         notebook.run_cell(1)
         assert not notebook.errors

@@ -81,8 +81,8 @@ def test_buckets_are_changed_by_the_form(training: NotebookPage) -> None:
     _open(page, "Buckets")
     rows = page.locator(".ddp-buckets > .ddp-table-scroll tbody tr")
     until(lambda: rows.count() == 1, 60, "one bucket")
-    page.get_by_label("caps of the buckets").select_option("cap")
-    page.get_by_label("cap of a bucket in MiB").fill("0.01")
+    page.get_by_label("bucket size limits").select_option("cap")
+    page.get_by_label("size limit of a bucket in MiB").fill("0.01")
     page.keyboard.press("Enter")
     says(page.locator(".ddp-reconfigure .ddp-status"), "There are 4 buckets now")
     until(lambda: rows.count() == 4, 60, "four buckets")
@@ -97,24 +97,24 @@ def _pause_both(page: Page) -> None:
     find one rank at a later bucket than the other, or beyond its last."""
     for _ in range(20):
         page.get_by_role("button", name="Pause", exact=True).click()
-        says(page.locator(".ddp-step"), "Training waits")
+        says(page.locator(".ddp-step"), "Training is paused")
         label = page.locator(".ddp-step canvas").get_attribute("aria-label") or ""
         if all(f"Rank {rank} pauses: bucket 0 is ready" in label for rank in (0, 1)):
             break
         page.locator(".ddp-step h4").click()
         page.locator(".ddp-step").press("c")
         says(page.locator(".ddp-step"), "No breakpoints")
-    says(page.locator(".ddp-step"), "Training waits: ranks 0, 1 pause")
+    says(page.locator(".ddp-step"), "Training is paused: ranks 0, 1,")
 
 
 def test_a_backward_is_stepped_through(training: NotebookPage) -> None:
     """Ranks pause when a bucket is ready, go on to the next one by a key, and train on."""
     page = training.page
-    _open(page, "Step")
+    _open(page, "Step through")
     canvas = page.locator(".ddp-step canvas")
     _pause_both(page)
     says(canvas, "Rank 1 pauses: bucket 0 is ready, not yet launched", attribute="aria-label")
-    says(page.get_by_role("group", name="Paused"), "training waits")
+    says(page.get_by_role("group", name="Paused"), "training is paused")
     held = _step(page)
     page.locator(".ddp-step h4").click()
     page.locator(".ddp-step").press("b")
@@ -129,18 +129,18 @@ def test_a_backward_is_stepped_through(training: NotebookPage) -> None:
 def test_a_fault_is_injected_seen_and_ended(training: NotebookPage) -> None:
     """A slow layer is injected by the form; a sign stays above every tab until it is ended; both ends are marked."""
     page = training.page
-    _open(page, "Rehearsal")
+    _open(page, "Fault injection")
     page.get_by_role("combobox", name="rank", exact=True).select_option("1")
     page.get_by_role("combobox", name="parameter").select_option("2.weight")
     page.get_by_label("delay in ms").fill("30")
     page.get_by_role("button", name="Inject").click()
     mark = "slow layer: 30 ms before the gradient of '2.weight'"
-    says(page.locator(".ddp-active"), "happens")
+    says(page.locator(".ddp-active tbody"), "active")
     says(page.locator(".ddp-past"), mark)
     _open(page, "Timeline")
-    sign = page.get_by_role("alert", name="Rehearsal")
+    sign = page.get_by_role("alert", name="Fault injection")
     says(sign, f"rank 1: {mark}")
-    _open(page, "Rehearsal")
+    _open(page, "Fault injection")
     page.get_by_role("button", name="End", exact=True).click()
     says(page.locator(".ddp-past"), f"end of {mark}")
     until(lambda: not sign.is_visible(), 60, "no sign")
@@ -148,9 +148,9 @@ def test_a_fault_is_injected_seen_and_ended(training: NotebookPage) -> None:
 
 @pytest.mark.parametrize("view", ["step", "rehearsal"])
 def test_a_recording_has_no_controls(page: Page, view: str) -> None:
-    """A control of a saved timeline, alone, says that it needs a live cluster, and offers nothing to press."""
+    """A control of a saved timeline, alone, says that it needs a running cluster, and offers nothing to press."""
     shown = BarePage(page, training_of(steps=3), views=[view])
-    shown.until(lambda: "controls need a live cluster" in page.locator(".ddp-main").inner_text(), "the words")
+    shown.until(lambda: "Controls need a running cluster" in page.locator(".ddp-main").inner_text(), "the words")
     assert not page.locator(".ddp-controls").is_visible()
     shown.close()
 
@@ -164,11 +164,13 @@ def test_a_control_means_a_model_that_exists(page: Page) -> None:
         for step in range(3):
             training.feed(timeline, step, (reducer + 1) * 10**12 + step * 10**8)
     shown = BarePage(page, timeline, views=["step"])
-    shown.until(lambda: "controls need a live cluster" in page.locator(".ddp-main").inner_text(), "the words")
+    shown.until(lambda: "Controls need a running cluster" in page.locator(".ddp-main").inner_text(), "the words")
     control = {"live": True, "why": "", "heard": [], "living": [0]}
     page.evaluate("(control) => window.fromKernel({control}, [])", control)
     offered = page.locator(".ddp-step").get_by_label("model", exact=True).locator("option")
-    shown.until(lambda: offered.all_text_contents() == ["the one that trains", "DigitsNet (reducer 0)"], "one model")
+    shown.until(
+        lambda: offered.all_text_contents() == ["the one that is training", "DigitsNet (reducer 0)"], "one model"
+    )
     page.get_by_role("button", name="Pause").click()
     asked = until(
         lambda: page.title() + "." and [one for one in shown._asked if one["type"] == "step"], 60, "a request"

@@ -217,7 +217,7 @@ def test_an_idle_kernel_is_left_alone_and_its_end_is_told(notebook: Open, lab: L
     until(lambda: idle_for() > 4, 60, "a kernel without activity")
     assert not line.is_visible()
     opened.shut_down()
-    says(line, "The kernel has ended: this is the last picture, of step 4")
+    says(line, "The kernel has stopped: this is the last state, of step 4")
 
 
 def test_a_dashboard_whose_output_was_replaced_does_nothing_more(notebook: Open) -> None:
@@ -239,7 +239,7 @@ def test_a_dashboard_whose_output_was_replaced_does_nothing_more(notebook: Open)
     for cell in (2, 2, 3, 4, 5, 6, 7):
         opened.run_cell(cell)
     said = [printed(opened.save().cells[cell]) for cell in (3, 4, 7)]
-    replaced = "The cell that showed this has run again"
+    replaced = "The cell that showed this dashboard has run again"
     assert said == [[False, True], [False, True, replaced], [True, True, True, {}]]
 
 
@@ -268,7 +268,7 @@ def test_bars_by_pointer_and_keyboard(shown: NotebookPage) -> None:
     canvas.hover(position={"x": 300, "y": 44})
     tip = page.locator(".ddp-tip")
     says(tip, "step 4 · rank 0 · bucket 1")
-    assert "waiting for rank 1" in tip.inner_text()
+    assert "waiting for peers (last: rank 1)" in tip.inner_text()
     assert "1.00 MiB, 4 parameters" in tip.inner_text()
     canvas.click(position={"x": 300, "y": 44})
     detail = page.locator(".ddp-detail")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 # What a page must not say: a value that is not there, and words for the authors alone.
-_NEVER = ("undefined", "NaN", "[object", "null", "Infinity", "could not draw", "stopped refreshing")
+_NEVER = ("undefined", "NaN", "[object", "null", "Infinity", "could not draw", "stopped updating")
 _CONTROLS = """() => [...document.querySelectorAll('[data-asks=ranks]')].filter(
   (one) => [...one.querySelectorAll('button')].some((button) => button.checkVisibility())).map((one) => one.disabled)"""
 _TITLES = """() => [...document.querySelectorAll('[data-asks]:disabled :is(button, input, select)')].filter(

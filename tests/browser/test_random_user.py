@@ -97,7 +97,8 @@ while ddp_lab.current_cluster() is not None:
 for one in ddp_lab.Cluster.detached():
     ddp_lab.Cluster.find(one.name).stop()
 """
-PAST = ("was stopped", "does not run", "no longer uses", "was restarted")  # what a view says of a cluster that is gone
+# What a view says of a cluster that has stopped.
+PAST = ("was stopped", "The cluster is not running", "no longer uses", "was restarted")
 
 
 class User:
@@ -220,7 +221,7 @@ class User:
         said = _seen(self._cell(self._background).locator(".ddp-background"))
         told = self._known["background"] in said
         if not self._known["ended"]:  # nor may it have done so since
-            told = "lost sight of" in said or any(sign in said for sign in "✓✗■–")
+            told = "connection lost" in said or any(sign in said for sign in "✓✗■–")
         return "" if told else f"before the kernel was restarted: {self._known}; the line says {said!r}"
 
     def _false_panel(self, facts: dict[str, Any]) -> str:
@@ -241,7 +242,9 @@ class User:
         for name in ("dashboard", "second"):
             cell = self._cell(name)
             said = _seen(cell.locator(".ddp-life"))
-            wanted = "no longer uses" if facts["left"] else "another one runs" if facts["other"] else "was stopped"
+            wanted = (
+                "no longer uses" if facts["left"] else "another one is running" if facts["other"] else "was stopped"
+            )
             if any(words in said for words in PAST) == facts["running"] or (
                 not facts["running"] and wanted not in said
             ):

@@ -70,7 +70,7 @@ def shown(browser: Browser, cluster: Cluster) -> Iterator[Shown]:
 
 def test_it_says_what_to_do_before_the_first(shown: Shown) -> None:
     """Empty, it names the button; algorithms that three ranks can't run are there, but can't be chosen."""
-    assert "Nothing has been run yet" in shown.sentence()
+    assert "No collective has been run yet" in shown.sentence()
     assert not shown.stage.is_visible()
     halving = shown.page.locator("option[value=halving]")
     assert halving.is_disabled()
@@ -106,7 +106,7 @@ def test_the_table_says_the_same(shown: Shown) -> None:
     body = shown.page.locator(".ddp-collectives tbody tr")
     shown.until(lambda: body.count() == 3 * RANKS, "who holds what")
     rows = body.all_inner_texts()
-    assert rows[1].split("\t") == ["begin", "1", "–", "–", "part 1 of 1"]
+    assert rows[1].split("\t") == ["start", "1", "–", "–", "part 1 of 1"]
     assert rows[-1].split("\t")[-1] == "part 0 of 0; part 1 of 1; part 2 of 2"
     shown.page.locator(".ddp-collectives summary").click()
     shown.page.locator("[data-step='2']").click()
@@ -207,12 +207,12 @@ def gradients(browser: Browser, cluster: Cluster, tmp_path_factory: pytest.TempP
     made = BarePage(context.new_page(), cluster.timeline, views=["gradients"], **cluster.dashboard_means())
     made.says(".ddp-gradients", "No model yet")
     cluster.run(TRAINING.replace("{path!r}", repr(str(end))), board=SilentBoard())
-    made.says(".ddp-gradients", "No step has been watched")
+    made.says(".ddp-gradients", "No step has been monitored")
     running = cluster.run("while step(): pass", wait=False, board=SilentBoard())
-    made.page.get_by_label("watch gradients every so many steps").fill("2")
-    made.page.get_by_role("button", name="Watch").click()
+    made.page.get_by_label("monitor gradients every N steps").fill("2")
+    made.page.get_by_role("button", name="Monitor").click()
     summary = made.page.locator(".ddp-gradients > .ddp-sentence")
-    made.until(lambda: "watched steps" in summary.inner_text(), "watched steps", 60)
+    made.until(lambda: "monitored steps" in summary.inner_text(), "monitored steps", 60)
     made.page.get_by_role("button", name="Check now").click()
     made.until(lambda: made.page.locator(".ddp-checks tbody tr").count() == 1, "a comparison", 60)
     end.touch()
@@ -226,9 +226,9 @@ def test_watching_is_switched_on_while_a_cell_trains(gradients: BarePage, cluste
     """From the page, under way: steps are watched on all ranks, replicas compared, and the view says what it costs."""
     watched = cluster.timeline.watched_gradients(cluster.timeline.reducers()[-1].reducer)
     assert all(len(one["before"]) == RANKS for one in watched)
-    gradients.says(".ddp-gradients", "Gradients of every 2nd step are watched.")
+    gradients.says(".ddp-gradients", "Gradients of every 2nd step are monitored.")
     text = gradients.page.locator(".ddp-gradients").inner_text()
-    assert "0.12 ms for each MB" in text
+    assert "0.12 ms per MB" in text
     assert "Noise scale" in text
     assert "equal" in gradients.page.locator(".ddp-checks tbody tr").inner_text()
     assert gradients.page.locator(".ddp-gradients canvas").count() == 2

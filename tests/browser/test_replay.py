@@ -76,7 +76,16 @@ def test_the_bar(replay: tuple[BarePage, list[float]]) -> None:
     _shown(page, 19)
 
 
-_OF_RANKS = ("Compare gradients", "lab.", "Switch it on", "train a few", "Run on the ranks", "Apply", "of the link")
+_OF_RANKS = (
+    "Compare gradients",
+    "lab.",
+    "Start monitoring",
+    "Train a few",
+    "Run on the ranks",
+    "Apply",
+    "of the link",
+    "of the limit",
+)
 _TITLES = (
     "() => [...document.querySelectorAll('.ddp-lab [title]')].filter((one) => one.offsetParent).map((one) => one.title)"
 )
@@ -93,9 +102,9 @@ def test_a_recording_offers_nothing_of_ranks(recording: BarePage) -> None:
         recording.until(lambda: page.locator(".ddp-main > section").first.inner_text().strip(), tab)
         said = "\n".join([page.locator(".ddp-lab").inner_text(), *page.evaluate(_TITLES)])
         assert [words for words in _OF_RANKS if words in said] == [], tab
-    recording.says(".ddp-gradients", "No step has been watched: model.watch_gradients(every=10)")
+    recording.says(".ddp-gradients", "No step has been monitored. Call model.watch_gradients(every=10)")
     recording.open("What if")
-    recording.says(".ddp-what-if-run", "There are no ranks to try it on")
+    recording.says(".ddp-what-if-run", "There are no ranks to run it on")
     assert page.get_by_role("button", name="Run it").is_disabled()
 
 
@@ -113,7 +122,7 @@ def test_a_change_that_was_recorded_is_compared(recording: BarePage) -> None:
             timeline.extend(Batch(rank, 1, int(events["sequence"][0]), 0, events))
     recording.open("Buckets")
     recording.says(".ddp-verdict-line", "99 %")
-    said = recording.says(".ddp-reconfigure", "Buckets or comm hook were changed while training ran")
+    said = recording.says(".ddp-reconfigure", "Changes of buckets or comm hook during training")
     assert "cluster" not in said
     assert not recording.page.get_by_role("button", name="Apply").is_visible()
 
@@ -123,7 +132,7 @@ def test_collectives_need_ranks(browser: Browser) -> None:
     context = browser.new_context()
     made = BarePage(context.new_page(), Timeline(), views=["collectives"])
     try:
-        made.says(".ddp-collectives", "collectives need a live cluster")
+        made.says(".ddp-collectives", "collectives need a running cluster")
         assert not made.page.locator(".ddp-collectives").get_by_role("button").count()
     finally:
         made.close()
@@ -142,7 +151,7 @@ def test_a_step_that_was_chosen_is_forgotten(replay: tuple[BarePage, list[float]
     page.dashboard.player.seek(0.35)
     _shown(page, 3)
     page.dashboard.player.seek(0.0)
-    page.says(".ddp-empty", "the replay has not come to one")
+    page.says(".ddp-empty", "The replay has not reached the first step")
 
 
 def test_the_bar_lets_go(replay: tuple[BarePage, list[float]]) -> None:

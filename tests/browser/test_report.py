@@ -112,9 +112,9 @@ def test_watched_gradients_have_a_section(opened: Opened) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_late_cell_has_the_strongest_colour(opened: Opened, scheme: str) -> None:
-    """Of whom the others waited for, rank 1's bucket 2 has a strong colour, as the caption says, and no one before."""
+    """In the waits for stragglers, rank 1's bucket 2 has a strong colour, as the caption says, and no cell before."""
     page = opened[0](scheme, 1100)
-    section = page.locator("section", has_text="For whom the others waited")
+    section = page.locator("section", has_text="Waiting for stragglers")
     assert "the first cell of its row with a strong colour" in section.locator(".note").inner_text()
     opacity = page.locator("rect.heat").evaluate_all("(cells) => cells.map((c) => +getComputedStyle(c).fillOpacity)")
     assert len(opacity) == 15

@@ -131,7 +131,7 @@ def test_a_column_chooses_its_step(shown: BarePage) -> None:
 
 
 def test_the_straggler_is_named(shown: BarePage) -> None:
-    """The stragglers' view names rank, layer, class and cost, and marks the cell where the others wait."""
+    """The stragglers' view names rank, layer, pattern and cost, and marks the cell where the others wait."""
     shown.open("Stragglers")
     page = shown.page
     row = page.locator(".ddp-places tbody tr")
@@ -144,7 +144,7 @@ def test_the_straggler_is_named(shown: BarePage) -> None:
     page.locator(".ddp-stragglers .ddp-chart").focus()
     for key in ("Home", "ArrowDown", "ArrowRight"):
         page.keyboard.press(key)
-    said = shown.says(".ddp-voice", "rank 1 · bucket 1, waited for alone")
+    said = shown.says(".ddp-voice", "rank 1 · bucket 1, the others waited")
     assert float(said.split()[-2]) > 2
     shown.open("Timeline")
 
@@ -308,7 +308,7 @@ def test_a_link_that_is_not_known_says_why(shown: BarePage) -> None:
     limits = {**told["limits"], "gbit": None, "recordedGbit": None, "measured": False}
     page.evaluate("(prediction) => window.fromKernel({prediction}, [])", {**told, "limits": limits})
     row = page.locator(".ddp-what-if-row", has_text="bandwidth")
-    until(lambda: "lab.measure_link() measures it" in row.inner_text(), 60, "the reason")
+    until(lambda: "Measure it with lab.measure_link()" in row.inner_text(), 60, "the reason")
     assert not row.locator("input").is_visible()
     page.evaluate("(prediction) => window.fromKernel({prediction}, [])", told)
     until(row.locator("input").is_visible, 60, "a slider")
@@ -366,7 +366,7 @@ def test_a_kernel_that_is_gone(browser: Browser) -> None:
         assert not line.is_visible()
         page.clock.run_for(7_000)
         until(line.is_visible, 60, "the words")
-        assert line.inner_text().startswith("No word from the kernel for ")
+        assert line.inner_text().startswith("No message from the kernel for ")
         assert compare.is_disabled()
         made.pump()
         made.until(lambda: page.clock.run_for(1_500) or not line.is_visible(), "the kernel's word")
@@ -376,7 +376,7 @@ def test_a_kernel_that_is_gone(browser: Browser) -> None:
         page.clock.run_for(1_500)
         until(line.is_visible, 60, "the words")
         assert line.inner_text() == (
-            "The kernel was restarted: this is the last picture, of step 2. Run its cell again for a new one."
+            "The kernel was restarted: this is the last state, of step 2. Run its cell again for a new dashboard."
         )
         assert compare.get_attribute("title") == "The kernel was restarted."
         assert "ago" not in page.locator(".ddp-ranks tbody").inner_text()
@@ -398,7 +398,9 @@ def test_a_kernel_that_does_not_answer(browser: Browser) -> None:
         assert not line.is_visible()
         page.clock.run_for(4_000)
         until(line.is_visible, 60, "the words")
-        assert line.inner_text().startswith("No answer from the kernel: it is busy, or this page has lost it")
+        assert line.inner_text().startswith(
+            "No answer from the kernel: it is busy, or this page has lost the connection"
+        )
         made.pump()
         made.until(lambda: page.clock.run_for(1_500) or not line.is_visible(), "the kernel's answer")
     finally:
@@ -426,7 +428,7 @@ def test_a_page_that_knows_its_kernel_speaks_only_while_there_is_news(browser: B
         assert page.evaluate(here) > silent
         page.evaluate("() => { window.model.widget_manager.kernel.status = 'dead' }")
         page.clock.run_for(1_500)
-        until(lambda: page.locator(".ddp-life").inner_text().startswith("The kernel has ended"), 60, "its end")
+        until(lambda: page.locator(".ddp-life").inner_text().startswith("The kernel has stopped"), 60, "its end")
     finally:
         made.close()
         context.close()
@@ -465,7 +467,7 @@ def test_it_says_that_old_steps_are_thinned(browser: Browser) -> None:
     made = BarePage(context.new_page(), training_of(steps=50, max_steps=16))
     line = made.page.locator(".ddp-overhead")
     try:
-        made.until(lambda: "Old steps are thinned: " in line.inner_text(), "the sentence")
+        made.until(lambda: "Old steps were down-sampled: " in line.inner_text(), "the sentence")
         assert "are kept, and all since 34." in line.inner_text()
     finally:
         made.close()

@@ -172,7 +172,7 @@ def test_an_abandoned_last_step_is_no_empty_picture(browser: Browser) -> None:
     made = BarePage(context.new_page(), history.timeline, views=["what_if"])
     try:
         title = made.page.locator(".ddp-what-if-step h4").first
-        made.until(lambda: title.inner_text() == "recorded, step 19 (the last that ended)", "the title")
+        made.until(lambda: title.inner_text() == "recorded, step 19 (the last complete one)", "the title")
         assert made.page.evaluate(_DRAWN)
         assert "those of rank 0, which computes longest (medians of steps" in _summary(made)
     finally:

@@ -317,7 +317,7 @@ def test_the_lease_ends_it(tmp_path: Path, abandoned: Callable[[], Lab]) -> None
         again = commands.attach("lab-1")
         assert [one.name for one in running_clusters()] == ["lab-1", "train"]
         panel.refresh()
-        says = "This notebook was attached to the cluster lab-1 again: `ddp_lab.current_cluster()` shows it."
+        says = "This notebook was attached to the cluster lab-1 again. Show it with `ddp_lab.current_cluster()`."
         assert panel.about["why"] == says
         assert commands.attach("train") is other
     panel.refresh()

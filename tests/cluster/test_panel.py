@@ -68,12 +68,15 @@ def test_a_cell_is_shown_and_interrupted(lab: Lab, panel: ClusterPanel) -> None:
     wait_until(lambda: all(row["cpu"] is not None for row in panel.ranks), 10, "processor shares")
     assert all(0 <= row["silent"] < 5 and row["memory"] > 1 << 20 and row["seconds"] >= 0 for row in panel.ranks)
     assert panel.about["busy"] == [0, 1]
-    assert "Ranks 0–1 run a cell: interrupt it first" in press(panel, "rejoin")["error"]
-    assert "The cell that ranks 0–1 run ends, too." in press(panel, "restart")["confirm"]
+    assert "Ranks 0–1 are running a cell. Interrupt it" in press(panel, "rejoin")["error"]
+    assert "The cell on ranks 0–1 is stopped." in press(panel, "restart")["confirm"]
     assert press(panel, "cancel")["confirm"] == ""
-    assert press(panel, "interrupt", ranks=[1])["said"] == "Interrupt sent to rank 1; ranks that wait for it end, too."
+    assert (
+        press(panel, "interrupt", ranks=[1])["said"]
+        == "Interrupt sent to rank 1; ranks that wait for it are unblocked."
+    )
     wait_until(lambda: panel.about["busy"] == [0], 10, "the end of rank 1's cell")
-    assert "Rank 1 runs no cell" in press(panel, "interrupt", ranks=[1])["said"]
+    assert "Rank 1 is not running a cell" in press(panel, "interrupt", ranks=[1])["said"]
     assert press(panel, "interrupt", ranks=None)["said"] == "Interrupt sent to rank 0."
     with pytest.raises(Exception, match="interrupted"):
         run.wait()
@@ -89,7 +92,7 @@ def test_a_process_that_is_paused(lab: Lab, panel: ClusterPanel) -> None:
     try:
         wait_until(lambda: states(panel) == ["idle", "stopped"], 10, "the stop")
         wait_until(lambda: panel.ranks[1]["silent"] > 1.0, 10, "silence")
-        assert "Rank 1 can't rejoin without an answer" in press(panel, "rejoin")["error"]
+        assert "Rank 1 can't rejoin: no response" in press(panel, "rejoin")["error"]
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_until(lambda: states(panel) == ["idle", "idle"] and panel.ranks[1]["silent"] < 1.0, 10, "an answer")
@@ -129,14 +132,14 @@ def test_after_stop() -> None:
     lab = Lab(2)
     with shown(lab) as panel, ExitStack() as finally_:
         finally_.callback(lab.stop)
-        assert "The cluster does not run" in str(panel)
+        assert "The cluster is not running" in str(panel)
         lab.start()
         ask(panel, type="look", id="page", seen=True)
         wait_until(lambda: states(panel) == ["idle", "idle"], 10, "ranks")
         lab.stop()
         wait_until(lambda: not panel._refresher.running, 10, "the end of the thread")
         assert (panel.ranks, panel.about["running"]) == ([], False)
-        assert press(panel, "interrupt", ranks=None)["error"] == "The cluster does not run."
+        assert press(panel, "interrupt", ranks=None)["error"] == "The cluster is not running."
 
 
 def test_a_cluster_displays_itself(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,7 +101,7 @@ def test_clocks(lab: Lab) -> None:
         error_ns = abs(clocks[host].offset_ns + ahead_s * 10**9)
         assert error_ns <= clocks[host].uncertain_ns, clocks[host]
     assert clocks["b"].ranks == (1, 2)
-    told = re.search(r"ranks 1–2 on b were moved by (\S+) s .*, give or take (\S+) ms\.", lab.timeline.summary())
+    told = re.search(r"ranks 1–2 on b were clock-aligned .* by (\S+) s ± (\S+) ms\.", lab.timeline.summary())
     assert told
     assert float(told[1].replace(",", "")) + CLOCKS["b"] == pytest.approx(0, abs=float(told[2]) / 1000 + 1e-6)
     assert all(record.clock.startswith("±") for record in lab.status())

@@ -16,7 +16,7 @@ def test_the_demo_sums_up_what_it_did(demo: tuple[str, Path]) -> None:
     printed, _ = demo
     assert "held-out accuracy: 9" in printed
     assert "bit-equal to torch's DDP: True; bit-equal on all ranks: True" in printed
-    assert "of the communication was hidden" in printed
+    assert "of the communication overlapped" in printed
     assert "\x1b" not in printed
 
 

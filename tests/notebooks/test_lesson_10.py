@@ -75,8 +75,8 @@ def test_the_answers(lesson: running.Notebook) -> None:
         "nothing that would save much",
         "Rank 2 falls behind at the gradient of layer3.",
         "The buckets are too big",
-        "Rank 1 comes late to its backward",
-        "Communication takes longer than the backward can hide",
+        "Rank 1 starts its backward late",
+        "The backward is too short to overlap all communication",
         "1 parameter never got a gradient",
         "The buckets are too small",
     ):

@@ -59,12 +59,12 @@ def test_dashboard_is_kept(executed: running.Notebook) -> None:
 
 
 def test_timeline_is_told_in_words(executed: running.Notebook) -> None:
-    """The closing cell says which bucket waited and how much communication was hidden, and shows the table."""
+    """The closing cell says which bucket was exposed and how much communication overlapped, and shows the table."""
     told = running.text(running.cell(executed, "in-words"))
-    assert re.search(r"DigitReader on 2 ranks, steps \d+–\d+: [\d.]+ ms a step", told)
-    assert re.search(r"4 buckets \(\d+ kB\) a step", told)
-    assert re.search(r"\d+ % of the communication was hidden", told)
-    assert re.search(r"Bucket \d \([^)]+ and \d more\) waited longest: [\d.]+ ms", told)
+    assert re.search(r"DigitReader on 2 ranks, steps \d+–\d+: [\d.]+ ms per step", told)
+    assert re.search(r"4 buckets \(\d+ kB\) per step", told)
+    assert re.search(r"\d+ % of the communication overlapped", told)
+    assert re.search(r"Bucket \d \([^)]+ and \d more\) has the most exposed communication, [\d.]+ ms", told)
     assert "No event was dropped." in told
     assert "text/html" in running.mime_types(running.cell(executed, "in-words"))
     assert len(running.figure(running.cell(executed, "figure"))["data"]) >= 3

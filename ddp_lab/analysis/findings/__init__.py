@@ -1,6 +1,6 @@
-"""What to change, ranked: each finding with its evidence and what it would gain, in percent of the step.
+"""What to change, ranked: each finding with its evidence and its estimated saving, in percent of the step.
 
-What a gain means, [Note: gains] says (`facts.py`).
+[Note: gains] in `facts.py` explains what a saving means.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _OF_A_RANK: Final[tuple[_Rule, ...]] = (
     options.small_tensors,
 )
 _OF_COLLECTIVES: Final = ("communication-bound", "bucket-too-small")
-"""Kinds that start from how long collectives take, which is not known where ranks that share cores disturb them."""
+"""Kinds based on how long collectives take. That is not known while ranks disturb each other, e.g. on shared cores."""
 
 
 def findings(facts: Facts | None) -> list[Finding]:
-    """All findings, the largest gain first.
+    """Returns all findings, the largest saving first.
 
-    What would gain less than half a percent is left out, but for what is asked for and brings nothing
+    Findings that would save less than half a percent are omitted, except for options that have no effect
     (`options.ALWAYS`).
 
     Args:
-        facts: of one model; None if no step has ended on every rank.
+        facts: those of one model; None if no step is complete on every rank.
     """
     if facts is None or not len(facts.steps) or not facts.buckets or facts.step_ns <= 0:
         return []
@@ -58,22 +58,23 @@ def findings(facts: Facts | None) -> list[Finding]:
 
 
 def headline(facts: Facts | None, found: Sequence[Finding]) -> str:
-    """What `findings` came to, in a sentence or two that say which steps were judged.
+    """Returns a summary of the findings in one or two sentences, with the steps that were analysed.
 
     Args:
-        facts: None if no step has ended on every rank.
-        found: in them.
+        facts: None if no step is complete on every rank.
+        found: the findings in them.
     """
     if facts is None or not len(facts.steps):
-        return "No step has ended yet on every rank."
+        return "No step is complete on every rank yet."
     judged = f"{counted(len(facts.steps), 'step')} ({step_range(facts.steps.step.tolist())})"
     if facts.newer:
         judged += (
-            f"; {counted(facts.newer, 'newer step')} with other buckets {'is' if facts.newer == 1 else 'are'} too few"
+            f"; {counted(facts.newer, 'newer step')} with another bucket layout {'is' if facts.newer == 1 else 'are'}"
+            " not enough to analyse"
         )
     if found:
-        return f"{'One thing' if len(found) == 1 else f'{len(found)} things'} to change, judged by {judged}."
+        return f"{counted(len(found), 'finding')} in {judged}."
     if not facts.buckets:
-        return f"No rank has said what its buckets hold: nothing could be judged in {judged}."
-    looked = "buckets, ranks, options, copies and communication" if facts.together else "options and copies"
-    return f"Nothing that would gain half a percent of a step, judged by {judged}: {looked} were looked at."
+        return f"The bucket layout is not known, so {judged} could not be analysed."
+    checked = "buckets, ranks, options, copies and communication" if facts.together else "options and copies"
+    return f"No change would save half a percent of the step. Analysed: {checked} in {judged}."

@@ -16,13 +16,13 @@ __all__ = ["first_bucket", "last_parameter", "order", "sizes"]
 
 _MEBIBYTE = 1 << 20
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-_MINIMUM_PERCENT = 1.0  # a replay is no better than that
+_MINIMUM_PERCENT = 1.0  # the accuracy of a replay
 _ALWAYS = 0.9  # share of the steps in which the same parameter is last
-_LONG = 0.15  # share of the backward's computation for which it keeps the others waiting
+_LONG = 0.15  # share of the backward's computation by which it delays its bucket
 
 
 def _caps(facts: Facts) -> list[float]:
-    """Caps in bytes as the model has them; without its options what its buckets suggest."""
+    """Returns the model's bucket size limits in bytes; without its options, an estimate from its buckets."""
     told = facts.options.get("bucket_cap_mb_list")
     if told:
         return [float(cap) * _MEBIBYTE for cap in told]
@@ -38,7 +38,7 @@ def _grouped(facts: Facts, order: Sequence[int], caps: Sequence[float]) -> list[
     return [list(bucket) for bucket in made]
 
 
-@lru_cache(maxsize=128)  # a live view asks for much the same again and again
+@lru_cache(maxsize=128)  # a live view asks for mostly the same layouts again
 def _assigned(
     sizes: tuple[int, ...], keys: tuple[tuple[str, str], ...], caps: tuple[int, ...], order: tuple[int, ...]
 ) -> tuple[tuple[int, ...], ...]:
@@ -46,7 +46,7 @@ def _assigned(
 
 
 def _mebibytes(cap: float) -> str:
-    """A cap in MiB with three digits, rounded down: rounded up, a bucket might not be closed where it should."""
+    """Formats a limit in MiB with three digits, rounded down: rounded up, a bucket could close one parameter later."""
     value = cap / _MEBIBYTE
     digits = max(0, 2 - math.floor(math.log10(value)))
     return f"{math.floor(value * 10**digits) / 10**digits:.{digits}f}"
@@ -54,12 +54,12 @@ def _mebibytes(cap: float) -> str:
 
 def _assumption(facts: Facts) -> str:
     line = facts.replay.line
-    how = "assumed, as all buckets are of one size" if line.assumed else "fitted to the buckets recorded"
-    return f"a collective takes {ms(line.start_ns / 1e6)} + {line.ns_per_byte:.3g} ms a MB, {how}"
+    how = "assumed, because all buckets have the same size" if line.assumed else "fitted to the recorded buckets"
+    return f"a collective takes {ms(line.start_ns / 1e6)} + {line.ns_per_byte:.3g} ms per MB, {how}"
 
 
 def sizes(facts: Facts) -> Iterator[Finding]:
-    """Another cap for all buckets, if it gains: at most one finding."""
+    """Another size limit for all buckets, if it saves time: at most one finding."""
     total, order_ = sum(facts.replay.bytes), facts.by_readiness
     tried = {parts: _grouped(facts, order_, [total / parts]) for parts in _PARTS}
     gains = {parts: _percent(facts, made) for parts, made in tried.items()}
@@ -70,15 +70,15 @@ def sizes(facts: Facts) -> Iterator[Finding]:
         return
     ready = facts.replay.ready().max(axis=0)
     first, computed = float(np.median(ready[:, 0])) / 1e6, float(np.median(facts.replay.computed().max(axis=0))) / 1e6
-    begins = f"the first is launched {ms(first)} into a backward that computes for {ms(computed)}"
-    told = f"{present} bucket{'s' if present > 1 else ''} ({size(total)} in all); {begins}"
+    begins = f"the first is launched {ms(first)} into a backward of {ms(computed)}"
+    told = f"{present} bucket{'s' if present > 1 else ''} ({size(total)} in total); {begins}"
     too_big = count > present
     yield Finding(
         kind="bucket-too-big" if too_big else "bucket-too-small",
         title="The buckets are too big: communication starts late and ends after the computation."
         if too_big
-        else "The buckets are too small: what each collective costs by itself adds up.",
-        evidence=f"{told}. With {count} of about {size(total / best)}, the recorded steps are replayed "
+        else "The buckets are too small: the fixed overhead of each collective adds up.",
+        evidence=f"{told}. With {count} of about {size(total / best)}, a replay of the recorded steps is "
         f"{gained:.1f} % shorter ({_assumption(facts)}).",
         remedy=f"Build the model with bucket_cap_mb={_mebibytes(total / best)}.",
         gain_percent=gained,
@@ -86,7 +86,7 @@ def sizes(facts: Facts) -> Iterator[Finding]:
 
 
 def first_bucket(facts: Facts) -> Iterator[Finding]:
-    """A smaller first bucket, if that alone gains."""
+    """A smaller first bucket, if that alone saves time."""
     caps, order_ = _caps(facts), facts.by_readiness
     others = caps[-1] if caps[-1] < sum(facts.replay.bytes) else sum(facts.replay.bytes)
     smaller = [others / part for part in (2, 4, 8, 16, 32)]
@@ -102,8 +102,8 @@ def first_bucket(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         kind="first-bucket-late",
         title="The first bucket is launched late.",
-        evidence=f"{idle}: bucket 0 holds {size(facts.replay.bytes[0])}. With a first bucket of {size(best)} the "
-        f"recorded steps are replayed {gains[best]:.1f} % shorter.",
+        evidence=f"{idle}: bucket 0 holds {size(facts.replay.bytes[0])}. With a first bucket of {size(best)}, a "
+        f"replay of the recorded steps is {gains[best]:.1f} % shorter.",
         remedy=f"Build the model with bucket_cap_mb_list={caps_mb}.",
         gain_percent=gains[best],
         bucket=0,
@@ -111,7 +111,7 @@ def first_bucket(facts: Facts) -> Iterator[Finding]:
 
 
 def order(facts: Facts) -> Iterator[Finding]:
-    """Buckets in the order in which gradients come, if that order has changed and the new one gains."""
+    """Buckets in the order in which gradients become ready, if that order has changed and the new one saves time."""
     usual = facts.by_readiness
     if usual == [index for bucket in facts.buckets for index in bucket] or facts.steps.on_device:
         return
@@ -123,11 +123,11 @@ def order(facts: Facts) -> Iterator[Finding]:
     last = max(facts.buckets[held_up], key=lambda index: place[index])
     yield Finding(
         kind="order-changed",
-        title="Gradients come in another order than the one the buckets were made for.",
-        evidence=f"Bucket {held_up} waits for {facts.names[last]}, which comes at place {place[last] + 1} of "
-        f"{len(usual)}, while later buckets are complete. In the present order the recorded steps are replayed "
+        title="Gradients now become ready in a different order than the bucket layout assumes.",
+        evidence=f"Bucket {held_up} waits for {facts.names[last]}, gradient {place[last] + 1} of {len(usual)}, "
+        f"while later buckets are ready. With buckets in the current order, a replay of the recorded steps is "
         f"{gained:.1f} % shorter.",
-        remedy="Call model.follow_order(0.1) once on all ranks: it assigns the buckets anew when the order drifts.",
+        remedy="Call model.follow_order(0.1) once on all ranks: it rebuilds the buckets when the order changes.",
         gain_percent=gained,
         bucket=held_up,
         parameter=facts.names[last],
@@ -135,13 +135,13 @@ def order(facts: Facts) -> Iterator[Finding]:
 
 
 def _reach(members: Sequence[int], place: dict[int, int]) -> int:
-    """Over how many places of the order a bucket reaches, beyond its own number of parameters."""
+    """Returns how far the places of a bucket's parameters in the order are spread beyond their number."""
     places = [place[index] for index in members]
     return max(places) - min(places) - len(places) + 1
 
 
 def last_parameter(facts: Facts) -> Iterator[Finding]:
-    """A parameter that is always the last of its bucket and keeps the others waiting."""
+    """A parameter that is always the last of its bucket and delays it."""
     if facts.steps.on_device:
         return
     moments = facts.replay.gradients.max(axis=0)
@@ -176,11 +176,12 @@ def last_parameter(facts: Facts) -> Iterator[Finding]:
     rest = facts.replay.bytes[number] - facts.sizes[parameter]
     yield Finding(
         kind="parameter-last",
-        title=f"{facts.names[parameter]} is always the last gradient of bucket {number} and holds it up.",
-        evidence=f"In {100 * share:.0f} % of the steps it comes last, {ms(held / 1e6)} after the others, whose "
-        f"{size(rest)} wait for it. With a bucket of its own, the steps are replayed {gained:.1f} % shorter.",
-        remedy="Close the bucket before it (bucket_cap_mb_list), or let its gradient come earlier: weights that "
-        "are shared by the first and the last layer are complete only at the end of the backward.",
+        title=f"{facts.names[parameter]} is always the last gradient of bucket {number} and delays it.",
+        evidence=f"In {100 * share:.0f} % of the steps it is last, {ms(held / 1e6)} after the others, whose "
+        f"{size(rest)} wait for it. With a bucket of its own, a replay of the recorded steps is {gained:.1f} % "
+        "shorter.",
+        remedy="Close the bucket before this parameter (bucket_cap_mb_list), or compute its gradient earlier: a "
+        "weight shared by the first and the last layer gets its full gradient only at the end of the backward.",
         gain_percent=gained,
         bucket=number,
         parameter=facts.names[parameter],

@@ -1,8 +1,8 @@
-"""What findings are made from, and what one is.
+"""The facts that findings are based on, and the finding itself.
 
 [Note: gains]
-A gain is what the recorded steps would have saved, by [Note: the replay], if one thing had been different. Gains are
-estimates, each for a change of its own: two of them don't add up where both save the same waiting.
+A gain is the estimated saving of one change: the time that a replay of the recorded steps saves with it
+([Note: the replay]). Each is estimated alone. Two gains don't add up where both save the same waiting time.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Finding:
             ``"static-graph-possible"``, ``"straggler"``, ``"ranks-disturbed"``, ``"communication-bound"``,
             ``"copy-cost"`` or ``"small-tensors"``.
         title: what is wrong, in one sentence.
-        evidence: the numbers that say so.
-        remedy: what to do.
-        gain_percent: what it would save, in percent of the step; see [Note: gains].
-        rank: which rank it is about, None if all.
-        bucket: which bucket, None if all.
-        parameter: qualified name of the parameter, None if it is about none or several.
-        steps: the first and the last step that were looked at, None if that is not known.
+        evidence: the numbers that support it.
+        remedy: the suggested fix.
+        gain_percent: the estimated saving, in percent of the step; see [Note: gains].
+        rank: the rank that it is about, None if all.
+        bucket: the bucket, None if all.
+        parameter: the qualified name of the parameter, None if it is about none or several.
+        steps: the first and the last step that were analysed, None if that is not known.
     """
 
     kind: str
@@ -57,18 +57,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class Facts:
-    """What findings are made from: one model under one assignment of buckets.
+    """What findings are based on: one model with one bucket layout.
 
     Attributes:
-        steps: the times of its steps, warmed up.
+        steps: the times of its steps, without the warm-up.
         names: qualified name of each parameter.
         sizes: bytes of each parameter's gradient.
         keys: (dtype, device) of each parameter.
         buckets: parameters by bucket.
         options: what the model was built with (see tutorials/site/descriptions.md); empty if that is not known.
         late: where ranks fall behind; their places are positions in `Steps.places`.
-        missing_ranks: how many ranks of the group sent no events: what lies between the ranks is then not known.
-        newer: how many complete steps are newer than `steps`, with other buckets, and too few to say anything.
+        missing_ranks: how many ranks of the group sent no events; if any, the ranks cannot be compared.
+        newer: how many complete steps are newer than `steps`, have another bucket layout and are too few to analyse.
     """
 
     steps: Steps
@@ -107,7 +107,7 @@ class Facts:
 
     @cached_property
     def by_readiness(self) -> list[int]:
-        """Parameters in their usual order of readiness; those that never are ready keep their place at the end."""
+        """Parameters in their usual order of readiness; those that are never ready keep their place at the end."""
         usual = np.median(self.replay.gradients, axis=(0, 1))
         usual[~self.used.any(axis=(0, 1))] = np.inf
         held = [index for bucket in self.buckets for index in bucket]
@@ -119,7 +119,7 @@ class Facts:
         return 100 * saved_ns / self.step_ns if self.step_ns > 0 else 0.0
 
     def place_of(self, late: Late) -> tuple[int | None, str | None]:
-        """The bucket and the parameter at which a rank falls behind; None for what is unknown, or if it is no place."""
+        """The bucket and the parameter at which a rank falls behind; None for what is unknown, or without a place."""
         if late.place < 0:
             return None, None
         if self.steps.on_device:

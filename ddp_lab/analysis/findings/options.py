@@ -1,4 +1,4 @@
-"""Findings about how the model was built: unused parameters, options, what travels, what is copied."""
+"""Findings about how the model was built: unused parameters, options, communication, copies."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from .facts import Facts, Finding
 __all__ = ["ALWAYS", "communication", "copies", "search_of_unused", "small_tensors", "unused_parameters"]
 
 ALWAYS: Final = ("find-unused-for-nothing", "static-graph-possible", "unused-parameters")
-"""Kinds that are told however little they gain: what is asked for and brings nothing."""
+"""Kinds that are reported however little they save: options and parameters that have no effect."""
 
-_SEARCH_NS = 500.0  # to find one parameter in the graph: 300 to 600 ns were measured
+_SEARCH_NS = 500.0  # to find one parameter in the graph; measured: 300 to 600 ns
 _EXPOSED_PERCENT = 5.0
 _SMALL_BYTES = 16_384
 _FEWEST_SMALL = 20
-_SLOWEST_COPY = 1.0  # ns a byte: a rank that loses its processor meanwhile seems to copy more slowly
+_SLOWEST_COPY = 1.0  # ns per byte: a rank that is descheduled meanwhile seems to copy more slowly
 
 
 def unused_parameters(facts: Facts) -> Iterator[Finding]:
-    """Parameters that never get a gradient, and yet travel."""
+    """Parameters that never get a gradient but are communicated."""
     never = np.flatnonzero(~facts.used.any(axis=(0, 1)))
     if not len(never) or facts.steps.on_device:
         return
-    replay, gone = facts.replay, set(never.tolist())
+    replay, idle = facts.replay, set(never.tolist())
     share = []
     for number, members in enumerate(facts.buckets):
-        left = sum(facts.sizes[i] for i in members if i not in gone)
+        left = sum(facts.sizes[i] for i in members if i not in idle)
         whole = replay.line.time_ns(replay.bytes[number])
         share.append(0.0 if not left else replay.line.time_ns(left) / whole if whole > 0 else 1.0)
     gained = facts.percent(max(0.0, replay.with_service(replay.service * np.asarray(share))))
-    of_bytes = sum(facts.sizes[i] for i in gone)
+    of_bytes = sum(facts.sizes[i] for i in idle)
     yield Finding(
         kind="unused-parameters",
-        title=f"{len(gone)} parameter{'s' if len(gone) > 1 else ''} never got a gradient.",
-        evidence=f"{names([facts.names[i] for i in sorted(gone)])}: {size(of_bytes)} of "
-        f"{size(sum(facts.sizes))} travel for nothing in each of the {len(facts.steps)} steps.",
+        title=f"{len(idle)} parameter{'s' if len(idle) > 1 else ''} never got a gradient.",
+        evidence=f"{names([facts.names[i] for i in sorted(idle)])}: {size(of_bytes)} of "
+        f"{size(sum(facts.sizes))} are sent unnecessarily in each of the {len(facts.steps)} steps.",
         remedy="Freeze them before wrapping the model (parameter.requires_grad_(False)), or remove them.",
         gain_percent=gained,
-        parameter=facts.names[int(never[0])] if len(gone) == 1 else None,
+        parameter=facts.names[int(never[0])] if len(idle) == 1 else None,
     )
 
 
 def search_of_unused(facts: Facts) -> Iterator[Finding]:
-    """find_unused_parameters that finds nothing, or always the same."""
+    """find_unused_parameters that finds nothing, or always the same parameters."""
     if not facts.options.get("find_unused_parameters") or facts.options.get("static_graph"):
         return
     if facts.steps.on_device and facts.steps.gradients.shape[2] == 0:
@@ -58,10 +58,10 @@ def search_of_unused(facts: Facts) -> Iterator[Finding]:
     if used.all():
         yield Finding(
             kind="find-unused-for-nothing",
-            title="find_unused_parameters=True, and there are none.",
-            evidence=f"In {len(facts.steps)} steps on {len(facts.steps.ranks)} ranks all {len(facts.sizes)} "
-            f"parameters got a gradient; searching the graph for them takes about {ms(search / 1e6)} a step.",
-            remedy="Leave find_unused_parameters out.",
+            title="find_unused_parameters=True, but every parameter was used.",
+            evidence=f"In {len(facts.steps)} steps on {len(facts.steps.ranks)} ranks, all {len(facts.sizes)} "
+            f"parameters got a gradient. Searching the graph takes about {ms(search / 1e6)} per step.",
+            remedy="Remove find_unused_parameters=True.",
             gain_percent=facts.percent(search),
         )
         return
@@ -71,16 +71,16 @@ def search_of_unused(facts: Facts) -> Iterator[Finding]:
     never = int((~used[0, 0]).sum())
     yield Finding(
         kind="static-graph-possible",
-        title="The same parameters are unused in every step: the graph can be taken as static.",
-        evidence=f"{never} of {len(facts.sizes)} in all {len(facts.steps)} steps on all ranks; searching for them "
-        f"and agreeing on them takes about {ms(saved / 1e6)} a step.",
+        title="The same parameters are unused in every step, so the graph can be treated as static.",
+        evidence=f"{never} of {len(facts.sizes)} parameters were unused in all {len(facts.steps)} steps on all ranks. "
+        f"Finding them and synchronising the result takes about {ms(saved / 1e6)} per step.",
         remedy="Build the model with static_graph=True instead of find_unused_parameters=True, or freeze them.",
         gain_percent=facts.percent(saved),
     )
 
 
 def communication(facts: Facts) -> Iterator[Finding]:
-    """Communication that the computation can't hide."""
+    """Communication that does not fit behind the computation."""
     replay = facts.replay
     exposed = replay.base - replay.computed().max(axis=0)
     percent = facts.percent(float(np.median(exposed)))
@@ -91,7 +91,7 @@ def communication(facts: Facts) -> Iterator[Finding]:
     halves = np.asarray([_ratio(replay.line.time_ns(b / 2), replay.line.time_ns(b)) for b in replay.bytes])
     compressed = facts.percent(max(0.0, replay.with_service(replay.service * halves)))
     floats = all("float32" in dtype for dtype, _ in facts.keys)
-    remedies = [f"Synchronise every second step only (no_sync() and twice the batch: about {seldom:.1f} %)"]
+    remedies = [f"Synchronise only every second step (no_sync() and twice the batch: about {seldom:.1f} %)"]
     if hook is None and floats:
         remedies.insert(0, f"Send half as many bytes (register_comm_hook with fp16_compress_hook: {compressed:.1f} %)")
     else:
@@ -99,9 +99,10 @@ def communication(facts: Facts) -> Iterator[Finding]:
     busy = facts.percent(float(np.median(replay.service.sum(axis=1))))
     yield Finding(
         kind="communication-bound",
-        title="Communication takes longer than the backward can hide.",
-        evidence=f"{ms(float(np.median(exposed)) / 1e6)} of each step ({percent:.0f} %) lie after the "
-        f"backward's computation; collectives run for {busy:.0f} % of it, with {size(sum(replay.bytes))}.",
+        title="The backward is too short to overlap all communication.",
+        evidence=f"{ms(float(np.median(exposed)) / 1e6)} of each step ({percent:.0f} %) are exposed communication, "
+        f"after the backward's computation. Collectives run for {busy:.0f} % of the step and send "
+        f"{size(sum(replay.bytes))}.",
         remedy="; or: ".join(remedies) + ".",
         gain_percent=max(compressed, seldom),
     )
@@ -112,7 +113,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def _handling(facts: Facts) -> tuple[float, float]:
-    """What taking in a gradient costs: (ns each, ns a byte), from the last gradient of each bucket."""
+    """Returns the cost of copying a gradient into its bucket: (ns each, ns per byte), from each bucket's last one."""
     sizes, times = [], []
     for number, members in enumerate(facts.buckets):
         known = [index for index in members if index < facts.steps.gradients.shape[2]]
@@ -139,21 +140,21 @@ def copies(facts: Facts) -> Iterator[Finding]:
     total = sum(facts.sizes)
     tail = float(np.median(facts.replay.tail))
     inward, back = a_byte * total, min(tail, (a_byte or _SLOWEST_COPY) * total)
-    takes = f"about {ms(inward / 1e6)} inwards during the backward, and " if inward else ""  # else nobody knows
-    saved = back + inward / 2  # a view still has to be divided by the number of ranks
+    takes = f"copying in takes about {ms(inward / 1e6)} of the backward; " if inward else ""  # else it is not known
+    saved = back + inward / 2  # a view must still be divided by the number of ranks
     yield Finding(
         kind="copy-cost",
         title="Gradients are copied into the buckets and back.",
-        evidence=f"{size(total)} each way: {takes}{ms(tail / 1e6)} pass between the last bucket and the end of the "
-        "backward.",
-        remedy="Build the model with gradient_as_bucket_view=True: gradients then live in the buckets (and "
-        f"{size(total)} of memory are saved).",
+        evidence=f"{size(total)} each way: {takes}{ms(tail / 1e6)} pass between the last all-reduce and the end of "
+        "the backward.",
+        remedy="Build the model with gradient_as_bucket_view=True: gradients are then views of the buckets, which "
+        f"also saves {size(total)} of memory.",
         gain_percent=facts.percent(saved),
     )
 
 
 def small_tensors(facts: Facts) -> Iterator[Finding]:
-    """Many small gradients, each of which costs something by itself."""
+    """Many small gradients, each with a fixed overhead."""
     small = [index for index, count in enumerate(facts.sizes) if count <= _SMALL_BYTES]
     each, _ = _handling(facts)
     if len(small) < _FEWEST_SMALL or each <= 0:
@@ -162,9 +163,9 @@ def small_tensors(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         kind="small-tensors",
         title=f"{len(small)} of {len(facts.sizes)} gradients are smaller than {size(_SMALL_BYTES)}.",
-        evidence=f"Taking in a gradient costs {each / 1e3:.1f} µs whatever its size: "
-        f"{ms(len(small) * each / 1e6)} a step.",
+        evidence=f"Copying a gradient into its bucket has a fixed overhead of {each / 1e3:.1f} µs: "
+        f"{ms(len(small) * each / 1e6)} per step.",
         remedy=("Build the model with batched_grad_copy=True, or fuse" if batched else "Fuse")
-        + " small layers into larger ones (one weight for query, key and value, say).",
+        + " small layers into larger ones (for example, one weight for query, key and value).",
         gain_percent=facts.percent(len(small) * each),
     )

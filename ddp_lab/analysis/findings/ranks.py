@@ -14,18 +14,18 @@ from .facts import Facts, Finding
 
 __all__ = ["cost_ns", "disturbances", "least_of_collectives", "stragglers", "varying_rank", "with_varying"]
 
-_TWICE = 2.0  # what a rank's whole delay has to be of what late places explain
+_TWICE = 2.0  # least ratio of a rank's whole delay to what its late places explain
 _DISTURBED_PERCENT, _FEWEST_STEPS = 10.0, 15
-_MOSTLY = 0.75  # of the steps in which one rank is the one that is waited for
-_LONGEST = 3.0  # times the median delay: longer ones, at the begin of a cell say, are none of this rank's habit
+_MOSTLY = 0.75  # share of the steps in which the others wait for the same rank
+_LONGEST = 3.0  # times the median delay: longer delays, e.g. at the start of a cell, are not typical of the rank
 
 _REMEDIES = {
-    PERSISTENT: "Look at what that rank does there that the others don't, and at its device and host (clock, other "
-    "processes, memory).",
-    DATA_DEPENDENT: "Give the ranks batches of like cost: sort or bucket samples by length, pad less.",
-    "random": "It comes and goes without the data: look for other processes on its host, garbage collection, I/O.",
+    PERSISTENT: "Check what that rank does there that the others don't, and check its device and host (clock speed, "
+    "other processes, memory).",
+    DATA_DEPENDENT: "Balance the work per batch across ranks: bucket samples by length, reduce padding.",
+    "random": "The delay does not depend on the data: look for other processes on its host, garbage collection, I/O.",
 }
-_AFTERWARDS = "What communication costs can be told when that is gone."
+_AFTERWARDS = "The cost of communication can be estimated once that is fixed."
 
 
 def stragglers(facts: Facts) -> Iterator[Finding]:
@@ -34,7 +34,7 @@ def stragglers(facts: Facts) -> Iterator[Finding]:
 
 
 def disturbances(facts: Facts) -> Iterator[Finding]:
-    """Ranks that wait for each other for long, and for no one in particular, or too briefly for a straggler."""
+    """Ranks that wait long for each other, but without one rank that counts as a straggler."""
     if facts.late or len(facts.steps) < _FEWEST_STEPS:
         return
     waited = facts.replay.waited
@@ -44,30 +44,31 @@ def disturbances(facts: Facts) -> Iterator[Finding]:
     was = np.bincount(waited.argmax(axis=0)[waited.max(axis=0) > 0], minlength=len(waited))
     most, steps = int(was.argmax()), len(facts.steps)
     rank, share = facts.steps.ranks[most], float(was[most]) / steps
-    whom = f"mostly for rank {rank}" if share >= _MOSTLY else "now for one, now for another"
+    whom = f"mostly for rank {rank}" if share >= _MOSTLY else "and the slow rank varies"
     yield Finding(
         kind="ranks-disturbed",
         title=f"The ranks wait for each other, {whom}.",
-        evidence=f"In each step all others wait for one rank, {ms(float(waited.sum(axis=0).mean()) / 1e6)} (mean); "
+        evidence=f"In each step all others wait for one rank, {ms(float(waited.sum(axis=0).mean()) / 1e6)} on average; "
         f"most often for rank {rank}, in {100 * share:.0f} % of {steps} steps.",
-        remedy="Look for what disturbs them: more ranks than cores, other processes on the hosts, batches of "
+        remedy="Look for the cause: more ranks than cores, other processes on the hosts, batches of "
         f"different cost. {_AFTERWARDS}",
         gain_percent=gained,
     )
 
 
 def least_of_collectives(facts: Facts) -> float:
-    """What a finding on the time of collectives has to gain (percent of the step) to be told beside disturbed ranks.
+    """Returns the least saving (percent of the step) that a finding about collectives must have to be reported.
 
-    Where ranks disturb each other their collectives take long for the same reason. So advice on communication stands
-    back behind ranks that wait for each other longer, and behind a rank without a place that costs half as much.
+    Where ranks disturb each other, their collectives take long for the same reason. So a finding about communication
+    is reported only if it saves more than these waits, and more than twice the cost of a rank that is late at no
+    particular place.
     """
     varying = [2 * facts.percent(cost_ns(facts, one)) for one in facts.late if one.place == VARYING]
     return max([0.0, *varying, *(one.gain_percent for one in disturbances(facts))]) if facts.together else 0.0
 
 
 def cost_ns(facts: Facts, one: Late) -> float:
-    """What the steps had saved if the rank had not been late there; 0 or more. A single long delay is an accident."""
+    """Returns what the steps would save if the rank were not late there; 0 or more. Single long delays are capped."""
     longest = _LONGEST * one.delay_ns
     if one.place == VARYING:
         return float(np.minimum(facts.replay.waited[one.rank], longest).mean())
@@ -79,7 +80,7 @@ def cost_ns(facts: Facts, one: Late) -> float:
 
 
 def with_varying(facts: Facts, minimum_ns: float) -> Facts:
-    """Adds the rank that is waited for in most steps, unless the late places that were found explain it."""
+    """Adds the rank that the others wait for in most steps, unless the late places that were found explain it."""
     if not facts.together or not len(facts.steps):
         return facts
     for one in late_ranks.find_varying(facts.replay.waited, facts.step_ns, minimum_ns=minimum_ns):
@@ -90,10 +91,10 @@ def with_varying(facts: Facts, minimum_ns: float) -> Facts:
 
 
 def varying_rank(rank: int, share: float, delay_ms: float) -> str:
-    """The sentence for a rank whose delay has no place."""
+    """Returns the sentence for a rank whose delay has no place."""
     return (
-        f"Rank {rank} is last in {100 * share:.0f} % of the steps, and the others wait {ms(delay_ms)} for it (median); "
-        "it varies too much to name a layer."
+        f"Rank {rank} is last in {100 * share:.0f} % of the steps, and the others wait {ms(delay_ms)} for it (median). "
+        "The delay varies too much to name a layer."
     )
 
 
@@ -104,16 +105,17 @@ def _finding(facts: Facts, one: Late) -> Finding:
             kind="straggler",
             title=f"The others wait for rank {rank} in most steps.",
             evidence=varying_rank(rank, one.share, one.delay_ns / 1e6),
-            remedy="Look at what that rank does that the others don't, and at its host: are there other processes, or "
-            f"more ranks than cores? {_AFTERWARDS}",
+            remedy="Check what that rank does that the others don't, and check its host for other processes or "
+            f"more ranks than cores. {_AFTERWARDS}",
             gain_percent=facts.percent(cost_ns(facts, one)),
             rank=rank,
         )
     bucket, parameter = facts.place_of(one)
     if one.place == ARRIVAL:
-        where = "comes late to its backward"
+        where = "starts its backward late"
     elif one.place == EVERYWHERE:
-        where = "is slower than the others in its whole backward"
+        where = "is slower than the others throughout its backward"
+
     elif parameter is not None:
         where = f"falls behind at the gradient of {parameter}"
     else:
@@ -121,11 +123,12 @@ def _finding(facts: Facts, one: Late) -> Finding:
     waits = f" (bucket {bucket})" if bucket is not None and parameter is not None else ""
     remedy = _REMEDIES[one.pattern]
     if one.place == ARRIVAL:
-        remedy = "Look at its input data, its forward and what it does between the steps. " + remedy
+        remedy = "Check its input data, its forward and what it does between the steps. " + remedy
     return Finding(
         kind="straggler",
         title=f"Rank {rank} {where}{waits}, and the others wait for it.",
-        evidence=f"By {ms(one.delay_ns / 1e6)} (median) in {100 * one.share:.0f} % of the steps; {one.pattern}.",
+        evidence=f"It is late by {ms(one.delay_ns / 1e6)} (median) in {100 * one.share:.0f} % of the steps; "
+        f"pattern: {one.pattern}.",
         remedy=remedy,
         gain_percent=facts.percent(cost_ns(facts, one)),
         rank=rank,

@@ -1,4 +1,4 @@
-"""Processes, groups and links made anew, and what is measured on them in turns."""
+"""Fresh processes, groups and links, and alternating measurements on them."""
 
 __all__ = [
     "collectives",

@@ -19,7 +19,7 @@ from ... import comm
 __all__ = ["DTYPES", "LIMITS", "OPERATIONS", "SHARED", "Buffers", "available", "groups", "lacks", "limits", "sides_of"]
 
 LIMITS = ("copy", "triad")
-"""What is no collective: all ranks do it at the same time, and memory is the limit."""
+"""Operations that are not collectives: all ranks run them at the same time, and memory is the limit."""
 SHARED = " shared"
 """Behind a backend's name: the buffer lies in memory of the backend."""
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64")
@@ -44,7 +44,7 @@ def groups(names: Sequence[str]) -> dict[str, Any]:
 
 
 class Buffers:
-    """What one rank hands to collectives of one size.
+    """The buffers of one rank for collectives of one size.
 
     Args:
         size: bytes.

@@ -1,4 +1,4 @@
-"""How a benchmark becomes a command: its options, and where its table, its picture and its JSON go."""
+"""Benchmarks as commands: their options, and the output of table, picture and JSON."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def option(*names: str, **how: Any) -> Option:
     return names, how
 
 
-RANKS = option("--ranks", type=count, help="processes")
-SETS = option("--sets", type=count, help="fresh sets of processes")
+RANKS = option("--ranks", type=count, help="number of ranks")
+SETS = option("--sets", type=count, help="number of fresh sets of processes")
 THREADS = option("--threads", type=count, help="intra-op threads of each rank")
-MBIT = option("--mbit", type=positive, help="shape the link to so many megabits a second (needs root)")
+MBIT = option("--mbit", type=positive, help="shape the link to this many megabits per second (needs root)")
 
 
 def new_parser(program: str, about: str | None) -> Parser:
@@ -37,7 +37,7 @@ def new_parser(program: str, about: str | None) -> Parser:
         about: the docstring of its module: the first line is shown; None: it has none, as under ``python -OO``.
     """
     parser = Parser(prog=program, description=about and about.split("\n")[0])
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="write the full result here")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="write the full result to this file")
     return parser
 
 
@@ -79,7 +79,7 @@ def run(
     if "tolerance" in parameters:
         _add_noise(parser)
     if picture is not None:
-        parser.add_argument("--picture", type=file_to_write, metavar="FILE.html", help="draw the result as a page")
+        parser.add_argument("--picture", type=file_to_write, metavar="FILE.html", help="draw the result (HTML page)")
     given = parser.parse_args(argv)
     if check is not None:
         check(parser, given)
@@ -103,13 +103,13 @@ def _help(one: argparse.Action) -> str | None:
 
 
 def _add_noise(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--keep-noise", action="store_true", help="show figures that are too noisy, too")
+    parser.add_argument("--keep-noise", action="store_true", help="also show values that are too noisy")
     parser.add_argument(
         "--tolerance",
         type=lambda text: percent(text) / 100,
         default=noise.TOLERANCE,
         metavar="PERCENT",
-        help=f"how far a figure's uncertainty may reach to each side ({100 * noise.TOLERANCE:.0f} %%)",
+        help=f"largest uncertainty of a value, as ± percent ({100 * noise.TOLERANCE:.0f} %%)",
     )
 
 

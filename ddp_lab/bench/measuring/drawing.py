@@ -1,4 +1,4 @@
-"""What the pictures of the benchmarks have in common: panels, how they look, and pages of them that need no network."""
+"""The common parts of benchmark pictures: panels, style, and HTML pages that need no network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["GREY", "Panels", "about", "faint", "points", "write"]
 
 GREY, _LINE = "#808080", "rgba(128, 128, 128, 0.3)"
 _NOTHING = {
-    "text": "No figure could be told: the machine was too noisy.<br>--keep-noise draws them all the same.",
+    "text": "All values were too noisy to show: the machine was busy.<br>--keep-noise draws them anyway.",
     "font": {"size": 16},
     "showarrow": False,
     **{"x": 0.5, "xref": "paper", "y": 0.5, "yref": "paper"},
@@ -125,8 +125,8 @@ class Panels:
 def about(result: Mapping[str, Any], what: str, drawn: list[Any], keep: bool) -> str:
     """What a title says below itself: what was measured, and how much of it was too noisy."""
     noisy = noise.count(drawn)[0]
-    them = "1 figure was" if noisy == 1 else f"{noisy} figures were"
-    left_out = f"; {them} too noisy to tell: {'faint' if keep else 'left out'}" if noisy else ""
+    them = "1 value was" if noisy == 1 else f"{noisy} values were"
+    left_out = f"; {them} too noisy: {'faint' if keep else 'not shown'}" if noisy else ""
     return f"{what}, median and spread of {noise.fresh_sets(result['number of sets'])}{left_out}"
 
 

@@ -1,4 +1,4 @@
-"""Fresh sets of Gloo processes for a measurement, and steps that take turns on ranks that must take equally many."""
+"""Fresh sets of Gloo processes for a measurement, and alternating blocks of steps, equally many on all ranks."""
 
 from __future__ import annotations
 

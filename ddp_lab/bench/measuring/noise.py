@@ -1,20 +1,20 @@
-"""Whether a figure may be shown: did the benchmark have the machine to itself, and do its sets of processes agree?
+"""Noise checks of benchmark results: was the machine otherwise idle, and do the sets of processes agree?
 
 [Note: too noisy to tell]
-A figure is the median over fresh sets of processes. A median stands as long as most of its values are sound, so there
-are two questions, and a figure that fails one of them is not shown as a number:
+A result is the median over fresh sets of processes. A median is valid as long as most of its values are, so there are
+two checks, and a result that fails one of them is not shown as a number:
 
-- Had most of the sets the machine to themselves? While a set runs, `Watch` takes the processor time of the whole
-  machine (user, nice, system and what a hypervisor took away; not that of interrupts, which a benchmark of sockets
-  causes itself) less that of this process and its children. Load averages and "pressure" would not do: both count
-  the benchmark's own ranks, above all where these are more than the processors. From `OTHERS` on, a set is disturbed.
-- Do the sets agree? Between the `interval`'s ends lies the median that endlessly many sets would have, with some 90 %
-  probability, whatever the distribution: no assumption of a bell curve, which times never have. For up to seven sets
-  that is simply their range. If it reaches more than the tolerance (20 %) to each side, the figure says too little.
-  Fewer than three sets have nothing to say about that; then only the first question is asked.
+- Did most of the sets have the machine to themselves? While a set runs, `Watch` measures the CPU time of the whole
+  machine (user, nice, system and the time stolen by a hypervisor; not that of interrupts, which a benchmark of sockets
+  causes itself) minus that of this process and its children. Load averages and "pressure" are not suitable: both count
+  the benchmark's own ranks, especially if there are more ranks than processors. From `OTHERS` on, a set is disturbed.
+- Do the sets agree? The `interval` contains the median of infinitely many sets with a probability of about 90 %,
+  for any distribution; it does not assume a normal distribution, which times never have. For up to seven sets it is
+  their range. If it reaches more than the tolerance (20 %) to each side, the result is too noisy. With fewer than
+  three sets, only the first check applies.
 
-What neither sees: a neighbour on the same host that slows all sets alike without taking processor time from this
-machine (memory bandwidth, clock rate). That is what reference lines (a copy, torch against itself) are for.
+Neither check sees another virtual machine that slows all sets alike without taking CPU time from this one (memory
+bandwidth, clock rate). Reference lines (a copy, torch against itself) show that.
 """
 
 from __future__ import annotations
@@ -206,15 +206,13 @@ def epilogue(result: Any, keep: bool) -> list[str]:
     reasons = [one["why"] for one in _figures(result) if one["noisy"]]
     if not reasons:
         return []
-    lines = [
-        f"{len(reasons)} of {count(result)[1]} figures were too noisy to tell" + (" (with a question mark)" * keep)
-    ]
+    lines = [f"{len(reasons)} of {count(result)[1]} values were too noisy" + (" (with a question mark)" * keep)]
     if any(why.startswith("others") for why in reasons):
-        lines.append(f"  others: so much of all processors' time went to other programs (more than {OTHERS:.0%})")
+        lines.append(f"  others: share of CPU time used by other programs (more than {OTHERS:.0%})")
     if not all(why.startswith("others") for why in reasons):
-        lines.append("  ±: so far to each side lie the results of fresh processes, or of parts of the run")
+        lines.append("  ±: spread of the results of fresh processes, or of parts of the run")
     lines.append(
-        "Run it alone on a quiet machine, or longer" + ("" if keep else "; --keep-noise shows them all the same")
+        "Run the benchmark alone on a quiet machine, or longer" + ("" if keep else "; --keep-noise shows them anyway")
     )
     return lines
 

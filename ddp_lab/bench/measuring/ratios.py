@@ -1,24 +1,25 @@
 """Ratios and differences of times that were measured in turns, and how far to trust them.
 
 [Note: the median and its upper bound]
-Two identical models that are compared within one set of processes differ by several per cent, and a build of both
-in the same processes anew differs from the last one: what a set or a build happens to get (memory, the order of
-construction) stays with it. So times come as sets of processes, each with several builds, each with several turns.
+Two identical models that are compared within one set of processes differ by several percent, and building both again in
+the same processes gives another difference: random properties of a set or a build (memory, the order of construction)
+persist. So times come from several sets of processes, each with several builds, each with several turns.
 Within a build, the ratio is the median over its turns of (ours / mean of torch and torch again), both from the same
 turn. A set's ratio is the median of its builds', and the figure the median of the sets'. The upper 95 % bound is the
 95th percentile of that figure over 4000 resamples: sets drawn with replacement, then builds within each.
 
 [Note: exposed communication]
-What communication adds to a step: under ``no_sync`` a wrapped model computes the same gradients and sends nothing: that
-step is the floor. Both are timed with the same wrapper object in the same turn, so that what a build or a turn happens
-to get cancels out. A build's exposed communication is the median over its turns of the difference, a set's the median
-of its builds', the figure the median of the sets'. A difference can be about 0 or below, so its uncertainty is compared
-with the largest one that was found for this model, usually that of torch's class on Gloo.
+The time that communication adds to a step. Under ``no_sync`` a wrapped model computes the same gradients and sends
+nothing: that step is the no-communication baseline (floor). Both are timed with the same wrapper object in the same
+turn, so that random properties of a build or a turn cancel out. A build's exposed communication is the median over its
+turns of the difference, a set's the median of its builds', the result the median of the sets'. A difference can be
+about 0 or below, so its uncertainty is compared with the largest one that was found for this model, usually that of
+torch's class on Gloo.
 
 [Note: the second look]
-What a choice costs beside the best of many settings: the fastest of them is partly the luckiest one: where all are
-equal, its time lies below all others', and any choice looks bad beside it. So the choice and that best take new turns,
-in pairs, and only these count.
+The comparison of a choice with the best of many settings. The fastest measured setting is partly the luckiest one: if
+all are equal, its time is still below all others, and any choice looks bad in comparison. So the choice and that best
+setting take new turns, in pairs, and only these count.
 """
 
 from __future__ import annotations
@@ -197,4 +198,4 @@ def words(found: dict[str, Any]) -> str:
     if not found["pairs"]:
         return "it is the best that was measured"
     low, high = 100 * found["low"], 100 * found["high"]
-    return f"{100 * found['cost']:+.1f} % ({low:+.1f} to {high:+.1f} %) in {found['pairs']} pairs of new turns"
+    return f"{100 * found['cost']:+.1f} % ({low:+.1f} to {high:+.1f} %) in {found['pairs']} new pairs of turns"

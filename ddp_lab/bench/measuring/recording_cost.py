@@ -1,4 +1,4 @@
-"""What recording costs a training step: on, off and on again, in alternating blocks (no client listens)."""
+"""The cost of recording in a training step: on, off and on again, in alternating blocks (without a client)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def measure(names: Sequence[str], *, rounds: int = 12, ranks: int = 2, threads: 
 
 def table(found: dict[str, Any]) -> str:
     """One line for each workload."""
-    lines = [["workload", "on ms", "on/off", "on/on", "events a step", "ns each", "share"]]
+    lines = [["workload", "on ms", "on/off", "on/on", "events per step", "ns per event", "share"]]
     for name, one in found.items():
         on, events, ns = (one[what] for what in ("on", "events", "ns"))
         ratios = [f"{on / one[kind]:.3f}" for kind in ("off", "on again")]

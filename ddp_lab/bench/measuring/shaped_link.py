@@ -59,7 +59,7 @@ class ShapedLink:
 
     def __init__(self, ranks: int, mbit: float, delay_ms: float = 0.0) -> None:
         if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
-            raise DdpLabError("shaping a link needs root and iproute2 (`ip`, `tc`); leave out the option --mbit")
+            raise DdpLabError("shaping a link needs root and iproute2 (`ip`, `tc`); run it without the option --mbit")
         prefix = f"ddplab{os.getpid()}"
         self._hub = f"{prefix}hub"
         self.mbit = mbit
@@ -92,7 +92,7 @@ class ShapedLink:
         self._relay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._relay.stdout is not None
         if self._relay.stdout.readline() != "ready\n":
-            raise DdpLabError("a link with a delay needs TUN devices (/dev/net/tun), and they could not be made")
+            raise DdpLabError("a link with a delay needs TUN devices (/dev/net/tun), which could not be created")
 
     def _shape(self, rank: int, namespace: str) -> None:
         self._in(namespace, "ip link set lo up")

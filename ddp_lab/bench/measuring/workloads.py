@@ -1,4 +1,4 @@
-"""What `ddp-lab bench` trains, and the modes in which it is wrapped."""
+"""The models that `ddp-lab bench` trains, and the modes in which they are wrapped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 Step = Callable[[], None]
 Workload = Callable[[], tuple[torch.nn.Module, torch.Tensor]]
 
-# Torch's class stands twice: the difference between its two instances is what the machine adds.
+# Torch's class appears twice: the difference between its two instances is the noise of the machine.
 CONTESTANTS = ("torch", "ours", "torch again")
 
 

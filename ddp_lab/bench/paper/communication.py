@@ -1,4 +1,4 @@
-"""The rank side of figure 2: all-reduces of different sizes, and when gradients become ready."""
+"""The rank side of figure 2: all-reduces of different sizes, and readiness of gradients."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _wait(works: list[Any]) -> None:
 
 
 def _count(data: torch.Tensor, size: int, group: Any, seconds: float) -> int:
-    """How many calls of a size there is time for; at most all of them."""
+    """How many calls of a size fit into the time; at most all of them."""
     calls = -(-len(data) // size)
     tried = min(calls, 2)
     _all_reduces(data, size, tried, group)
@@ -112,7 +112,7 @@ def _leaves(module: torch.nn.Module) -> _Hooked:
 
 
 def _noted(call: Callable[[], Any], hooked: _Hooked) -> tuple[list[tuple[int, float]], Any]:
-    """(parameters, ms since the call began) of everything that was heard of, in order; and what the call returned."""
+    """(parameters, ms since the call began) of all observed events, in order; and the result of the call."""
     notes: list[tuple[int, float]] = []
 
     def hearing(what: Any) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""The rank side of figure 11: does `no_sync` harm convergence? Real data that packages ship, trained for real."""
+"""The rank side of figure 11: the effect of `no_sync` on convergence, with real data from installed packages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HELD_OUT = 360
 
 
 def _digits(generator: torch.Generator) -> tuple[Batch, Batch]:
-    """1,797 scans of handwritten digits, 8 x 8."""
+    """1,797 images of handwritten digits, 8 x 8."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -47,7 +47,7 @@ def _digits(generator: torch.Generator) -> tuple[Batch, Batch]:
 
 
 def _text(generator: torch.Generator) -> tuple[Batch, Batch]:
-    """Python's own help texts in pieces; what is not hidden has the label -100, which cross entropy leaves out."""
+    """Python's own help texts in pieces; bytes that are not masked have the label -100, which cross entropy ignores."""
     from pydoc_data.topics import topics
 
     whole = torch.tensor(list("\n".join(topics.values()).encode("ascii", "replace")))
@@ -115,7 +115,7 @@ def _loss(guessed: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def _batches(data: Batch, size: int, seed: int) -> Iterator[Batch]:
-    """This rank's batches, for ever: in each epoch the ranks share out the data in a new order."""
+    """This rank's batches, endlessly: in each epoch the ranks divide the data in a new order."""
     inputs, labels = data
     world, generator = dist.get_world_size(), torch.Generator().manual_seed(seed)
     size = min(size, len(inputs) // world)

@@ -1,4 +1,4 @@
-"""The figures: how each is measured, and what stands beside it."""
+"""The figures: how each is measured, and the published values."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["FIGURES", "PAPER", "POINTS", "Point", "main", "measure", "of_figure", "on_ranks", "picture", "result"]
 
 FIGURES = {
-    2: "how long an all-reduce takes, and when gradients are ready",
-    6: "what a step consists of",
-    7: "sizes of buckets (the paper: 16 GPUs)",
-    8: "sizes of buckets (the paper: 32 GPUs)",
+    2: "all-reduce time by call size, and readiness of gradients",
+    6: "step time breakdown",
+    7: "bucket size (the paper: 16 GPUs)",
+    8: "bucket size (the paper: 32 GPUs)",
     9: "scalability",
     10: "averaging every n-th backward",
     11: "convergence with no_sync",
-    12: "groups that take turns",
+    12: "round robin over process groups",
 }
 """Number -> what it shows."""
 PAPER = "Li et al., VLDB 2020 (arXiv 2006.15704)"
@@ -36,7 +36,7 @@ _DIGEST = "recalled, not checked against the paper's figure"
 
 @dataclass(frozen=True)
 class Point:
-    """One statement of the paper, as far as it is known here: a reference beside measured and simulated points.
+    """One statement of the paper: a reference for measured and simulated points.
 
     Attributes:
         figure: its number.
@@ -44,7 +44,7 @@ class Point:
         what: in words.
         values: the number, or the ends of a range.
         unit: of the values.
-        approximate: nobody has compared the number with the paper's own figure.
+        approximate: whether the number was not compared with the paper's own figure.
     """
 
     figure: int
@@ -57,7 +57,7 @@ class Point:
 
     @property
     def source(self) -> str:
-        """Where it is from, and how far to trust it."""
+        """Its source and reliability."""
         return f"{PAPER}, figure {self.figure}" + (f"; approximate: {_DIGEST}" if self.approximate else "")
 
 
@@ -91,7 +91,7 @@ def on_ranks(figure: int, settings: Settings | None = None, *, seed: int = 0) ->
 
     Args:
         figure: of `FIGURES`.
-        settings: how much; None: the defaults, some minutes.
+        settings: how much to measure; None: the defaults, some minutes.
         seed: of the order of turns and of what is random; the same on all ranks.
 
     Returns:
@@ -120,7 +120,7 @@ def result(
     others: Sequence[float | None] = (),
     tolerance: float = noise.TOLERANCE,
 ) -> dict[str, Any]:
-    """Puts together what was measured, what is simulated and what was published.
+    """Combines measured, simulated and published values.
 
     Args:
         figure: of `FIGURES`.
@@ -184,11 +184,11 @@ def measure(
     Args:
         figure: of `FIGURES`.
         models, backends, seconds, parameters, backwards: of `Settings`.
-        sets: how many times all processes are started anew (figure 11: with another seed).
+        sets: number of fresh sets of processes (figure 11: with different seeds).
         ranks: processes; None: 2, for figure 9 as many as there are processors, of 1, 2 and 4.
         threads: intra-op threads of each.
         mbit: figure 12: what each rank may send, megabits a second; 0: loopback.
-        delay_ms: figure 12: how much later it arrives.
+        delay_ms: figure 12: delay of the link, milliseconds.
         tolerance: see `noise.figure`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The paper's figures as plotly figures: two rows of panels, what was measured above what is simulated.
+"""The paper's figures as plotly figures: two rows of panels, measured values above simulated ones.
 
 Measured points are full and solid, simulated ones hatched or dashed with open marks, published ones red stars.
 """
@@ -39,7 +39,7 @@ def picture(found: _Found, keep: bool) -> go.Figure:
 
     Args:
         found: it.
-        keep: draw what is too noisy, too, but faint.
+        keep: also draw values that are too noisy, but faint.
     """
     draw = {
         2: _communication,
@@ -198,7 +198,7 @@ def _breakdown(found: _Found, keep: bool) -> Panels:
     )
     panels.made.update_layout(barmode="stack", bargap=0.3)
     panels.made.update_yaxes(rangemode="tozero").update_xaxes(title="backend, and overlap or not", showgrid=False)
-    panels.made.update_yaxes(title="ms a step", row=1, col=1)
+    panels.made.update_yaxes(title="ms per step", row=1, col=1)
     panels.made.update_yaxes(title="% of the step without overlap", row=2, col=1)
     return panels
 
@@ -231,7 +231,7 @@ def _buckets(found: _Found, keep: bool) -> Panels:
     )
     panels.made.update_layout(boxmode="group", boxgap=0.2)
     panels.made.update_xaxes(type="category", title="size of the buckets, MB (0: each parameter)", showgrid=False)
-    panels.made.update_yaxes(title="ms a step", col=1)
+    panels.made.update_yaxes(title="ms per step", col=1)
     return panels
 
 
@@ -269,7 +269,8 @@ def _round_robin(found: _Found, keep: bool) -> Panels:
 
     def simulated(panels: Panels, rows: _Rows, at: _At) -> None:
         for shared, of_bound in _by(rows, "shared").items():
-            name = "groups share one's bandwidth" if shared else "each has as much again"
+            name = "groups share the bandwidth of one" if shared else "each group has full bandwidth"
+
             panels.add(
                 "bar",
                 f"simulated: {name}",
@@ -285,7 +286,7 @@ def _round_robin(found: _Found, keep: bool) -> Panels:
 
     panels = _of_models(found, measured, simulated, published, where="16 GPUs of the paper's cluster")
     panels.made.update_xaxes(showgrid=False).update_yaxes(rangemode="tozero")
-    panels.made.update_yaxes(title="ms a step", row=1, col=1)
+    panels.made.update_yaxes(title="ms per step", row=1, col=1)
     panels.made.update_yaxes(title="step, x that of one group", row=2, col=1)
     return panels
 
@@ -356,7 +357,7 @@ def _skipping(found: _Found, keep: bool) -> Panels:
     )
     _worlds(panels, [1, 2, 4, 8], "averaged every n-th", row=1)
     _worlds(panels, [16, 32, 64, 128, 256], "GPUs", row=2)
-    panels.made.update_yaxes(rangemode="tozero", title="ms a backward", row=1)
+    panels.made.update_yaxes(rangemode="tozero", title="ms per backward", row=1)
     panels.made.update_yaxes(title="% of averaging each", rangemode="tozero", row=2)
     return panels
 

@@ -1,4 +1,4 @@
-"""From what the ranks returned to the rows of a result (judged medians over sets), and from these to text."""
+"""The rows of a result (medians over sets, with noise checks) from the ranks' results, and their text."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def breakdown(rows: _Rows) -> _Rows:
 
 
 def table(found: Mapping[str, Any], keep: bool = False) -> str:
-    """What was measured, and below it what was published.
+    """The measured values, and below them the published ones.
 
     Args:
         found: of `result`.

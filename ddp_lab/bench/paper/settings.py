@@ -1,4 +1,4 @@
-"""What is measured for a figure: settings, and for the figures about training steps the variants that take turns."""
+"""Settings of a figure's measurement, and for figures about training steps the variants that alternate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 __all__ = ["EVERY", "GROUPS", "PARTS", "SERIES", "Series", "Settings", "Variant", "series"]
 
 PARTS = ("forward", "backward", "communication", "optimizer")
-"""Of a step, in the order in which they are stacked; "communication" is what no other part hides."""
+"""The parts of a step, in the order in which they are stacked; "communication" is the exposed part."""
 EVERY = (1, 2, 4, 8)
 GROUPS = (1, 3, 5)
 _CAPS_MB = (0, 1, 5, 10, 25, 50, 200)
@@ -18,7 +18,7 @@ _GROUPS_CAP_MB = 5.0  # so that there are several buckets to take turns with
 
 @dataclass(frozen=True)
 class Settings:
-    """How much is measured.
+    """The extent of a measurement.
 
     Attributes:
         models: of `ddp_lab.bench.measuring.workloads.PAPER_MODELS`.
@@ -46,7 +46,7 @@ class Variant:
         world: how many ranks train together; the others do the same beside them. 0: all.
         every: gradients are averaged once in so many backwards.
         overlap: False: all buckets are launched after the backward.
-        alone: no communication at all (``no_sync``).
+        alone: no communication (``no_sync``).
     """
 
     backend: str

@@ -1,4 +1,4 @@
-"""The rank side of the figures that are about training steps: variants that take turns."""
+"""The rank side of the figures about training steps: alternating variants."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OVERLAPPED = 2  # steps with overlap before one without: buckets are rebuilt in
 
 
 class TimedStep:
-    """A step of plain SGD that notes how long its parts took.
+    """A step of plain SGD that records the times of its parts.
 
     Attributes:
         parts: part -> ms of each call so far, on average over its backwards.

@@ -1,3 +1,3 @@
-"""Runs in files: read, joined, played, written for other tools."""
+"""Recorded runs: reading, merging, replaying, and exporting to other tools."""
 
 __all__ = ["chrome_trace", "journal_messages", "merge", "player", "saved"]

@@ -6,7 +6,7 @@ rank's launch to the last rank's end. Arrows lead from the gradient that complet
 on that rank, and on to the collective of all ranks. Format: "Trace Event Format": complete events (``"ph": "X"``),
 flows (``s``, ``t``, ``f``), instants (``i``) and metadata (``M``); times in microseconds.
 
-A large trace holds less of what is many (`MOST_GRADIENTS`, `MOST_ARROWS`), and says so in its ``otherData``.
+A large trace holds fewer gradients and arrows (`MOST_GRADIENTS`, `MOST_ARROWS`), and says so in its ``otherData``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["MOST_ARROWS", "MOST_GRADIENTS", "Trace", "write"]
 _Columns = Mapping[str, npt.NDArray[Any]]
 
 MOST_GRADIENTS = 250_000
-"""Of more gradients only those that complete a bucket get a slice."""
+"""If there are more gradients, only those that complete a bucket get a slice."""
 MOST_ARROWS = 100_000
-"""Of more arrows only those of the rank that launched last, for which the others waited."""
+"""If there are more arrows, only those of the rank that launched last are kept, which the others waited for."""
 
 _AT_ONCE = 16_384  # objects that are written together
 _TOGETHER = 1_000_000  # process of the collectives
@@ -52,16 +52,16 @@ class _Sink(Protocol):
 
 @dataclass(frozen=True)
 class Trace:
-    """What is written.
+    """The data of a trace.
 
     Attributes:
         spans: columns of `Timeline.spans()`.
         steps: columns of `Timeline.steps()`.
-        gradients: columns of `gradient_columns`; of many only those that complete a bucket are needed.
+        gradients: columns of `gradient_columns`; if there are many, only those that complete a bucket are needed.
         modules: reducer -> class name of the model.
         names: reducer -> qualified names of its parameters.
-        marks: (rank, time in ns, name) of what `recording.mark` recorded.
-        notes: sentences on what is left out.
+        marks: (rank, time in ns, name) of `recording.mark`.
+        notes: sentences about what is omitted.
     """
 
     spans: _Columns
@@ -98,7 +98,7 @@ class _Events:
         self, name: str, process: npt.NDArray[Any], thread: npt.NDArray[Any], begin: npt.NDArray[Any],
         end: npt.NDArray[Any], **arguments: npt.NDArray[Any],
     ) -> None:  # fmt: skip
-        """Writes complete events of one name; what has not happened or not ended is left out.
+        """Writes complete events of one name; events that have not happened or not ended are omitted.
 
         Args:
             name: of all of them.

@@ -1,4 +1,4 @@
-"""What a journal says, checked: the one way in for who reads its file and for who follows it while it grows."""
+"""The messages of a journal, checked, for readers of a complete file and of one that still grows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class End:
     Attributes:
         how: "finished", "interrupted", an error.
         missing: events that could not be written.
-        why: not, in the system's words.
+        why: why not, as reported by the system.
         recorded: sequence number of the event after the last one that was recorded; None if unknown.
     """
 
@@ -101,21 +101,21 @@ class Decoder:
         return self.reader.offset
 
     def read(self) -> Iterator[Opening | End | events.Batch | dict[str, Any]]:
-        """What the whole file says.
+        """Yields the messages of the whole file.
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: it is no journal, or a message is none.
+            ValueError: it is not a journal, or a message is not valid.
         """
         for data in journal.chunks(self._path, self.reader):
             yield from self.feed(data, last=not data)
 
     def feed(self, data: bytes, *, last: bool = False) -> Iterator[Opening | End | events.Batch | dict[str, Any]]:
-        """What these bytes say, in order: the opening, batches, descriptions and the end.
+        """Yields the messages in these bytes, in order: the opening, batches, descriptions and the end.
 
         Args:
-            data: from `offset` on.
-            last: there are no more.
+            data: the bytes from `offset` on.
+            last: whether there are no more.
 
         Raises:
             ValueError: names the file, and what is wrong with it.
@@ -135,12 +135,12 @@ class Decoder:
                 raise ValueError(f"{name} is damaged: {what}") from error
         if last and self.opening is None:
             raise ValueError(
-                f"{name} does not say whose journal it is: its rank was killed while it was being begun, the disk was "
-                "full then, or its beginning is damaged"
+                f"{name} has no header: its rank was killed while writing it, the disk was full, or the beginning of "
+                "the file is damaged"
             )
 
     def notices(self) -> list[str]:
-        """Sentences on what is damaged or missing."""
+        """Sentences about damaged or missing parts."""
         reader, name = self.reader, printable(str(self._path))
         if not (reader.places or reader.missing or reader.gave_up):
             return []
@@ -148,17 +148,17 @@ class Decoder:
         said = [f"{name} is damaged {where} ({reader.bytes:,} bytes)" if reader.places else f"{name} has a gap"]
         if reader.missing:
             said.append(f"{reader.missing:,} of its messages are missing")
-        said.append("what follows is left out" if reader.gave_up else "what stands before and after is read")
+        said.append("the rest is ignored" if reader.gave_up else "the parts before and after were read")
         return ["; ".join(said)]
 
     def _said(self, frames: list[bytes]) -> Iterator[Opening | End | events.Batch | dict[str, Any]]:
         if not frames or frames[0] != journal.JSON_FRAME:
             batch = events.decode(frames)
             if self.opening is None:
-                raise ValueError("it does not begin with whose journal it is")
+                raise ValueError("it does not begin with a header")
             if (batch.rank, batch.session) != (self.opening.rank, self.opening.session):
                 raise ValueError(
-                    f"it holds events of rank {batch.rank}, and is the journal of rank {self.opening.rank}"
+                    f"it holds events of rank {batch.rank}, but is the journal of rank {self.opening.rank}"
                 )
             yield batch
             return
@@ -166,7 +166,7 @@ class Decoder:
         if message["type"] == "journal":
             yield self._begin(message)
         elif self.opening is None:
-            raise ValueError("it does not begin with whose journal it is")
+            raise ValueError("it does not begin with a header")
         elif message["type"] == "describe":
             for description in message["descriptions"]:
                 yield descriptions.checked(description)
@@ -179,8 +179,8 @@ class Decoder:
         version = message["schema_version"]
         if version != events.SCHEMA_VERSION:
             raise _OtherSchema(
-                f"{printable(str(self._path))} holds events of schema version {version!r:.40}, this ddp_lab reads "
-                f"{events.SCHEMA_VERSION}: read it with the ddp_lab that wrote it"
+                f"{printable(str(self._path))} holds events of schema version {version!r:.40}; this ddp_lab reads "
+                f"version {events.SCHEMA_VERSION}. Read it with the ddp_lab that wrote it"
             )
         known = _FIELDS | {name: one for name, one in _MAY_LACK.items() if name in message}
         for name, one in known.items():
@@ -205,4 +205,4 @@ def _end(message: dict[str, Any]) -> End:
 
 
 class _OtherSchema(ValueError):
-    """Another ddp_lab wrote it: nothing is damaged."""
+    """The file was written by another version of ddp_lab; it is not damaged."""

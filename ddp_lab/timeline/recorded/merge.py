@@ -31,23 +31,23 @@ __all__ = ["check_ranks", "find_files", "read"]
 _Timeline = TypeVar("_Timeline", bound=TimelineModel)
 _EVENTS = 1_000_000  # that a timeline keeps at least
 _GOOD_ENDS = ("finished", "saved")
-_ALL_OR_A_PART = "Give all ranks' files, or ask for a part (--partial, partial=True)"
+_ALL_OR_A_PART = "Give the files of all ranks, or accept a part of them (--partial, partial=True)"
 _NO_MODEL = (
-    "no DistributedDataParallel was built in the processes that were recorded, so there is nothing to show "
-    "(a model on one process needs none; a program that starts its ranks itself is not reached)"
+    "no DistributedDataParallel was built in the recorded processes, so there is nothing to show "
+    "(a model on one process needs none; a program that starts its ranks itself cannot be recorded)"
 )
 
 
 @dataclass(frozen=True)
 class Recording(Opening):
-    """What one process of one rank recorded.
+    """The recording of one process of one rank.
 
     Attributes:
         how: how the program ended: "finished", "interrupted", an error; "killed" if the file does not say.
         batches: events, oldest first.
         descriptions: what they refer to.
-        damage: sentences on what of it is damaged or missing.
-        moved: by how much the times were moved onto another host's clock; None: they were not.
+        damage: sentences about damaged or missing parts.
+        moved: the offset by which the times were moved to another host's clock; None if they were not.
     """
 
     how: str = ""
@@ -64,22 +64,22 @@ def read(
 
     Args:
         paths: files, or folders that hold them.
-        make: what kind of timeline is to be made of them.
-        partial: ranks without a file are said in a notice, and are no error.
+        make: creates an empty timeline for them.
+        partial: report ranks without a file in a notice instead of an error.
 
     Returns:
-        The timeline; sentences on what a reader of it should know: who is missing, who was killed, how the clocks were
-        aligned, what is damaged; those of them on what of the files is damaged or missing.
+        The timeline; sentences for its reader: which ranks are missing or failed, how the clocks were aligned, which
+        files are damaged; those of them about damaged or missing files.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file is no recording or of another schema version; two are of the same rank, or of different
-            runs; a rank of a model has none.
+        ValueError: a file is not a recording or has another schema version; two files are of the same rank, or of
+            different runs; a rank of a model has no file.
     """
     files, left_out = find_files([Path(path) for path in paths])
     if len(files) == 1 and not is_journal(files[0]):
         if files[0].suffix == SUFFIX:
-            raise ValueError(f"{files[0]} is no journal of `ddp-lab run`: it does not begin as one")
+            raise ValueError(f"{files[0]} is not a journal of `ddp-lab run`: it does not begin as one")
         return _of_saved(files[0], make, partial, left_out)
     recordings: list[Recording] = []
     notices = [*left_out]
@@ -89,15 +89,15 @@ def read(
         except ValueError as error:
             if not partial:
                 raise
-            notices.append(f"left out: {error}")
+            notices.append(f"ignored: {error}")
     if not recordings:
         raise ValueError("; ".join(notices) or "there is nothing to read")
     check_ranks(recordings)
     missing = _missing(recordings)
     if missing:
         text = (
-            f"there is no file of {label_of_ranges(missing)}, which took part: the {len(files)} given are of "
-            f"{label_of({one.rank for one in recordings})}"
+            f"there is no file of {label_of_ranges(missing)}, which took part in the run: the {len(files)} given files "
+            f"are of {label_of({one.rank for one in recordings})}"
         )
         if not partial:
             both = "; ".join([*left_out, text])
@@ -122,7 +122,7 @@ def _of_saved(
     present = {rank.rank for rank in timeline.ranks()}
     missing = {rank for model in timeline.reducers() for rank in model.ranks} - present
     if missing:
-        text = f"{path} holds {label_of(present)} alone, without {label_of(missing)}"
+        text = f"{path} holds only {label_of(present)}, without {label_of(missing)}"
         if not partial:
             raise ValueError(f"{text}. {_ALL_OR_A_PART}")
         notices.append(text)
@@ -130,36 +130,36 @@ def _of_saved(
 
 
 def _early_ends(recordings: Sequence[Recording]) -> list[str]:
-    """Who did not finish, those with an error first: torch's agent kills the others then."""
+    """The ranks that did not finish, those with an error first, because torch's agent then kills the others."""
     early = [one for one in recordings if one.how not in _GOOD_ENDS]
     early.sort(key=lambda one: (one.restart, one.how == "killed", one.rank))
     return [f"rank {one.rank} ended early: {one.how}" for one in early]
 
 
 def check_ranks(recordings: Sequence[Opening]) -> None:
-    """Refuses files that can't be of one run.
+    """Rejects files that can't be of one run.
 
     Raises:
-        ValueError: two are of the same rank, or of different runs.
+        ValueError: two files are of the same rank, or of different runs.
     """
     known: dict[tuple[int, int], Opening] = {}
     runs: dict[str, Opening] = {}
     for one in recordings:
         other = known.setdefault((one.rank, one.restart), one)
         if other is not one:
-            raise ValueError(f"two files are of rank {one.rank}: {other.path} and {one.path}. Give one of them")
+            raise ValueError(f"two files are of rank {one.rank}: {other.path} and {one.path}. Give only one of them")
         if one.run:
             runs.setdefault(one.run, one)
     if len(runs) > 1:
         first, second = list(runs.values())[:2]
         raise ValueError(
             f"{first.path} (rank {first.rank}) and {second.path} (rank {second.rank}) are of different runs, "
-            f"{first.run} and {second.run}: give the files of one"
+            f"{first.run} and {second.run}. Give the files of one run"
         )
 
 
 def _missing(recordings: Iterable[Recording]) -> list[range]:
-    """Ranks that took part, by what the others say, and have no file.
+    """Ranks that took part according to the other files, and have no file.
 
     Ranges, and no more than there are files: how many ranks there were is only what a file says.
     """
@@ -178,14 +178,14 @@ def _missing(recordings: Iterable[Recording]) -> list[range]:
 
 
 def find_files(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """The files that are meant: those given, and of each folder the journals, or else the ``.npz`` files.
+    """The given files, and of each folder its journals, or else its ``.npz`` files.
 
     Returns:
-        The files, and in words what in a folder has such a name and is no recording.
+        The files, and sentences about files in a folder that have such a name but are not recordings.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
-        ValueError: a folder holds no recording.
+        ValueError: a folder contains no recording.
     """
     found: list[Path] = []
     others: list[str] = []
@@ -199,17 +199,17 @@ def find_files(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
         for suffix, is_one in ((SUFFIX, is_journal), (".npz", saved_files.is_saved)):
             for one in sorted(path.glob(f"*{suffix}")):
                 try:
-                    why = "" if is_one(one) else "it is no recording"
+                    why = "" if is_one(one) else "it is not a recording"
                 except ValueError as error:
                     why = str(error)
                 if why:
-                    others.append(f"{one} is left out: {why}")
+                    others.append(f"{one} is ignored: {why}")
                 else:
                     inside.append(one)
             if inside:
                 break
         if not inside:
-            raise ValueError("; ".join([f"{path} holds no recording: neither *{SUFFIX} nor *.npz", *others]))
+            raise ValueError("; ".join([f"{path} contains no recording: neither *{SUFFIX} nor *.npz", *others]))
         found += inside
     return found, others
 
@@ -245,7 +245,7 @@ def _saved(path: Path) -> list[Recording]:
         if len(chunk):
             first = int(chunk["sequence"][0])
             if first < following.get(rank, 0):
-                raise ValueError(f"{path} holds several processes of rank {rank}: it can be reported, but not merged")
+                raise ValueError(f"{path} holds several processes of rank {rank}. It can be reported, but not merged")
             following[rank] = int(chunk["sequence"][-1]) + 1
             by_rank[rank].batches.append(Batch(rank, 0, first, 0, chunk))
     return list(by_rank.values())
@@ -255,7 +255,7 @@ def _saved(path: Path) -> list[Recording]:
 
 
 def _on_one_clock(recordings: Sequence[Recording]) -> tuple[list[Recording], list[str]]:
-    """Moves the times of other hosts onto the clock of the first rank; what was done, in words."""
+    """Aligns the times of other hosts with the clock of the first rank; returns sentences about it."""
     first = min(recordings, key=lambda one: one.rank)
     clocks: dict[str, list[Recording]] = defaultdict(list)
     for one in recordings:
@@ -276,10 +276,10 @@ def _on_one_clock(recordings: Sequence[Recording]) -> tuple[list[Recording], lis
 def _clock_text(first: str, members: Sequence[Recording], offset: ClockOffset | None) -> str:
     who = f"{label_of({one.rank for one in members})} on {members[0].host}"
     if offset is None:
-        return f"no bucket was reduced both on {first} and by {who}: the times of the two hosts can't be compared"
+        return f"no bucket was reduced both on {first} and by {who}, so the times of the two hosts can't be compared"
     return (
-        f"{who}: {offset.ns / 1e6:+.3f} ms put them on the clock of {first}, give or take "
-        f"{offset.uncertain_ns / 1e6:.3f} ms (from {offset.buckets} collectives)"
+        f"{who}: clock-aligned with {first} by {offset.ns / 1e6:+.3f} ms ± {offset.uncertain_ns / 1e6:.3f} ms "
+        f"(from {offset.buckets} collectives)"
     )
 
 

@@ -1,4 +1,4 @@
-"""Plays a recorded timeline as if it happened now: its events come into another one, in their time."""
+"""Replays a recorded timeline: its events are added to another timeline, at their times."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _TOLD_SECONDS = 0.2
 
 
 class Player(Generic[_Timeline]):
-    """What `Timeline.replay` plays. No thread of its own: who shows it calls `advance`, again and again.
+    """The player of `Timeline.replay`. It has no thread of its own: its widget calls `advance` repeatedly.
 
     Attributes:
-        timeline: what has been played so far; after `seek` to an earlier moment it begins anew.
-        seconds: how long the whole takes at speed 1.
+        timeline: the part that has been replayed so far; it starts again after `seek` to an earlier time.
+        seconds: duration of the whole replay at speed 1.
     """
 
     def __init__(self, recorded: _Timeline, *, speed: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes what is recorded now, and plays from its beginning.
+        """Copies the current recording, and plays it from the beginning.
 
         Args:
-            recorded: is not changed.
-            speed: 0.1 takes ten times as long as it took.
-            clock: seconds.
+            recorded: the recording; it is not changed.
+            speed: 0.1 takes ten times as long as the recorded run.
+            clock: returns seconds.
 
         Raises:
             ValueError: the speed is not positive, or nothing was recorded.
@@ -63,13 +63,13 @@ class Player(Generic[_Timeline]):
 
     @property
     def playing(self) -> bool:
-        """Whether it goes on; not after `pause`, nor at the end."""
+        """Whether it is playing; False after `pause` and at the end."""
         with self._lock:  # not over before another thread has handed on the last events
             return self._playing
 
     @property
     def position(self) -> float:
-        """Seconds of the recording that have been played."""
+        """Position in the recording, in seconds."""
         with self._lock:
             return self._position
 
@@ -85,20 +85,20 @@ class Player(Generic[_Timeline]):
             self._speed = _checked(speed)
 
     def play(self) -> None:
-        """Goes on; from the beginning if the end was reached."""
+        """Continues; from the beginning if the end was reached."""
         with self._lock:
             if self._position >= self.seconds:
                 self.seek(0.0)
             self._at, self._playing = self._clock(), True
 
     def pause(self) -> None:
-        """Stays where it is."""
+        """Pauses at the current position."""
         with self._lock:
             self.advance()
             self._playing = False
 
     def seek(self, seconds: float) -> None:
-        """Goes to a moment of the recording, forwards or back."""
+        """Moves to a position in the recording, forwards or backwards."""
         with self._lock:
             self.advance()
             position = min(max(float(seconds), 0.0), self.seconds)
@@ -108,7 +108,7 @@ class Player(Generic[_Timeline]):
             self._feed()
 
     def advance(self) -> bool:
-        """Hands on what has become due; returns whether it plays."""
+        """Adds the events that are due; returns whether it is playing."""
         with self._lock:
             now = self._clock()
             if self._playing:
@@ -119,7 +119,7 @@ class Player(Generic[_Timeline]):
             return self._playing
 
     def obey(self, asked: dict[str, Any]) -> None:
-        """Does what the browser asks: ``playing``, ``speed``, ``position``, each if it is there."""
+        """Runs a request of the browser: ``playing``, ``speed``, ``position``, each if present."""
         if "speed" in asked:
             self.speed = float(asked["speed"])
         if "position" in asked:
@@ -129,7 +129,7 @@ class Player(Generic[_Timeline]):
         self._told = (-math.inf, {})
 
     def told(self) -> dict[str, Any]:
-        """What the browser shows of it: new at most five times a second."""
+        """The state for the browser: new at most five times per second."""
         with self._lock:
             at, told = self._told
             if self._at - at >= _TOLD_SECONDS or told.get("playing") != self._playing:
@@ -138,7 +138,7 @@ class Player(Generic[_Timeline]):
             return self._told[1]
 
     def _begin(self) -> None:
-        """Empties the timeline, but for what is known of the ranks."""
+        """Clears the timeline, except for the ranks' status."""
         self._fed = self._says = 0
         self._counts = dict(self._dropped)  # where a rank's first event is numbered so, as many are counted as lost
         self.timeline.clear()
@@ -162,9 +162,9 @@ class Player(Generic[_Timeline]):
 def _placed(
     ranks: npt.NDArray[np.int64], events: npt.NDArray[np.void], described: Sequence[tuple[int, dict[str, Any]]]
 ) -> list[tuple[int, int, dict[str, Any]]]:
-    """Before which event each description is handed on, by whom, and which it is, in the order of these places.
+    """The event before which each description is added, its rank, and the description, in the order of these events.
 
-    Of buckets it is the first event that needs it; of a step, its last; else the first of all.
+    For buckets it is the first event that needs the description; for a step, its last; otherwise the first of all.
 
     Args:
         ranks: whose events they are.
@@ -174,7 +174,7 @@ def _placed(
 
     @functools.cache
     def of_model(rank: int, reducer: int) -> tuple[dict[int, int], dict[int, int]]:
-        """Where each generation begins, and where each step ends."""
+        """The beginning of each generation, and the end of each step."""
         own = np.flatnonzero((ranks == rank) & (events["reducer"] == reducer))
         generations, first = np.unique(events["generation"][own], return_index=True)
         steps, last = np.unique(events["step"][own][::-1], return_index=True)
@@ -195,7 +195,7 @@ def _placed(
 def _in_order(
     chunks: list[tuple[int, npt.NDArray[np.void]]],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
-    """All events in the order of time, and whose they are; those of a rank keep the order in which it recorded them."""
+    """All events in the order of time, and their ranks; the events of a rank stay in the order of recording."""
     ranks = np.repeat([rank for rank, _ in chunks], [len(events) for _, events in chunks])
     events: npt.NDArray[np.void] = np.concatenate([np.empty(0, DTYPE), *(events for _, events in chunks)])
     at = events["host_ns"].copy()
@@ -207,5 +207,5 @@ def _in_order(
 
 def _checked(speed: float) -> float:
     if not 0 < speed < math.inf:
-        raise ValueError(f"speed={speed}: it must be positive (1: as fast as it was; 0.1: ten times slower)")
+        raise ValueError(f"speed must be positive, got {speed} (1: the recorded speed; 0.1: ten times slower)")
     return float(speed)

@@ -28,7 +28,7 @@ _MOST_RATIO, _ANY_RATIO_BYTES = 100, 256 << 20  # packed once (events: 5 to 50 t
 _FEW = 1024
 _WRITERS = "`lab.timeline.save(path)` writes one, and `ddp-lab run` a folder that can be read as well"
 _NAMES = ("about", "chunk_rank", "chunk_size", "descriptions", "dropped", "events", "rank", "schema_version")
-# What zipfile and numpy raise at files that are not what they say.
+# Exceptions of zipfile and numpy for invalid files.
 _UNREADABLE = (
     *(ValueError, EOFError, OSError, KeyError, TypeError, AttributeError, RuntimeError, MemoryError, OverflowError),
     *(SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error, struct.error),
@@ -69,10 +69,10 @@ def write(path: Path, saved: Saved) -> Path:
 
 
 def is_saved(path: Path) -> bool:
-    """Whether a file is what `write` or `ddp_lab.recording.save` makes, by the names of what it holds.
+    """Whether a file was made by `write` or `ddp_lab.recording.save`, by the names of its contents.
 
     Raises:
-        ValueError: it is no file.
+        ValueError: it is not a file.
     """
     file = open_regular(path)
     try:
@@ -85,10 +85,10 @@ def is_saved(path: Path) -> bool:
 
 
 def read(path: Path) -> Saved:
-    """Reads what `write`, or on one rank `ddp_lab.recording.save`, wrote. Nothing in it is executed.
+    """Reads a file of `write`, or of `ddp_lab.recording.save` on one rank. Nothing in it is executed.
 
     Raises:
-        ValueError: it is no such file, or of another schema version, or does not hold what it should.
+        ValueError: it is not such a file, has another schema version, or has invalid contents.
     """
     try:
         arrays = _arrays(path)
@@ -106,7 +106,9 @@ def read(path: Path) -> Saved:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{path} is not a saved timeline: {what}") from error
-    raise ValueError(f"{path} holds events of schema version {version!r:.40}, this ddp_lab reads {SCHEMA_VERSION}")
+    raise ValueError(
+        f"{path} holds events of schema version {version!r:.40}; this ddp_lab reads version {SCHEMA_VERSION}"
+    )
 
 
 def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -115,9 +117,9 @@ def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
             members = packed.infolist()
         size, unpacked = os.fstat(opened.fileno()).st_size, sum(one.file_size for one in members)
         if unpacked > min(MOST_BYTES, max(_ANY_RATIO_BYTES, _MOST_RATIO * size)):
-            raise ValueError(f"of {size:,} bytes it would unpack {unpacked:,}, more than any timeline")
+            raise ValueError(f"{size:,} bytes would unpack to {unpacked:,}, more than any timeline")
         if any(one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for one in members):
-            raise ValueError("it is compressed as numpy compresses nothing")
+            raise ValueError("its compression is not one that numpy uses")
         opened.seek(0)
         with np.load(opened, allow_pickle=False) as file:
             return {name: file[name] for name in file.files if name in _NAMES}
@@ -128,7 +130,7 @@ def _timeline(about: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> Sav
     whose, sizes = _numbers(arrays, "chunk_rank"), _numbers(arrays, "chunk_size")
     events = _events(arrays)
     if len(whose) != len(sizes) or sum(sizes) != len(events) or not {*whose} <= ranks.keys():
-        raise ValueError("its chunks are not those of its events and ranks")
+        raise ValueError("its chunks do not match its events and ranks")
     parts = np.split(events, np.cumsum(sizes)[:-1]) if sizes else []
     described = [_description(rank, description, ranks) for rank, description in about["described"]]
     _check_buckets(events, [one for _, one in described])
@@ -149,9 +151,9 @@ def _recording(arrays: dict[str, npt.NDArray[Any]]) -> Saved:
 def _events(arrays: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.void]:
     found = arrays["events"]
     if found.dtype != DTYPE or found.ndim != 1:
-        raise ValueError("its events are of another type")
+        raise ValueError("its events have another type")
     check(found, "it")
-    # Tables are as wide as the largest bucket: what a small file names must not fill the memory.
+    # Tables are as wide as the largest bucket: numbers in a small file must not fill the memory.
     gradients = found["parameter"][found["kind"] == Kind.GRAD_READY]
     widest = max(int(found["bucket"].max(initial=-1)), int(gradients.max(initial=-1)))
     if widest >= max(_FEW, len(found)):
@@ -160,7 +162,7 @@ def _events(arrays: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.void]:
 
 
 def _check_buckets(events: npt.NDArray[np.void], described: Sequence[dict[str, Any]]) -> None:
-    """Events name no bucket and no parameter that their model's assignments lack."""
+    """Checks that events only name buckets and parameters of their model's layouts."""
     of_model = (events["reducer"].astype(np.int64) << 16) + events["generation"]
     order = np.argsort(of_model, kind="stable")
     models, begins = np.unique(of_model[order], return_index=True)
@@ -178,21 +180,21 @@ def _check_buckets(events: npt.NDArray[np.void], described: Sequence[dict[str, A
 def _numbers(arrays: dict[str, npt.NDArray[Any]], name: str) -> list[int]:
     found = arrays[name]
     if found.dtype != np.int64 or found.ndim != 1 or (found < 0).any():
-        raise ValueError(f"{name!r} holds no numbers from 0")
+        raise ValueError(f"{name!r} must hold integers ≥ 0")
     numbers: list[int] = found.tolist()
     return numbers
 
 
 def _rank(number: object) -> int:
     if type(number) is not int or not 0 <= number < 1 << 31:
-        raise ValueError(f"it holds what it calls rank {number!r:.40}")
+        raise ValueError(f"{number!r:.40} is not a rank")
     return number
 
 
 def _status(about: Any) -> dict[str, Any]:
     descriptions.integer(0, 1 << 63)(about["dropped"], "dropped")
     if not isinstance(about["status"], dict):
-        raise ValueError("a rank's status is none")
+        raise ValueError("the status of a rank is not valid")
     for name in ("state", "cell", "host", "torch", "script"):
         if about["status"].get(name) is not None:
             descriptions.text(about["status"][name], f"{name} of a rank")
@@ -201,5 +203,5 @@ def _status(about: Any) -> dict[str, Any]:
 
 def _description(rank: object, description: Any, ranks: Container[int]) -> tuple[int, dict[str, Any]]:
     if (number := _rank(rank)) not in ranks:
-        raise ValueError(f"it describes rank {number}, and holds nothing else of it")
+        raise ValueError(f"it describes rank {number}, but holds nothing else of it")
     return number, descriptions.checked(description)

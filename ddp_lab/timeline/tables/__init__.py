@@ -1,3 +1,3 @@
-"""Dense arrays of what happened when, by step, rank and bucket."""
+"""Dense arrays of event times by step, rank and bucket."""
 
 __all__ = ["gradients", "span_columns", "step_table"]

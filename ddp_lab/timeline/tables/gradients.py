@@ -1,13 +1,13 @@
-"""Gradients on the client: when each was computed; what ranks that watch them describe: norms, noise, drift.
+"""Gradients on the client: when each was computed, and the results of gradient monitoring: norms, noise, drift.
 
 [Note: gradient noise scale]
 Each rank's gradient g_i is a mean over its own batch of b samples; their mean ḡ is one over n·b. McCandlish et al.
 2018, "An Empirical Model of Large-Batch Training", appendix A.1, take norms at two batch sizes to get unbiased
 estimates of the true gradient's squared norm and of the noise (B in batches of a rank: B_small = 1, B_big = n):
     |G|² = (n·|ḡ|² - mean|g_i|²) / (n - 1)        S = (mean|g_i|² - |ḡ|²) / (1 - 1/n)
-The simple noise scale S / |G|² is then in batches of a rank; times b, in samples. A batch much smaller than it learns
-about as much per sample as a tiny one; a much larger one wastes samples. Single steps tell little, and |G|² may come
-out negative: average S and |G|² over steps first, then divide. With a comm hook that loses accuracy ḡ is not the mean.
+The simple noise scale S / |G|² is then in batches of a rank; times b, in samples. A much smaller batch learns about as
+much per sample as a tiny one; a much larger one wastes samples. Single steps are too noisy, and |G|² may be negative:
+average S and |G|² over steps first, then divide. With a lossy comm hook ḡ is not the mean.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def signal_and_noise(before: _Floats, after: _Floats) -> tuple[_Floats, _Floats]
 
 
 def noise_scale(signal: _Floats, noise: _Floats) -> float:
-    """S / |G|² of averages over steps, in batches of a rank; NaN if no gradient stands out of the noise."""
+    """S / |G|² of averages over steps, in batches of a rank; NaN if the noise hides the gradient."""
     usable = np.isfinite(signal) & np.isfinite(noise)
     if not usable.any():
         return float("nan")
@@ -169,7 +169,7 @@ def gradient_columns(
 
     Args:
         views: what to show.
-        bucket_of: (reducer, generation) -> bucket by parameter; steps under other assignments are left out.
+        bucket_of: (reducer, generation) -> bucket by parameter; steps of other generations are ignored.
         completing: only those that were the last of their bucket.
     """
     nothing = dict.fromkeys(GRADIENT_COLUMNS, np.empty(0, np.int64))
@@ -209,8 +209,8 @@ def _of_view(one: TableView, buckets: _Int64, generation: int) -> Columns:
 
 
 def _completing(one: TableView, buckets: _Int64, generation: int) -> Columns:
-    """What `_of_view` says of the gradients that were the last of their bucket, in any order: without a row for each
-    of the others, of which there may be hundreds of times as many.
+    """The rows of `_of_view` for the last gradient of each bucket, in any order, without computing the rows of the
+    others, of which there may be hundreds of times as many.
     """
     rows = np.flatnonzero((one.generation == generation) & (one.steps[:, _BEGIN] > 0))
     known = min(one.gradients.shape[1], len(buckets))

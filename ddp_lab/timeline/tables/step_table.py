@@ -4,14 +4,14 @@ Row = step (a ring of the last steps), column = bucket (or parameter). A batch i
 event, so that a live view of many ranks and buckets costs the receiver thread microseconds.
 
 [Note: old steps are thinned]
-A step that the ring forgets moves to a few more rows behind it, if its number is a multiple of a power of two. That
-power starts at 1 and doubles whenever those rows are full: they always hold evenly spaced steps of the whole past, the
-same ones on all ranks. What such a step lacks is its neighbours.
+A step that leaves the ring moves to some additional rows, if its number is a multiple of a power of two. That power
+starts at 1 and doubles whenever these rows are full: they always hold evenly spaced steps of the whole past, the same
+ones on all ranks. The neighbours of such a step are missing.
 
 [Note: no larger than what came]
-A table is dense, but numbers come from outside: two events of a far step and a far parameter would make it a gigabyte.
-So it has no more rows than suit the number of events that were taken. Steps that are recorded whole fill a table a
-hundred times as fast as it may grow; who sends less than that keeps fewer steps.
+A table is dense, but its indices come from outside: two events with a large step and a large parameter number would
+make it a gigabyte. So the number of rows is limited by the number of events received. Complete steps fill a table a
+hundred times as fast as it may grow; a rank that sends fewer events keeps fewer steps.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class StepTable:
 
     Attributes:
         step: shape ``[rows]``; the step that a row holds, -1 if none.
-        generation: shape ``[rows]``; which assignment of buckets the step used.
+        generation: shape ``[rows]``; version of the bucket layout that the step used.
         process_group: shape ``[rows]``; index of the group on that rank.
-        previous_end: shape ``[rows]``; when the step before had ended, if its row was overwritten; else 0.
+        previous_end: shape ``[rows]``; the end of the previous step, if its row was overwritten; else 0.
         revisions: shape ``[rows]``; grows with each change of the row, over all rows.
         steps: shape ``[rows, len(STEP_FIELDS)]``.
         buckets: shape ``[rows, buckets, len(BUCKET_FIELDS)]``.
@@ -216,7 +216,7 @@ class StepTable:
         )
 
     def _claim(self, steps: _Array) -> None:
-        """Empties the rows that hold older steps than those that come, and moves some of these behind the ring."""
+        """Clears the rows of older steps, and moves some of these behind the ring."""
         row = steps % self._ring
         new = self.step[row] != steps
         self._revision += 1

@@ -21,10 +21,10 @@ _GAP = 0.1  # between two panels
 
 
 def to_plotly(scene: Scene, height: int) -> go.Figure:
-    """Returns a scene as a figure of so many pixels.
+    """Returns a scene as a figure of this height in pixels.
 
     Raises:
-        ValueError: there is nothing to show, with the reason.
+        ValueError: the scene is empty.
     """
     import plotly.graph_objects as go
 
@@ -59,7 +59,7 @@ def to_plotly(scene: Scene, height: int) -> go.Figure:
 
 
 def style(made: go.Figure, title: str, height: int) -> None:
-    """Sets a look that reads on light and dark pages."""
+    """Sets a style that is legible on light and dark pages."""
     made.update_layout(
         # Above the legend, whose lines are more where there is less width.
         title={"text": plotly_text(title), "font": {"size": 15}, "y": 1, "yanchor": "top", "pad": {"t": 12}},
@@ -81,18 +81,18 @@ def style(made: go.Figure, title: str, height: int) -> None:
 
 
 def _bars(scene: Scene) -> int:
-    """The most bars that stand beside each other."""
+    """The largest number of bars beside each other."""
     return max([len(one.at) for panel in scene.panels for one in panel.marks if isinstance(one, Bars)], default=0)
 
 
 def _span(panel: Panel) -> int:
-    """How many steps there are from the first to the last."""
+    """The number of steps from the first to the last."""
     steps = [mark.at if isinstance(mark, Bars) else mark.x for mark in panel.marks if isinstance(mark, Bars | Line)]
     return int(max(one.max() for one in steps) - min(one.min() for one in steps)) + 1
 
 
 def _longest(panel: Panel) -> float:
-    """Where the longest bars end that lie, those of one lane behind each other."""
+    """The end of the longest row of horizontal bars."""
     ends = np.zeros(len(panel.y.lanes))
     for mark in panel.marks:
         if isinstance(mark, Bars):
@@ -112,7 +112,7 @@ def _axis(axis: Axis) -> dict[str, Any]:
 
 
 def _lines(text: str, width: int) -> str:
-    """Text in lines of so many characters at most."""
+    """Text in lines of at most this many characters."""
     return "<br>".join(plotly_text(line) for line in textwrap.wrap(text, width))
 
 
@@ -158,7 +158,7 @@ def _add_bars(made: go.Figure, panel: Panel, mark: Bars, axis: str) -> None:
 
 
 def _paths(axis: Axis) -> list[str]:
-    """Names of lanes with those of their headings: plotly takes equal names for one lane."""
+    """Names of lanes with those of their headings: plotly merges lanes with equal names."""
     made, above = [], ""
     for index, name in enumerate(axis.lanes):
         above = name if index in axis.headings else above
@@ -167,7 +167,7 @@ def _paths(axis: Axis) -> list[str]:
 
 
 def _tip(text: str) -> str:
-    """Lines of text, the first of several as a heading."""
+    """Lines of text; if there are several, the first is a heading."""
     first, *others = [plotly_text(line) for line in text.split("\n")]
     return "<br>".join([f"<b>{first}</b>", *others]) if others else first
 

@@ -1,6 +1,6 @@
-"""The one palette, of pictures, figures and the browser's views: Okabe-Ito, and Cividis for what has an order.
+"""The palette and the words of pictures, figures and the browser's views: Okabe-Ito, and Cividis for ordered values.
 
-`bundle` hands it to the browser: as `generated.js`, and as properties of its style sheets (``--ddp-role-waiting``).
+`bundle` hands them to the browser as `generated.js`, and as properties of its style sheets (``--ddp-role-waiting``).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from html import escape
 
 __all__ = [
     "COLOURS",
+    "LABELS",
     "LETTERS",
     "PARTS",
     "PATTERNS",
@@ -22,19 +23,26 @@ __all__ = [
 ]
 __all__ += ["plotly_text", "rank_role"]
 
-# What a step consists of, as it is stacked: field of `Breakdown` -> colour and name.
+# The parts of a step in the order in which they are stacked: field of `Breakdown` -> colour and name.
 PHASES: dict[str, tuple[str, str]] = {
     "other": ("#9aa1a9", "other"),
     "forward": ("#0072b2", "forward"),
-    "alone": ("#56b4e9", "backward alone"),
-    "hidden": ("#009e73", "hidden communication"),
+    "alone": ("#56b4e9", "backward only"),
+    "hidden": ("#009e73", "overlapped communication"),
     "exposed": ("#d55e00", "exposed communication"),
 }
-# Of contributions and ranks; beyond eight they repeat, and the place tells.
+# Of contributions and ranks; beyond eight they repeat, and only the position differs.
 RANK_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#9aa1a9")
-# What a bucket's time consists of, in order: the parts of its row in a timeline.
+# The parts of a bucket's row in a timeline, in order, and how they are called there.
 PARTS = ("filling", "queued", "waiting", "reducing", "exposed")
-# By role, of what a view shows.
+LABELS = {
+    "filling": "filling",
+    "queued": "ready (queued)",
+    "waiting": "waiting for peers",
+    "reducing": "all-reduce",
+    "exposed": "exposed",
+}
+# Colours by role.
 COLOURS = {
     **{key: colour for key, (colour, _) in PHASES.items()},
     **{f"rank{index}": colour for index, colour in enumerate(RANK_COLOURS)},
@@ -52,22 +60,22 @@ COLOURS = {
     "phase-forward": "#6fa8d6",
     "phase-backward": "#c8c8c8",
     "phase-finalize": "rgba(0, 0, 0, 0)",
-    "line": "#808080",  # reads on light and dark pages
+    "line": "#808080",  # legible on light and dark pages
 }
 PATTERNS = {"queued": "dots", "waiting": "hatch", "exposed": "line"}
 LETTERS = {"waiting": "w"}
 TITLES = {
     "filling": "first gradient ready → bucket ready",
-    "queued": "ready → launched: buckets are launched in their order",
+    "queued": "ready → launched: buckets are launched in a fixed order",
     "waiting": "launched → launched on the last rank",
     "reducing": "launched on the last rank → reduced",
-    "other": "optimizer, input data and the rest: from the end of the step before, without the phases above it",
+    "other": "everything else since the end of the previous step: optimizer, input data, other code",
     "forward": "the last forward before the backward",
-    "alone": "backward's computation while no collective is under way",
-    "hidden": "backward's computation while collectives are under way behind it",
-    "exposed": "communication after the backward's computation: nothing hides it",
+    "alone": "backward compute with no communication in flight",
+    "hidden": "backward compute with communication in flight",
+    "exposed": "communication after the backward's computation: it adds to the step time",
 }
-# The same as rules of a style sheet: selector -> what it sets.
+# The same as rules of a style sheet: selector -> declarations.
 ROLE_RULES = {
     **{f".role-{role}": f"fill:{colour};background:{colour}" for role, colour in COLOURS.items()},
     ".role-phase-finalize": "fill:none;stroke:#aaa",
@@ -82,7 +90,7 @@ RAMP = (
     (211, 192, 100),
     (255, 233, 69),
 )
-# On dark paper the ramp's dark end would look like a hole: this one begins where it is seen, and is as ordered.
+# For dark pages, where the dark end of the ramp would be invisible: this one starts brighter, in the same order.
 RAMP_ON_DARK = (
     (84, 121, 184),
     (108, 132, 170),
@@ -95,7 +103,7 @@ RAMP_ON_DARK = (
 
 
 def rank_role(rank: int) -> str:
-    """Returns the role of what is a rank's."""
+    """Returns the role of a rank."""
     return f"rank{rank % len(RANK_COLOURS)}"
 
 
@@ -111,5 +119,5 @@ def bucket_colour(bucket: int, buckets: int) -> tuple[str, str]:
 
 
 def plotly_text(text: str) -> str:
-    """Text that plotly shows as it is: it takes some HTML (bold, links, line ends) in labels for markup."""
+    """Escapes a text for plotly, which treats some HTML in labels (bold, links, line breaks) as markup."""
     return escape(text, quote=False)

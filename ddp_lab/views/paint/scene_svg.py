@@ -1,4 +1,4 @@
-"""Scenes as SVG. Colours come from classes: of a page's style sheet, or of the sheet that `framed` puts around."""
+"""Scenes as SVG. Colours come from the classes of a page's style sheet, or of the one that `framed` adds."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _PATTERNS = (
     f"<rect width='6' height='6' fill='{COLOURS['queued']}'/>"
     "<path d='M1 1h1.3v1.3h-1.3zM4 4h1.3v1.3h-1.3z' fill-opacity='.6'/></pattern></defs>"
 )
-# Prefixed: where a page holds the picture as markup, its rules must not reach other pictures.
+# Prefixed: if the picture is part of an HTML page, its rules must not apply to other pictures.
 _CSS = "".join(f".ddp-picture {selector}{{{rule}}}" for selector, rule in _RULES.items())
 
 
 @dataclass(frozen=True)
 class _Plot:
-    """Where a panel's marks lie, in pixels, and the values at the ends of its axes."""
+    """The area of a panel in pixels, and the values at the ends of its axes."""
 
     left: float
     top: float
@@ -58,16 +58,16 @@ class _Plot:
         return self.top + self.height
 
     def x(self, value: Any) -> Any:
-        """Of a value, or several, on an axis that goes to the right."""
+        """The pixel of a value, or of several, on the horizontal axis."""
         return self.left + self.width * value / self.most
 
     def y(self, value: float) -> float:
-        """Of a value on an axis that goes up; what is too large is cut."""
+        """The pixel of a value on the vertical axis; values that are too large are cut."""
         return self.top + self.height * (1 - min(value, self.most) / self.most)
 
 
 def picture(scene: Scene) -> str:
-    """Returns a scene with something to show as SVG without colours of its own."""
+    """Returns a scene that is not empty as SVG without colours of its own."""
     patterned = any(isinstance(mark, Spans) for panel in scene.panels for mark in panel.marks)
     body: list[str] = [_PATTERNS] if patterned else []
     width, bottom = 240.0, 0.0
@@ -82,14 +82,14 @@ def picture(scene: Scene) -> str:
 
 
 def framed(scene: Scene) -> str:
-    """Returns a scene as a picture of its own, on a white sheet with its title and legend."""
+    """Returns a scene as a self-contained picture, on a white background with its title and legend."""
     if scene.empty:
         return empty_svg(f"{scene.title}: {scene.empty}.")
     return sheet(picture(scene), scene.title, _named(scene), scene.summary)
 
 
 def empty_svg(text: str, width: int = 860) -> str:
-    """Returns a picture that only states `text`, on a white sheet, which reads on light and dark pages alike."""
+    """Returns a picture of `text` on a white background, legible on light and dark pages."""
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='44' viewBox='0 0 {width} 44' "
         "font-family='system-ui,-apple-system,Segoe UI,sans-serif'>"
@@ -99,7 +99,7 @@ def empty_svg(text: str, width: int = 860) -> str:
 
 
 def sheet(inner: str, title: str, legend: Sequence[Bars | Spans | Line] = (), summary: str = "") -> str:
-    """Puts SVG that takes its colours from classes on a white sheet with a title, words, a legend and the colours."""
+    """Puts SVG that takes its colours from classes on a white background, with title, summary, legend and colours."""
     size = inner[inner.index('viewBox="') + 13 :].split('"', 1)[0].split()
     lines = textwrap.wrap(summary, 140)[:2]
     top = 30 + 16 * len(lines) + (20 if legend else 0)
@@ -124,7 +124,7 @@ def sheet(inner: str, title: str, legend: Sequence[Bars | Spans | Line] = (), su
 
 
 def legend(scene: Scene) -> str:
-    """Returns the names beside their colours, as HTML."""
+    """Returns the legend, names and colours, as HTML."""
     entries = "".join(f'<li><i class="role-{one.role}"></i>{escape(one.name)}</li>' for one in _named(scene))
     return f'<ul class="legend">{entries}</ul>' if entries else ""
 
@@ -138,13 +138,13 @@ def _round_marks(top: float, count: int = 5) -> list[float]:
 
 
 def _unit(least: float) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten that is as large."""
+    """The smallest number at least this large that is 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * 0.999)
 
 
 def _named(scene: Scene) -> list[Bars | Spans | Line]:
-    """The marks of the legend: of a single one the title is enough."""
+    """The marks of the legend; a single one needs no legend."""
     found = [
         mark for panel in scene.panels for mark in panel.marks if isinstance(mark, Bars | Spans | Line) and mark.name
     ]
@@ -152,7 +152,7 @@ def _named(scene: Scene) -> list[Bars | Spans | Line]:
 
 
 def text(x: float, y: float, words: str, style: str = "", anchor: str = "start", ink: str = "") -> str:
-    """Returns words at a place, in classes of the sheet, or in a colour of their own."""
+    """Returns text at a place, in a class of the style sheet or in a colour of its own."""
     colour = f' style="fill:{ink}"' if ink else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}" text-anchor="{anchor}"{colour}>{escape(words)}</text>'
 
@@ -161,7 +161,7 @@ def tile(
     x: float, y: float, width: float, height: float, fill: str = "none", *,
     edge: tuple[str, int] | None = None, tip: str = "", words: str = "", ink: str = "",
 ) -> str:  # fmt: skip
-    """Returns a rectangle; `edge`: colour and width of its line, `tip`: what it is, `words`: what stands in it."""
+    """Returns a rectangle; `edge`: colour and width of its outline, `tip`: its tooltip, `words`: its text."""
     line = f' stroke="{edge[0]}" stroke-width="{edge[1]}"' if edge else ""
     box = f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}"{line}>'
     about = f"<title>{escape(tip)}</title>" if tip else ""
@@ -169,7 +169,7 @@ def tile(
 
 
 def _paint(panel: Panel, top: float, last: bool) -> tuple[list[str], float, float]:
-    """Returns a panel's SVG, its right edge and its lower one; the last panel has the x axis."""
+    """Returns a panel's SVG, its right edge and its lower edge; the last panel has the x axis."""
     if isinstance(panel.marks[0], Cells):
         return _paint_cells(panel, panel.marks[0], top)
     if isinstance(panel.marks[0], Spans):
@@ -178,7 +178,7 @@ def _paint(panel: Panel, top: float, last: bool) -> tuple[list[str], float, floa
 
 
 def _stacked(marks: Sequence[Bars], places: int) -> Iterator[tuple[Bars, Values, Values]]:
-    """Yields bars with their begins and ends, each on top of those before it at the same place, 0 to `places` - 1."""
+    """Yields bars with their begins and ends, each stacked on those before it at the same place, 0 to `places` - 1."""
     level = np.zeros(places)
     for bars in marks:
         begin = level[bars.at]
@@ -188,7 +188,7 @@ def _stacked(marks: Sequence[Bars], places: int) -> Iterator[tuple[Bars, Values,
 
 
 def _paint_steps(panel: Panel, top: float, last: bool) -> tuple[list[str], float, float]:
-    """Bars that stand on the x axis as areas without gaps, and lines; steps are equally far from each other."""
+    """Upright bars, drawn as areas without gaps, and lines; steps are equally spaced."""
     bars = [mark for mark in panel.marks if isinstance(mark, Bars)]
     lines = [mark for mark in panel.marks if isinstance(mark, Line)]
     steps = np.unique(np.concatenate([*(one.at for one in bars), *(one.x for one in lines)]))
@@ -240,7 +240,7 @@ def _step_numbers(steps: Numbers, plot: _Plot, axis: Axis) -> Iterator[str]:
 
 
 def _path(x: Values, values: Values, y: Callable[[float], float]) -> str:
-    """A line with gaps where a value is NaN."""
+    """The path of a line with gaps where a value is NaN."""
     path, pen = "", "M"
     for at, value in zip(x, values, strict=True):
         path, pen = (path, "M") if np.isnan(value) else (f"{path}{pen}{at:.1f} {y(value):.1f}", "L")
@@ -248,12 +248,12 @@ def _path(x: Values, values: Values, y: Callable[[float], float]) -> str:
 
 
 def _left_of(names: Sequence[str]) -> float:
-    """Room for the names of lanes."""
+    """The width of the lane names."""
     return max(62.0, 14 + 6.4 * max(map(len, names)))
 
 
 def _paint_lanes(panel: Panel, top: float) -> tuple[list[str], float, float]:
-    """Bars that lie, a lane for each name, with texts at their ends."""
+    """Horizontal bars, one lane per name, with texts at their ends."""
     names, bars = panel.y.lanes, [mark for mark in panel.marks if isinstance(mark, Bars)]
     stack = list(_stacked(bars, len(names)))
     line, left = 22 if len(names) <= 20 else 14, _left_of(names)
@@ -279,7 +279,7 @@ def _paint_lanes(panel: Panel, top: float) -> tuple[list[str], float, float]:
 
 
 def _paint_cells(panel: Panel, cells: Cells, top: float) -> tuple[list[str], float, float]:
-    """Cells, the stronger their colour the larger their value."""
+    """Cells; larger values have a stronger colour."""
     rows, columns = cells.values.shape
     names, left = panel.y.lanes, _left_of(panel.y.lanes)
     cell = max(10.0, min(72.0, (WIDTH - left - _RIGHT) / max(columns, 1)))
@@ -306,7 +306,7 @@ def _paint_cells(panel: Panel, cells: Cells, top: float) -> tuple[list[str], flo
 
 
 def _paint_spans(panel: Panel, top: float) -> tuple[list[str], float, float]:
-    """Bars from one time to another, on lanes that shrink where they are many; one path for all of a kind."""
+    """Bars from one time to another, on lanes that shrink if there are many; one path for all bars of a kind."""
     lanes, heads = panel.y.lanes, np.isin(np.arange(len(panel.y.lanes)), panel.y.headings)
     room = 606 - heads.sum() * (_HEADING + _GAP)
     line = int(min(max(room // max((~heads).sum(), 1), 3), 16))
@@ -338,7 +338,7 @@ def _paint_spans(panel: Panel, top: float) -> tuple[list[str], float, float]:
 
 
 def _lane_names(names: Sequence[str], heads: Any, tops: Any, line: int) -> Iterator[str]:
-    """Names of headings, and as many of the others as there is room for."""
+    """The names of headings, and of as many other lanes as fit."""
     every, count = -(-13 // line), 0
     for name, head, y in zip(names, heads, tops, strict=True):
         count = 0 if head else count + 1
@@ -350,13 +350,13 @@ def _lane_names(names: Sequence[str], heads: Any, tops: Any, line: int) -> Itera
 
 
 def _pattern(mark: Bars | Spans | Line) -> str:
-    """The attribute that fills spans with their role's pattern, if it has one."""
+    """The attribute that fills spans with the pattern of their role, if it has one."""
     pattern = PATTERNS.get(mark.role) if isinstance(mark, Spans) else None
     return f" style='fill:url(#{pattern})'" if pattern in ("dots", "hatch") else ""
 
 
 def _paint_span(spans: Spans, plot: _Plot, low: float, tops: Any, heights: Any) -> Iterator[str]:
-    """One path for all bars, and the texts that have room in them."""
+    """One path for all bars, and the texts that fit into them."""
     chosen = spans.lane < len(tops)
     lane, begin, end = spans.lane[chosen], spans.begin[chosen], spans.end[chosen]
     if not len(lane):
@@ -376,7 +376,7 @@ def _paint_span(spans: Spans, plot: _Plot, low: float, tops: Any, heights: Any) 
 
 
 def round_between(low: float, high: float, count: int) -> list[tuple[float, str]]:
-    """Round numbers between two, about so many, with as many digits as they need."""
+    """About this many round numbers between two, with as many digits as they need."""
     unit = _unit((high - low) / count)
     digits = max(0, -math.floor(math.log10(unit) + 1e-9))
     numbers = range(math.ceil(low / unit - 1e-9), math.floor(high / unit + 1e-9) + 1)

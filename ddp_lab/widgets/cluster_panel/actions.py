@@ -1,10 +1,10 @@
 """The buttons of the cluster's panel: interrupt, rejoin, restart.
 
 [Note: between two cells]
-An interrupt is a message to the ranks, and may be sent at any time from any thread. Rejoin and restart replace what
-cells run on: they must not happen while the notebook's main thread gives the ranks a cell, or waits for one. So the
-main thread itself carries them out, when its event loop has its turn: between two cells. If a cell keeps it, nothing
-happens later either, when the reader thinks of something else: the panel says what to do first.
+An interrupt is a message to the ranks, and may be sent at any time from any thread. Rejoin and restart replace process
+groups or processes: they must not happen while the notebook's main thread sends a cell to the ranks or waits for one.
+So the main thread itself runs them in its event loop, between two cells. If a cell blocks it, the request is dropped
+rather than run later, unexpectedly: the panel shows what to do first.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 __all__ = ["ClusterActions", "between_cells"]
 
-_PATIENCE_SECONDS = 0.5  # in which the main thread takes its turn, unless it runs a cell
-_SAID_SECONDS, _ERROR_SECONDS = 20.0, 60.0  # after which what was done, or could not be, is no news
-_VITALS_SECONDS = 2.0  # a rank that lives answers sooner, on a busy machine too
-_BUSY = "The notebook runs a cell: interrupt it first (Interrupt, or ■ of the notebook), or wait for its end; then {}."
+_PATIENCE_SECONDS = 0.5  # enough for the main thread, unless it runs a cell
+_SAID_SECONDS, _ERROR_SECONDS = 20.0, 60.0  # how long a result or an error is shown
+_VITALS_SECONDS = 2.0  # a responsive rank answers sooner, even on a busy machine
+_BUSY = "The notebook is running a cell. Interrupt it (Interrupt, or ■ in the notebook) or wait for its end, then {}."
 
 
 def between_cells(action: Callable[[], None], patience: float = _PATIENCE_SECONDS) -> bool:
-    """Has the notebook's main thread call `action` between two cells; at once where there is no kernel.
+    """Has the notebook's main thread call `action` between two cells; without a kernel, calls it at once.
 
     Returns:
-        Whether it was called, or is being called; False: a cell kept the thread for `patience` seconds, and it will not
-        be called.
+        Whether it was called, or is being called; False: a cell blocked the thread for `patience` seconds, and it will
+        not be called.
     """
     kernel = getattr(kernel_shell(), "kernel", None)
     loop = getattr(kernel, "io_loop", None)
@@ -47,7 +47,7 @@ def between_cells(action: Callable[[], None], patience: float = _PATIENCE_SECOND
 
 
 class _Turn:
-    """A call that either begins in time or never."""
+    """A call that either begins before a timeout or never."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._action = action
@@ -70,10 +70,10 @@ class _Turn:
 
 
 class ClusterActions:
-    """Carries out what the browser asks for, and says what came of it. One thread at a time.
+    """Runs the browser's requests, and reports their results. One thread at a time.
 
     Args:
-        cluster: whose ranks.
+        cluster: the cluster to act on.
     """
 
     def __init__(self, cluster: Ranks) -> None:
@@ -81,20 +81,20 @@ class ClusterActions:
         self._heard: list[str] = []
         self._said, self._error, self._confirm = "", "", ""
         self._asked_at = 0.0
-        self._doing = ""  # the name of what replaces groups or processes now
+        self._doing = ""  # "rejoin" or "restart" while it is in progress
         self._progress: tuple[float, str] = (0.0, "")
 
     @property
     def changing(self) -> bool:
-        """Whether ranks are being rejoined or restarted: they can't be asked for anything."""
+        """Whether ranks are being rejoined or restarted: they can't take requests."""
         return bool(self._doing)
 
     def shown(self) -> dict[str, Any]:
-        """What the browser shows: ``said``, ``error``, ``confirm`` (a question) in words, and what is being done."""
+        """What the browser shows: the texts ``said``, ``error`` and ``confirm`` (a question), and the progress."""
         seconds = time.monotonic() - self._asked_at
         if seconds > _SAID_SECONDS or not self._cluster.running:
             self._said = ""
-        if seconds > _ERROR_SECONDS and self._cluster.running:  # else it may say why it does not
+        if seconds > _ERROR_SECONDS and self._cluster.running:  # else the error may be why it is not running
             self._error = ""
         fraction, text = self._progress
         return {
@@ -108,22 +108,22 @@ class ClusterActions:
         }
 
     def obey(self, command: dict[str, Any]) -> None:
-        """Carries out ``{"do": "interrupt" | "rejoin" | "restart" | "cancel", "ranks": ..., "sure": ...}``."""
+        """Runs ``{"do": "interrupt" | "rejoin" | "restart" | "cancel", "ranks": ..., "sure": ...}``."""
         self._heard = [*self._heard[-9:], str(command.get("id"))]
         self._said = self._error = self._confirm = ""
         self._asked_at = time.monotonic()
         do = command.get("do")
         try:
             if self.changing:
-                raise DdpLabError(f"The ranks {self._doing} just now: wait for it.")
+                raise DdpLabError(f"A {self._doing} is already in progress. Wait for it to finish.")
             if not self._cluster.running and do != "cancel":
-                raise DdpLabError("The cluster does not run.")
+                raise DdpLabError("The cluster is not running.")
             if do == "interrupt":
                 self._interrupt(command.get("ranks"))
             elif do == "rejoin":
                 self._rejoin()
             elif do == "restart" and command.get("sure"):
-                self._replace("restart", lambda: self._cluster.restart(self._show_progress), "variables are gone")
+                self._replace("restart", lambda: self._cluster.restart(self._show_progress), "variables are lost")
             elif do == "restart":
                 self._ask_restart()
         except (DdpLabError, ValueError) as error:
@@ -133,31 +133,29 @@ class ClusterActions:
         busy = self._cluster.busy_ranks()
         asked = busy if ranks is None else busy & set(ranks)
         if not asked:
-            what = "No rank runs a cell" if ranks is None else f"{label_of(ranks).capitalize()} runs no cell"
-            self._say(f"{what}: there is nothing to interrupt.")
+            who = "No rank is" if ranks is None else f"{label_of(ranks).capitalize()} is not"
+            self._say(f"{who} running a cell: nothing to interrupt.")
             return
         self._cluster.interrupt(ranks)
-        others = "; ranks that wait for it end, too" if asked != busy else ""
+        others = "; ranks that wait for it are unblocked" if asked != busy else ""
         self._say(f"Interrupt sent to {label_of(asked)}{others}.")
 
     def _rejoin(self) -> None:
         busy = self._cluster.busy_ranks()
         if busy:
             raise DdpLabError(
-                f"{label_of(busy).capitalize()} {_run(busy)} a cell: interrupt it first, or wait for it; then rejoin."
+                f"{label_of(busy).capitalize()} {_run(busy)} a cell. Interrupt it or wait for its end, then rejoin."
             )
         silent = [one.record.rank for one in self._cluster.vitals(_VITALS_SECONDS) if one.record.state == "silent"]
         if silent:
-            raise DdpLabError(
-                f"{label_of(silent).capitalize()} can't rejoin without an answer: wait for it, or restart the ranks."
-            )
+            raise DdpLabError(f"{label_of(silent).capitalize()} can't rejoin: no response. Wait, or restart the ranks.")
         self._replace("rejoin", lambda: self._cluster.rejoin(), "variables kept")
 
     def _ask_restart(self) -> None:
         if not between_cells(lambda: None):
             raise DdpLabError(_BUSY.format("restart"))
         busy = self._cluster.busy_ranks()
-        cell = f" The cell that {label_of(busy)} {_run(busy)} ends, too." if busy else ""
+        cell = f" The cell on {label_of(busy)} is stopped." if busy else ""
         self._confirm = (
             f"Restart {label_of(range(self._cluster.world_size))}? New processes start; all variables on the ranks "
             f"are lost.{cell}"
@@ -176,7 +174,7 @@ class ClusterActions:
             raise DdpLabError(_BUSY.format(doing))
 
     def _work(self, doing: str, action: Callable[[], object], kept: str) -> None:
-        """On the main thread."""
+        """Runs on the main thread."""
         begin = time.monotonic()
         try:
             action()
@@ -197,4 +195,4 @@ class ClusterActions:
 
 
 def _run(ranks: set[int]) -> str:
-    return "runs" if len(ranks) == 1 else "run"
+    return "is running" if len(ranks) == 1 else "are running"

@@ -1,4 +1,4 @@
-"""The cluster as a widget: how each rank is, now, and buttons to interrupt, rejoin and restart."""
+"""The cluster as a widget: the current state of each rank, and buttons to interrupt, rejoin and restart."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from .rows import cluster_rows, row_texts
 
 __all__ = ["ClusterPanel"]
 
-_RATE = 8.0  # rounds a second, in which requests are taken
-_LOOK_SECONDS = 0.5  # between two questions to the ranks
+_RATE = 8.0  # rounds per second
+_LOOK_SECONDS = 0.5  # between two queries of the ranks
 _ANSWER_SECONDS = 0.4
-_AGAIN = "`%cluster start` starts one; `lab.start()` this one."
+_AGAIN = "Start a new one with `%cluster start`, or this one with `lab.start()`."
 
 
 class ClusterPanel(LiveWidget):
-    """A live table of the ranks: display it in a notebook, it refreshes itself, also while a cell runs.
+    """A live table of the ranks. Displayed in a notebook, it updates itself, even while a cell runs.
 
-    Twice a second, while it is seen, the ranks are asked how they are, on a thread of its own; hidden, it asks nothing
-    and has no thread. A saved notebook keeps the table as it was when it was displayed.
+    While it is in view, a thread of its own queries the ranks twice per second; out of view, it has no thread. A saved
+    notebook keeps the table as it was when it was displayed.
 
     Args:
-        cluster: whose ranks.
+        cluster: the cluster to show.
     """
 
     _esm = bundle.module_text("app/cluster_panel.js")
@@ -56,7 +56,7 @@ class ClusterPanel(LiveWidget):
     # ---- for the user -----------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Asks the ranks now."""
+        """Queries the ranks now."""
         with self._lock:
             self._look()
 
@@ -70,7 +70,7 @@ class ClusterPanel(LiveWidget):
         return text_table(titles, rows) if rows else self.about.get("why", "")
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the live view, with the table for who can't show it."""
+        """Returns the live view, with a table for viewers without widgets."""
         self.refresh()
         data, metadata = self._live(**kwargs)
         return {**data, "text/html": self._html(), "text/plain": str(self)}, metadata
@@ -92,7 +92,7 @@ class ClusterPanel(LiveWidget):
     # ---- the thread -------------------------------------------------------------------------------------
 
     def _receive(self, widget: Any, content: dict[str, Any], buffers: Any) -> None:
-        """Takes a message of the browser, on whatever thread: it is only queued."""
+        """Queues a message from the browser, on any thread."""
         self._next = 0.0
         super()._receive(widget, content, buffers)
 
@@ -113,7 +113,7 @@ class ClusterPanel(LiveWidget):
             return busy
 
     def _look(self) -> None:
-        """Shows how the ranks are."""
+        """Shows the state of the ranks."""
         cluster = self._cluster
         try:
             vitals, busy = cluster.vitals(_ANSWER_SECONDS), sorted(cluster.busy_ranks())
@@ -123,7 +123,7 @@ class ClusterPanel(LiveWidget):
         uses = self._processes.look([one.record for one in vitals])
         backends = {one.record.backend.rpartition(":")[2] for one in vitals if one.record.backend}
         about = {"running": True, "name": cluster.name, "backend": ", ".join(sorted(backends)), "busy": busy}
-        # Always another value: that it comes tells the page that the kernel is there.
+        # Always a different value, so that the page learns that the kernel is alive.
         self._tell(cluster_rows(vitals, cluster.timeline.ranks(), uses), {**about, "at": time.monotonic()})
 
     def _tell(self, ranks: list[dict[str, Any]], about: dict[str, Any]) -> None:
@@ -133,8 +133,8 @@ class ClusterPanel(LiveWidget):
 
 
 def _end_of(cluster: Ranks) -> str:
-    """What is said of a cluster that does not run; what is between ` is code."""
+    """The text for a cluster that is not running; code is between backquotes."""
     life = life_of(cluster, {})
     if life["adopt"]:
-        return f"{life['what']}: `ddp_lab.current_cluster()` shows it."
+        return f"{life['what']}. Show it with `ddp_lab.current_cluster()`."
     return f"{life['what']}. {_AGAIN}" if life["remedy"] else f"{life['what']}."

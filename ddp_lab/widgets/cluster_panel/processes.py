@@ -1,4 +1,4 @@
-"""What the system tells of the ranks' processes."""
+"""CPU and memory of the ranks' processes, as the operating system reports them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["ProcessUse", "ProcessWatch"]
 
 @dataclass(frozen=True)
 class ProcessUse:
-    """What the system tells of a rank's process.
+    """CPU and memory of a rank's process.
 
     Attributes:
-        cpu_percent: processor time since the last look, in percent of one core; above 100 if threads used several.
-            None at the first look.
-        memory: resident bytes, shared ones included.
-        stopped: a signal (SIGSTOP) has paused it.
+        cpu_percent: CPU time since the last reading, in percent of one core; above 100 if threads used several cores.
+            None at the first reading.
+        memory: resident bytes, including shared pages.
+        stopped: whether a signal (SIGSTOP) has suspended it.
     """
 
     cpu_percent: float | None
@@ -32,21 +32,21 @@ class ProcessUse:
 
 
 class ProcessWatch:
-    """Looks at processes of this machine now and then."""
+    """Reads CPU and memory of processes on this machine repeatedly."""
 
     def __init__(self) -> None:
         self._host = socket.gethostname()
         self._known: dict[int, psutil.Process] = {}
 
     def look(self, records: Iterable[RankRecord]) -> dict[int, ProcessUse]:
-        """rank -> its process, of the ranks of this machine whose process is there."""
+        """rank -> its process, for the ranks on this machine whose process exists."""
         here = {record.rank: record.pid for record in records if record.pid and record.host == self._host}
         self._known = {pid: process for pid, process in self._known.items() if pid in here.values()}
         found = {}
         for rank, pid in here.items():
             try:
                 found[rank] = self._use(pid)
-            except psutil.Error:  # it has ended
+            except psutil.Error:  # it has exited
                 self._known.pop(pid, None)
         return found
 

@@ -1,4 +1,4 @@
-"""The rows of tables of ranks, in the cluster's panel and the dashboard: what all say of each rank, in words."""
+"""The rows of the tables of ranks, in the cluster's panel and the dashboard: what is known about each rank, as text."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .processes import ProcessUse
 
 __all__ = ["SILENT_SECONDS", "cluster_rows", "rank_rows", "row_texts"]
 
-SILENT_SECONDS = 1.5  # a rank that answers later than this is not called silent: it computes
+SILENT_SECONDS = 1.5  # a rank that has sent nothing for longer than this is called silent
 _STATES = ("idle", "running", "freed")
 _LIVE = ("idle", "running", "unknown")
 _FROM_RECORD = ("pid", "host", "device", "backend", "engine")
 _HINTS = {
     "starting": "its process is being started",
-    "failed": "its cell ended with an error; its process groups were shut down, so that no rank waits for it",
-    "interrupted": "its cell was interrupted, and its process groups were shut down",
-    "freed": "its process groups were shut down, so that no collective waits for ever",
-    "stopped": "a signal has paused its process: collectives wait for it",
-    "silent": "nothing comes from it: a long call may hold its interpreter lock (GIL), or its machine is overloaded",
+    "failed": "its cell raised an error; its process groups were destroyed, so that no rank waits for it",
+    "interrupted": "its cell was interrupted; its process groups were destroyed",
+    "freed": "its process groups were destroyed, so that its pending collectives return",
+    "stopped": "a signal has suspended its process; collectives wait for it",
+    "silent": "no message from it: a long C call may hold the GIL, or its machine is overloaded",
 }
 TITLES = ("rank", "state", "device", "memory", "CPU", "GPU memory", "GPU", "step", "in flight", "heartbeat")
 
@@ -35,8 +35,8 @@ def cluster_rows(
 
     Args:
         vitals: of `Cluster.vitals`.
-        heard: what the timeline knows (`Timeline.ranks`): steps, and the states that ranks told by themselves.
-        processes: rank -> what the system tells of its process.
+        heard: what the timeline knows (`Timeline.ranks`): steps, and the states that the ranks reported.
+        processes: rank -> CPU and memory of its process.
     """
     told = {one.rank: one for one in heard}
     return [_row(one, told.get(one.record.rank), processes.get(one.record.rank)) for one in vitals]
@@ -65,8 +65,8 @@ def _row(one: RankVitals, told: RankStatus | None, process: ProcessUse | None) -
 
 
 def _state(one: RankVitals, told: RankStatus | None, stopped: bool) -> str:
-    """As in `RankRecord`; of a rank whose own cell broke its groups ``"failed"`` or ``"interrupted"``; ``"stopped"``
-    (a signal paused the process) or ``"starting"``."""
+    """As in `RankRecord`, or ``"failed"`` or ``"interrupted"`` (its own cell broke its groups), ``"stopped"`` (a signal
+    suspended the process) or ``"starting"``."""
     record = one.record
     if record.state == "dead":
         return "dead"
@@ -83,19 +83,20 @@ def _state(one: RankVitals, told: RankStatus | None, stopped: bool) -> str:
 def _words(state: str, one: RankVitals) -> str:
     record = one.record
     if state == "dead":
-        return exit_words(record.exit_code).removeprefix("was ") if record.exit_code is not None else "dead"
+        return exit_words(record.exit_code).removeprefix("was ") if record.exit_code is not None else "failed"
     if state == "running":
         return f"runs {one.label}" if one.label else "runs a cell"
     if state == "stopped":
-        return f"stopped by SIGSTOP; kill -CONT {record.pid} lets it go on"
+        return f"stopped by SIGSTOP; continue with kill -CONT {record.pid}"
     if state in ("failed", "interrupted", "freed"):
-        what = f"freed because {record.broken_by} failed" if state == "freed" and record.broken_by else state
+        freed = f"unblocked because {record.broken_by} failed" if record.broken_by else "unblocked"
+        what = freed if state == "freed" else state
         return f"{what}; the next cell rejoins"
     return state
 
 
 def _where(one: RankVitals) -> str:
-    """What a reader may need to find the process."""
+    """How to find the process."""
     record = one.record
     parts = [f"process {record.pid}" if record.pid else "", f"on {record.host}" if record.host else ""]
     engine = f"; ipyparallel engine {record.engine}" if record.engine is not None else ""
@@ -103,7 +104,7 @@ def _where(one: RankVitals) -> str:
 
 
 def row_texts(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Returns titles and texts of a table that stays as it is; columns that no rank fills are left out."""
+    """Returns titles and texts of a static table, without columns that are empty for all ranks."""
     found = [
         [
             str(row["rank"]),
@@ -137,7 +138,7 @@ def rank_rows(
     Args:
         heard: what the timeline knows (`Timeline.ranks`).
         records: what the cluster knows (`Cluster.status`): objects with a `rank` and any of state, pid, host, device.
-        stopped: whether the cluster has ended: every rank's state is then "stopped".
+        stopped: whether the cluster has stopped: every rank's state is then "stopped".
         recorded: whether `heard` is of another time: a rank that trained then is not "running" now, and how long ago
             its last event was is not known.
     """

@@ -1,3 +1,3 @@
-"""What a dashboard can ask of a training: other buckets, faults, breakpoints, gradients, predictions."""
+"""The dashboard's controls of a training: buckets, faults, breakpoints, gradients, predictions."""
 
 __all__ = ["collectives", "controls", "inspection", "what_if"]

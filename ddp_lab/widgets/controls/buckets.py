@@ -1,4 +1,4 @@
-"""Other buckets and hooks from the dashboard, while training runs, and what came of them."""
+"""Changes of buckets and comm hook from the dashboard while training runs, and their effect."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _HOOKS = {
     "fp16": "fp16",
     "bf16": "bf16",
     "powersgd": "powersgd",
-}  # part of a hook's own name -> what it is asked for by
-_SAME_BUCKETS = "The same buckets and hook before and after the change: no step is faster or slower for it."
-_ASKED = "Asked. The ranks agree on a step and change between two; the model has to train two steps in {:.0f} s …"
+}  # part of a hook's own name -> the name that requests it
+_SAME_BUCKETS = "Buckets and hook are the same before and after the change, so it has no effect on the step time."
+_ASKED = "Requested. The ranks apply the change between two steps; the model must train two steps within {:.0f} s …"
 
 
 class BucketControl(Control):
-    """Asks for one change after the other, each on a thread of its own: it waits for the model to train.
+    """Requests one change at a time, each on a thread of its own, because it waits for the model to train.
 
     Shows ``state`` ("idle", "asked", "applied" or "failed"), ``text``, ``reducer``.
     """
 
     def __init__(self, training: TrainingControl, timeline: Timeline, changed: Callable[[], None]) -> None:
-        """`changed()` is called, on that thread, when there is something new to show."""
+        """`changed()` is called on that thread when there is something new to show."""
         super().__init__(training)
         self._timeline = timeline
         self._changed = changed
@@ -44,10 +44,10 @@ class BucketControl(Control):
         self.shown = {"state": "idle", "text": ""}
 
     def obey(self, command: dict[str, Any]) -> None:
-        """Carries out ``{"change": {...}, "reducer": ...}``, or ``{"back": True, "reducer": ...}``; returns at once."""
+        """Runs ``{"change": {...}, "reducer": ...}``, or ``{"back": True, "reducer": ...}``; returns at once."""
         reducer = command.get("reducer")
         if self._thread is not None and self._thread.is_alive():
-            self.shown = {**self.shown, "text": "The change before this one is still under way: wait for it."}
+            self.shown = {**self.shown, "text": "The previous change is still in progress. Wait for it to finish."}
             return
         if command.get("back"):
             found = last_change(self._timeline, int(command["reducer"]))
@@ -55,7 +55,7 @@ class BucketControl(Control):
         else:
             change = {name: value for name, value in command["change"].items() if value is not None}
             if None in change.get("bucket_cap_mb_list", ()):
-                raise ValueError("caps are numbers in MiB, for example: 1, 5, 25")
+                raise ValueError("bucket size limits must be numbers in MiB, for example: 1, 5, 25")
         self.shown = {"state": "asked", "text": _ASKED.format(_TIMEOUT), "reducer": reducer}
         self._thread = threading.Thread(target=self._apply, args=(reducer, change), name="ddp_lab change", daemon=True)
         self._thread.start()
@@ -68,20 +68,20 @@ class BucketControl(Control):
         else:
             buckets = len(self._timeline.assignment(done.reducer, done.generation)["buckets"])
             what = ", ".join(f"{name}={_short(value)}" for name, value in done.change.items())
-            text = f"Changed from step {done.step} on: {what}. {_now(buckets)}."
+            text = f"Changed at step {done.step}: {what}. {_now(buckets)}."
             self.shown = {"state": "applied", "text": text, "reducer": done.reducer}
         self._changed()
 
     def fail(self, error: str) -> None:
-        """Shows what went wrong, until the next request."""
+        """Shows an error until the next request."""
         self.shown = {"state": "failed", "text": error, "reducer": self.shown.get("reducer")}
 
     def forget(self) -> None:
-        """Nobody can be asked: what was said stays."""
+        """Keeps what is shown, although there are no ranks to query."""
 
 
 class Comparing:
-    """The newest change of a model's buckets on a timeline, before and after; looked at now and then."""
+    """The steps before and after the newest change of a model's buckets on a timeline; updated regularly."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -102,10 +102,10 @@ class Comparing:
 
 
 def compared(timeline: Timeline, reducer: int) -> dict[str, Any]:
-    """Returns the last change of a model's buckets or hook, before and after, as the browser shows it.
+    """Returns the steps before and after the last change of a model's buckets or hook, as the browser shows them.
 
     Returns:
-        ``reducer``; ``text``: the verdict, or why there is none (empty: nothing was changed); ``sides``: of each
+        ``reducer``; ``text``: the verdict, or why there is none (empty: nothing was changed); ``sides``: for each
         ``step`` (the first that counts), `described`, ``ms`` (of single steps); with a verdict also ``percent``,
         ``low``, ``high``, ``verdict``, ``medians``.
     """
@@ -134,7 +134,7 @@ def _sides(change: BucketChange) -> list[dict[str, Any]]:
 
 
 def described(assignment: dict[str, Any]) -> dict[str, Any]:
-    """What an assignment is, in a few words: ``buckets``, ``caps``, ``hook``."""
+    """A short description of a bucket layout: ``buckets``, ``caps``, ``hook``."""
     options = assignment.get("options") or {}
     caps = _caps(options)
     text = f"{', '.join(_number(cap) for cap in caps)} MiB" if caps else "?"
@@ -142,7 +142,7 @@ def described(assignment: dict[str, Any]) -> dict[str, Any]:
 
 
 def _caps(options: dict[str, Any]) -> list[float]:
-    """The caps in MiB in the order of launch, without repetitions at the end."""
+    """The size limits in MiB in launch order, without repetitions at the end."""
     caps = list(options.get("bucket_cap_mb_list") or [])
     while len(caps) > 1 and caps[-1] == caps[-2]:
         caps.pop()
@@ -150,11 +150,11 @@ def _caps(options: dict[str, Any]) -> list[float]:
 
 
 def change_back(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Returns the change that undoes the last one: caps and order as they were, and the hook where its name tells.
+    """Returns the change that undoes the last one: size limits, order, and the hook if its name is known.
 
     Args:
-        before: description of the assignment before the change.
-        after: of the present one.
+        before: description of the bucket layout before the change.
+        after: description of the current one.
     """
     names = {one["index"]: one["name"] for one in before["parameters"]}
     made: dict[str, Any] = {"order": [names[index] for one in before["buckets"] for index in one["parameters"]]}

@@ -1,4 +1,4 @@
-"""Collectives on demand for the browser: asked for by a view, run on the ranks by a thread."""
+"""Collectives on demand: requested by a view, run on the ranks by a thread."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _Question = tuple[str, str, int]
 
 
 def no_ranks(collective: str, algorithm: str, bytes: int) -> ShownCollective:
-    """Stands for the ranks where there are none."""
-    raise DdpLabError("these are recorded steps, without ranks to run a collective on")
+    """Takes the place of the ranks if there are none."""
+    raise DdpLabError("this is a recording: there are no ranks to run a collective on")
 
 
 class CollectiveStage:
-    """What the collectives view shows, and the thread that runs what a reader asks for.
+    """The state of the collectives view, and the thread that runs the requested collectives.
 
     Args:
         run: ``run(collective, algorithm, bytes)`` runs it on the ranks and returns what happened.
         choices: returns collective -> algorithm -> why it can't run here now, "" if it can.
-        busy: returns why nothing can be run just now, "" if something can.
+        busy: returns why no collective can run now, "" if one can.
     """
 
     def __init__(
@@ -43,17 +43,17 @@ class CollectiveStage:
         self._question: _Question | None = None
         self._thread: threading.Thread | None = None
         self._state, self._text = "idle", ""
-        self._number = 0  # of runs; tells the browser that it is another one
+        self._number = 0  # of runs; it tells the browser about a new one
 
     def show(self, shown: ShownCollective) -> None:
-        """Shows what was run; not while another one is asked for, which would then seem to have ended."""
+        """Shows a collective that was run, unless another one is requested, which would then seem to be complete."""
         with self._lock:
             if self._question is None:
                 self.shown, self._state, self._text = shown, "idle", ""
                 self._number += 1
 
     def ask(self, command: Mapping[str, Any]) -> None:
-        """Takes a question of the browser, ``{"collective", "algorithm", "bytes"}``, and returns at once."""
+        """Takes a request of the browser, ``{"collective", "algorithm", "bytes"}``, and returns at once."""
         question = (str(command["collective"]), str(command["algorithm"]), int(command["bytes"]))
         with self._lock:
             self._question = question
@@ -68,7 +68,7 @@ class CollectiveStage:
         return self._thread is not None
 
     def told(self) -> dict[str, Any]:
-        """What the browser needs."""
+        """The state for the browser."""
         with self._lock:
             shown = self.shown.to_dict() if self.shown is not None else None
             about = {"state": self._state, "text": self._text, "number": self._number, "shown": shown}

@@ -1,4 +1,4 @@
-"""What controls have in common; of those, faults on purpose and watched gradients."""
+"""The base class of controls; fault injection and gradient monitoring."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _CHECK_SECONDS = 3.0
 
 
 class Control:
-    """What the browser asks of the ranks in one respect, and what it shows of it. `Controls`' thread calls it.
+    """One group of the browser's requests to the ranks, and what the browser shows of it. `Controls`' thread calls it.
 
     Attributes:
-        shown: what the browser shows, replaced as a whole: any thread reads it. Most have ``said`` and ``error``, in
-            words.
-        active: whether the ranks have to be looked at often.
-        view: which view shows it: only while that is seen are the ranks asked; None: always.
-        of_model: whether there is something to ask only as soon as there is a model.
+        shown: what the browser shows, replaced as a whole because any thread reads it. Most have the texts ``said``
+            and ``error``.
+        active: whether the ranks must be queried often.
+        view: the view that shows it: the ranks are queried only while it is in view; None: always.
+        of_model: whether it needs a model.
     """
 
-    nothing: ClassVar[Mapping[str, Any]] = {}  # what is shown where nobody can be asked
+    nothing: ClassVar[Mapping[str, Any]] = {}  # what is shown without ranks
     view: str | None = None
     of_model = True
 
@@ -36,29 +36,29 @@ class Control:
 
     @property
     def active(self) -> bool:
-        """Whether the ranks have to be looked at often."""
+        """Whether the ranks must be queried often."""
         return False
 
     def obey(self, command: dict[str, Any]) -> None:
-        """Carries out a request of the browser.
+        """Runs a request of the browser.
 
         Raises:
-            ClusterError, ValueError: the ranks refuse it, or do not answer.
+            ClusterError, ValueError: the ranks reject it, or do not respond.
         """
 
     def look(self, reducer: int | None) -> None:
-        """Asks the ranks how it is, for a model (None: the most recently active).
+        """Queries the ranks for a model (None: the most recently active).
 
         Raises:
-            ClusterError, ValueError: there is no such model, a rank does not answer, or the cluster does not run.
+            ClusterError, ValueError: there is no such model, a rank does not respond, or the cluster is not running.
         """
 
     def fail(self, error: str) -> None:
-        """Shows what went wrong, until the next request."""
+        """Shows an error until the next request."""
         self.shown = {**self.shown, "error": error, "said": ""}
 
     def forget(self) -> None:
-        """Nobody can be asked."""
+        """Clears what is shown, because there are no ranks to query."""
         self.shown = {**self.nothing, "said": "", "error": self.shown["error"]}
 
     def _say(self, text: str) -> None:
@@ -66,28 +66,28 @@ class Control:
 
 
 class FaultControl(Control):
-    """Injects faults, ends them, and looks which there are; shows ``faults``: `fault_rows`."""
+    """Injects, ends and lists faults; shows ``faults``: `fault_rows`."""
 
     nothing: ClassVar[Mapping[str, Any]] = {"faults": []}
     of_model = False
 
     @property
     def active(self) -> bool:
-        """Whether a fault happens, or is about to."""
+        """Whether a fault is active, or about to be."""
         return bool(self.shown["faults"])
 
     def obey(self, command: dict[str, Any]) -> None:
-        """Carries out ``{"do": "inject", "fault": {"kind": ..., ...}} | {"do": "end", "rank": ..., "number": ...}``.
+        """Runs ``{"do": "inject", "fault": {"kind": ..., ...}} | {"do": "end", "rank": ..., "number": ...}``.
 
         Raises:
-            ClusterError, ValueError: the rank refuses it, or does not answer.
+            ClusterError, ValueError: the rank rejects it, or does not respond.
         """
         if command["do"] == "inject":
             if command["fault"].get("seconds", 0.0) is None:
-                raise ValueError("say by how many ms")
+                raise ValueError("enter the delay in milliseconds")
             fault = faults.from_dict(command["fault"])
             self._training.inject(fault, command.get("reducer"))
-            self._say(f"Asked of rank {fault.rank}: {fault.text()}, from its next forward on.")
+            self._say(f"Requested on rank {fault.rank}: {fault.text()}, starting with its next forward.")
         else:
             self._training.clear_faults(command.get("rank"), command.get("number"))
             which = "All faults end" if command.get("number") is None else "It ends"
@@ -95,10 +95,10 @@ class FaultControl(Control):
         self.look(None)
 
     def look(self, reducer: int | None) -> None:
-        """Asks the ranks which faults they have, of whatever model.
+        """Queries the faults of the ranks, for all models.
 
         Raises:
-            ClusterError: a rank does not answer, or the cluster does not run.
+            ClusterError: a rank does not respond, or the cluster is not running.
         """
         self.shown = {**self.shown, "faults": fault_rows(self._training.faults())}
 
@@ -107,7 +107,7 @@ def fault_rows(found: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Faults as the browser lists them: ``rank``, ``number``, ``kind``, ``text`` and ``begun`` of each.
 
     Args:
-        found: of `TrainingControl.faults`.
+        found: the result of `TrainingControl.faults`.
     """
     rows = []
     for rank, of_rank in sorted(found.items()):
@@ -120,19 +120,20 @@ def fault_rows(found: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 class WatchControl(Control):
-    """Turns watches of gradients on and off, and has replicas compared.
+    """Starts and stops gradient monitoring, and compares replicas.
 
-    Shows every how many steps ``gradients`` and ``drift`` are looked at (0: not), how many requests are ``pending``.
+    Shows the monitoring intervals in steps, ``gradients`` and ``drift`` (0: off), and the number of ``pending``
+    requests.
     """
 
     nothing: ClassVar[Mapping[str, Any]] = {"gradients": 0, "drift": 0, "pending": 0}
     view = "gradients"
 
     def obey(self, command: dict[str, Any]) -> None:
-        """Carries out ``{"do": "gradients" | "drift", "every": n} | {"do": "check"}``, with ``reducer``.
+        """Runs ``{"do": "gradients" | "drift", "every": n} | {"do": "check"}``, with ``reducer``.
 
         Raises:
-            ClusterError, ValueError: a rank refuses it, or does not answer.
+            ClusterError, ValueError: a rank rejects it, or does not respond.
         """
         reducer, do = command.get("reducer"), command["do"]
         if do == "check":
@@ -143,16 +144,18 @@ class WatchControl(Control):
             set_ = self._training.watch_gradients if do == "gradients" else self._training.watch_drift
             set_(every, reducer)
             when = f"every {every} steps" if every > 1 else "every step"
-            what = "Gradients are watched" if do == "gradients" else "Replicas are compared"
+            what = "Gradients are monitored" if do == "gradients" else "Replicas are compared"
             self._say(
-                f"{what} {when}, from the next steps on." if every else f"{what} no more, from the next steps on."
+                f"{what} {when}, starting within the next steps."
+                if every
+                else f"{what.replace(' are ', ' are no longer ')}, starting within the next steps."
             )
         self.look(reducer)
 
     def look(self, reducer: int | None) -> None:
-        """Asks what is watched.
+        """Queries what is monitored.
 
         Raises:
-            ClusterError, ValueError: there is no such model, a rank does not answer, or the cluster does not run.
+            ClusterError, ValueError: there is no such model, a rank does not respond, or the cluster is not running.
         """
         self.shown = {**self.shown, **self._training.looks(reducer)}

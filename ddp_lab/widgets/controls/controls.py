@@ -1,10 +1,10 @@
-"""The controls of the dashboard: change, break, pause. What the browser asks for goes to the ranks from here.
+"""The controls of the dashboard: changes, faults, breakpoints, monitoring. They send the browser's requests to ranks.
 
 [Note: controls have a thread of their own]
-A rank that does not answer is waited for, up to some seconds; the dashboard goes on drawing meanwhile. Its thread
-queues what the browser asked for, and takes what is to be shown; this one sends it to the ranks, and looks now and
-then what they do: eight times a second while they pause, once a second while somebody looks at a control, every
-other second while they train (so that faults that are on and pauses are seen wherever they were asked for).
+A request waits up to some seconds for an unresponsive rank, and the dashboard continues to draw meanwhile. The
+dashboard's thread queues the browser's requests and reads what to show. The controls' thread sends the requests to the
+ranks and queries their state: eight times per second while they pause, once per second while a control is in view,
+every other second while they train, so that active faults and pauses are shown whoever requested them.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _VIEWS = {"step", "rehearsal", "buckets", "gradients"}
 _RATE = 8.0
 _LOOKED_AT_SECONDS, _TRAINING_SECONDS, _TROUBLE_SECONDS = 1.0, 2.0, 3.0
 _NOBODY = (
-    "This dashboard shows a recording, or a job that it only follows: controls need a live cluster of this notebook."
+    "This dashboard shows a recording, or a job that it only follows. Controls need a running cluster in this notebook."
 )
-_STOPPED = "The cluster does not run: start one with %cluster start."
-_FROZEN = "This dashboard was stopped: show a new one with lab.dashboard()."
+_STOPPED = "The cluster is not running. Start one with %cluster start."
+_FROZEN = "This dashboard was stopped. Show a new one with lab.dashboard()."
 
 
 class Controls:
-    """Takes the browser's requests, and keeps what it shows of them."""
+    """Takes the browser's requests, and keeps the state that it shows."""
 
     def __init__(self, timeline: Timeline, cluster: Ranks | None, changed: Callable[[], None]) -> None:
         """`changed()` is called on the controls' thread when there is something new to show; cluster None: no ranks."""
         self._timeline = timeline
         self._cluster = cluster
         self._changed = changed
-        # From the clock of events to the time of day: the ranks are on this machine.
+        # From the clock of events to the time of day, for ranks on this machine.
         self._shift = None if cluster is None else round(time.time() - time.monotonic_ns() / 1e9, 3)
         self._why = _NOBODY if cluster is None else ""
         self._asked: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -57,8 +57,8 @@ class Controls:
         self._frozen = False
         self._spent = 0.0
         self._seen_version = -1
-        self._living: list[int] = []  # models that the ranks still have, the most recently active last
-        self._living_version = -1  # of the timeline that said so
+        self._living: list[int] = []  # models that exist on the ranks, the most recently active last
+        self._living_version = -1  # of the timeline from which this was read
         self._parts: dict[str, Control] = {}
         self._refresher = Refresher(self._round, self._fail, _RATE)
         if cluster is not None:
@@ -80,7 +80,7 @@ class Controls:
             self._refresher.wake()
 
     def look(self, page: str, views: list[str], reducer: int | None) -> None:
-        """Notes which views a page shows now, and of which model."""
+        """Notes which views a page shows now, and for which model."""
         self._looks.pop(page, None)
         seen = _VIEWS & set(views)
         if seen:
@@ -91,7 +91,7 @@ class Controls:
                 self._refresher.wake()
 
     def traits(self) -> dict[str, dict[str, Any]]:
-        """Returns what is to be shown, by the name of the trait."""
+        """Returns the state to show, by the name of the trait."""
         shown = {name: part.shown for name, part in self._parts.items()}
         control = {"live": not self._why, "why": self._why, "heard": list(self._heard), "shift": self._shift}
         control["living"] = self._living
@@ -105,12 +105,12 @@ class Controls:
         }
 
     def take_spent(self) -> float:
-        """Returns seconds of processor time since the last call: part of the dashboard's own cost."""
+        """Returns seconds of CPU time since the last call, for the dashboard's overhead."""
         spent, self._spent = self._spent, 0.0
         return spent
 
     def picture(self, view: str) -> str | None:
-        """Returns a control as SVG; None if the view is none."""
+        """Returns a control as SVG; None if the view is not a control."""
         if view == "step":
             part = self._parts.get("step")
             return step_svg(part.last if isinstance(part, StepControl) else None)
@@ -120,17 +120,17 @@ class Controls:
         return None
 
     def rest(self) -> None:
-        """Nobody is shown what the ranks do: they are left alone until somebody asks or looks, or until `go_on`."""
+        """Stops querying the ranks until the next request, until a page shows a control, or until `go_on`."""
         if self._asked.empty():
             self._refresher.stop(timeout=0)
 
     def go_on(self) -> None:
-        """Ends a rest."""
+        """Resumes after `rest`."""
         if self._cluster is not None and not self._frozen:
             self._refresher.start()
 
     def stop(self) -> None:
-        """Asks the ranks no more; breakpoints and faults stay as they are."""
+        """Stops querying the ranks; breakpoints and faults stay as they are."""
         self._frozen = True
         self._refresher.stop()
         self._why = self._why or _FROZEN
@@ -173,7 +173,7 @@ class Controls:
         return busy or self._active
 
     def _compare(self) -> bool:
-        """Compares the steps before and after the last change, while somebody looks at it."""
+        """Compares the steps before and after the last change, while that view is on a page."""
         if "buckets" not in {view for seen, _ in list(self._looks.values()) for view in seen}:
             return False
         found = self._comparing.update(self._reducer)
@@ -198,14 +198,14 @@ class Controls:
                 if self._timeline.reducers() or not part.of_model:
                     self._look_with(part)
             except (DdpLabError, ValueError):
-                # No living model, or a rank that is gone: nothing stands anywhere. What the reader asks for says why.
+                # No model exists, or a rank failed, so there is no state to show. A request reports why.
                 wait = _TROUBLE_SECONDS
                 part.forget()
         hurry = self._parts["step"].active and self._looked_at("step")
         self._next = time.monotonic() + (0.0 if hurry else wait)
 
     def _look_with(self, part: Control) -> None:
-        """What is always looked at is of a living model; what is seen, of the one it is seen with."""
+        """Queries for a control that is always updated an existing model; for one of a view, the displayed model."""
         if part.view is None:
             part.look(self._reducer if self._reducer in self._living else None)
         elif self._looked_at(part.view):
@@ -220,12 +220,12 @@ class Controls:
 
     @property
     def _reducer(self) -> int | None:
-        """The model that was looked at last, if it is one that the timeline knows."""
+        """The model that was displayed last, None if there is none."""
         looked_at = [model for _, model in list(self._looks.values()) if model is not None]
         return looked_at[-1] if looked_at else None
 
     def _hear(self) -> None:
-        """Takes requests that nobody can carry out."""
+        """Discards requests, because there are no ranks."""
         while not self._asked.empty():
             self._heard = [*self._heard[-9:], str(self._asked.get().get("id"))]
 

@@ -1,4 +1,4 @@
-"""Comparing gradients between ranks on demand: what was asked, and what the dashboard says about it."""
+"""Comparing gradients between ranks on demand: the request, and the result in the dashboard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AHEAD_SECONDS = 0.3
 
 @dataclass
 class _Asked:
-    """A question that has not been answered."""
+    """A request that has not been answered yet."""
 
     reducer: int
     step: int
@@ -29,13 +29,13 @@ class _Asked:
 
 
 class Comparison:
-    """Asks the ranks for their gradients' norms and checksums and puts the answers into words.
+    """Requests norms and checksums of the ranks' gradients, and describes the result in words.
 
-    All ranks have to look at the same step. While they train, that is one that none of them has reached.
+    All ranks must inspect the same step. While they train, it is a step that none of them has reached.
     """
 
     def __init__(self, timeline: Timeline, request: Callable[[int, int], None] | None) -> None:
-        """`request(reducer, step)` sends the question and returns at once; None: gradients can't be compared."""
+        """`request(reducer, step)` sends the request and returns at once; None: gradients can't be compared."""
         self._timeline = timeline
         self._request = request
         self._asked: _Asked | None = None
@@ -48,15 +48,15 @@ class Comparison:
         return self._asked is not None
 
     def ask(self, reducer: int, frames: StepFrames) -> None:
-        """Asks for a comparison of the reducer's gradients."""
+        """Requests a comparison of the reducer's gradients."""
         if self._request is None:
-            self._show(reducer, -1, "failed", "this timeline has no ranks to ask")
+            self._show(reducer, -1, "failed", "this timeline has no running ranks")
             return
         now = time.monotonic()
         since = now if self._asked is None else self._asked.since
         step = _step_to_ask(frames, reducer)
         self._asked = _Asked(reducer, step, since, now)
-        self._show(reducer, step, "asked", "asked, waiting for the ranks …")
+        self._show(reducer, step, "asked", "requested, waiting for the ranks …")
         self._request(reducer, step)
 
     def update(self, frames: StepFrames) -> None:
@@ -73,13 +73,14 @@ class Comparison:
         elif now - asked.since > _GIVE_UP_SECONDS:
             self._asked = None
             missing = ", ".join(str(rank) for rank in answers[-1].missing) if answers else "all"
-            self._show(asked.reducer, asked.step, "failed", f"no answer from rank(s) {missing} for step {asked.step}")
+            whom = "any rank" if missing == "all" else f"rank(s) {missing}"
+            self._show(asked.reducer, asked.step, "failed", f"no response from {whom} for step {asked.step}")
         elif now - asked.last > _ASK_AGAIN_SECONDS:
-            # The step asked for was never reached (the cell ended before).
+            # The requested step was never reached: the cell ended before it.
             self.ask(asked.reducer, frames)
 
     def _answer(self, found: Inspection) -> None:
-        """Shows a complete answer."""
+        """Shows a complete result."""
         equal = found.equal
         buckets = {
             str(bucket): {"equal": equal[bucket], "norms": {str(rank): norm for rank, norm in norms.items()}}
@@ -102,7 +103,7 @@ class Comparison:
 
 
 def _step_to_ask(steps: StepFrames, reducer: int) -> int:
-    """Returns the newest step if the ranks rest, else one that they reach in about `_AHEAD_SECONDS`."""
+    """Returns the newest step if the ranks are idle, else one that they reach in about `_AHEAD_SECONDS`."""
     frames = [frame for frame in steps.frames(reducer, 20) if frame.origin_ns]
     if not frames:
         return 0

@@ -1,4 +1,4 @@
-"""Stepping through a backward from the dashboard: what the browser asks for, and what it shows."""
+"""Stepping through a backward from the dashboard: the browser's requests, and what it shows."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _NAMED = 6  # missing parameters that are named
 
 
 class StepControl(Control):
-    """Sets breakpoints, lets ranks go on, and looks where they stand; shows `machine`.
+    """Sets breakpoints, continues ranks, and queries their state; shows `machine`.
 
     Attributes:
-        last: the newest of what was shown in which a rank paused.
+        last: the newest state in which a rank paused.
     """
 
     nothing: ClassVar[Mapping[str, Any]] = {"ranks": []}
@@ -38,7 +38,7 @@ class StepControl(Control):
     def __init__(self, training: TrainingControl) -> None:
         super().__init__(training)
         self._chosen: int | None = None
-        self._since: dict[int, tuple[int, float]] = {}  # rank -> a pause's begin: host time, time of day
+        self._since: dict[int, tuple[int, float]] = {}  # rank -> start of its pause: host time, time of day
         self.last: dict[str, Any] | None = None
 
     @property
@@ -47,10 +47,10 @@ class StepControl(Control):
         return bool(self.shown.get("armed") or self.shown.get("paused"))
 
     def obey(self, command: dict[str, Any]) -> None:
-        """Carries out ``{"do": "pause" | "go" | "continue", ...}``.
+        """Runs ``{"do": "pause" | "go" | "continue", ...}``.
 
         Raises:
-            ClusterError, ValueError: the ranks refuse it, or do not answer.
+            ClusterError, ValueError: the ranks reject it, or do not respond.
         """
         do, reducer = command["do"], command.get("reducer")
         self._chosen = reducer
@@ -58,7 +58,7 @@ class StepControl(Control):
             self._say(self._pause(command, reducer))
         elif do == "continue":
             self._training.resume()
-            self._say("No breakpoints: the ranks train at full speed.")
+            self._say("Breakpoints removed. Training continues.")
         else:
             chosen = command.get("ranks")
             states = self._training.step_state(reducer)
@@ -68,7 +68,7 @@ class StepControl(Control):
             )
             if paused:
                 go(paused, 0.0, reducer)
-            self._say("" if paused else "Nothing pauses here: press Pause, and let a cell train.")
+            self._say("" if paused else "No rank is paused. Press Pause, and run a cell that trains.")
         self.look(reducer)
 
     def _pause(self, command: dict[str, Any], reducer: int | None) -> str:
@@ -76,24 +76,24 @@ class StepControl(Control):
         if not points:
             raise ValueError("choose at least one point at which to pause")
         if not all(isinstance(bucket, int) for bucket in command.get("buckets") or ()):
-            raise ValueError("buckets are numbers, for example: 0, 2")
+            raise ValueError("buckets must be numbers, for example: 0, 2")
         known = sorted(self._training.step_state(reducer))
         ranks = known if command.get("ranks") is None else [rank for rank in known if rank in command["ranks"]]
         if not ranks:
-            raise ValueError("choose at least one rank that pauses")
+            raise ValueError("choose at least one rank to pause")
         others = [rank for rank in known if rank not in ranks]
         where = {"parameters": command.get("parameters") or (), "buckets": command.get("buckets") or ()}
         if others:
             self._training.breakpoints(ranks=others, reducer=reducer)
         self._training.breakpoints(*points, ranks=ranks, reducer=reducer, **where)
         on = f"rank{'s' if len(ranks) > 1 else ''} {enumeration([*map(str, ranks)])}" if others else "all ranks"
-        return f"Set: {enumeration([_POINTS[point] for point in points])}, on {on}."
+        return f"Breakpoints set: {enumeration([_POINTS[point] for point in points])}, on {on}."
 
     def look(self, reducer: int | None) -> None:
-        """Asks the ranks where they stand, in the model that was chosen last as long as that has breakpoints.
+        """Queries the state of the ranks, for the model that was chosen last while it has breakpoints.
 
         Raises:
-            ClusterError, ValueError: there is no such model, or a rank does not answer.
+            ClusterError, ValueError: there is no such model, or a rank does not respond.
         """
         states = self._training.step_state(self._chosen if self.active and self._chosen is not None else reducer)
         found = machine(states, standings(states), self._begun)
@@ -104,7 +104,7 @@ class StepControl(Control):
             self.last = self.shown
 
     def _begun(self, state: StepState) -> float:
-        """The time of day at which a rank's pause began; the same number each time."""
+        """The time of day at which a rank's pause began; the same number in each call."""
         held = self._since.get(state.rank)
         if held is None or held[0] != state.since_ns:
             shift = time.time() - time.monotonic_ns() / 1e9
@@ -115,15 +115,15 @@ class StepControl(Control):
 def machine(
     states: dict[int, StepState], found: dict[int, Standing], begun: Callable[[StepState], float]
 ) -> dict[str, Any]:
-    """What the browser draws.
+    """Returns what the browser draws.
 
     Args:
-        states: of the model's ranks.
-        found: where they stand.
-        begun: gives the time of day at which a state's pause began.
+        states: the states of the model's ranks.
+        found: their descriptions.
+        begun: returns the time of day at which a state's pause began.
 
     Returns:
-        ``armed``, ``paused``: ranks; ``ended``: why breakpoints were taken away, else empty; ``ranks``: for each
+        ``armed``, ``paused``: ranks; ``ended``: why breakpoints were removed, else empty; ``ranks``: for each
         ``rank``, ``step``, ``generation``, ``kind``, ``text``, ``bucket``, ``for``, ``point``, ``parameter``,
         ``since``, ``inFlight`` and ``buckets``: [state, arrived, of, names of missing parameters, how many more].
     """
@@ -155,18 +155,18 @@ def _row(state: StepState, its: Standing, begun: Callable[[StepState], float]) -
     }
 
 
-# ---- where ranks stand, in words ----
+# ---- the state of ranks, in words ----
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One rank.
+    """The state of one rank.
 
     Attributes:
         kind: ``"paused"``, ``"waiting"`` (for ranks that have not launched a bucket), ``"computing"``, ``"finishing"``
             or ``"between"`` (two backwards).
         text: in words, without the rank.
-        bucket: that it waits in, or pauses at.
+        bucket: the bucket that it waits in, or pauses at.
         waits_for: ranks, ascending.
     """
 
@@ -177,12 +177,12 @@ class Standing:
 
 
 def standings(states: Mapping[int, StepState]) -> dict[int, Standing]:
-    """rank -> where it stands, seen beside the others."""
+    """rank -> its state, compared with the other ranks."""
     return {rank: _standing(rank, states) for rank in sorted(states)}
 
 
 def _standing(rank: int, states: Mapping[int, StepState]) -> Standing:
-    """Where one of the ranks stands."""
+    """The state of one of the ranks."""
     state = states[rank]
     if state.paused:
         return Standing("paused", _pause_in_words(state), state.bucket)
@@ -196,7 +196,7 @@ def _standing(rank: int, states: Mapping[int, StepState]) -> Standing:
         return Standing("computing", f"computes gradients; {launched} of {buckets} {are} launched")
     paused = [other for other, its in states.items() if its.paused]
     if paused and state.step > min(states[other].step for other in paused):
-        return Standing("between", f"is done with step {state.step - 1}, and before the backward of step {state.step}")
+        return Standing("between", f"has finished step {state.step - 1}; the backward of step {state.step} is next")
     return Standing("between", f"is before the backward of step {state.step}")
 
 
@@ -206,11 +206,11 @@ def _pause_in_words(state: StepState) -> str:
         return f"pauses: the gradient of '{state.parameter}' is ready, not yet in its bucket"
     if state.point == "launched":
         ended = bucket is not None and bucket < len(state.buckets) and state.buckets[bucket].state == "reduced"
-        return f"pauses: the collective of bucket {bucket} has been started{', and has ended by now' if ended else ''}"
+        return f"pauses: the collective of bucket {bucket} has been started{' and is now complete' if ended else ''}"
     if state.point == "reduced":
-        return f"pauses: the average of bucket {bucket} is there, not yet written back"
+        return f"pauses: the average of bucket {bucket} is computed, not yet written back"
     before = [index for index, one in enumerate(state.buckets[: bucket or 0]) if one.state == "pending"]
-    first = f" (bucket {before[0]} has to be launched first)" if before else ""
+    first = f" (bucket {before[0]} must be launched first)" if before else ""
     return f"pauses: bucket {bucket} is ready, not yet launched{first}"
 
 
@@ -231,7 +231,7 @@ def _waits(rank: int, states: Mapping[int, StepState]) -> Standing:
 
 
 def _launched(other: StepState, state: StepState, bucket: int) -> bool:
-    """Whether the other rank has launched the bucket in the step that this one is in."""
+    """Whether the other rank has launched the bucket in this rank's current step."""
     if other.step != state.step:
         return other.step > state.step
     known = bucket < len(other.buckets)

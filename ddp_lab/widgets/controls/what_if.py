@@ -1,9 +1,9 @@
-"""What the sliders ask: another world, link, cap, or no straggler; answered by the simulator at once.
+"""The what-if sliders: another world size, link or bucket size limit, or no straggler, predicted by the simulator.
 
 [Note: a slider's answer]
-The browser sends every position of a slider; those that came while an answer was computed count only with the last
-one. What depends on the recording alone (the workload, the link, the sliders' ranges) is computed again when steps have
-come, every other second at most and only while somebody looks. So an answer costs one simulation, some milliseconds.
+The browser sends every position of a slider; of those that arrive during a computation only the last one counts. What
+depends only on the recording (the workload, the link, the sliders' ranges) is computed again after new steps, at most
+every other second and only while the view is on a page. So an answer costs one simulation: some milliseconds.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ if TYPE_CHECKING:
 
 __all__ = ["NOTHING", "WhatIfStage", "frame_of", "parts_ms"]
 
-NOTHING = "What if: train some steps first; then the sliders predict them with other buckets, links and worlds."
-_NOTHING_RECORDED = "What if: no two steps in a row are recorded that the sliders could start from."
+NOTHING = "What if: train some steps first. The sliders then predict them with other buckets, links and world sizes."
+_NOTHING_RECORDED = "What if: the recording has no two consecutive steps, so there is nothing to predict from."
 _MEBIBYTE = 1024 * 1024
-_ORIGIN_NS = 10**9  # of a predicted step: 0 means "has not happened"
+_ORIGIN_NS = 10**9  # of a predicted step, because 0 means "has not happened"
 _AGAIN_SECONDS = 2.0
 _WORLDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _FACTORS = tuple(2.0 ** (power / 2) for power in range(-12, 13))
-_NO_LATENCY_NS = 10_000.0  # where none was found the slider goes around 10 µs
+_NO_LATENCY_NS = 10_000.0  # the middle of the slider if no latency was found
 _Asked = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What the recording says.
+    """The facts of the recording.
 
     Attributes:
         reducer: the model.
         workload: what its ranks compute.
-        link: how long an all-reduce takes, and whether that was `measured` apart.
-        measured: see there.
-        ranks: of the model.
-        recorded: what the recorded steps consist of, on the rank that computes last, as in a simulation.
-        caps: what the slider offers, ascending.
+        link: the communication model of an all-reduce.
+        measured: whether `link` was measured separately.
+        ranks: the model's ranks.
+        recorded: the time breakdown of the recorded steps, on the rank that computes longest, as in a simulation.
+        caps: the size limits that the slider offers, ascending.
         straggler: the rank whose own computation takes longest.
-        behind_ms: by how much, over the median of the ranks.
+        behind_ms: by how much it exceeds the median of the ranks.
     """
 
     reducer: int
@@ -82,13 +82,13 @@ class _Known:
 
 
 class WhatIfStage:
-    """What the sliders' view shows.
+    """The state of the what-if view.
 
     Args:
-        timeline: where steps are recorded.
-        link: returns the `LinkModel` that was measured, None for the one that recorded all-reduces give.
-        training: of the ranks that "Run it" uses; None: there are none.
-        changed: is called on another thread when there is something new to show.
+        timeline: the source of the steps.
+        link: returns the measured `LinkModel`, or None to fit one to the recorded all-reduces.
+        training: controls the ranks for "Run it"; None if there are none.
+        changed: called on another thread when there is something new to show.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class WhatIfStage:
     # ---- for the dashboard's thread ---------------------------------------------------------------------
 
     def look(self, page: str, views: Sequence[str], reducer: int | None) -> None:
-        """Notes which page shows the sliders, and of which model."""
+        """Notes which page shows the sliders, and for which model."""
         self._looks.pop(page, None)
         if "what_if" in views:
             self._looks[page] = reducer
@@ -123,7 +123,7 @@ class WhatIfStage:
         self._shown = -1
 
     def run(self, asked: _Asked) -> None:
-        """Has the ranks train with what the sliders say."""
+        """Has the ranks train with the sliders' bucket size limit."""
         known = self._known
         cap = known.cap(asked) if known is not None else None
         if known is None or cap is None:
@@ -133,7 +133,7 @@ class WhatIfStage:
         self.trial.start(known.reducer, cap, predicted_ms=predicted, present_ms=present)
 
     def traits(self) -> dict[str, dict[str, Any]]:
-        """What is to be shown, by the name of the trait."""
+        """The state to show, by the name of the trait."""
         if self._looks and self._refresh():
             self._shown = -1
         if self._shown != self._version and self._looks:
@@ -142,16 +142,16 @@ class WhatIfStage:
         return {"prediction": self._answer, "trial": self.trial.told()}
 
     def snapshot(self) -> dict[str, Any]:
-        """The present answer, computed if nobody has looked yet: for a picture."""
+        """The current answer for a picture, computed if there is none yet."""
         if self._answer["state"] == "empty":
             self._refresh()
             self._answer = self._predict()
         return self._answer
 
-    # ---- what the recording says ------------------------------------------------------------------------
+    # ---- facts of the recording -------------------------------------------------------------------------
 
     def _refresh(self) -> bool:
-        """Looks at the recording again if it has grown; returns whether anything was done."""
+        """Reads the recording again if it has grown; returns whether it did."""
         now, version = time.monotonic(), self._timeline.version
         if version == self._version or now - self._known_at < _AGAIN_SECONDS:
             return False
@@ -198,7 +198,7 @@ class WhatIfStage:
 
 
 def _learn(timeline: Timeline, measured: LinkModel | None, reducer: int | None) -> _Known:
-    """Reads what the sliders start from.
+    """Reads the facts of the recording.
 
     Raises:
         ValueError: too little has been recorded.
@@ -209,7 +209,7 @@ def _learn(timeline: Timeline, measured: LinkModel | None, reducer: int | None) 
     caps = sorted({one.caps_mb[0] for one in grid(workload) if len(one.caps_mb) == 1})
     own = workload.forward_ns + workload.computed_ns + workload.other_ns
     if info.ranks and workload.world_size < 2:
-        raise ValueError("the model trains on one rank: nothing is communicated")
+        raise ValueError("the model trains on a single rank, so there is no communication to predict")
     workload, link = anchored(workload, measured or fit_link(timeline, info.reducer))
     return _Known(
         reducer=info.reducer,
@@ -225,10 +225,10 @@ def _learn(timeline: Timeline, measured: LinkModel | None, reducer: int | None) 
 
 
 def _about(recorded: RecordedStep) -> str:
-    """What the recorded row is of."""
+    """Describes the recorded and the simulated rows."""
     return (
         f"The recorded phases are those of rank {recorded.rank}, which computes longest (medians of "
-        f"{step_range(recorded.steps.tolist())}); the simulated ones those of the rank that does so then."
+        f"{step_range(recorded.steps.tolist())}). The simulated phases are those of the slowest simulated rank."
     )
 
 
@@ -244,7 +244,7 @@ def _link_of(known: _Known, asked: _Asked) -> LinkModel:
 
 
 def _limits(known: _Known) -> dict[str, Any]:
-    """The sliders' ranges; what is recorded is where they start."""
+    """The sliders' ranges, and the recorded values, where they start."""
     link = known.link
     gbit = 8 * link.bandwidth_gb_s if math.isfinite(link.bandwidth_gb_s) else None
     return {
@@ -267,8 +267,8 @@ def frame_of(workload: Workload, predicted: Prediction, ranks: Sequence[int], re
     """Returns the prediction as a complete step.
 
     Args:
-        workload: what was replayed.
-        predicted: with the times of every bucket.
+        workload: the simulated workload.
+        predicted: the prediction, with the times of every bucket.
         ranks: the rank of each row.
         reducer: number of the model.
     """
@@ -289,7 +289,7 @@ def frame_of(workload: Workload, predicted: Prediction, ranks: Sequence[int], re
 
 
 def _ns(*columns: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Times side by side, as a frame has them."""
+    """Times side by side, as in a frame."""
     return np.asarray(np.rint(np.stack(columns, axis=-1)), np.int64) + _ORIGIN_NS
 
 

@@ -1,4 +1,4 @@
-"""A prediction put to the test: the ranks train with it for some steps, and its error is told."""
+"""A test of a prediction: the ranks train with it for some steps, and the error of the prediction is reported."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = ["Trial"]
 _ROUNDS = 3
 _PATIENCE_SECONDS = 10.0
 _KEPT = 8
-_NOBODY = "There are no ranks to try it on: predictions are run on a live cluster of this notebook."
-_IDLE = "Nothing trains now: start the training cell with %%distributed --no-wait (or let it run), then press it again."
+_NOBODY = "There are no ranks to run it on. Predictions need a running cluster in this notebook."
+_IDLE = "No model is training. Start the training cell with %%distributed --no-wait, then press the button again."
 
 
 class Trial:
-    """What "Run it" does, on a thread of its own.
+    """Runs a prediction ("Run it"), on a thread of its own.
 
-    What the model has and what was predicted take turns of some steps each, so that both meet the same machine; then
-    the model has what it had.
+    The current setting and the predicted one alternate, some steps each, so that both run under the same conditions;
+    then the current setting is restored.
 
     Args:
-        training: of the ranks that train; None: nobody's.
-        changed: is called on that thread when there is something new to show.
+        training: controls the ranks that train; None if there are none.
+        changed: called on that thread when there is something new to show.
     """
 
     def __init__(self, training: TrainingControl | None, changed: Callable[[], None]) -> None:
@@ -43,19 +43,19 @@ class Trial:
         self._thread: threading.Thread | None = None
 
     def told(self) -> dict[str, Any]:
-        """What the browser needs: ``state`` ("idle", "running" or "failed"), ``text``, ``scores``, ``possible``."""
+        """The state for the browser: ``state`` ("idle", "running" or "failed"), ``text``, ``scores``, ``possible``."""
         with self._lock:
             why = _NOBODY if self._training is None else ""
             return {"state": self._state, "text": self._text, "scores": list(self._scores), "why": why}
 
     def start(self, reducer: int, cap_mb: float, *, predicted_ms: float, present_ms: float) -> None:
-        """Begins, unless it is under way; returns at once.
+        """Starts a trial, unless one is running; returns at once.
 
         Args:
             reducer: the model's number on the timeline.
-            cap_mb: the cap to try.
-            predicted_ms: its predicted step.
-            present_ms: the predicted step of what the model has.
+            cap_mb: the bucket size limit to try.
+            predicted_ms: its predicted step time.
+            present_ms: the predicted step time of the current setting.
         """
         if self._training is None or (self._thread is not None and self._thread.is_alive()):
             return
@@ -74,7 +74,7 @@ class Trial:
                 return
             times = self._turns(turns, Setting((cap_mb,)))
         except TrainingEnded as ended:
-            self._tell("failed", f"{ended} The model has what it had.")
+            self._tell("failed", f"{ended} The model keeps its current setting.")
         except DdpLabError as error:
             self._tell("failed", str(error))
         except BaseException as error:  # noqa: BLE001 - the thread's top: shown in the view
@@ -83,7 +83,7 @@ class Trial:
             self._score(Setting((cap_mb,)), times, predicted_ms, present_ms)
 
     def _turns(self, turns: LiveTurns, setting: Setting) -> list[tuple[float, float]]:
-        """(present, tried) milliseconds of each round; the model has its own setting again afterwards."""
+        """(current, tried) milliseconds of each round; restores the model's current setting afterwards."""
         made = []
         try:
             for number in range(_ROUNDS):

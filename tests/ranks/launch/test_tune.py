@@ -71,5 +71,5 @@ def test_the_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert found["again"]["low"] <= found["again"]["cost"] <= found["again"]["high"]
     assert found["again"]["pairs"] == (0 if found["best"] == found["chosen"] else 2 * found["rounds"])
     printed = capsys.readouterr().out
-    assert "gain over torch's defaults" in printed
-    assert "beside the best of the grid: " in printed
+    assert "saving compared with torch's defaults" in printed
+    assert "compared with the best of the grid: " in printed

@@ -54,7 +54,7 @@ def test_pictures_of_every_algorithm(collective: str, algorithm: str) -> None:
     made = shown_of(collective, algorithm, 8)
     root = ElementTree.fromstring(pictures.collective_svg(made))
     words = list(root.itertext())
-    assert "begin" in words
+    assert "start" in words
     assert [one for one in words if one.endswith("0.50 ms") and one[0].isdigit()].__len__() == len(made.steps)
     if collective == "all_reduce":
         assert "rank 7, part 7: contributions of 0, 1, 2, 3, 4, 5, 6, 7" in words

@@ -63,7 +63,7 @@ def rebuilt(model: StepModel, one: Finding) -> StepModel:
 
 
 def test_nothing_is_found_in_a_tuned_model() -> None:
-    """Equal ranks, buckets of a good size, all hidden: no finding, and a report of a summary says nothing to change."""
+    """Equal ranks, buckets of a good size, all communication overlapped: no finding."""
     assert TUNED.record().findings() == []
     assert Timeline().findings() == []
 
@@ -74,7 +74,7 @@ def test_buckets_too_big_gain_what_is_told() -> None:
     one = found(model, "bucket-too-big")
     assert one.gain_percent == pytest.approx(really_gained(model, rebuilt(model, one)), abs=3)
     assert one.gain_percent > 10
-    assert "2 buckets (16 MB in all)" in one.evidence
+    assert "2 buckets (16 MB in total)" in one.evidence
 
 
 def test_buckets_too_small_gain_what_is_told() -> None:
@@ -100,7 +100,7 @@ def test_a_straggler_costs_what_is_told() -> None:
     model = replace(TUNED, late=lambda rank, step: {9: 5.0} if rank == 1 else {})
     one = found(model, "straggler")
     assert (one.rank, one.parameter, one.bucket) == (1, "layer9.weight", 9)
-    assert "By 5.0 ms (median) in 100 % of the steps; persistent." in one.evidence
+    assert "late by 5.0 ms (median) in 100 % of the steps; pattern: persistent." in one.evidence
     assert one.gain_percent == pytest.approx(really_gained(model, TUNED), abs=0.5)
     assert model.record().findings()[0] == one, "the largest gain comes first"
 
@@ -126,7 +126,7 @@ def test_a_rank_that_is_slow_everywhere() -> None:
     (late,) = model.record().find_late()
     assert (late.rank, late.where, late.parameter) == (0, "everywhere", None)
     one = found(model, "straggler")
-    assert one.title.startswith("Rank 0 is slower than the others in its whole backward")
+    assert one.title.startswith("Rank 0 is slower than the others throughout its backward")
     assert one.gain_percent == pytest.approx(really_gained(model, TUNED), abs=1)
 
 
@@ -151,8 +151,8 @@ def test_a_straggler_on_busy_cores_has_no_place() -> None:
     one = timeline.findings()[0]
     assert (one.kind, one.rank, one.parameter, one.bucket) == ("straggler", 1, None, None)
     assert re.fullmatch(
-        r"Rank 1 is last in \d\d % of the steps, and the others wait \d\.\d ms for it \(median\); it varies too much "
-        r"to name a layer\.",
+        r"Rank 1 is last in \d\d % of the steps, and the others wait \d\.\d ms for it \(median\)\. The delay varies "
+        r"too much to name a layer\.",
         one.evidence,
     )
     (late,) = timeline.find_late()
@@ -178,21 +178,21 @@ def test_ranks_that_disturb_each_other_get_no_advice_on_communication() -> None:
 
 
 def test_ranks_that_wait_briefly_for_the_same_one() -> None:
-    """Rank 1 is late in each step, by less than a straggler is: not "now for one, now for another"."""
+    """Rank 1 is late in each step, by less than a straggler is: not "the slow rank varies"."""
     quick = replace(TUNED, gradients=[0.05] * PARAMETERS, start=0.01, per_mb=0.02)
     late = replace(quick, forward=lambda rank, step: 1.5 if rank == 1 else 1.0)
     one = found(late, "ranks-disturbed")
     assert one.title == "The ranks wait for each other, mostly for rank 1."
     assert "rank 1, in 100 % of" in one.evidence
     by_turns = replace(quick, forward=lambda rank, step: 1.5 if rank == step % 2 else 1.0)
-    assert found(by_turns, "ranks-disturbed").title == "The ranks wait for each other, now for one, now for another."
+    assert found(by_turns, "ranks-disturbed").title == "The ranks wait for each other, and the slow rank varies."
 
 
 def test_late_to_the_backward() -> None:
-    """A forward that takes 6 ms longer on rank 1: it comes late to its backward."""
+    """A forward that takes 6 ms longer on rank 1: it starts its backward late."""
     model = replace(TUNED, forward=lambda rank, step: 7.0 if rank == 1 else 1.0)
     one = found(model, "straggler")
-    assert one.title.startswith("Rank 1 comes late to its backward")
+    assert one.title.startswith("Rank 1 starts its backward late")
     assert (one.rank, one.parameter, one.bucket) == (1, None, None)
     assert one.gain_percent == pytest.approx(really_gained(model, TUNED), abs=1)
 
@@ -210,7 +210,7 @@ def test_a_parameter_that_is_always_last() -> None:
 
 
 def test_an_order_that_has_changed() -> None:
-    """Buckets in the reverse of the order in which gradients come: following the order gains as told."""
+    """Buckets in the reverse of the order of readiness: following the order saves what the finding says."""
     model = replace(TUNED, buckets=in_buckets(4)[::-1], order=list(range(PARAMETERS)), per_mb=0.9)
     one = found(model, "order-changed")
     assert one.gain_percent == pytest.approx(really_gained(model, replace(model, buckets=in_buckets(4))), abs=3)
@@ -236,7 +236,7 @@ def test_the_search_for_unused_parameters() -> None:
     searching = replace(TUNED, options={**TUNED.options, "find_unused_parameters": True})
     assert found(searching, "find-unused-for-nothing").gain_percent > 0
     same = replace(searching, unused=lambda rank, step: {3})
-    assert "1 of 16 in all" in found(same, "static-graph-possible").evidence
+    assert "1 of 16 parameters were unused in all" in found(same, "static-graph-possible").evidence
     changing = replace(searching, unused=lambda rank, step: {step % 2})
     static = replace(same, options={**same.options, "static_graph": True})
     for model in (changing, static, TUNED):
@@ -269,9 +269,9 @@ def test_copies_and_small_tensors() -> None:
         tail=2.0,
     )
     copies = found(model, "copy-cost")
-    assert "30.1 MB each way: about 9.0 ms inwards" in copies.evidence
+    assert "30.1 MB each way: copying in takes about 9.0 ms of the backward; 2.0 ms" in copies.evidence
     alike = found(replace(TUNED, options={}, tail=2.0), "copy-cost")  # tells nothing of the rate
-    assert alike.evidence == "16 MB each way: 2.0 ms pass between the last bucket and the end of the backward."
+    assert alike.evidence == "16 MB each way: 2.0 ms pass between the last all-reduce and the end of the backward."
     step = model.step_ms()
     assert copies.gain_percent == pytest.approx(100 * (2.0 + 0.3 * 30.06 / 2) / step, rel=0.1)
     small = found(model, "small-tensors")

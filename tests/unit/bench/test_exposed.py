@@ -56,7 +56,7 @@ def test_lines_over_sizes() -> None:
     assert list(figure.layout.xaxis.ticktext) == ["4 B", "1 KiB", "1 MiB"]
     (noisy,) = (line for line in figure.data if line.name == "gloo, 4 ranks" and line.showlegend)
     assert [value is None for value in noisy.y] == [False, False, True]
-    assert "1 figure was too noisy to tell: left out" in figure.layout.title.text
+    assert "1 value was too noisy: not shown" in figure.layout.title.text
     (kept,) = (
         line for line in pictures.collectives(result, keep=True).data if line.name == noisy.name and line.showlegend
     )
@@ -82,12 +82,12 @@ def test_bars_over_operations() -> None:
 def test_bars_of_steps(tmp_path: Path) -> None:
     """For each model floor and exposed communication are stacked, by backend and class; the page needs no network."""
     figure = pictures.steps(made_up.step_cells(("mlp", "conv_net")))
-    assert [bar.name for bar in figure.data] == ["no_sync (floor)", "exposed communication"] * 2
+    assert [bar.name for bar in figure.data] == ["no_sync (baseline)", "exposed communication"] * 2
     assert [list(names) for names in figure.data[0].x] == [["gloo", "gloo", "shm", "shm"], ["torch", "ours"] * 2]
     assert list(figure.data[1].y) == pytest.approx([10, 8, 3, 2])
     drawing.write(figure, tmp_path / "steps.html")
     page = (tmp_path / "steps.html").read_text(encoding="utf-8")
-    assert "<title>A training step: computing, and waiting for gradients</title>" in page
+    assert "<title>A training step: computation and exposed communication</title>" in page
     assert "<script src=" not in page
 
 

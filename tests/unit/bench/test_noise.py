@@ -107,7 +107,7 @@ def test_what_is_said_below_a_table() -> None:
     beside = noise.figure([1.0] * 3, [0.5] * 3)
     assert noise.epilogue({"rows": [{"a": sound}]}, keep=False) == []
     words = "\n".join(noise.epilogue({"rows": [{"a": sound, "b": apart}, [beside]]}, keep=False))
-    assert "2 of 3 figures" in words
+    assert "2 of 3 values" in words
     assert "others:" in words
     assert "±:" in words
     assert "--keep-noise" in words

@@ -22,7 +22,7 @@ WRONG = [
     (["report"], "FILE"),
     (["report", "--frob"], "FILE"),
     (["report", "nowhere"], "nowhere does not exist"),
-    (["report", "empty"], "holds no recording"),
+    (["report", "empty"], "contains no recording"),
     (["report", "file"], "file is not a saved timeline"),
     (["report", "file", "--output", "empty"], "empty is a folder"),
     (["report", "file", "--partail"], "did you mean --partial?"),

@@ -68,10 +68,10 @@ def test_the_page_is_well_formed_and_loads_nothing() -> None:
 
 
 def test_findings_then_words_then_figures() -> None:
-    """The order of the page: what to change, what happened, figures, tables."""
+    """The order of the page: findings, summary, figures, tables."""
     headings = re.findall(r"<h2[^>]*>([^<]*)", page.page(timeline_of(Training(delays={(1, 1): 9.0}))))
-    assert headings[:2] == ["What to change", "What happened"]
-    assert headings[2].startswith("Every bucket of step")
+    assert headings[:2] == ["Findings", "Summary"]
+    assert headings[2].startswith("Timeline of step")
     assert headings[-2:] == ["Ranks (medians)", "Buckets (medians)"]
 
 
@@ -104,14 +104,14 @@ def test_names_are_escaped() -> None:
 
 def test_without_steps_the_page_says_what_to_do() -> None:
     """An empty timeline gives a page that tells how to record something."""
-    assert "wrap the model in ddp_lab.DistributedDataParallel" in page.page(Timeline())
+    assert "Wrap the model in ddp_lab.DistributedDataParallel" in page.page(Timeline())
 
 
 def test_one_rank() -> None:
     """A single rank has no gradient sync; the page has the other figures."""
     text = page.page(timeline_of(Training(ranks=1)))
-    assert "What a step consists of" in text
-    assert "For whom the others waited" not in text
+    assert "Step time breakdown" in text
+    assert "Waiting for stragglers" not in text
 
 
 def test_pandas_and_plotly_are_not_loaded(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_other_numbers_of_ranks_come_first() -> None:
     """Of runs on 3 and 2 ranks the first sentence says so, before which of them is faster."""
     three, two = noisy(1, ranks=3, late=lambda rank, step: {}), noisy(2, per_mb=0.5)
     first, second, *_ = str(ddp_lab.compare(three.record(STEPS), two.record(STEPS))).splitlines()
-    assert first.startswith("the first run ran on 3 ranks, the second run on 2 ranks: their steps are not the same")
+    assert first.startswith("the first run ran on 3 ranks, the second run on 2 ranks: their steps do different work")
     assert "faster" in second
 
 
@@ -153,7 +153,7 @@ def test_what_can_not_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[
     """A missing file, a run without steps, and too few steps are errors with exit code 1, and say which."""
     assert main.main(["compare", str(tmp_path / "a.npz"), str(tmp_path / "b.npz")]) == 1
     assert "a.npz does not exist; `ddp-lab run` writes" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="holds no steps"):
+    with pytest.raises(ValueError, match="contains no steps"):
         ddp_lab.compare(Timeline(), noisy().record(STEPS))
     with pytest.raises(ValueError, match="at least 5 steps"):
         ddp_lab.compare(noisy().record(3), noisy().record(STEPS))

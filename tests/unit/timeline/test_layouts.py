@@ -82,8 +82,8 @@ def test_which_steps_were_judged_is_said() -> None:
     rejoin(broken, 1)
     found = views(broken.timeline)
     told = [found["findings"]["text"], found["late"]["text"], WhatIfStage(broken.timeline).snapshot()["about"]]
-    assert told[0] == "3 things to change, judged by 57 steps (steps 4–60)."
-    assert "judged by 57 steps (steps 4–60)" in str(told[1])
+    assert told[0] == "3 findings in 57 steps (steps 4–60)."
+    assert "Analysed: 57 steps (steps 4–60)" in str(told[1])
     assert "steps 11–60" in str(told[2])
     assert broken.timeline.findings()[0].steps == (4, 60)
     assert not [text for text in map(str, told) if "generation" in text or "reducer" in text]
@@ -94,11 +94,12 @@ def test_nothing_to_gain_is_said_of_judged_steps_alone() -> None:
     history = History()
     history.assign(FIRST, 0, rebuilt=False)
     history.abandon(0)
-    assert views(history.timeline)["findings"]["text"] == "No step has ended yet on every rank."
+    assert views(history.timeline)["findings"]["text"] == "No step is complete on every rank yet."
     good = replace(MODEL, gradients=[2.0] * 8, buckets=[[i] for i in range(8)], per_mb=0.4, late=lambda rank, step: {},
                    options={"gradient_as_bucket_view": True})  # fmt: skip
     text = str(views(good.record(20))["findings"]["text"])
-    assert text.startswith("Nothing that would gain half a percent of a step, judged by 17 steps (steps 3–19): buckets")
+    assert text.startswith("No change would save half a percent of the step. Analysed: buckets")
+    assert text.endswith("in 17 steps (steps 3–19).")
 
 
 def test_few_steps_with_another_layout_are_not_judged() -> None:
@@ -108,7 +109,7 @@ def test_few_steps_with_another_layout_are_not_judged() -> None:
     history.assign(other, 2)
     history.train(other, 2, 4)
     assert history.timeline.findings() == before
-    assert "4 newer steps with other buckets are too few" in str(views(history.timeline)["findings"]["text"])
+    assert "4 newer steps with another bucket layout are not enough" in str(views(history.timeline)["findings"]["text"])
     history.train(other, 2, 6)
     assert history.timeline.findings()[0].steps == (64, 70)
 

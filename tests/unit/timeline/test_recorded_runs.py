@@ -137,14 +137,17 @@ WRONG: dict[str, tuple[Callable[[Path], list[Path]], str]] = {
         _another_run,
         r"rank0\.journal \(rank 0\) and .*rank1\.journal \(rank 1\) are of different runs, a and b",
     ),
-    "missing": (_without_rank_1, r"there is no file of rank 1, which took part: the 2 given are of ranks 0, 2"),
+    "missing": (
+        _without_rank_1,
+        r"there is no file of rank 1, which took part in the run: the 2 given files are of ranks 0, 2",
+    ),
     "schema": (
         _newer,
-        rf"rank0\.journal holds events of schema version {events.SCHEMA_VERSION + 1}, this ddp_lab reads",
+        rf"rank0\.journal holds events of schema version {events.SCHEMA_VERSION + 1}; this ddp_lab reads",
     ),
     "no recording": (_no_recording, r"notes\.npz is not a saved timeline"),
-    "empty": (_empty, r"holds no recording"),
-    "begun": (_begun, r"rank1\.journal does not say whose journal it is"),
+    "empty": (_empty, r"contains no recording"),
+    "begun": (_begun, r"rank1\.journal has no header"),
     "gone": (_gone, r"gone\.journal does not exist"),
 }
 
@@ -163,7 +166,7 @@ def test_errors_name_the_culprit(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_in_a_folder_what_is_no_recording_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Other files with such names are said and left out, beside journals and beside a saved timeline."""
+    """Other files with such names are reported and ignored, beside journals and beside a saved timeline."""
     write_journals(tmp_path / "run", Training())
     saved = tmp_path / "saved"
     saved.mkdir()
@@ -174,8 +177,8 @@ def test_in_a_folder_what_is_no_recording_is_left_out(tmp_path: Path, capsys: py
     for folder, others in ((tmp_path / "run", ["mine.journal"]), (saved, ["a.npz", "data.npz"])):
         assert main.main(["report", str(folder)]) == 0
         captured = capsys.readouterr()
-        assert [f"ddp-lab: {folder / name} is left out: it is no recording" for name in others] == [
-            line for line in captured.err.splitlines() if "left out" in line
+        assert [f"ddp-lab: {folder / name} is ignored: it is not a recording" for name in others] == [
+            line for line in captured.err.splitlines() if "ignored" in line
         ]
         assert "DigitsNet" in captured.out
 
@@ -196,7 +199,7 @@ def test_a_part_can_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main.main(["report", str(tmp_path), "--partial", "--output", str(tmp_path / "page.html")]) == 0
     captured = capsys.readouterr()
     assert "no file of rank 1" in captured.err
-    assert "left out" in captured.err
+    assert "ignored" in captured.err
     assert "DigitsNet" in captured.out
     assert (tmp_path / "page.html").is_file()
 

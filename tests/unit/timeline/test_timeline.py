@@ -110,7 +110,7 @@ def test_models_and_generations_stay_apart() -> None:
     assert timeline.reducers()[0].generations == (0, 1)
     assert len(timeline.assignment(0)["buckets"]) == 2
     assert len(timeline.assignment(0, 0)["buckets"]) == 1
-    with pytest.raises(ValueError, match="no assignment of reducer 7"):
+    with pytest.raises(ValueError, match="no bucket layout of reducer 7"):
         timeline.assignment(7)
 
 
@@ -427,21 +427,21 @@ def test_inspections() -> None:
 
 
 def test_summary_in_words() -> None:
-    """The sentences name the waiting bucket, the hidden share, the last rank, the late parameter and the losses."""
+    """The sentences name the exposed bucket, the overlapped share, the last rank, the late parameter and the losses."""
     text = _two_ranks().summary()
     assert text.splitlines() == [
-        "Net on 2 ranks, steps 3–9: 20.0 ms a step (median), of which 1.0 ms forward, 8.0 ms the backward's "
-        "computation and 4.0 ms waiting for gradients after it.",
-        "2 buckets (3 MB) a step, 6.0 ms under way; 33 % of the communication was hidden under the backward's "
+        "Net on 2 ranks, steps 3–9: 20.0 ms per step (median), of which 1.0 ms forward, 8.0 ms backward computation "
+        "and 4.0 ms exposed communication after it.",
+        "2 buckets (3 MB) per step, 6.0 ms in flight; 33 % of the communication overlapped with the backward "
         "computation.",
-        "Bucket 1 (layer0, layer1) waited longest: 4.0 ms of its collective lie after the computation; once all "
-        "ranks have launched it, it takes 2.0 ms (0.5 GB/s).",
-        "Rank 1 was the last to launch in 50 % of the collectives; the first rank then waited 4.0 ms for it (median).",
+        "Bucket 1 (layer0, layer1) has the most exposed communication, 4.0 ms; its all-reduce takes 2.0 ms once all "
+        "ranks have launched it (0.5 GB/s).",
+        "Rank 1 was the last to launch 50 % of the collectives; the first rank then waited 4.0 ms for it (median).",
         "Rank 1 falls behind when it computes the gradient of layer0 (bucket 1), by 4.0 ms in 100 % of the steps "
         "(persistent; it costs 20 % of a step).",
-        "To change, for about 20 % of the step: Rank 1 falls behind at the gradient of layer0 (bucket 1), and the "
-        "others wait for it. Look at what that rank does there that the others don't, and at its device and host "
-        "(clock, other processes, memory).",
+        "Main finding, about 20 % of the step: Rank 1 falls behind at the gradient of layer0 (bucket 1), and the "
+        "others wait for it. Check what that rank does there that the others don't, and check its device and host "
+        "(clock speed, other processes, memory).",
         "No event was dropped.",
     ]
 
@@ -453,7 +453,7 @@ def test_empty(columns: tuple[str, ...]) -> None:
     tables = (timeline.spans(), timeline.steps(), timeline.sync())
     assert columns in [tuple(table.columns) for table in tables]
     assert [len(table) for table in tables] == [0, 0, 0]
-    assert "wrap the model" in timeline.summary()
+    assert "Wrap the model" in timeline.summary()
     assert timeline.find_late() == []
 
 
@@ -465,7 +465,7 @@ def test_summary_of_one_rank_and_one_bucket() -> None:
     assert timeline.summary().startswith("No step of ? is complete yet.")
     recorder.backward(0, 20 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
     timeline.extend(recorder.batch())
-    assert "with one rank there is nobody to communicate with" in timeline.summary()
+    assert "a single rank has no communication" in timeline.summary()
     timeline.clear()
     for rank in (0, 1):
         recorder = Recorder(rank)

@@ -139,9 +139,9 @@ def test_the_control_says_what_it_did(timeline: Timeline) -> None:
     control = WatchControl(_Ranks(timeline))  # type: ignore[arg-type]
     control.obey({"do": "gradients", "every": 5, "reducer": 0})
     assert control.shown["gradients"] == 5
-    assert "watched every 5 steps" in control.shown["said"]
+    assert "monitored every 5 steps" in control.shown["said"]
     control.obey({"do": "drift", "every": 0, "reducer": 0})
-    assert "compared no more" in control.shown["said"]
+    assert "no longer compared" in control.shown["said"]
     control.obey({"do": "check", "reducer": 0})
     assert control.shown["said"] == ""  # the view tells
     with pytest.raises(ClusterError):

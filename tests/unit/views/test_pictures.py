@@ -45,7 +45,7 @@ def parts_of(frame: StepFrame) -> dict[tuple[int, str], tuple[float, float]]:
 
 
 def test_parts_follow_each_other() -> None:
-    """The bars of a bucket touch: filling, queued, waiting, reducing, from left to right."""
+    """The bars of a bucket touch: filling, ready (queued), waiting for peers, all-reduce, from left to right."""
     parts = parts_of(frame_of(Training(2, 3, delays={(1, 1): 2.0})))
     for lane in (1, 2, 3, 5, 6, 7):  # below the ranks' own
         bars = [parts[lane, part] for part in PARTS[:4] if (lane, part) in parts]
@@ -120,7 +120,7 @@ def test_the_figure_of_a_step_or_rank(timeline: Timeline) -> None:
     assert {name.split(" · ")[0] for trace in figure.data if trace.type == "bar" for name in trace.y} == {"rank 1"}
     with pytest.raises(ValueError, match="steps 0 to 2"):
         timeline_figure(timeline, step=9)
-    with pytest.raises(ValueError, match=r"ranks: \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"ranks are \[0, 1\]"):
         timeline_figure(timeline, ranks=[5])
     with pytest.raises(ValueError, match="no step has been recorded"):
         timeline_figure(Timeline())

@@ -49,10 +49,10 @@ def test_a_running_rank_names_its_cell() -> None:
     [
         ({"state": "dead", "exit_code": -9}, False, "dead", "killed by SIGKILL (signal 9)"),
         ({"state": "dead", "exit_code": 3}, False, "dead", "ended with exit code 3"),
-        ({"state": "silent"}, True, "stopped", "stopped by SIGSTOP; kill -CONT 100 lets it go on"),
+        ({"state": "silent"}, True, "stopped", "stopped by SIGSTOP; continue with kill -CONT 100"),
         ({"state": "silent"}, False, "silent", "silent"),
         ({"state": "silent", "pid": 0}, False, "starting", "starting"),
-        ({"state": "freed"}, False, "freed", "freed; the next cell rejoins"),
+        ({"state": "freed"}, False, "freed", "unblocked; the next cell rejoins"),
     ],
 )
 def test_ranks_in_trouble(fields: dict[str, Any], stopped: bool, state: str, words: str) -> None:
@@ -67,7 +67,7 @@ def test_ranks_in_trouble(fields: dict[str, Any], stopped: bool, state: str, wor
     [
         ("failed", "failed", "failed; the next cell rejoins"),
         ("interrupted", "interrupted", "interrupted; the next cell rejoins"),
-        ("rank 1", "freed", "freed because rank 1 failed; the next cell rejoins"),
+        ("rank 1", "freed", "unblocked because rank 1 failed; the next cell rejoins"),
     ],
 )
 def test_a_rank_that_failed_is_told_from_one_that_was_freed(broken_by: str, state: str, words: str) -> None:

@@ -52,7 +52,7 @@ def test_ranks_in_different_steps() -> None:
     assert found[0].waits_for == (1,)
     ahead = state(1, "pending", "pending", step=5, in_flight=False)
     found = standings({0: state(0, "launched", "launched", point="reduced", bucket=0), 1: ahead})
-    assert found[1].text == "is done with step 4, and before the backward of step 5"
+    assert found[1].text == "has finished step 4; the backward of step 5 is next"
     found = standings({0: state(0, "launched", "launched", finalizing=True), 1: ahead})
     assert (found[0].kind, found[0].waits_for) == ("finishing", ())
 
@@ -61,9 +61,9 @@ def test_ranks_in_different_steps() -> None:
     ("fields", "words"),
     [
         ({"point": "gradient_ready", "parameter": "0.bias"}, "the gradient of '0.bias' is ready, not yet in its"),
-        ({"point": "bucket_ready", "bucket": 1}, "not yet launched (bucket 0 has to be launched first)"),
+        ({"point": "bucket_ready", "bucket": 1}, "not yet launched (bucket 0 must be launched first)"),
         ({"point": "launched", "bucket": 1}, "the collective of bucket 1 has been started"),
-        ({"point": "reduced", "bucket": 1}, "the average of bucket 1 is there, not yet written back"),
+        ({"point": "reduced", "bucket": 1}, "the average of bucket 1 is computed, not yet written back"),
     ],
 )
 def test_pauses_in_words(fields: dict[str, Any], words: str) -> None:
@@ -196,7 +196,7 @@ def test_the_rebuild_is_no_change() -> None:
 def test_a_change_that_keeps_the_buckets_has_no_verdict() -> None:
     """Other caps that lead to the same buckets: that is said, and no step is called faster, though it is."""
     found = compared(_trained(1, 30, 60, rebuilt=True, options={"bucket_cap_mb_list": [1.0, 25.0]}), 0)
-    assert found["text"].startswith("The same buckets and hook before and after the change")
+    assert found["text"].startswith("Buckets and hook are the same before and after the change")
     assert "verdict" not in found
     assert [side["buckets"] for side in found["sides"]] == [3, 3]
 
@@ -223,23 +223,23 @@ def test_a_fault_ends_what_is_compared() -> None:
 def test_what_was_typed_is_checked_before_ranks_are_asked() -> None:
     """Caps, buckets and times that are no numbers are refused in words, without a question to any rank."""
     nobody: Any = None
-    with pytest.raises(ValueError, match="caps are numbers in MiB"):
+    with pytest.raises(ValueError, match="bucket size limits must be numbers in MiB"):
         BucketControl(nobody, Timeline(), lambda: None).obey({"change": {"bucket_cap_mb_list": [1.0, None]}})
-    with pytest.raises(ValueError, match="buckets are numbers"):
+    with pytest.raises(ValueError, match="buckets must be numbers"):
         StepControl(nobody).obey({"do": "pause", "points": ["reduced"], "buckets": [0, None]})
     with pytest.raises(ValueError, match="at least one point"):
         StepControl(nobody).obey({"do": "pause", "points": []})
-    with pytest.raises(ValueError, match="say by how many ms"):
+    with pytest.raises(ValueError, match="enter the delay in milliseconds"):
         FaultControl(nobody).obey({"do": "inject", "fault": {"kind": "SlowRank", "rank": 0, "seconds": None}})
 
 
 def test_without_a_cluster_requests_are_heard_and_refused() -> None:
-    """A saved timeline's controls say that they need a live cluster, and take requests without asking anybody."""
+    """A saved timeline's controls say that they need a running cluster, and take requests without asking anybody."""
     controls = Controls(Timeline(), None, lambda: None)
     controls.ask({"type": "step", "id": "x", "do": "continue"})
     control = controls.traits()["control"]
     assert control["live"] is False
-    assert "controls need a live cluster" in control["why"]
+    assert "Controls need a running cluster" in control["why"]
     assert control["heard"] == ["x"]
     controls.stop()
 

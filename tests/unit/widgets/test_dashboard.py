@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,10 @@ from ddp_lab.engine.telemetry import interval_of
 from ddp_lab.protocol.events import DTYPE, Batch, Kind
 from ddp_lab.simulation.link_model import LinkModel
 from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.views.paint import palette
+from ddp_lab.views.scene import Spans
+from ddp_lab.views.step_frames import StepFrames
+from ddp_lab.views.timeline_scene import timeline_scene
 from ddp_lab.widgets import bundle, view_widgets
 from ddp_lab.widgets.dashboard import Dashboard
 from ddp_lab.widgets.life import life_of
@@ -258,7 +263,7 @@ def test_a_followed_job_has_no_controls(tmp_path: Path) -> None:
     try:
         assert shown.tabs == saved.tabs
         assert not {"step", "rehearsal", "collectives"} & {name for names in shown.tabs for name in names}
-        for one, words in ((shown, "No step recorded yet: train with"), (saved, "No step was recorded.")):
+        for one, words in ((shown, "No step recorded yet. Train with"), (saved, "No step was recorded.")):
             assert [one.means[name] for name in ("compare", "link", "control")] == [False] * 3
             assert words in one.means["nothing"]
             assert words in one.svg()
@@ -296,13 +301,13 @@ def test_without_ranks_it_says_so(make: Made) -> None:
     dashboard: Any = make(timeline)
     dashboard._receive(dashboard, {"type": "compare", "reducer": 0, "step": 0}, [])
     wait_until(lambda: dashboard.inspection.get("state") == "failed", 10, "the answer")
-    assert "no ranks to ask" in dashboard.inspection["text"]
+    assert "no running ranks" in dashboard.inspection["text"]
 
 
 def test_a_cluster_that_was_never_started_was_not_stopped() -> None:
     """A dashboard of a cluster that does not run says so; that it was stopped only if its ranks were heard of."""
     cluster = Cluster(2, backend="gloo")
-    assert life_of(cluster, {})["what"] == "The cluster does not run"
+    assert life_of(cluster, {})["what"] == "The cluster is not running"
     cluster.timeline.set_status(0, {"state": "idle"})
     assert life_of(cluster, {})["what"] == "The cluster was stopped"
 
@@ -511,3 +516,19 @@ def test_many_ranks_send_less_often() -> None:
     """Few ranks drain every 20 ms; of more than 25 all together send 1,250 batches a second."""
     assert [interval_of(ranks) for ranks in (1, 8, 25)] == [0.02] * 3
     assert 64 / interval_of(64) == pytest.approx(1250)
+
+
+def test_the_legend_has_the_words_of_pictures_and_glossary() -> None:
+    """Browser and pictures name the parts of a bucket's bar alike; each name is a term of the glossary."""
+    generated = bundle.module_text("app/dashboard.js")
+    (parts,) = re.findall(r"^(?:export )?const PARTS = (\[.*\]);$", generated, re.MULTILINE)
+    assert [one["label"] for one in json.loads(parts)] == [*palette.LABELS.values()]
+    assert tuple(palette.LABELS) == palette.PARTS
+    training = Training(2, 3, delays={(1, 1): 2.0})
+    frame = StepFrames(training.timeline(*enumerate(training.step(0, 10**12)))).latest()
+    assert frame is not None
+    drawn = {one.name for one in timeline_scene(frame).panels[0].marks if isinstance(one, Spans) and one.name}
+    assert drawn <= {*palette.LABELS.values()}
+    glossary = (Path(__file__).resolve().parents[3] / "tutorials/site/glossary.md").read_text(encoding="utf-8")
+    assert {*palette.LABELS.values()} - {"exposed"} <= {*re.findall(r"^(\S.*)$", glossary, re.MULTILINE)}
+    assert "exposed communication" in glossary

@@ -1,20 +1,20 @@
-// A cell that runs in the background, or longer than this page: how far it is, a button that stops it, how it ended.
+// A cell that runs in the background, or longer than this page is open: its progress, a stop button, its result.
 
 import { hidePicture, Life } from "./life.js";
 import { button, element, setText } from "../charts/dom.js";
 
-const STALE_S = 6; // a running cell tells of itself every second
+const STALE_S = 6; // a running cell reports its status every second
 const ENDED = ["done", "failed", "interrupted", "not run"];
-const shown = new Set(); // tokens of the widgets that this page has made: one of them made anew comes late
+const shown = new Set(); // tokens of the widgets that this page has made: a widget that is made again has missed output
 
-// The text below the line has boxes of a bounded height (background_cell.css), which show its end as it comes unless the
-// reader looks at something above it.
+// The text below the line is in boxes of limited height (background_cell.css), which scroll to its end unless the reader has
+// scrolled up.
 class Boxes {
   find(root) {
     this.area ??= root.closest(".jp-OutputArea");
     if (!this.area) return;
     if (!this.observer) {
-      this.away = new WeakSet(); // boxes in which the reader has gone up
+      this.away = new WeakSet(); // boxes in which the reader has scrolled up
       this.looked = ({ target: box }) => (box.scrollTop + box.clientHeight < box.scrollHeight - 8 ? this.away.add(box) : this.away.delete(box));
       this.area.addEventListener("scroll", this.looked, true);
       this.observer = new MutationObserver(() => this.showEnds());
@@ -46,10 +46,10 @@ class BackgroundView {
     this.sign = element("span", { class: "ddp-sign", "aria-hidden": "true" });
     this.words = element("span", { role: "status" });
     this.stop = button("■ Stop", "Interrupt this cell on all its ranks", () => this.interrupt());
-    this.text = element("pre", { class: "ddp-late-text", tabindex: "0", "aria-label": "the end of the cell's text" });
+    this.text = element("pre", { class: "ddp-late-text", tabindex: "0", "aria-label": "the end of the cell's output" });
     const { state, now } = model.get("status");
     const ran = !ENDED.includes(state) || performance.timeOrigin / 1000 < now;
-    const title = ran ? "The end of its text: this page was opened while the cell ran" : "The end of its text";
+    const title = ran ? "End of the output (this page was opened while the cell ran)" : "End of the output";
     this.missed = element("details", { class: "ddp-twin", hidden: true, open: ran }, element("summary", {}, title), this.text);
     const kind = model.get("waited") ? "ddp-waited" : "ddp-boxing";
     this.root = element("div", { class: `ddp-lab ddp-background ${kind}` }, element("p", { class: "ddp-background-line" }, this.sign, this.words, this.stop), this.missed);
@@ -87,7 +87,7 @@ class BackgroundView {
   came() {
     this.cameAt = performance.now();
     const { state, now } = this.model.get("status");
-    // It had run for longer than this page has been open: said without comparing two clocks.
+    // The cell started before this page was opened; found without comparing two clocks.
     this.late ||= !ENDED.includes(state) && 1000 * (now - this.model.get("began")) > this.cameAt;
     this.draw();
   }
@@ -99,8 +99,8 @@ class BackgroundView {
     const lost = !ended && (this.life.end || silent > STALE_S);
     const parts = [`${this.model.get("label")}: ${headline}`];
     if (step !== null && step !== undefined) parts.push(`step ${step.toLocaleString("en")}`);
-    if (this.life.end && !ended) parts.splice(0, parts.length, `${this.model.get("label")}: lost sight of. ${this.life.state.what}; ${this.model.get("if_lost")}.`);
-    else if (lost) parts.push(`no news from the kernel for ${Math.round(silent)} s`);
+    if (this.life.end && !ended) parts.splice(0, parts.length, `${this.model.get("label")}: connection lost. ${this.life.state.what}; ${this.model.get("if_lost")}.`);
+    else if (lost) parts.push(`no message from the kernel for ${Math.round(silent)} s`);
     else if (this.asked && !ended) parts.push("stopping …");
     this.root.classList.toggle("ddp-unseen", this.model.get("waited") && !this.late);
     this.boxes.find(this.root);

@@ -1,4 +1,4 @@
-// The lines around the views: what must not be missed above them, a replay's controls, and below them what all this costs.
+// The lines around the views: alarms and the replay controls above them, the overhead below.
 
 import { asking } from "./life.js";
 import { button, choice, element, setOptions, setText } from "../charts/dom.js";
@@ -8,22 +8,22 @@ import { duration } from "../views/step_through.js";
 export class Alarm {
   // actions: {send(command)}
   constructor(actions) {
-    this.faults = new Line("⚠", "Rehearsal", "alert", button("End all", "all faults end before the next forward", () => actions.send({ type: "fault", id: "", do: "end" })));
-    this.pauses = new Line("", "Paused", "group", button("Continue", "no breakpoints: train at full speed", () => actions.send({ type: "step", id: "", do: "continue", reducer: null })));
+    this.faults = new Line("⚠", "Fault injection", "alert", button("End all", "End all faults before the next forward", () => actions.send({ type: "fault", id: "", do: "end" })));
+    this.pauses = new Line("", "Paused", "group", button("Continue", "Remove all breakpoints and continue training", () => actions.send({ type: "step", id: "", do: "continue", reducer: null })));
     this.node = element("div", { class: "ddp-alarms" }, this.faults.node, this.pauses.node);
   }
 
   // stepping, rehearsal: of the kernel; live: whether the controls have a cluster
   draw(live, stepping, rehearsal) {
     const faults = live ? (rehearsal?.faults ?? []) : [];
-    const several = faults.length > 1 ? `${faults.length} faults on purpose` : "a fault on purpose";
+    const several = faults.length > 1 ? `${faults.length} active faults` : "active fault";
     this.faults.draw(faults.length ? `${several}: ${faults.slice(0, 3).map((one) => `rank ${one.rank}: ${one.text}`).join("; ")}${faults.length > 3 ? "; …" : ""}.` : "");
     const paused = live ? (stepping?.ranks ?? []).filter((one) => one.kind === "paused") : [];
-    this.pauses.draw(paused.length ? `training waits. ${pauseWords(paused, Date.now() / 1000)}.` : "");
+    this.pauses.draw(paused.length ? `training is paused. ${pauseWords(paused, Date.now() / 1000)}.` : "");
   }
 }
 
-// Ranks that pause at the same point in one phrase: "ranks 0–2 pause: bucket 0 is ready, not yet launched (2 s)".
+// Joins ranks that pause at the same point: "ranks 0–2 pause: bucket 0 is ready, not yet launched (2 s)".
 function pauseWords(paused, now) {
   const groups = new Map();
   for (const one of paused) groups.set(one.text, [...(groups.get(one.text) ?? []), one]);
@@ -61,17 +61,17 @@ export class PlayerBar {
   constructor(send) {
     this.send = (asked) => send({ type: "player", ...asked });
     this.button = button("", null, () => this.send({ playing: !this.state.playing }), { class: "ddp-button ddp-primary ddp-play" });
-    this.range = element("input", { type: "range", min: "0", max: "1000", value: "0", class: "ddp-range", "aria-label": "moment of the recording" });
+    this.range = element("input", { type: "range", min: "0", max: "1000", value: "0", class: "ddp-range", "aria-label": "position in the recording" });
     this.range.addEventListener("input", () => {
-      this.held = true; // the reader moves it: what the kernel says of it waits
+      this.held = true; // the user moves it: ignore the kernel's position
       this.write(this.chosen);
     });
-    // Not "change" alone: there is none if the reader moves it away and back.
+    // "change" is not enough: there is none if the user moves it away and back.
     for (const end of ["change", "pointerup", "pointercancel", "blur"]) this.range.addEventListener(end, () => this.release());
     this.time = element("span", { class: "ddp-muted ddp-played" });
-    this.speeds = SPEEDS; // and whatever else it has been set to
+    this.speeds = SPEEDS; // plus any other speed that was set
     this.speed = choice("speed of the replay", [], () => this.send({ speed: Number(this.speed.value) }));
-    const speed = element("label", { class: "ddp-field", title: "1: as fast as it was" }, "speed ", this.speed);
+    const speed = element("label", { class: "ddp-field", title: "1: the recorded speed" }, "speed ", this.speed);
     const steps = element("span", { class: "ddp-field ddp-steps" }, this.button, this.range, this.time);
     this.node = element("div", { class: "ddp-toolbar ddp-player", role: "toolbar", "aria-label": "replay", hidden: true }, asking("kernel", steps, speed));
   }
@@ -111,11 +111,11 @@ const WINDOW_MS = 10000;
 
 export class OverheadLine {
   constructor() {
-    this.node = element("p", { class: "ddp-overhead ddp-muted", title: "Recording: events that a rank records in a step, times the measured cost of one, over the step. Kernel: processor time of this dashboard's thread. Page: time that this page spends drawing it." });
+    this.node = element("p", { class: "ddp-overhead ddp-muted", title: "Recording: events per step and rank, times the measured cost of one, divided by the step time. Kernel: CPU time of this dashboard's thread. Page: time that this page spends on drawing." });
     this.samples = [];
   }
 
-  // found: of the kernel: {events, ns, step, kernel, kept}; busy: milliseconds that the page has spent drawing so far
+  // found: from the kernel: {events, ns, step, kernel, kept}; busy: milliseconds that the page has spent on drawing so far
   draw(found, busy) {
     const now = performance.now();
     this.samples.push([now, busy]);
@@ -123,14 +123,14 @@ export class OverheadLine {
     const [from, before] = this.samples[0];
     const page = now - from > 1000 ? (busy - before) / (now - from) : NaN;
     const shares = [share("kernel", found?.kernel), share("page", page)].filter(Boolean);
-    setText(this.node, `Overhead: ${recording(found)}${shares.length ? `; this view takes ${shares.join(" and ")}` : ""}.${found?.kept ? ` ${found.kept}` : ""}`);
+    setText(this.node, `Overhead: ${recording(found)}${shares.length ? `; this view uses ${shares.join(" and ")}` : ""}.${found?.kept ? ` ${found.kept}` : ""}`);
   }
 }
 
 function recording(found) {
-  if (!found?.events) return "recording: its events are counted as steps come";
-  const events = `recording ${Math.round(found.events).toLocaleString("en")} events a step and rank`;
-  if (!found.ns) return `${events} (the cost of one was not measured here)`;
+  if (!found?.events) return "recording: not known before the first steps";
+  const events = `recording ${Math.round(found.events).toLocaleString("en")} events per step and rank`;
+  if (!found.ns) return `${events} (their cost was not measured here)`;
   const cost = `${events} × ${found.ns.toFixed(0)} ns`;
   return found.step > 0 ? `${cost} = ${Number(((found.events * found.ns) / (found.step * 1e4)).toPrecision(2))} % of the step (${significant(found.step)} ms)` : cost;
 }

@@ -1,4 +1,4 @@
-// The cluster: its ranks, live while they are seen, and buttons to interrupt, rejoin and restart.
+// The cluster: its ranks, updated while they are in view, and buttons to interrupt, rejoin and restart.
 
 import { ClusterTable } from "./cluster_table.js";
 import { Asker, StatusLine } from "./control_status.js";
@@ -7,9 +7,9 @@ import { Presence } from "./presence.js";
 import { button, element, setText } from "../charts/dom.js";
 import { count } from "../charts/theme.js";
 
-const SAY_S = 5; // a page that shows the panel tells the kernel so often
+const SAY_S = 5; // how often a page that shows the panel reports that to the kernel
 const AGAIN = "Start a cluster and run lab.panel() for a new one.";
-const STALE_S = 4; // without a message: nobody knows how the ranks are
+const STALE_S = 4; // without a message the state of the ranks is unknown
 
 class PanelView {
   constructor(model, life) {
@@ -24,14 +24,14 @@ class PanelView {
   build() {
     const ask = (command) => () => this.asker.ask(command);
     this.summary = element("span", { class: "ddp-muted" });
-    this.interrupt = button("Interrupt", "KeyboardInterrupt in the cell, on all ranks; also in a collective that waits", ask({ do: "interrupt", ranks: null }));
-    this.rejoin = button("Rejoin", "new process groups; variables are kept", ask({ do: "rejoin" }));
-    this.restart = button("Restart …", "new processes; variables are lost", ask({ do: "restart" }));
+    this.interrupt = button("Interrupt", "Interrupt the running cell on all ranks, even inside a collective", ask({ do: "interrupt", ranks: null }));
+    this.rejoin = button("Rejoin", "Rebuild the process groups; variables are kept", ask({ do: "rejoin" }));
+    this.restart = button("Restart …", "Start new processes; variables are lost", ask({ do: "restart" }));
     this.buttons = element("fieldset", { class: "ddp-controls ddp-field", "data-asks": "ranks", "aria-label": "all ranks" }, this.interrupt, this.rejoin, this.restart);
     const head = element("div", { class: "ddp-toolbar ddp-cluster-head" }, element("h4", {}, "Cluster"), this.summary, this.buttons);
     this.question = element("span");
-    this.cancel = button("Cancel", "nothing happens", ask({ do: "cancel" }));
-    const sure = button("Restart", "all variables on the ranks are lost", ask({ do: "restart", sure: true }), { class: "ddp-button ddp-primary" });
+    this.cancel = button("Cancel", "Do not restart", ask({ do: "cancel" }));
+    const sure = button("Restart", "All variables on the ranks are lost", ask({ do: "restart", sure: true }), { class: "ddp-button ddp-primary" });
     const keydown = (event) => event.key === "Escape" && this.cancel.click();
     this.confirm = element("div", { class: "ddp-alarm", role: "alertdialog", "aria-label": "Restart?", hidden: true, keydown }, element("span", { class: "ddp-sign", "aria-hidden": "true" }, "⚠"), this.question, sure, this.cancel);
     this.bar = element("progress", { max: "1", "aria-label": "progress" });
@@ -50,7 +50,7 @@ class PanelView {
     return this.presence.inView && !document.hidden;
   }
 
-  // Tells the kernel whether the ranks are seen: it asks them nothing otherwise.
+  // Tells the kernel whether the panel is in view: otherwise it does not query the ranks.
   looked() {
     if (!this.seen && this.told === false) return;
     this.told = this.seen;
@@ -115,7 +115,7 @@ class PanelView {
     this.drawControl(past ? {} : control, changing);
     this.lifeLine.draw(past, rows.length ? `of ${clockTime(this.cameOn)}` : "", AGAIN);
     disableDead([this.root], past);
-    const due = about.running || !about.why; // news: they run, or nothing was heard yet
+    const due = about.running || !about.why; // messages are expected: the ranks run, or none has arrived yet
     this.drawNotice(due && !changing && !past && elapsed > STALE_S ? Math.floor(elapsed) : 0);
   }
 
@@ -134,7 +134,7 @@ class PanelView {
   }
 
   drawNotice(seconds) {
-    const text = this.model.get("notice") || (seconds ? `No news from the kernel for ${seconds} s: is it running?` : "");
+    const text = this.model.get("notice") || (seconds ? `No message from the kernel for ${seconds} s. Is it running?` : "");
     this.notice.hidden = !text;
     setText(this.notice, text);
   }

@@ -1,21 +1,21 @@
-// The table of the ranks: one row each, refreshed in place; times go on between two messages.
+// The table of the ranks: one row each, updated in place; durations advance between two messages.
 
 import { button, element, makeTable, scrolled, setRows, setText } from "../charts/dom.js";
 import { bytes } from "../charts/theme.js";
 
-const LATE_S = 2; // without a word from a rank
+const LATE_S = 2; // without a message from a rank
 const LOST_S = 10;
 const COLUMNS = [
   { name: "rank" },
   { name: "state" },
   { name: "device" },
   { name: "memory", title: "resident memory of the rank's process, shared pages included", text: (row) => size(row.memory) },
-  { name: "CPU", title: "processor time of the rank's process, in percent of one core; more than 100 % if its threads use several", percent: (row) => row.cpu },
-  { name: "GPU memory", title: "of the whole device, by all processes", gpu: true, text: (row) => (row.gpuUsed === null ? "–" : `${size(row.gpuUsed)} of ${size(row.gpuTotal)}`) },
+  { name: "CPU", title: "CPU time of the rank's process, in percent of one core; more than 100 % if its threads use several cores", percent: (row) => row.cpu },
+  { name: "GPU memory", title: "used memory of the whole device, by all processes", gpu: true, text: (row) => (row.gpuUsed === null ? "–" : `${size(row.gpuUsed)} of ${size(row.gpuTotal)}`) },
   { name: "GPU", title: "share of the last second in which the device was busy", gpu: true, percent: (row) => row.gpu },
-  { name: "step", title: "newest step of which an event has come", text: (row) => (row.step === null ? "–" : row.step.toLocaleString("en")) },
-  { name: "in flight", title: "collectives that the rank has launched and that have not ended", text: (row) => unbroken(row.inFlight) || "–" },
-  { name: "heartbeat", title: "since the rank last answered or sent anything; it is asked twice a second" },
+  { name: "step", title: "last step seen", text: (row) => (row.step === null ? "–" : row.step.toLocaleString("en")) },
+  { name: "in flight", title: "collectives that the rank has launched and that are not complete", text: (row) => unbroken(row.inFlight) || "–" },
+  { name: "heartbeat", title: "time since the last message from the rank; it is queried twice a second" },
   { name: "" },
 ];
 const STATE = 1;
@@ -42,14 +42,14 @@ export function duration(seconds) {
 }
 
 export class ClusterTable {
-  // interrupt(rank): the reader asks for it
+  // interrupt(rank): interrupts a rank
   constructor(interrupt) {
     this.interrupt = interrupt;
     this.table = makeTable("Ranks", COLUMNS.map(({ name, title }) => (title ? [name, title] : name)));
     this.node = scrolled("ranks", this.table.node, "ddp-cluster-ranks");
   }
 
-  // rows: of cluster_panel/rows.py; elapsed: seconds since they came; stale: too long ago to know how the ranks are now
+  // rows: of cluster_panel/rows.py; elapsed: seconds since they arrived; stale: whether they are out of date
   draw(rows, elapsed, stale) {
     const gpus = rows.some((row) => row.gpuTotal !== null || row.gpu !== null);
     this.table.node.classList.toggle("ddp-no-gpu", !gpus);
@@ -88,7 +88,7 @@ export class ClusterTable {
     this.drawHeartbeat(cells[HEARTBEAT].firstChild, row, elapsed, stale);
     const action = cells[ACTION].firstChild;
     action.hidden = !row.busy;
-    action.title = `KeyboardInterrupt in the cell on rank ${row.rank}; ranks that wait for it end, too`;
+    action.title = `Interrupt the running cell on rank ${row.rank}; ranks that wait for it are unblocked`;
     action.setAttribute("aria-label", `Interrupt rank ${row.rank}`);
   }
 

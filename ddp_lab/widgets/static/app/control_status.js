@@ -1,10 +1,10 @@
-// What all controls have in common: they ask the kernel, say what came of it, and say why they can't.
+// The common part of all controls: requests to the kernel, their status, and why a control is unavailable.
 
 import { choice, element, field, setOptions, setText } from "../charts/dom.js";
 
 const SILENCE_MS = 8000;
 
-// Sends requests of one type, each with a number of its own, and knows whether the kernel has taken them.
+// Sends requests of one type, each with its own id, and knows whether the kernel has received them.
 export class Asker {
   // actions: {send(command), redraw()}
   constructor(type, actions) {
@@ -35,16 +35,16 @@ export class StatusLine {
     this.node = element("p", { class: "ddp-status", role: "status", hidden: true });
   }
 
-  // state: of Asker; shown: {said, error} of the kernel
+  // state: of Asker; said, error: from the kernel
   draw(state, said, error) {
-    const text = state === "silent" ? "The kernel does not answer. Is it running? A control needs a live cluster." : error || (state === "asked" ? "Asked …" : said);
+    const text = state === "silent" ? "The kernel does not respond. Is it running? Controls need a running cluster." : error || (state === "asked" ? "Requested …" : said);
     this.node.hidden = !text;
     this.node.classList.toggle("ddp-failed", Boolean(error) || state === "silent");
     setText(this.node, text ?? "");
   }
 }
 
-// Shows `form` where there is a live cluster; else says that controls need one.
+// Shows the controls if there is a running cluster; otherwise shows why there are none.
 export class NeedsCluster {
   constructor(...controls) {
     this.why = element("p", { class: "ddp-empty", hidden: true });
@@ -54,20 +54,20 @@ export class NeedsCluster {
 
   draw(control) {
     const live = Boolean(control?.live);
-    const shown = live || Boolean(control?.stopped); // of ranks that have ended they stay, disabled
+    const shown = live || Boolean(control?.stopped); // after the ranks have stopped they stay, disabled
     this.why.hidden = shown;
     this.fields.hidden = !shown;
-    setText(this.why, control?.why ?? "Controls need a live cluster.");
+    setText(this.why, control?.why ?? "Controls need a running cluster.");
     return live;
   }
 }
 
-// Which model a control is about: the one that is shown, or if that is gone the one that was active last, unless the
-// reader chooses another. Seen where there are several.
+// The model that a control is for: the displayed one, or if that no longer exists the last active one, unless the user chooses
+// another. Visible if there are several.
 export class ModelChoice {
   // actions: {redraw()}
   constructor(actions) {
-    this.select = choice("model", [["", "the one that trains"]]);
+    this.select = choice("model", [["", "the one that is training"]]);
     this.select.addEventListener("change", () => actions.redraw());
     this.node = field("model", this.select);
   }
@@ -77,7 +77,7 @@ export class ModelChoice {
     const living = (control?.live && control.living) || models.map((one) => one.reducer);
     const offered = models.filter((one) => living.includes(one.reducer));
     this.node.hidden = models.length < 2;
-    setOptions(this.select, [["", "the one that trains"], ...offered.map((one) => [one.reducer, `${one.module} (reducer ${one.reducer})`])]);
+    setOptions(this.select, [["", "the one that is training"], ...offered.map((one) => [one.reducer, `${one.module} (reducer ${one.reducer})`])]);
     const meant = this.select.value || (living.includes(model) ? "" : living.at(-1));
     const chosen = offered.find((one) => String(one.reducer) === String(meant));
     return chosen ? { model: chosen.reducer, current: chosen } : { model, current };

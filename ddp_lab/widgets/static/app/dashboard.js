@@ -26,15 +26,15 @@ class View {
     this.life = life;
     this.reducer = null;
     this.step = null;
-    this.record = null; // the step that is drawn
+    this.record = null; // the displayed step
     this.following = true;
-    this.pinned = false; // the reader chose the model: others don't take its place
+    this.pinned = false; // the user chose the model: no automatic change
     this.bucket = null;
     this.draws = 0; // pictures
-    this.updates = 0; // pictures that showed something new
-    this.busy = 0; // milliseconds spent drawing
+    this.updates = 0; // pictures with a new step
+    this.busy = 0; // milliseconds spent on drawing
     this.wroteAt = 0;
-    this.stale = true; // the picture is not what the store and the reader ask for
+    this.stale = true; // the picture is out of date
     this.spoken = 0;
     this.id = Math.random().toString(36).slice(2);
     this.facts = new KernelFacts(model, store, (command) => life.send(command));
@@ -97,7 +97,7 @@ class View {
     this.schedule(true);
   }
 
-  // Tells the kernel which views are seen, so that it computes what they need and nothing else.
+  // Tells the kernel which views are in view, so that it computes only what they need.
   looked() {
     const views = this.presence.inView ? this.panels.names : [];
     this.life.look(this.presence.inView);
@@ -121,7 +121,7 @@ class View {
     this.drawLife();
     if (before !== this.past?.what) this.schedule(true);
     this.drawFooter();
-    if (this.model.get("stepping")?.paused?.length) this.schedule(); // it says for how long
+    if (this.model.get("stepping")?.paused?.length) this.schedule(); // it shows for how long
     if (this.stale && this.record) this.request(); // there was no room
     this.busy += performance.now() - begin;
   }
@@ -130,7 +130,7 @@ class View {
     target.append(this.root);
     this.presence.begin();
     this.looked();
-    // Steps that are not shown change nothing in a picture of one step.
+    // A picture of one step does not change with other steps.
     this.changed = (what) => {
       if (what === "reset") {
         Object.assign(this, { record: null, step: null, following: true, lookedAt: null });
@@ -163,14 +163,14 @@ class View {
     this.schedule(true);
   }
 
-  // The picture is to be drawn again. soon: the reader waits for it, so that tables don't keep to their pace
+  // Requests a new picture. soon: the user waits for it, so the tables are updated at once
   schedule(soon = false) {
     if (soon) this.wroteAt = 0;
     this.stale = true;
     this.request();
   }
 
-  // What is new is to be drawn, if it is shown.
+  // Requests a new picture if the dashboard is in view.
   request() {
     if (this.frame || !this.presence.inView) return;
     this.frame = requestAnimationFrame(() => {
@@ -194,7 +194,7 @@ class View {
     const now = performance.now();
     const pace = record && record.rankCount * record.buckets > LARGE ? 2 * TABLES_MS : TABLES_MS;
     const fresh = record !== this.record;
-    const first = this.record === null; // shows the toolbar, which is to be right at once
+    const first = this.record === null; // shows the toolbar, which must be right at once
     const hurried = this.following && fresh && !first && now - this.wroteAt < pace;
     if (record !== null) {
       if (fresh) this.updates += 1;
@@ -208,7 +208,7 @@ class View {
     this.busy += performance.now() - now;
   }
 
-  // Before the first step there are only the tabs that need none.
+  // Before the first step, only the tabs that need none are shown.
   showWhatThereIs(record) {
     const { free, bare, anyFree } = this.panels;
     this.empty.hidden = record !== null || free;
@@ -237,8 +237,8 @@ class View {
     setText(this.badge, state);
   }
 
-  // Figures that change thirty times a second can't be read, and laying them out costs more than the picture: all text
-  // follows at most five times a second.
+  // Numbers that change thirty times a second can't be read, and their layout costs more than the picture: text is updated at
+  // most five times a second.
   drawTables(record, now) {
     this.wroteAt = now;
     if (record !== null) this.drawSelector(record, this.panels.has("timeline"));
@@ -261,15 +261,15 @@ class View {
     this.label(record);
   }
 
-  // What has ended, if something has.
+  // Shows whether the kernel or the cluster is lost.
   drawLife() {
     this.past = this.life.state;
     const control = this.model.get("control");
-    const again = this.model.get("means").control ? "Start a cluster and run lab.dashboard() for a new one." : "Run its cell again for a new one.";
+    const again = this.model.get("means").control ? "Start a cluster and run lab.dashboard() for a new dashboard." : "Run its cell again for a new dashboard.";
     this.lifeLine.draw(this.past, this.past && lastPicture(this.store, control?.shift), again);
   }
 
-  // After whatever else decides on them.
+  // Runs last, after everything else that enables or disables controls.
   disable() {
     if (this.past || this.wasPast) disableDead([this.root, ...Object.values(this.panels.nodes)], this.past);
     this.wasPast = this.past;
@@ -286,7 +286,7 @@ class View {
     this.tabs.draw(this.panels.opened, { Findings: this.facts.of("findings", this.reducer)?.items.length });
   }
 
-  // The record to show: the chosen step (also when the store has let it go), else the newest of the chosen model.
+  // The record to show: the chosen step (even if the store no longer holds it), else the newest of the chosen model.
   choose() {
     if (!this.store.newest) return null;
     if (!this.store.reducers.has(this.reducer) || (this.following && !this.pinned)) {
@@ -330,7 +330,7 @@ export default () => {
       const receive = (content, buffers) => takeMessage(store, content, buffers);
       model.on("msg:custom", receive);
       const end = life.begin(model);
-      // What was sent before this page knew the model: the kernel sends the steps that it holds.
+      // Asks the kernel for the steps that it sent before this page knew the model.
       life.greet();
       return () => {
         model.off("msg:custom", receive);

@@ -1,6 +1,6 @@
-// What the kernel knows about a model, beside its steps.
+// The kernel's data about a model, besides its steps.
 
-const ASK_MS = 700; // between two questions for the gradients of a bucket
+const ASK_MS = 700; // between two requests for the gradients of a bucket
 
 export class KernelFacts {
   // send(command): to the kernel
@@ -11,18 +11,18 @@ export class KernelFacts {
     this.asked = { text: "", at: 0 }; // for the gradients of a bucket
   }
 
-  // What was found out about one model under the name of a trait; undefined if it is about another one.
+  // The value of a trait if it is about this model, else undefined.
   of(trait, reducer) {
     const found = this.model.get(trait);
     return found && found.reducer === reducer ? found : undefined;
   }
 
-  // What the panels draw beside the record; null before the first step.
+  // What the panels draw besides the record; record: null before the first step.
   all(record) {
     return { ...this.free(record?.reducer), ...(record ? this.ofRecord(record) : {}) };
   }
 
-  // What is no step's.
+  // What does not depend on a step.
   free(reducer) {
     const models = this.models();
     const model = reducer === undefined ? models.at(-1) : models.find((one) => one.reducer === reducer);
@@ -31,7 +31,7 @@ export class KernelFacts {
     return { models, current: model, norms, model: reducer ?? model?.reducer ?? null, faultMarks: this.store.marks.faults, ...Object.fromEntries(names.map((name) => [name, this.model.get(name)])) };
   }
 
-  // The newest assignment of each model, the newest model last.
+  // The newest bucket layout of each model, the newest model last.
   models() {
     const newest = new Map();
     for (const one of Object.values(this.model.get("assignments"))) {
@@ -52,7 +52,7 @@ export class KernelFacts {
     };
   }
 
-  // [[reducer, what a reader calls it], ...]
+  // [[reducer, its displayed name], ...]
   titles() {
     const assignments = Object.values(this.model.get("assignments"));
     return [...this.store.reducers.keys()].map((id) => {
@@ -70,7 +70,7 @@ export class KernelFacts {
     return { ...entry, parameters, rebuilt: assignment.rebuilt };
   }
 
-  // When each gradient of the chosen bucket was ready; asked for as the reader chooses, and now and then while steps go by.
+  // When each gradient of the chosen bucket was ready; requested when the user chooses it, and regularly during training.
   gradients(record, bucket) {
     if (bucket === null) return undefined;
     const text = JSON.stringify([record.reducer, record.step, bucket]);

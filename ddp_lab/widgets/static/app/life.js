@@ -1,13 +1,13 @@
-// Whether what a widget shows is still the present: its kernel may have ended, or what it shows of it.
+// Whether what a widget shows is current: its kernel may have stopped, or its cluster.
 
 import { button, element, setText } from "../charts/dom.js";
 
-const SILENT_MS = 4000; // without a word of a kernel that gives it twice a second while something happens
-const ASK_MS = 1200; // after which it is asked for one: that fails where nobody is left to ask
-const SAY_MS = 5000; // a page that shows the widget says so as often
-const ANSWER_MS = 10000; // after which a greeting that was not answered is told
+const SILENT_MS = 4000; // without a message from a kernel that sends one twice a second while something happens
+const ASK_MS = 1200; // after which the kernel is asked for one: that fails if there is no kernel
+const SAY_MS = 5000; // how often a page that shows the widget reports that
+const ANSWER_MS = 10000; // after which an unanswered greeting is reported
 
-const ENDS = { restarted: "The kernel was restarted", ended: "The kernel has ended" };
+const ENDS = { restarted: "The kernel was restarted", ended: "The kernel has stopped" };
 
 // One for each model: it outlives the views.
 export class Life {
@@ -17,19 +17,19 @@ export class Life {
     this.id = Math.random().toString(36).slice(2);
     this.heardAt = this.saidAt = performance.now();
     this.seen = false;
-    this.promised = false; // the kernel gives its word until it says that this was the last one
-    this.greetedAt = null; // since when an answer is waited for
+    this.promised = false; // the kernel sends messages regularly until one says that it was the last
+    this.greetedAt = null; // when a greeting was sent that is not answered yet
   }
 
   begin(model) {
     this.model = model;
-    this.kernel = model.widget_manager?.kernel ?? null; // JupyterLab and Notebook know how it is; else it is asked
+    this.kernel = model.widget_manager?.kernel ?? null; // JupyterLab and Notebook know its status; others have to ask
     const heard = (content) => {
       this.heardAt = performance.now();
       this.greetedAt = null;
       if (content?.type === "word") this.promised = !content.last;
     };
-    // JupyterLab and Notebook tell it at once. Whoever does not is silent, and that is noticed, too.
+    // JupyterLab and Notebook report it at once. Elsewhere the silence shows it.
     const closed = () => this.send(this.here, "restarted");
     const on = { change: () => heard(), "msg:custom": heard, comm_live_update: closed };
     for (const [name, action] of Object.entries(on)) model.on(name, action);
@@ -42,7 +42,7 @@ export class Life {
     return { type: "here", id: this.id, seen: this.seen };
   }
 
-  // end: what it means that nobody can be asked
+  // end: what a failure to send means
   send(command, end = "ended") {
     if (this.end) return;
     try {
@@ -52,7 +52,7 @@ export class Life {
     }
   }
 
-  // A view that was made of what the notebook had saved looks alive, and may have nobody to ask: it is answered, or not.
+  // A view restored from a saved notebook looks live, but may have no kernel: the answer to a greeting shows it.
   greet() {
     this.greetedAt = performance.now();
     this.send({ type: "hello" });
@@ -64,7 +64,7 @@ export class Life {
     for (const listener of this.listeners) listener();
   }
 
-  // Whether the widget is in view: the kernel gives its word only then.
+  // Whether the widget is in view: only then does the kernel send messages.
   look(seen) {
     if (seen === this.seen) return;
     this.seen = seen;
@@ -75,7 +75,7 @@ export class Life {
   everySecond() {
     if (this.kernel?.isDisposed || this.kernel?.status === "dead") this.close("ended");
     const now = performance.now();
-    // Each message keeps a kernel that nobody uses from being ended: none is sent where there is no news.
+    // Each message prevents the culling of an idle kernel: none is sent when nothing happens.
     if (this.kernel && !this.promised && now - this.heardAt > SAY_MS) return;
     if (now - this.saidAt < SAY_MS && now - this.heardAt < ASK_MS) return;
     this.saidAt = now;
@@ -88,40 +88,40 @@ export class Life {
     return due && silent > SILENT_MS ? Math.floor(silent / 1000) : 0;
   }
 
-  // {what, remedy, adopt: text of a button, kernel: nobody can be asked, ended: no rank can be} or null while all is well
+  // {what, remedy, adopt: text of a button, kernel: whether the kernel is lost, ended: whether the ranks are} or null if all is well
   get state() {
     const { silence } = this;
     const gone = { kernel: true, ended: true, remedy: "", adopt: "" };
     if (this.end) return { ...gone, what: ENDS[this.end] };
-    if (silence) return { ...gone, what: `No word from the kernel for ${silence} s: it has ended, or is too busy` };
-    if (this.greetedAt !== null && performance.now() - this.greetedAt > ANSWER_MS) return { ...gone, what: "No answer from the kernel: it is busy, or this page has lost it (then load the page again)" };
+    if (silence) return { ...gone, what: `No message from the kernel for ${silence} s: it has stopped or is too busy` };
+    if (this.greetedAt !== null && performance.now() - this.greetedAt > ANSWER_MS) return { ...gone, what: "No answer from the kernel: it is busy, or this page has lost the connection (in that case reload the page)" };
     const told = this.model.get("life");
     return told?.what ? { ...told, kernel: false } : null;
   }
 }
 
-// What has happened, in words, and a button that helps.
+// What has happened, in words, and a button to continue.
 export class LifeLine {
-  // adopt(): the reader wants to see the cluster that runs
+  // adopt(): the user wants to see the running cluster
   constructor(adopt) {
     this.text = element("span");
     this.adopt = button("", null, adopt, { class: "ddp-button ddp-primary", hidden: true });
     this.node = element("div", { class: "ddp-life", role: "status", hidden: true }, this.text, this.adopt);
   }
 
-  // state: of Life; picture: words on what is shown, "" for nothing; again: how a new one is shown after the kernel's end
+  // state: of Life; picture: which picture is shown, "" for none; again: how to get a new widget after the kernel has stopped
   draw(state, picture, again) {
     this.node.hidden = !state;
     if (!state) return;
     const remedy = state.remedy || (state.kernel ? again : "");
-    const what = picture ? `${state.what}${state.what.includes(":") ? "; " : ": "}this is the last picture, ${picture}` : state.what;
+    const what = picture ? `${state.what}${state.what.includes(":") ? "; " : ": "}this is the last state, ${picture}` : state.what;
     setText(this.text, `${what}.${remedy ? ` ${remedy}` : ""}`);
     setText(this.adopt, state.adopt);
     this.adopt.hidden = !state.adopt;
   }
 }
 
-// Of which step the last picture is, and when that began; shift: from the events' clock to the time of day
+// The step of the last picture, and when it began; shift: from the events' clock to the time of day
 export function lastPicture(store, shift) {
   const record = store.newest && store.latest(store.newest.reducer);
   if (!record) return "";
@@ -138,7 +138,7 @@ export function asking(whom, ...controls) {
   return element("fieldset", { class: "ddp-asks", "data-asks": whom }, ...controls);
 }
 
-// Disables the controls in these nodes that have nobody to ask, and says why; enables the others.
+// Disables the controls in these nodes whose kernel or ranks are lost, and shows why; enables the others.
 export function disableDead(nodes, state) {
   for (const fields of nodes.flatMap((node) => [...node.querySelectorAll("[data-asks]")])) {
     const dead = Boolean(state && (state.kernel || (state.ended && fields.dataset.asks === "ranks")));
@@ -155,7 +155,7 @@ export function disableDead(nodes, state) {
   }
 }
 
-// Hides the saved picture of this dashboard as long as a live one is on the page (see saved_picture.py).
+// Hides the saved picture of this dashboard while a live one is on the page (see saved_picture.py).
 export function hidePicture(token) {
   const rule = element("style", { "data-ddp-lab": token }, `.ddp-lab-static-${token} { display: none !important; }`);
   document.head.append(rule);

@@ -13,8 +13,8 @@ import { StragglersView } from "../views/stragglers.js";
 import { SyncView } from "../views/sync.js";
 import { WhatIfView } from "../views/what_if.js";
 
-// Each view: the title of its tab, its class, and what it draws of the facts; free: also without a recorded step. The
-// timeline is the dashboard's own.
+// Each view: the title of its tab, its class, and how it draws the facts; free: needs no recorded step. The timeline
+// belongs to the dashboard itself.
 const VIEWS = {
   timeline: { title: "Timeline" },
   sync: { title: "Gradient sync", View: SyncView, draw: (view, facts) => view.draw(facts.record, facts.bucket, facts.inspection, facts.link, facts.means) },
@@ -22,8 +22,8 @@ const VIEWS = {
   stragglers: { title: "Stragglers", View: StragglersView, draw: (view, facts) => view.draw(facts.records, facts.late) },
   buckets: { title: "Buckets", View: BucketsView, draw: (view, facts) => view.draw(facts.record, facts.assignment, facts.bucket, facts.readiness, facts) },
   findings: { title: "Findings", View: FindingsView, draw: (view, facts) => view.draw(facts.findings, facts.means) },
-  step: { title: "Step", free: true, View: StepThroughView, draw: (view, facts) => view.draw(facts) },
-  rehearsal: { title: "Rehearsal", free: true, View: RehearsalView, draw: (view, facts) => view.draw(facts) },
+  step: { title: "Step through", free: true, View: StepThroughView, draw: (view, facts) => view.draw(facts) },
+  rehearsal: { title: "Fault injection", free: true, View: RehearsalView, draw: (view, facts) => view.draw(facts) },
   what_if: { title: "What if", free: true, View: WhatIfView, draw: (view, facts) => view.draw(facts) },
   gradients: { title: "Gradients", free: true, toolbar: true, View: GradientsView, draw: (view, facts) => view.draw(facts.model, facts.control, facts.watching, facts.norms, facts.record?.step ?? Infinity) },
   collectives: { title: "Collectives", free: true, View: CollectivesView, draw: (view, facts) => view.draw(facts.collective) },
@@ -57,12 +57,12 @@ export class Panels {
     return this.names.includes(name);
   }
 
-  // Whether the opened tab has something to show before a step was recorded; whether any tab has.
+  // Whether the opened tab can be shown before the first step.
   get free() {
     return this.names.every((name) => VIEWS[name].free);
   }
 
-  // Whether it has no use for the choice of model and step.
+  // Whether the opened tab does not use the choice of model and step.
   get bare() {
     return this.names.every((name) => VIEWS[name].free && !VIEWS[name].toolbar);
   }
@@ -71,7 +71,7 @@ export class Panels {
     return [...this.tabs.values()].flat().some((name) => VIEWS[name].free);
   }
 
-  // Puts a tab's views on the page, and takes the others from it.
+  // Shows a tab's views, and removes the others from the page.
   open(title) {
     if (title === this.opened) return;
     this.opened = title;

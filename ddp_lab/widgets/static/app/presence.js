@@ -1,10 +1,10 @@
-// Whether a node is seen, how large it is, and which theme surrounds it.
+// Whether a node is in view, its size, and the theme of the page.
 
 import { readTheme } from "../charts/theme.js";
 
 export class Presence {
-  // actions: {seen(): it came into view or left it; show(): draw again; theme(): its colours changed; second(): one has
-  // passed in view}
+  // actions: {seen(): it came into view or left it; show(): draw again; theme(): the colours changed; second(): each second in
+  // view}
   constructor(root, actions) {
     this.root = root;
     this.actions = actions;
@@ -15,16 +15,16 @@ export class Presence {
     const { seen, show, theme } = this.actions;
     this.inView = true;
     const intersection = new IntersectionObserver((entries) => {
-      this.inView = entries.at(-1).isIntersecting; // a busy browser tells of several moments at once
+      this.inView = entries.at(-1).isIntersecting; // a busy browser reports several changes at once
       seen();
       if (this.inView) show();
     });
     intersection.observe(this.root);
     const size = new ResizeObserver(() => show());
     size.observe(this.root);
-    // JupyterLab switches its theme by an attribute of the body.
+    // JupyterLab changes its theme with an attribute of the body.
     const switched = new MutationObserver(() => {
-      this.seenTheme = null; // the colours may come after the attribute: once more at the next second
+      this.seenTheme = null; // the colours may change after the attribute: check again at the next second
       theme();
     });
     switched.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
@@ -39,7 +39,7 @@ export class Presence {
     clearInterval(this.tick);
   }
 
-  // A theme that no attribute announces, and what changes without a message; the pictures stay as they are.
+  // Checks for a theme that no attribute announces, and for changes without a message; the pictures stay as they are.
   everySecond() {
     if (!this.inView) return;
     const theme = this.themeNow();

@@ -25,12 +25,12 @@ export class Toolbar {
     const mode = choice("steps shown", Object.entries(MODES).map(([value, [text]]) => [value, text]), () => actions.mode(mode.value));
     const zoom = element("span", { class: "ddp-field ddp-zoom", role: "group", "aria-label": "zoom" },
       named("−", "zoom out (key −)", () => actions.zoom(1.5)),
-      named("+", "zoom in (key +, or Ctrl and wheel; after a click the wheel alone; or drag along the time axis, or with Shift)", () => actions.zoom(1 / 1.5)),
-      named("Reset", "show the whole step (key 0, or double click)", () => actions.zoom(null)),
+      named("+", "zoom in (key +, Ctrl + wheel, the wheel alone after a click, or drag along the time axis or with Shift)", () => actions.zoom(1 / 1.5)),
+      named("Reset", "show the whole step (key 0, or double-click)", () => actions.zoom(null)),
     );
     const selector = element("span", { class: "ddp-field ddp-steps", role: "group", "aria-label": "step selector" }, "step ", this.back, this.range, this.forward, this.number, this.held);
-    const whole = checkbox("whole step", "from the end of the step before: optimizer, forward, and what the program marked", () => actions.whole(whole.box.checked));
-    const zero = element("label", { class: "ddp-field", title: "where each rank's time begins: at the first backward of all ranks, or at its own" }, "time zero ", axis);
+    const whole = checkbox("whole step", "start at the end of the previous step: shows optimizer, forward and the program's annotations", () => actions.whole(whole.box.checked));
+    const zero = element("label", { class: "ddp-field", title: "zero of the time axis: the first backward of all ranks, or each rank's own" }, "time zero ", axis);
     this.ofTimeline = [field("show", mode), whole.node, element("span", { class: "ddp-field ddp-axis" }, zero, zoom)];
     this.node = element("div", { class: "ddp-toolbar", role: "toolbar", "aria-label": "timeline controls" }, this.modelLabel, selector, follow.node, ...this.ofTimeline);
   }
@@ -64,7 +64,7 @@ export class Toolbar {
     this.number.min = String(state.steps[0] ?? 0);
     this.number.max = String(state.steps.at(-1) ?? 0);
     setText(this.held, state.steps.length ? `of ${state.steps[0]}–${state.steps.at(-1)}` : "");
-    this.held.title = "the steps that this view holds";
+    this.held.title = "the steps available in this view";
     this.follow.checked = state.follow;
     this.back.disabled = index === 0;
     this.forward.disabled = index >= state.steps.length - 1;
@@ -76,11 +76,11 @@ export class Toolbar {
 
 export function makeLegend() {
   const made = legend("legend", [
-    ...PARTS.map(({ name, title }) => [name, `ddp-bar-${name}`, title]),
-    ["backward", "ddp-key-backward", "from a rank's backward begin until its last computation"],
-    ["finalize", "ddp-key-finalize", "from the last computation until every bucket is written back"],
-    ["forward", "ddp-key-forward", "before the backward: seen with “whole step”, or after panning"],
-    ["on the device", "ddp-key-device", "when the device itself was busy with the collective"],
+    ...PARTS.map(({ name, label, title }) => [label, `ddp-bar-${name}`, title]),
+    ["backward", "ddp-key-backward", "from the start of a rank's backward to the end of its computation"],
+    ["finalize", "ddp-key-finalize", "from the end of the computation until all gradients are written back"],
+    ["forward", "ddp-key-forward", "before the backward; shown with “whole step”, or after panning"],
+    ["on the device", "ddp-key-device", "time in which the collective ran on the device"],
   ]);
   PARTS.forEach(({ letter }, index) => setText(made.children[index].firstChild, letter));
   made.children[PARTS.length + 2].classList.add("ddp-of-whole");

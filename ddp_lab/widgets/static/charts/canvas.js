@@ -1,9 +1,9 @@
-// A canvas as wide as its container; what was drawn on it answers the pointer and the keyboard.
+// A canvas as wide as its container, whose regions respond to the pointer and the keyboard.
 
 import { element, onKey, spoken, Tip } from "./dom.js";
 import { readTheme } from "./theme.js";
 
-// Makes the canvas so large and returns a pen that draws in pixels of the page.
+// Sets the size of the canvas and returns a context that draws in CSS pixels.
 export function sizeCanvas(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;
   const [pixelWidth, pixelHeight] = [Math.round(width * ratio), Math.round(height * ratio)];
@@ -31,12 +31,12 @@ export class ChartCanvas {
     this.cursor = null; // key of the region that the keyboard is at
   }
 
-  // What a screen reader says of the whole.
+  // The label for screen readers.
   label(text) {
     if (this.canvas.getAttribute("aria-label") !== text) this.canvas.setAttribute("aria-label", text);
   }
 
-  // Whether something can be seen there: not while its tab is closed.
+  // Whether it is visible: not while its tab is closed.
   get hasRoom() {
     return this.node.clientWidth >= 40;
   }

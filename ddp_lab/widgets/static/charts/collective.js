@@ -1,9 +1,9 @@
-// A collective, step by step: the picture of who holds what, and where a reader is in its steps.
+// A collective, step by step: the picture of the parts on each rank, and the player's position.
 
 import { COLOURS, RANK_COLOURS } from "../generated.js";
 import { bytes, milliseconds } from "./theme.js";
 
-// Of text on RANK_COLOURS: beyond eight ranks they repeat, and the place within the cell tells.
+// Colours of text on RANK_COLOURS: beyond eight ranks they repeat, and only the place within the cell differs.
 const INKS = ["#fff", "#000", "#000", "#000", "#000", "#000", "#000", "#000"];
 const [LEFT, TOP, FOOT] = [50, 26, 40];
 const [STRIP_TOP, STRIP, AXIS] = [34, 56, 34];
@@ -16,9 +16,9 @@ export function holders(bits, ranks) {
   return Array.from({ length: ranks }, (_, rank) => rank).filter((rank) => (bits >> rank) & 1);
 }
 
-// Who holds what, as SVG: a column for each rank, a cell for each part, a colour for each contribution in it.
+// The parts on each rank as SVG: a column per rank, a cell per part, a colour per contribution in it.
 export class Stage {
-  // shown: a collective as the kernel tells it; width: in pixels
+  // shown: a collective as sent by the kernel; width: in pixels
   constructor(shown, width) {
     this.shown = shown;
     this.width = width;
@@ -30,7 +30,7 @@ export class Stage {
     this.gridHeight = TOP + ranks * this.row + FOOT;
     this.height = this.gridHeight + STRIP_TOP + STRIP + AXIS;
     this.states = [shown.begin, ...shown.steps.map((step) => step.holds)];
-    // Whose contributions can be in a part: those that begin with something in it.
+    // The ranks that can contribute to a part: those that have data in it at the start.
     this.slots = shown.begin.map((_, part) => holders(shown.begin.reduce((sum, parts) => sum | parts[part], 0), ranks));
     this.sent = sums(shown);
     this.most = Math.max(...this.sent.at(-1), 1);
@@ -45,7 +45,7 @@ export class Stage {
     return TOP + part * this.row;
   }
 
-  // What stands still after so many steps.
+  // The picture after this many steps.
   still(done) {
     const { ranks } = this.shown;
     const parts = [];
@@ -81,7 +81,7 @@ export class Stage {
       .join("");
   }
 
-  // What travels in a step: [{markup, from, to}], positions in pixels.
+  // The data that moves in a step: [{markup, from, to}], positions in pixels.
   travelling(step) {
     const before = this.states[step - 1];
     return this.shown.steps[step - 1].transfers.flatMap(([source, target, parts, places]) =>
@@ -110,7 +110,7 @@ export class Stage {
     return `<path class="ddp-arrow" d="${line}"/><path class="ddp-arrow-head" d="M${round(to)} ${round(end)}l${back} -3.5v7z"/>`;
   }
 
-  // What each rank has sent so far; `at` may be within a step.
+  // The bytes that each rank has sent so far; `at` may be within a step.
   bars(at) {
     const [before, after] = [this.sent[Math.floor(at)], this.sent[Math.ceil(at)]];
     const y = TOP + this.shown.ranks * this.row + 4;
@@ -147,7 +147,7 @@ export class Stage {
 }
 
 function key(x, y) {
-  return [[COLOURS.adds, "adds what arrives"], [COLOURS.replaces, "replaces by what arrives"]].flatMap(([fill, name], index) => {
+  return [[COLOURS.adds, "adds the received data"], [COLOURS.replaces, "stores the received data"]].flatMap(([fill, name], index) => {
     const left = x + index * 126;
     return [`<rect x="${left}" y="${y - 5}" width="10" height="10" fill="${fill}"/>`, text(left + 15, y, name, "start", "ddp-faint")];
   });

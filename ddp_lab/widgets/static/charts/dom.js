@@ -27,12 +27,12 @@ export function section(name, label, title, ...children) {
   return element("section", { class: `ddp-${name}`, "aria-label": label }, element("h4", {}, title), ...children);
 }
 
-// What is scrolled where it is too large, also by keyboard.
+// A container that scrolls if its content is too large, also by keyboard.
 export function scrolled(label, node, kind = "") {
   return element("div", { class: `ddp-table-scroll ${kind}`.trim(), tabindex: "0", role: "region", "aria-label": label }, node);
 }
 
-// Names beside their colours: [[name, style or class of the key, what it means], ...]
+// A legend: [[name, style or class of the key, tooltip], ...]
 export function legend(label, entries) {
   const key = (look) => element("i", { class: look.startsWith("ddp-") ? `ddp-key ${look}` : "ddp-key", style: look.startsWith("ddp-") ? null : look, "aria-hidden": "true" });
   return element("ul", { class: "ddp-legend", "aria-label": label }, ...entries.map(([name, look, title]) => element("li", { title }, key(look), name)));
@@ -61,7 +61,7 @@ export function choice(label, options, change = null) {
   return element("select", { "aria-label": label, change }, ...options.map(([value, text]) => element("option", { value }, text)));
 }
 
-// Other options in a select; keeps what was chosen where it still exists.
+// Replaces the options of a select; keeps the choice if it still exists.
 export function setOptions(select, options) {
   const text = JSON.stringify(options);
   if (select.shown === text) return;
@@ -86,7 +86,7 @@ export function form(enter, ...inputs) {
   return element("div", { class: "ddp-toolbar ddp-form", keydown }, ...inputs);
 }
 
-// Acts on keys that are pressed without Ctrl and the like: {key: action}
+// Runs actions for keys that are pressed without modifiers such as Ctrl: {key: action}
 export function onKey(event, actions) {
   if (event.ctrlKey || event.metaKey || event.altKey || !actions[event.key]) return;
   event.preventDefault();

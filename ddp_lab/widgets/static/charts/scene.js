@@ -1,5 +1,5 @@
-// Paints scenes: what a view shows, in data units. Here its marks get pixels and colours, and become regions for the
-// pointer and the keyboard. A role is a name of a colour of the page (readTheme), or else of the palette.
+// Paints scenes: the content of a view in data units. Its marks get pixels and colours, and become regions for the pointer and
+// the keyboard. A role is the name of a colour of the page (readTheme), or else of the palette.
 //
 // Upright: {steps: [{key, name, chosen, lines(), act()}], label, head: pixels above the first panel, panels: [panel]}, steps
 // equally far from each other; a panel:
@@ -30,7 +30,7 @@ const colourOf = (role, theme) => theme[role] ?? COLOURS[role] ?? role;
 const known = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 const short = (value) => String(Number(value.toPrecision(3)));
 
-// Where a scale ends so that a few long ones (the first steps) do not flatten all others.
+// The end of a scale such that a few long steps (the first ones) do not flatten all others.
 export function robustTop(values) {
   const sorted = values.filter(known).sort((a, b) => a - b);
   return Math.min(sorted.at(-1) ?? 1, 1.6 * (sorted[Math.floor(0.95 * (sorted.length - 1))] ?? 1)) || 1;
@@ -51,7 +51,7 @@ export function write(pen, theme, text, x, y, align = "left", role = "muted", fo
   pen.fillText(text, x, y);
 }
 
-// Draws what `make()` returns on a ChartCanvas, if that is seen.
+// Draws the scene of `make()` on a ChartCanvas, if it is visible.
 export function drawScene(chart, make) {
   if (!chart.hasRoom) return;
   const scene = make();
@@ -121,7 +121,7 @@ function paintBars({ pen, theme }, { marks, y, top, place }, steps, x, wide) {
       base[index] += value;
     });
   }
-  // Columns that go on beyond the scale.
+  // Columns that exceed the scale.
   base.forEach((total, index) => stacked.length && total > top && paintArrow(pen, theme.ink, x(index), place + 1, 3));
 }
 
@@ -251,7 +251,7 @@ function fitEnd(pen, text, room) {
 
 // ---- cells ------------------------------------------------------------------------------------------------
 
-// The stronger a cell's colour the larger its value; columns narrower than a pixel are joined to their maximum.
+// Larger values have a stronger colour; columns narrower than a pixel are joined to their maximum.
 function cells({ grids, height: most }) {
   const high = Math.min(Math.max(Math.floor(most / grids[0].rows.length), 5), HIGHEST);
   const heads = grids.map(({ heading }) => (heading ? 20 : 2));

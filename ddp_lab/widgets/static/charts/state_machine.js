@@ -1,12 +1,12 @@
-// The reducer of each rank as a state machine: its buckets in pending, ready, launched, reduced; where it pauses; who
-// waits for whom.
+// The reducer of each rank as a state machine: its buckets in pending, ready, launched, reduced; where it pauses; which rank
+// waits for which.
 
 import { COLOURS } from "../generated.js";
 import { paintTiles } from "./scene.js";
 import { bucketColour } from "./theme.js";
 
 export const STATES = ["pending", "ready", "launched", "reduced"];
-const GATES = ["its last gradient arrives", "all before it are launched", "all ranks have launched it"];
+const GATES = ["its last gradient is ready", "all buckets before it are launched", "all ranks have launched it"];
 const HEAD = 40;
 const TITLE = 22;
 const PAD = 6;

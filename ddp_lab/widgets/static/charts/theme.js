@@ -18,7 +18,7 @@ export function readTheme(root) {
   };
 }
 
-// Of a colour as the browser computes it, e.g. "rgb(224, 224, 224)" or "rgba(255, 255, 255, 0.87)".
+// Whether a computed colour is light, e.g. "rgb(224, 224, 224)" or "rgba(255, 255, 255, 0.87)".
 function isLight(colour) {
   const [r, g, b] = (colour.match(/[\d.]+/g) ?? [0, 0, 0]).map(Number);
   return 0.3 * r + 0.59 * g + 0.11 * b > 128;
@@ -78,7 +78,7 @@ export function count(number, noun) {
   return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 }
 
-// A bucket's place in their order: the ramp reads the same with every kind of colour vision.
+// The colour of a bucket by its place in launch order; the ramp works for all kinds of colour vision.
 export function bucketColour(bucket, buckets, dark) {
   const ramp = dark ? RAMP_ON_DARK : RAMP;
   const at = (buckets < 2 ? 0.5 : bucket / (buckets - 1)) * (ramp.length - 1);

@@ -52,7 +52,7 @@ function paintBars(pen, bars, fills, strength) {
   pen.globalAlpha = 1;
 }
 
-// When the device itself was busy with a bucket's collective: a line along the upper edge of its row.
+// When a bucket's collective ran on the device: a line along the upper edge of its row.
 function paintDevice(pen, record, layout, view, visible) {
   if (!record.device) return;
   pen.fillStyle = view.theme.ink;
@@ -124,7 +124,7 @@ function paintRank(pen, record, layout, band, view, named) {
   }
 }
 
-// The forward, and what lies between the steps: named by the marks of the program.
+// The forward, and the time between the steps, named by the program's annotations.
 function paintOutside(pen, record, layout, band, view) {
   const { theme } = view;
   const zero = layout.zero[band.row];
@@ -167,7 +167,7 @@ function paintProgramMarks(pen, record, layout, band, view) {
   });
 }
 
-// A rehearsal's faults: a stripe beside the rank, and their kind; the tip says more.
+// Injected faults: a stripe beside the rank, and their kind; details are in the tooltip.
 function paintFaults(pen, record, layout, band, view) {
   const names = view.marks.faultsIn(record, band.row);
   if (!names.length) return;

@@ -1,4 +1,4 @@
-// Where every bar of a step's timeline lies: what timeline_scene.py says, in pixels.
+// The layout of a step's timeline: the bars of timeline_scene.py, in pixels.
 
 import { EDGE_NAMES, PARTS } from "../generated.js";
 
@@ -12,7 +12,7 @@ const TICK_SPACING = 84;
 
 const numbered = (names) => Object.fromEntries(names.map((name, index) => [name.toUpperCase(), index]));
 export const PART = numbered(PARTS.map((one) => one.name));
-// Where the parts meet: each of the first four lies between two neighbours.
+// The edges of the parts: each of the first four parts is between two neighbouring edges.
 export const EDGE = numbered(EDGE_NAMES);
 export const EDGES = EDGE_NAMES.length;
 
@@ -70,7 +70,7 @@ export function ticks(window, width) {
   return found;
 }
 
-// [part, begin, end, open] of one bucket on one rank, in milliseconds of the axis; what has not ended reaches to `latest`.
+// [part, begin, end, open] of one bucket on one rank, in milliseconds of the axis; open parts end at `latest`.
 export function spans(record, row, bucket, zero, latest) {
   const at = (row * record.buckets + bucket) * EDGES;
   const found = [];

@@ -2,9 +2,9 @@
 
 import { median } from "../charts/canvas.js";
 
-export const MODES = { one: ["one", 1], over5: ["5 over each other", 5], over20: ["20 over each other", 20], row3: ["3 in a row", 3], row10: ["10 in a row", 10], row50: ["50 in a row", 50] };
+export const MODES = { one: ["one", 1], over5: ["5 overlaid", 5], over20: ["20 overlaid", 20], row3: ["3 in a row", 3], row10: ["10 in a row", 10], row50: ["50 in a row", 50] };
 
-// The steps to draw, the newest last, each with what is added to its times: [{record, shift}]
+// The steps to draw, the newest last, each with the shift of its times: [{record, shift}]
 export function chooseSteps(records, shown, mode) {
   const [, wanted] = MODES[mode];
   const alike = (one) => one.rankCount === shown.rankCount && one.buckets === shown.buckets && one.generation === shown.generation;
@@ -14,8 +14,8 @@ export function chooseSteps(records, shown, mode) {
   return chosen.map((record) => ({ record, shift: inRow ? (record.began - chosen[0].began) * 1000 : 0 }));
 }
 
-// Joins the bars of a row that share a pixel's column: that column takes the colour of what fills most of it. Drawn one after
-// the other, the last of them would win, however short it is. The bars of a row come in the order of time.
+// Joins the bars of a row that share a pixel column: the column gets the colour of the part that fills most of it. If they were
+// drawn one after the other, the last of them would win, however short it is. The bars of a row are in the order of time.
 export function joinNarrow(bars) {
   const made = [];
   let open = null; // the column being filled: {bar, column, shares}
@@ -43,14 +43,14 @@ export function joinNarrow(bars) {
   return made;
 }
 
-// Of rows (or records) those with the last buckets that at least five have; with the newest ones if none have.
+// The rows (or records) with the newest bucket layout that at least five have; if there is none, with the newest one.
 export function judged(rows) {
   const of = (one) => rows.filter((other) => other.generation === one.generation);
   const last = rows.findLast((one) => of(one).length >= 5) ?? rows.at(-1);
   return last ? of(last) : [];
 }
 
-// Medians of neighbours, so that at most `most` are left: [{first, last, ...keys}].
+// Medians of neighbouring rows, so that at most `most` remain: [{first, last, ...keys}].
 export function binned(rows, most, keys) {
   const every = Math.max(1, Math.ceil(rows.length / Math.max(most, 1)));
   const made = [];

@@ -1,4 +1,4 @@
-// Marks of the program (recording.mark), and what a rank did outside its backward.
+// Annotations of the program (recording.mark), and the phases of a rank outside its backward.
 
 const MOST = 5000; // marks kept for each rank
 const MOST_FAULTS = 400;
@@ -7,10 +7,10 @@ const REST = "optimizer, rest";
 export class MarkStore {
   constructor() {
     this.byRank = new Map();
-    this.faults = []; // [{rank, at, name, fault: "begin" | "end" | "once"}]: of rehearsals, in order of arrival
+    this.faults = []; // [{rank, at, name, fault: "begin" | "end" | "once"}]: injected faults, in order of arrival
   }
 
-  // marks: [[rank, seconds, name, what it says of faults or null], ...], each rank's in order
+  // marks: [[rank, seconds, name, kind of fault mark or null], ...], in order for each rank
   add(marks) {
     for (const [rank, at, name, fault] of marks) {
       if (fault) this.faults = [...this.faults.slice(1 - MOST_FAULTS), { rank, at, name, fault }];
@@ -54,8 +54,8 @@ export class MarkStore {
   }
 }
 
-// [{name, begin, end, kind: "other" | "forward"}] from the end of the step before to the backward's begin. A mark names what
-// follows it, until the next mark or event.
+// [{name, begin, end, kind: "other" | "forward"}] from the end of the previous step to the backward's begin. An annotation
+// names the time after it, until the next annotation or event.
 export function outsideSpans(record, row, marks) {
   const [forwardBegin, forwardEnd, previousEnd] = record.outside.subarray(row * 3, row * 3 + 3);
   const begin = record.bounds[row * 3];
@@ -75,7 +75,7 @@ function named(record, row, marks, from, to, first) {
   return points.map(({ at, name }, index) => ({ name, begin: at, end: points[index + 1]?.at ?? to, kind: "other" }));
 }
 
-// Where the step begins on the axis: the end of the step before, but an idle time does not squeeze the rest.
+// Where the step begins on the axis: at the end of the previous step, but without long idle time, which would squeeze the rest.
 export function wholeBegin(record) {
   let earliest = 0;
   record.ranks.forEach((_, row) => {

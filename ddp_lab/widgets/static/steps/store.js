@@ -1,4 +1,4 @@
-// What the kernel sends, and the steps that the browser holds of it: bounded, shared by every view of one dashboard.
+// The kernel's messages, and the steps that the browser holds: bounded, shared by all views of a dashboard.
 
 import { BLOCKS } from "../generated.js";
 
@@ -90,7 +90,7 @@ export class StepStore {
     return this.reducers.get(reducer)?.get(step);
   }
 
-  // The newest complete step; or one after it that takes long, as far as it is (it may never end: a rank hangs).
+  // The newest complete step; or a later one that takes long, even if it is incomplete (it may never end if a rank hangs).
   latest(reducer) {
     let complete = null;
     let growing = null;

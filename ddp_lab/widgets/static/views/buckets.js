@@ -1,4 +1,4 @@
-// Buckets: which parameters travel together, as a map of the model; sizes, order of readiness, what is unused.
+// Buckets: the bucket layout as a map of the model; sizes, order of readiness, unused parameters.
 
 import { ChartCanvas, median } from "../charts/canvas.js";
 import { button, choice, element, field, fill, makeTable, scrolled, section, setText } from "../charts/dom.js";
@@ -18,10 +18,10 @@ export class BucketsView {
     this.root = "";
     this.facts = element("div", { class: "ddp-summary" });
     this.chart = new ChartCanvas("Map of the model: modules, their parameters and the bucket of each", actions);
-    this.width = choice("width of a parameter", [["bytes", "its bytes"], ["equal", "all the same"]], () => actions.redraw());
+    this.width = choice("width of a parameter", [["bytes", "by bytes"], ["equal", "all equal"]], () => actions.redraw());
     this.up = button("whole model", null, () => this.zoom(""));
     this.form = new ReconfigureForm(actions);
-    this.table = makeTable("Buckets, in the order in which they are launched", TABLE);
+    this.table = makeTable("Buckets, in launch order", TABLE);
     const bar = element("div", { class: "ddp-toolbar" }, field("width", this.width), this.up);
     this.node = section("buckets", "buckets", "Buckets", this.facts, this.form.node, bar, this.chart.node, scrolled("table of buckets", this.table.node));
   }
@@ -31,12 +31,12 @@ export class BucketsView {
     this.actions.redraw();
   }
 
-  // readiness: of the kernel: {generation, ready: [ms by parameter], used: [share by parameter]} or undefined
+  // readiness: from the kernel: {generation, ready: [ms by parameter], used: [share by parameter]} or undefined
   // controls: {model, current, control, reconfiguration, means}: for the form
   draw(record, assignment, selected, readiness, controls) {
     this.form.draw(controls.model, controls.current, controls.control, controls.reconfiguration, controls.means.control);
     this.chart.node.hidden = !assignment;
-    if (!assignment) return setText(this.facts, "The ranks have not said yet which parameters the buckets hold.");
+    if (!assignment) return setText(this.facts, "Bucket layout not received yet.");
     const known = readiness?.generation === assignment.generation ? readiness : undefined;
     setText(this.facts, describe(assignment, known));
     this.up.hidden = !this.root;
@@ -57,7 +57,7 @@ export class BucketsView {
     return cells.flatMap((cell) => {
       const x = cell.begin * (width - 2) + 1;
       const wide = (cell.end - cell.begin) * (width - 2);
-      // Not what is narrower than a pixel, if that pixel is taken.
+      // Skips a cell narrower than a pixel if that pixel is already painted.
       if (cell.depth >= rows || x + wide < painted[cell.depth] + 0.5) return [];
       painted[cell.depth] = x + Math.max(wide, 1);
       const module = cell.parameter < 0;
@@ -80,10 +80,10 @@ export class BucketsView {
     });
   }
 
-  // All buckets in order of launch, as wide as they are large.
+  // All buckets in launch order, with width by size.
   stripTiles({ pen, width, theme }, assignment, top, selected) {
     const total = assignment.buckets.reduce((sum, one) => sum + one.bytes, 0) || 1;
-    write(pen, theme, "buckets, first launched first; as wide as their bytes", 2, top - 9);
+    write(pen, theme, "buckets in launch order; width by bytes", 2, top - 9);
     let x = 1;
     return assignment.buckets.map((one) => {
       const wide = (one.bytes / total) * (width - 2);
@@ -100,9 +100,9 @@ export class BucketsView {
   }
 }
 
-// The map's cells from left to right: those of model_map.py, or one of them with what is inside it.
-// [{depth, rows, begin, end, name, path, parameter: index | -1, bucket: its only bucket | -1}] with 0 ≤ begin < end ≤ 1, and how
-// many rows there are. `root`: path of the module that fills the width; `equal`: every parameter is as wide as the others.
+// The map's cells from left to right: those of model_map.py, or those inside one of them.
+// [{depth, rows, begin, end, name, path, parameter: index | -1, bucket: its only bucket | -1}] with 0 ≤ begin < end ≤ 1, and the
+// number of rows. `root`: path of the module that fills the width; `equal`: all parameters have the same width.
 export function mapCells({ cells }, { root = "", equal = false } = {}) {
   const all = cells.map(([name, path, parameter, bucket, depth, ...edges]) => ({ name, path, parameter, bucket, depth, begin: edges[equal ? 2 : 0], end: edges[equal ? 3 : 1] }));
   const top = all.find((one) => one.path === root) ?? all[0];
@@ -121,7 +121,7 @@ function tile(bucket, x, y, width, height, below, assignment, theme) {
   return { x, y, width, height, gap: [width > 4 ? 1 : 0, below], colour };
 }
 
-// Modules of a Sequential are called by numbers.
+// Modules of a Sequential have numbers for names.
 function layerName(name) {
   return /^\d+$/.test(name) ? `layer ${name}` : name;
 }
@@ -152,10 +152,10 @@ function line(record, assignment, one) {
 
 function describe(assignment, known) {
   const total = assignment.buckets.reduce((sum, one) => sum + one.bytes, 0);
-  const parts = [`${count(assignment.parameters.length, "parameter")} in ${count(assignment.buckets.length, "bucket")}, ${bytes(total)} a step`];
-  parts.push(assignment.rebuilt ? "rebuilt in the order in which gradients became ready" : "not rebuilt (yet): in reverse order of registration");
+  const parts = [`${count(assignment.parameters.length, "parameter")} in ${count(assignment.buckets.length, "bucket")}, ${bytes(total)} per step`];
+  parts.push(assignment.rebuilt ? "rebuilt in the order of readiness" : "not rebuilt yet: in reverse order of registration");
   const caps = assignment.options?.bucket_cap_mb_list ?? [assignment.options?.bucket_cap_mb];
-  if (typeof caps[0] === "number") parts.push(`caps ${[...new Set(caps)].map((cap) => Number(cap.toPrecision(3))).join(", ")} MiB`);
+  if (typeof caps[0] === "number") parts.push(`size limit ${[...new Set(caps)].map((cap) => Number(cap.toPrecision(3))).join(", ")} MiB`);
   const kinds = [...new Set(assignment.buckets.map((one) => `${one.dtype} on ${one.device}`))];
   parts.push(kinds.slice(0, 3).join(", "));
   const unused = known ? assignment.parameters.filter((one) => known.used[one.index] === 0).map((one) => one.name) : [];

@@ -1,4 +1,4 @@
-// Collectives: who holds which part, and how it travels from rank to rank; recorded on the real ranks, played here.
+// Collectives: which rank holds which part, and how parts move between ranks; recorded on the real ranks, replayed here.
 
 import { asking } from "../app/life.js";
 import { holders, Player, Stage } from "../charts/collective.js";
@@ -7,8 +7,8 @@ import { bytes, count, milliseconds } from "../charts/theme.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
 const KEYS = "Space: play or pause. Left and right: step. Home, End: first and last. Plus, minus: speed. Up and down: what each rank holds.";
-const RUN = "runs it some times on the ranks, with real tensors";
-const FACTOR = "α: the time that every message takes; β: the time of each byte.";
+const RUN = "Run it on the ranks several times, with real tensors";
+const FACTOR = "α: latency of a message; β: time per byte.";
 
 export class CollectivesView {
   // actions: {send(command), redraw(), say(text)}
@@ -25,8 +25,8 @@ export class CollectivesView {
     this.tip = new Tip();
     const listeners = { keydown: (event) => this.key(event), click: (event) => this.click(event), pointermove: (event) => this.hover(event), pointerleave: () => this.tip.hide() };
     this.chart = element("div", { class: "ddp-chart ddp-stage", tabindex: "0", role: "application", "aria-label": `Collective, step by step. ${KEYS}`, ...listeners }, this.svg, this.tip.node);
-    this.twin = new Twin("Who holds what after each step", ["after step", "rank", "sent in it", "ms", "holds"]);
-    this.lesson = element("p", { class: "ddp-sentence ddp-muted" }, "A column is a rank's buffer, cut into parts; a colour in a part is the contribution of the rank that bears it, read off the numbers that arrived. A strong frame: all contributions are there.");
+    this.twin = new Twin("Parts on each rank after each step", ["after step", "rank", "sent", "ms", "holds"]);
+    this.lesson = element("p", { class: "ddp-sentence ddp-muted" }, "A column is a rank's buffer, divided into parts. A colour in a part is the contribution of the rank of that colour, as found in the received numbers. A strong frame marks a part with all contributions.");
     this.content = element("div", {}, this.player_, this.now, this.chart, this.lesson, this.twin.node);
     this.node = section("collectives", "collectives", "Collectives", this.ask_, this.notice, this.state, this.content);
   }
@@ -37,7 +37,7 @@ export class CollectivesView {
     this.size = choice("bytes of the buffer on each rank", [], () => this.ask());
     this.run = button("Run on the ranks", RUN, () => this.ask());
     this.busy = element("span", { class: "ddp-muted" });
-    this.ask_ = element("div", { class: "ddp-toolbar", role: "group", "aria-label": "what is run" }, asking("ranks", field("collective", this.collective), field("algorithm", this.algorithm), field("buffer", this.size), this.run), this.busy);
+    this.ask_ = element("div", { class: "ddp-toolbar", role: "group", "aria-label": "collective to run" }, asking("ranks", field("collective", this.collective), field("algorithm", this.algorithm), field("buffer", this.size), this.run), this.busy);
     const { player } = this;
     const step = (text, title, action) => button(text, title, action, { "aria-label": title });
     this.play = button("▶ Play", "play or pause (Space)", () => player.toggle());
@@ -46,12 +46,12 @@ export class CollectivesView {
     this.speed.value = "1";
     this.held = element("span", { class: "ddp-muted ddp-held" });
     this.player_ = element("div", { class: "ddp-toolbar", role: "group", "aria-label": "steps" },
-      element("span", { class: "ddp-field ddp-steps" }, this.play, step("‹", "one step back (left)", () => player.back()), this.steps, step("›", "one step on (right)", () => player.forward()), this.held),
+      element("span", { class: "ddp-field ddp-steps" }, this.play, step("‹", "one step back (left)", () => player.back()), this.steps, step("›", "one step forward (right)", () => player.forward()), this.held),
       field("speed", this.speed),
     );
   }
 
-  // told: {state, text, number, shown, choices, sizes, bytes}, see collectives.py; no choices: there are no ranks
+  // told: {state, text, number, shown, choices, sizes, bytes}, see collectives.py; without choices there are no ranks
   draw(told) {
     if (!told?.choices) return;
     this.told = told;
@@ -75,7 +75,7 @@ export class CollectivesView {
       this.number = told.number;
       this.drawTwin(told.shown);
     }
-    // Shown for the first time, it has no width yet.
+    // When first shown, it has no width yet.
     const wide = Math.floor(this.chart.clientWidth);
     if (wide < 40) return this.actions.redraw();
     this.stage = new Stage(told.shown, wide);
@@ -157,7 +157,7 @@ export class CollectivesView {
       all.flatMap((step, number) =>
         step.holds.map((_, rank) => {
           const sent = step.transfers.reduce((sum, [source], index) => sum + (source === rank ? step.bytes[index] : 0), 0);
-          return [number ? String(number) : "begin", String(rank), sent ? bytes(sent) : "–", milliseconds(step.ms), holdings(step.holds[rank], shown.ranks)];
+          return [number ? String(number) : "start", String(rank), sent ? bytes(sent) : "–", milliseconds(step.ms), holdings(step.holds[rank], shown.ranks)];
         }),
       ),
     );
@@ -211,7 +211,7 @@ export class CollectivesView {
     this.actions.say(`speed ${SPEEDS[index]}`);
   }
 
-  // Says what the next rank holds.
+  // Announces what the next rank holds.
   tell(by) {
     const { shown, states, sent } = this.stage;
     this.rank = (((this.rank ?? -by) + by) % shown.ranks + shown.ranks) % shown.ranks;
@@ -229,7 +229,7 @@ function holdings(parts, ranks) {
   return known.length ? known.map(([part, found]) => `part ${part} of ${found.join("+")}`).join("; ") : "nothing";
 }
 
-// The bytes that a step's busiest rank sends.
+// The bytes sent by the busiest rank of a step.
 function busiest(shown, step) {
   const sent = new Array(shown.ranks).fill(0);
   step.transfers.forEach(([source], index) => (sent[source] += step.bytes[index]));
@@ -238,11 +238,11 @@ function busiest(shown, step) {
 
 function stepLines(shown, number) {
   const step = shown.steps[number - 1];
-  return [`step ${number} of ${shown.steps.length}`, ["messages", String(step.transfers.length)], ["busiest rank sends", bytes(busiest(shown, step))], ["arriving data", step.adds ? "is added" : "replaces"], ["time", `${milliseconds(step.ms)} ms`]];
+  return [`step ${number} of ${shown.steps.length}`, ["messages", String(step.transfers.length)], ["busiest rank sends", bytes(busiest(shown, step))], ["received data", step.adds ? "is added" : "is stored"], ["time", `${milliseconds(step.ms)} ms`]];
 }
 
 function describe(shown, number) {
-  if (!number) return "Before the first step: what each rank begins with.";
+  if (!number) return "Before the first step: the initial data of each rank.";
   const step = shown.steps[number - 1];
   const size = bytes(busiest(shown, step));
   const [[source, target]] = step.transfers;
@@ -250,19 +250,19 @@ function describe(shown, number) {
   const each = new Set(step.bytes).size > 1 ? `up to ${size}` : `${size} each`;
   const targets = step.transfers.length > 1 ? `${step.transfers.length} ranks` : `rank ${target}`;
   const messages = senders === 1 ? `rank ${source} sends ${size} to ${targets}` : `${senders} ranks send at once, ${each}`;
-  return `Step ${number} of ${shown.steps.length}: ${messages}; what arrives ${step.adds ? "is added" : "replaces what was there"}. It took ${milliseconds(step.ms)} ms.`;
+  return `Step ${number} of ${shown.steps.length}: ${messages}; received data ${step.adds ? "is added" : "replaces the old data"}. It took ${milliseconds(step.ms)} ms.`;
 }
 
 function sentence({ state, text, shown, choices }) {
   if (state === "running") return text;
   if (state === "failed" && shown === null) return "";
-  if (shown === null && !Object.keys(choices).length) return "There are no ranks here: collectives need a live cluster of this notebook.";
-  if (shown === null) return "Nothing has been run yet: choose a collective and an algorithm, then “Run on the ranks”. It takes some milliseconds there.";
+  if (shown === null && !Object.keys(choices).length) return "No ranks: collectives need a running cluster in this notebook.";
+  if (shown === null) return "No collective has been run yet. Choose a collective and an algorithm, then press “Run on the ranks”. It takes a few milliseconds.";
   const { collective, algorithm, ranks, bytes: size, steps } = shown;
   const title = `${collective} by ${algorithm} over ${count(ranks, "rank")}, ${bytes(size)} on each`;
-  if (!steps.length) return `${title}: with one rank nothing has to move. Start a cluster with two or more.`;
+  if (!steps.length) return `${title}: a single rank has nothing to send. Start a cluster with two or more ranks.`;
   const sum = steps.reduce((total, step) => total + busiest(shown, step), 0);
   const total = steps.reduce((all, step) => all + step.ms, 0);
   const factor = Number((sum / size).toPrecision(3));
-  return `${title}: ${count(steps.length, "step")} in ${milliseconds(total)} ms. Its cost: ${steps.length} α + ${factor} × buffer × β (${bytes(sum)} from the busiest ranks). ${FACTOR}`;
+  return `${title}: ${count(steps.length, "step")} in ${milliseconds(total)} ms. Cost: ${steps.length} α + ${factor} × buffer × β (${bytes(sum)} from the busiest ranks). ${FACTOR}`;
 }

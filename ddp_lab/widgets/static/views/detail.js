@@ -1,4 +1,4 @@
-// What is behind a bucket (its parameters, its times on each rank), and the table of ranks.
+// The details of a bucket (its parameters, its times on each rank), and the table of ranks.
 
 import { RANK_COLOURS } from "../generated.js";
 import { clockTime } from "../app/life.js";
@@ -9,18 +9,18 @@ import { bytes, count, milliseconds, significant } from "../charts/theme.js";
 import { EDGE, EDGES, waitOf } from "../steps/lanes.js";
 
 const PARAMETERS = ["order", "parameter", "shape", "elements", "size", "dtype", "ready at ms"];
-const RANKS = ["rank", "ready at", "waited", "reduced at", "hidden", "exposed", "gradient norm"];
+const RANKS = ["rank", "ready at", "waiting for peers", "reduced at", "overlapped", "exposed", "gradient norm"];
 const MOST_ROWS = 40; // of dots
 const RANK_TABLE = ["rank", "state", "step", "last event", "events", "dropped events", "process"];
 
 export class DetailView {
-  // close(): the reader closes the details; actions: {redraw(), say(text)}
+  // close(): the user closes the details; actions: {redraw(), say(text)}
   constructor(close, actions) {
     this.title = element("h4");
     this.facts = element("div", { class: "ddp-summary" });
     this.parameters = makeTable("Parameters, in the order of the bucket's buffer", PARAMETERS);
-    this.ranks = makeTable("On each rank, milliseconds from its backward begin", RANKS);
-    this.ranks.node.rows[0].cells[6].title = "Euclidean norm of the bucket's averaged gradients; known after “Compare gradients”";
+    this.ranks = makeTable("Time since backward start (ms), per rank", RANKS);
+    this.ranks.node.rows[0].cells[6].title = "L2 norm of the bucket's averaged gradients; known after “Compare gradients”";
     const closing = button("×", null, close, { class: "ddp-button ddp-close", "aria-label": "close the bucket's details" });
     this.dots = new ChartCanvas("When each gradient of the bucket was ready, on each rank", actions);
     this.dotsTitle = element("div", { class: "ddp-summary" });
@@ -37,8 +37,8 @@ export class DetailView {
     );
   }
 
-  // gradients: of the kernel: {step, ranks, ms: [rank][parameter]} of this bucket, or undefined; compare: whether ranks
-  // can be asked for norms
+  // gradients: from the kernel: {step, ranks, ms: [rank][parameter]} of this bucket, or undefined; compare: whether the ranks
+  // can compute norms
   draw(record, bucket, info, inspection, gradients, compare) {
     this.node.hidden = bucket === null || bucket >= record.buckets;
     if (this.node.hidden) return;
@@ -46,7 +46,7 @@ export class DetailView {
     const facts = [bytes(record.bytes[bucket])];
     if (info) {
       facts.push(count(info.parameters.length, "parameter"), `${info.dtype} on ${info.device}`);
-      facts.push(info.rebuilt ? "buckets rebuilt in the order in which gradients became ready" : "buckets in reverse order of registration");
+      facts.push(info.rebuilt ? "buckets rebuilt in the order of readiness" : "buckets in reverse order of registration");
     } else facts.push("its parameters are not known yet");
     setText(this.facts, facts.join(" · "));
     this.drawDots(info, gradients);
@@ -75,8 +75,8 @@ export class DetailView {
   }
 }
 
-// When each gradient of a bucket was accumulated, on each rank: one lane for each parameter, in the order of readiness. The
-// shapes tell the ranks apart without colour.
+// When each gradient of a bucket was accumulated on each rank: one lane per parameter, in the order of readiness. Ranks differ
+// in shape, too, not only in colour.
 function dots({ ranks, ms }, names) {
   const times = names.map((_, index) => ms.map((row) => row[index] ?? null));
   const middles = times.map((of) => median(of.filter((value) => value !== null)));

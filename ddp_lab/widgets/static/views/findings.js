@@ -1,8 +1,8 @@
-// Findings: what to change, in words, the largest gain first.
+// Findings: what to change, the largest estimated saving first.
 
 import { button, element, section, setText } from "../charts/dom.js";
 
-// Calls and settings in a remedy, as code.
+// Calls and settings in a suggested fix, shown as code.
 const CODE = /([A-Za-z_][\w.]*\([^()]*\)|[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+(?:=[\w.[\], ]*[\w\]])?)/;
 
 export class FindingsView {
@@ -10,12 +10,12 @@ export class FindingsView {
   constructor(actions) {
     this.actions = actions;
     this.state = element("p", { class: "ddp-sentence", role: "status" });
-    this.list = element("ol", { class: "ddp-findings", "aria-label": "findings, the largest gain first" });
-    this.note = element("p", { class: "ddp-muted ddp-sentence" }, "Gains are estimates, each for a change of its own: two that save the same waiting don’t add up.");
+    this.list = element("ol", { class: "ddp-findings", "aria-label": "findings, the largest estimated saving first" });
+    this.note = element("p", { class: "ddp-muted ddp-sentence" }, "Savings are estimates for each change alone; two that save the same waiting time don’t add up.");
     this.node = section("findings-view", "findings", "Findings", this.state, this.list, this.note);
   }
 
-  // found: of the kernel: {items: [...], steps} or undefined while it has not looked; means: see dashboard.py
+  // found: from the kernel: {items: [...], steps}; undefined before its first answer; means: see dashboard.py
   draw(found, means) {
     const items = found?.items ?? [];
     this.note.hidden = items.length < 2;
@@ -41,7 +41,7 @@ function withCode(text) {
 }
 
 function headline(found, means) {
-  if (!found) return "The kernel has not looked yet.";
-  if (!found.steps) return `No step has ended yet on every rank${means.control ? ": train a few steps" : ""}.`;
+  if (!found) return "Waiting for the analysis.";
+  if (!found.steps) return `No step is complete on every rank yet.${means.control ? " Train a few steps." : ""}`;
   return found.text;
 }

@@ -1,4 +1,4 @@
-// Gradients: norms before and after averaging, by rank and bucket; noise; where NaN came from; are the replicas equal?
+// Gradient monitoring: norms before and after averaging, by rank and bucket; noise scale; origin of NaN; drift of replicas.
 
 import { COLOURS, RANK_COLOURS } from "../generated.js";
 import { Asker, NeedsCluster, StatusLine } from "../app/control_status.js";
@@ -7,9 +7,9 @@ import { button, element, field, fill, legend, makeTable, number, read, scrolled
 import { drawScene, robustTop } from "../charts/scene.js";
 import { bytes, count, milliseconds, significant } from "../charts/theme.js";
 
-const COST = "Opt-in, it costs: a watched step reads each bucket twice more (0.12 ms for each MB on one CPU core) and gathers some numbers; a comparison reads all parameters once (0.3 ms for each MB).";
-const NONE = "No step has been watched. Switch it on above, or call model.watch_gradients(every=10) in the training code.";
-const NONE_HERE = "No step has been watched: model.watch_gradients(every=10) in the training code does it.";
+const COST = "Monitoring has a cost: a monitored step reads each bucket twice more (0.12 ms per MB on one CPU core) and gathers some numbers; a comparison reads all parameters once (0.3 ms per MB).";
+const NONE = "No step has been monitored. Start monitoring above, or call model.watch_gradients(every=10) in the training code.";
+const NONE_HERE = "No step has been monitored. Call model.watch_gradients(every=10) in the training code.";
 const MOST_LINES = 8;
 const WIDE_RANGE = 50; // largest over smallest norm from which the scale is logarithmic
 const DASHES = [[], [5, 2], [2, 2], [7, 2, 2, 2]];
@@ -24,25 +24,25 @@ export class GradientsView {
     this.summary = element("p", { class: "ddp-sentence", role: "status" });
     this.notice = element("div", { class: "ddp-notice", role: "alert", hidden: true });
     this.legend = element("div");
-    this.chart = new ChartCanvas("Norms of the gradients before and after averaging, over the watched steps", actions);
+    this.chart = new ChartCanvas("Norms of the gradients before and after averaging, over the monitored steps", actions);
     this.heading = element("div", { class: "ddp-summary" });
-    this.waits = new ChartCanvas("Each rank's norm in each bucket: how far from the ranks' mean, in percent", actions);
-    this.twin = new Twin("Watched steps, newest first", ["step", "before: smallest", "mean", "largest", "average", "noise scale", "not finite", "cost, ms"]);
-    this.checks = makeTable("Comparisons of the replicas, newest first", ["before step", "result", "ranks that hold the same", "cost, ms"]);
+    this.waits = new ChartCanvas("Difference of each rank's norm from the mean of the ranks, by bucket (%)", actions);
+    this.twin = new Twin("Monitored steps, newest first", ["step", "before: smallest", "mean", "largest", "average", "noise scale", "not finite", "cost, ms"]);
+    this.checks = makeTable("Comparisons of the replicas, newest first", ["before step", "result", "ranks with equal values", "cost, ms"]);
     this.drift = scrolled("comparisons of the replicas", this.checks.node, "ddp-checks");
     this.pictures = element("div", {}, this.legend, this.chart.node, this.heading, this.waits.node, this.twin.node);
     this.node = section("gradients", "gradients", "Gradients", this.needs.node, this.notice, this.summary, this.pictures, this.drift);
   }
 
   buildControls() {
-    this.every = number("watch gradients every so many steps", "10", { min: "1", step: "1" });
-    this.apart = number("compare replicas every so many steps", "100", { min: "1", step: "1" });
+    this.every = number("monitor gradients every N steps", "10", { min: "1", step: "1" });
+    this.apart = number("compare replicas every N steps", "100", { min: "1", step: "1" });
     const ask = (command) => this.asker.ask({ ...command, reducer: this.reducer });
-    this.watch = button("Watch", "from one of the next steps on", () => ask({ do: "gradients", every: read(this.every) ?? 0 }));
-    this.unwatch = button("Stop", "watch no more", () => ask({ do: "gradients", every: 0 }));
-    this.compare = button("Compare", "from one of the next steps on", () => ask({ do: "drift", every: read(this.apart) ?? 0 }));
-    this.uncompare = button("Stop", "compare no more", () => ask({ do: "drift", every: 0 }));
-    this.now = button("Check now", "between two steps if a cell trains, else at once", () => ask({ do: "check" }));
+    this.watch = button("Monitor", "starting within the next steps", () => ask({ do: "gradients", every: read(this.every) ?? 0 }));
+    this.unwatch = button("Stop", "stop monitoring", () => ask({ do: "gradients", every: 0 }));
+    this.compare = button("Compare", "starting within the next steps", () => ask({ do: "drift", every: read(this.apart) ?? 0 }));
+    this.uncompare = button("Stop", "stop comparing", () => ask({ do: "drift", every: 0 }));
+    this.now = button("Check now", "between two steps while a cell trains, otherwise immediately", () => ask({ do: "check" }));
     this.row = element("div", { class: "ddp-toolbar ddp-form" },
       element("span", { class: "ddp-field" }, field("gradients of every", this.every, " steps"), this.watch, this.unwatch),
       element("span", { class: "ddp-field" }, field("replicas every", this.apart, " steps"), this.compare, this.uncompare, this.now),
@@ -51,7 +51,7 @@ export class GradientsView {
     this.needs = new NeedsCluster(this.row, this.status.node, cost);
   }
 
-  // known: of the kernel (gradients.py), undefined while it has not looked; watching: of its controls; step: that is chosen
+  // known: from the kernel (gradients.py), undefined before its first answer; watching: of its controls; step: the chosen one
   draw(reducer, control, watching, known, step) {
     this.reducer = reducer;
     const live = this.needs.draw(control);
@@ -62,7 +62,7 @@ export class GradientsView {
     this.status.draw(this.asker.state(control), [watching?.said, state].filter(Boolean).join(" "), watching?.error);
     const [steps, drift] = [known?.steps ?? [], known?.drift ?? []];
     this.pictures.hidden = !steps.length;
-    setText(this.summary, reducer === null ? "No model yet: wrap one in ddp_lab.DistributedDataParallel." : steps.length ? summarise(known) : live ? NONE : NONE_HERE);
+    setText(this.summary, reducer === null ? "No model yet. Wrap one in ddp_lab.DistributedDataParallel." : steps.length ? summarise(known) : live ? NONE : NONE_HERE);
     const bad = steps.findLast((one) => one.bad);
     const apart = drift.findLast((one) => !one.ok && !one.error);
     this.notice.hidden = !bad && !apart;
@@ -79,12 +79,12 @@ export class GradientsView {
     drawScene(this.chart, () => this.scene(steps, ranks, shown));
     this.twin.draw(() => steps.toReversed().slice(0, 100).map(row));
     const found = buckets[shown];
-    setText(this.heading, found ? `Step ${shown}, by bucket: how far each rank's norm is from the ranks' mean, in percent. ${spread(found)}` : `Step ${shown}: its buckets are no longer held here; Timeline.gradients() has them.`);
+    setText(this.heading, found ? `Step ${shown}, by bucket: difference of each rank's norm from the mean of the ranks, in percent. ${spread(found)}` : `Step ${shown}: its buckets are no longer stored here; see Timeline.gradients().`);
     this.waits.node.hidden = !found;
     if (found) this.drawBuckets(found, ranks);
   }
 
-  // Norms over the watched steps, by rank and averaged; below them the noise scale.
+  // Norms over the monitored steps, by rank and averaged; below them the noise scale.
   scene(steps, ranks, shown) {
     const finite = (one) => one.before.filter((value) => value !== null);
     const norms = steps.flatMap((one) => [...one.before, one.after]).filter((value) => value > 0);
@@ -97,9 +97,9 @@ export class GradientsView {
     const bad = steps.flatMap((one, index) => (one.bad ? [{ rule: index, role: "bad", text: one.bad.kind }] : []));
     const noise = steps.map((one) => one.noise);
     return {
-      head: 26, // for what was not finite
-      label: `step (${count(steps.length, "watched step")}); noise: scale in batches of a rank, over 20 watched steps`,
-      steps: steps.map((one) => ({ key: `watched ${one.step}`, name: String(one.step), chosen: one.step === shown, lines: () => stepLines(one, ranks), act: () => this.actions.choose(one.step) })),
+      head: 26, // for values that were not finite
+      label: `step (${count(steps.length, "monitored step")}); noise scale in batches of a rank, over 20 monitored steps`,
+      steps: steps.map((one) => ({ key: `monitored ${one.step}`, name: String(one.step), chosen: one.step === shown, lines: () => stepLines(one, ranks), act: () => this.actions.choose(one.step) })),
       panels: [
         { ...scale, height: 150, marks: [{ band: ends }, ...own, { line: steps.map((one) => one.after), role: "ink", width: 2.25 }, ...bad] },
         { label: "noise", height: 56, top: robustTop(noise), marks: [{ line: noise, role: "noise", width: 1.75 }] },
@@ -126,7 +126,7 @@ export class GradientsView {
         ...own,
         ["smallest to largest rank", "background: var(--ddp-band); opacity: 0.5", "norms before averaging"],
         ["average", line("var(--ddp-ink)"), "norm after averaging"],
-        ["noise scale", line(COLOURS.noise), "[McCandlish et al. 2018]: the batch, in batches of a rank, up to which more data per step still pays"],
+        ["noise scale", line(COLOURS.noise), "[McCandlish et al. 2018]: the batch size, in batches of a rank, up to which a larger batch still pays off"],
       ]),
     );
   }
@@ -140,9 +140,9 @@ export class GradientsView {
 }
 
 function stepLines(one, ranks) {
-  const bad = one.bad ? [[one.bad.kind, one.bad.parameter ? `first in ${one.bad.parameter}, rank ${one.bad.rank}` : "in the average alone"]] : [];
+  const bad = one.bad ? [[one.bad.kind, one.bad.parameter ? `first in ${one.bad.parameter}, rank ${one.bad.rank}` : "only in the average"]] : [];
   const shown = ranks.slice(0, MOST_LINES).map((rank, index) => [`rank ${rank}, before`, show(one.before[index])]);
-  return [`step ${one.step}`, ...bad, ...shown, ["average", show(one.after)], ["noise scale", show(one.noise)], ["watching took", `${one.ms.toFixed(2)} ms`]];
+  return [`step ${one.step}`, ...bad, ...shown, ["average", show(one.after)], ["noise scale", show(one.noise)], ["monitoring cost", `${one.ms.toFixed(2)} ms`]];
 }
 
 function mean(values) {
@@ -164,9 +164,9 @@ function row(one) {
 function current(watching) {
   if (!watching) return "";
   const parts = [];
-  if (watching.gradients) parts.push(`Gradients of every ${ordinal(watching.gradients)} step are watched.`);
+  if (watching.gradients) parts.push(`Gradients of every ${ordinal(watching.gradients)} step are monitored.`);
   if (watching.drift) parts.push(`Replicas are compared before every ${ordinal(watching.drift)} step.`);
-  if (watching.pending) parts.push("A request waits for the next steps.");
+  if (watching.pending) parts.push("A request takes effect within the next steps.");
   return parts.join(" ");
 }
 
@@ -180,22 +180,22 @@ function summarise({ steps, ranks, noise_scale: noise }) {
   const finite = steps.filter((one) => !one.bad && one.after !== null);
   const wide = median(finite.map((one) => (Math.max(...one.before) - Math.min(...one.before)) / mean(one.before)));
   const kept = median(finite.map((one) => one.after / mean(one.before)));
-  const parts = [`${count(steps.length, "watched step")}, the newest ${steps.at(-1).step}; watching one took ${milliseconds(median(steps.map((one) => one.ms)))} ms.`];
-  if (ranks.length > 1 && finite.length) parts.push(`Medians: the ranks' norms are spread over ${significant(100 * wide)} % of their mean; averaging leaves ${significant(100 * kept)} % of it.`);
-  if (noise !== null) parts.push(`Noise scale ${significant(noise)}: up to about ${noise < 1 ? "one batch" : `${significant(noise)} batches`} of a rank, more data per step still pays.`);
-  else if (ranks.length > 1) parts.push("Noise scale: none, the noise hides the gradient.");
+  const parts = [`${count(steps.length, "monitored step")}, the newest ${steps.at(-1).step}; monitoring a step took ${milliseconds(median(steps.map((one) => one.ms)))} ms.`];
+  if (ranks.length > 1 && finite.length) parts.push(`Medians: the ranks' norms differ by ${significant(100 * wide)} % of their mean; the norm of the average is ${significant(100 * kept)} % of it.`);
+  if (noise !== null) parts.push(`Noise scale ${significant(noise)}: a larger batch pays off up to about ${noise < 1 ? "one batch" : `${significant(noise)} batches`} of a rank.`);
+  else if (ranks.length > 1) parts.push("Noise scale: not measurable, the noise hides the gradient.");
   return parts.join(" ");
 }
 
 function badly(one, steps) {
   const others = steps.filter((step) => step.bad).length - 1;
-  const where = one.bad.parameter ? `first in the gradient of ${one.bad.parameter} on rank ${one.bad.rank}` : "in the average alone: each rank's own gradients were finite";
-  return `${one.bad.kind} in step ${one.step}: ${where}${others ? ` (and in ${count(others, "other watched step")})` : ""}.`;
+  const where = one.bad.parameter ? `first in the gradient of ${one.bad.parameter} on rank ${one.bad.rank}` : "only in the average; each rank's own gradients were finite";
+  return `${one.bad.kind} in step ${one.step}: ${where}${others ? ` (and in ${count(others, "other monitored step")})` : ""}.`;
 }
 
 function driftWords(one) {
   const holders = one.groups.map((ranks) => `rank${ranks.length > 1 ? "s" : ""} ${ranks.join(", ")}`).join(" | ");
-  return `The replicas have drifted apart, seen before step ${one.step}: ${one.first}${one.differing > 1 ? ` and ${one.differing - 1} more` : ""}. Equal values are held by ${holders}.`;
+  return `The replicas have diverged, detected before step ${one.step}: ${one.first}${one.differing > 1 ? ` and ${one.differing - 1} more` : ""}. Ranks with equal values: ${holders}.`;
 }
 
 function spread(found) {
@@ -203,5 +203,5 @@ function spread(found) {
   const shares = found.after.map((value, bucket) => (100 * value) / means[bucket]).filter((value) => Number.isFinite(value));
   if (!shares.length) return "";
   const [least, most] = [significant(Math.min(...shares)), significant(Math.max(...shares))];
-  return `Averaging leaves ${least === most ? least : `${least} to ${most}`} % of a bucket's mean norm.`;
+  return `The norm of the average is ${least === most ? least : `${least} to ${most}`} % of a bucket's mean norm.`;
 }

@@ -1,4 +1,4 @@
-// Overlap: what each step consists of, as columns over steps; how far each is from the floor.
+// Overlap: the time breakdown of each step as columns, and its efficiency.
 
 import { PHASES } from "../generated.js";
 import { ChartCanvas, median } from "../charts/canvas.js";
@@ -15,9 +15,9 @@ export class OverlapView {
   constructor(actions) {
     this.actions = actions;
     this.summary = element("div", { class: "ddp-summary", role: "status" });
-    this.chart = new ChartCanvas("What each step consists of, in milliseconds, and its efficiency", actions);
-    this.twin = new Twin("Milliseconds of the newest steps, medians over the ranks", ["step", "ms", ...PHASES.map((one) => one.name), "efficiency"]);
-    const keys = phaseLegend("from the bottom of a column to its top");
+    this.chart = new ChartCanvas("Step time breakdown (ms)", actions);
+    this.twin = new Twin("Time breakdown of the newest steps (ms, medians over the ranks)", ["step", "ms", ...PHASES.map((one) => one.name), "efficiency"]);
+    const keys = phaseLegend("from bottom to top of a column");
     this.node = section("overlap", "overlap of computation and communication", "Overlap", this.summary, keys, this.chart.node, this.twin.node);
   }
 
@@ -37,23 +37,23 @@ export class OverlapView {
     const bins = binned(rows, (this.chart.node.clientWidth - SIDES) / 4, ["total", ...PHASES.map((one) => one.key)]);
     const joined = bins[0].last - bins[0].first + 1;
     return {
-      label: joined > 1 ? `step (each column: the median of ${joined})` : "step",
+      label: joined > 1 ? `step (each column: median of ${joined})` : "step",
       steps: bins.map((bin) => ({ key: `step ${bin.first}`, name: String(bin.first), chosen: bin.first <= shown && shown <= bin.last, lines: () => lines(bin), act: () => this.actions.choose(bin.last) })),
       panels: [
-        { label: "ms a step", height: 210, top: robustTop(bins.map((one) => one.total)), marks: PHASES.map(({ key }) => ({ bars: bins.map((bin) => bin[key]), role: key })) },
+        { label: "ms per step", height: 210, top: robustTop(bins.map((one) => one.total)), marks: PHASES.map(({ key }) => ({ bars: bins.map((bin) => bin[key]), role: key })) },
         { label: "efficiency", height: 64, top: 1, text: percent, marks: [{ line: bins.map(efficiency), role: "ink" }] },
       ],
     };
   }
 }
 
-// A step that has ended: ms of each phase by its key, and their sum.
+// A complete step: ms of each phase by its key, and their sum.
 function rowOf({ step, generation, whole, phases }) {
   const parts = PHASES.map(({ key }, index) => [key, phases[index]]);
   return { step, generation, whole, total: phases.reduce((sum, ms) => sum + ms, 0), ...Object.fromEntries(parts) };
 }
 
-// Share of the step that would remain without exposed communication: 1 is the floor.
+// Share of the step that is not exposed communication: 1 is the no-communication baseline.
 function efficiency(one) {
   return one.total > 0 ? (one.total - one.exposed) / one.total : NaN;
 }
@@ -65,14 +65,14 @@ function lines(bin) {
 }
 
 function summarise(rows) {
-  if (!rows.length) return "No step has ended yet on every rank.";
+  if (!rows.length) return "No step is complete on every rank yet.";
   const middle = (read) => median(rows.map(read));
   const [total, exposed, hidden] = [middle((row) => row.total), middle((row) => row.exposed), middle((row) => row.hidden)];
   const floor = middle((row) => row.total - row.exposed);
   const what = rows.at(-1).whole ? "a step takes" : "forward and backward take";
-  const share = hidden + exposed > 0 ? `; ${percent(hidden / (hidden + exposed))} of the communication is hidden` : "";
+  const share = hidden + exposed > 0 ? `; ${percent(hidden / (hidden + exposed))} of the communication is overlapped` : "";
   return (
     `Medians of ${rows.length === 1 ? "one step" : `the last ${rows.length} steps`} (${rows[0].step}–${rows.at(-1).step}): ${what} ${milliseconds(total)} ms, ` +
-    `exposed communication ${milliseconds(exposed)} ms of it. Without that (the floor): ${milliseconds(floor)} ms, efficiency ${percent(middle(efficiency))}${share}.`
+    `of which ${milliseconds(exposed)} ms exposed communication. No-communication baseline: ${milliseconds(floor)} ms, efficiency ${percent(middle(efficiency))}${share}.`
   );
 }

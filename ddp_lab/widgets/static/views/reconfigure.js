@@ -1,4 +1,4 @@
-// Other buckets and comm hooks while training runs: what is asked for, and steps before and after it, side by side.
+// Changes buckets and comm hook while training runs, and compares the steps before and after the change.
 
 import { Asker, NeedsCluster, StatusLine } from "../app/control_status.js";
 import { ChartCanvas, median } from "../charts/canvas.js";
@@ -6,29 +6,29 @@ import { button, choice, element, field, form, number, read, setText, Twin } fro
 import { drawScene } from "../charts/scene.js";
 import { count, milliseconds } from "../charts/theme.js";
 
-const ORDERS = [["", "as it is"], ["ready", "as gradients became ready"], ["reversed", "reverse registration"], ["registration", "registration"]];
+const ORDERS = [["", "unchanged"], ["ready", "order of readiness"], ["reversed", "reverse registration"], ["registration", "registration"]];
 const HOOKS = ["none", "fp16", "bf16", "powersgd"];
 const TITLE = "Change buckets or comm hook while training runs";
-const TITLE_OF_THE_PAST = "Buckets or comm hook were changed while training ran";
-const WAYS = [["", "as they are"], ["cap", "one cap for all"], ["first", "a first bucket, and a cap"], ["list", "a list of caps"]];
+const TITLE_OF_THE_PAST = "Changes of buckets or comm hook during training";
+const WAYS = [["", "unchanged"], ["cap", "one limit for all"], ["first", "first bucket and limit"], ["list", "list of limits"]];
 
 export class ReconfigureForm {
   // actions: {send(command), redraw(), say(text)}
   constructor(actions) {
     this.asker = new Asker("reconfigure", actions);
     this.status = new StatusLine();
-    this.way = choice("caps of the buckets", WAYS, () => this.showInputs());
-    this.first = number("cap of the first bucket in MiB", "1");
-    this.cap = number("cap of a bucket in MiB", "25");
-    this.list = element("input", { type: "text", class: "ddp-text", "aria-label": "caps in MiB in the order of launch", placeholder: "1, 5, 25", size: "14" });
+    this.way = choice("bucket size limits", WAYS, () => this.showInputs());
+    this.first = number("size limit of the first bucket in MiB", "1");
+    this.cap = number("size limit of a bucket in MiB", "25");
+    this.list = element("input", { type: "text", class: "ddp-text", "aria-label": "size limits in MiB in launch order", placeholder: "1, 5, 25", size: "14" });
     this.order = choice("order of the parameters", ORDERS);
     const id = `ddp-hooks-${Math.random().toString(36).slice(2)}`;
-    this.hook = element("input", { type: "text", class: "ddp-text", "aria-label": "comm hook", placeholder: "as it is", list: id, size: "11", title: "none, fp16, bf16, powersgd, or a name given with DistributedDataParallel.define_comm_hook" });
+    this.hook = element("input", { type: "text", class: "ddp-text", "aria-label": "comm hook", placeholder: "unchanged", list: id, size: "11", title: "none, fp16, bf16, powersgd, or a name defined with DistributedDataParallel.define_comm_hook" });
     const names = element("datalist", { id }, ...HOOKS.map((value) => element("option", { value })));
-    this.apply = button("Apply", "change between two steps (Enter)", () => this.ask(), { class: "ddp-button ddp-primary" });
-    this.back = button("Change back", "caps, order and hook as before the last change: measured twice is surer", () => this.asker.ask({ back: true, reducer: this.reducer }));
-    this.inputs = { cap: field("cap", this.cap, "MiB"), first: field("first", this.first, "MiB"), list: field("caps", this.list, "MiB") };
-    const row = form(() => this.ask(), field("caps", this.way), this.inputs.first, this.inputs.cap, this.inputs.list, field("order", this.order), field("comm hook", this.hook, names), this.apply, this.back);
+    this.apply = button("Apply", "apply the change between two steps (Enter)", () => this.ask(), { class: "ddp-button ddp-primary" });
+    this.back = button("Change back", "restore limits, order and hook from before the last change; a second measurement makes the result more reliable", () => this.asker.ask({ back: true, reducer: this.reducer }));
+    this.inputs = { cap: field("size limit", this.cap, "MiB"), first: field("first", this.first, "MiB"), list: field("size limits", this.list, "MiB") };
+    const row = form(() => this.ask(), field("bucket size", this.way), this.inputs.first, this.inputs.cap, this.inputs.list, field("order", this.order), field("comm hook", this.hook, names), this.apply, this.back);
     this.needs = new NeedsCluster(row, this.status.node);
     this.chart = new BeforeAfterChart(actions);
     this.node = element("details", { class: "ddp-reconfigure", "aria-label": "change buckets while training runs", open: true }, element("summary", { tabindex: "0" }, TITLE), this.needs.node, this.chart.node);
@@ -51,7 +51,7 @@ export class ReconfigureForm {
     this.asker.ask({ change, reducer: this.reducer });
   }
 
-  // shown: {state, text, compared} of the kernel; possible: whether there are ranks to ask
+  // shown: {state, text, compared} from the kernel; possible: whether there are ranks
   draw(reducer, assignment, control, shown, possible) {
     this.needs.node.hidden = !possible;
     setText(this.node.firstChild, possible ? TITLE : TITLE_OF_THE_PAST);
@@ -86,11 +86,11 @@ class BeforeAfterChart {
   constructor(actions) {
     this.verdict = element("p", { class: "ddp-sentence ddp-verdict-line", role: "status" });
     this.chart = new ChartCanvas("Times of steps before and after the change", actions);
-    this.twin = new Twin("Before and after the change", ["", "buckets", "caps", "comm hook", "from step", "steps", "median ms"]);
+    this.twin = new Twin("Before and after the change", ["", "buckets", "size limits", "comm hook", "from step", "steps", "median ms"]);
     this.node = element("div", { class: "ddp-before-after" });
   }
 
-  // found: of the kernel: {text, sides: [{step, ms, buckets, caps, hook}], verdict, percent, low, high, medians}
+  // found: from the kernel: {text, sides: [{step, ms, buckets, caps, hook}], verdict, percent, low, high, medians}
   draw(found) {
     if (!found?.sides?.length) return this.node.replaceChildren();
     if (!this.node.firstChild) this.node.append(this.verdict, this.chart.node, this.twin.node);
@@ -103,7 +103,7 @@ class BeforeAfterChart {
 }
 
 function sentence(found) {
-  if (!found.verdict) return found.text || "Let some steps pass to compare.";
+  if (!found.verdict) return found.text || "Train some more steps for the comparison.";
   const sign = (value) => `${value > 0 ? "+" : value < 0 ? "−" : ""}${Math.abs(value).toFixed(1)} %`;
   const [before, after] = found.medians.map(milliseconds);
   const counts = found.sides.map((side) => side.ms.length).join(" and ");
@@ -122,11 +122,11 @@ function scene({ sides }) {
     left: 74,
     label: "ms from step to step; upper dots are later steps",
     top: quantile(sides.flatMap((side) => side.ms), 0.97) * 1.08 || 1,
-    // The two sides differ in shape, too.
+    // The two sides differ in shape as well as in colour.
     marks: sides.flatMap((side, lane) => [{ dots: side.ms, lane, role: `rank${lane}`, shape: lane, size: 2.4, rows: true }, { tick: median(side.ms), lane }]),
   };
 }
 
 function lines(name, side) {
-  return [`${name} the change`, ["buckets", String(side.buckets)], ["caps", side.caps], ["comm hook", side.hook], ["from step", String(side.step)], ["steps", String(side.ms.length)], ["median", `${milliseconds(median(side.ms))} ms`]];
+  return [`${name} the change`, ["buckets", String(side.buckets)], ["size limits", side.caps], ["comm hook", side.hook], ["from step", String(side.step)], ["steps", String(side.ms.length)], ["median", `${milliseconds(median(side.ms))} ms`]];
 }

@@ -1,18 +1,18 @@
-// Rehearsal: faults on purpose, while training runs.
+// Fault injection while training runs.
 
 import { Asker, ModelChoice, NeedsCluster, StatusLine } from "../app/control_status.js";
 import { button, choice, element, field, fill, form, makeTable, number, read, scrolled, section, setOptions, setText } from "../charts/dom.js";
 
 const KINDS = {
-  SlowRank: { title: "slow rank", fields: ["delay"], about: "Each forward of the rank takes longer: a slower device, or slower input.", see: "All other ranks wait for it from the first bucket on; “Stragglers” names the rank, before its backward." },
-  SlowLayer: { title: "slow layer", fields: ["parameter", "delay"], about: "The gradient of one parameter, and all that come after it, are late on the rank.", see: "Buckets before it are on time, those from its own on are late: “Stragglers” names rank and parameter." },
-  SlowLink: { title: "slow link", fields: ["latency", "rate"], about: "Each bucket of the rank waits before its collective starts, as if it had to pass a slow link first.", see: "Backwards take as long as before, finalize grows; larger or smaller buckets change it." },
-  DroppedGradient: { title: "dropped gradient", fields: ["parameter"], about: "In one backward the gradient of a parameter does not count on the rank: what a forgotten branch does.", see: "The next forward fails on all ranks and names the parameter: the cell ends with that error." },
-  DeadRank: { title: "rank that dies", fields: [], about: "The rank's process is killed (SIGKILL) at its next forward.", see: "The cell ends on all ranks and says who died. Its variables are lost; %cluster restart brings the rank back." },
+  SlowRank: { title: "slow rank", fields: ["delay"], about: "Each forward of the rank takes longer, as with a slower device or slower input.", see: "All other ranks wait for it from the first bucket on; “Stragglers” names the rank, before its backward." },
+  SlowLayer: { title: "slow layer", fields: ["parameter", "delay"], about: "On the rank, the gradient of one parameter and all later ones are delayed.", see: "Buckets before it are on time; its own and later ones are late. “Stragglers” names rank and parameter." },
+  SlowLink: { title: "slow link", fields: ["latency", "rate"], about: "Each collective of the rank is delayed, as on a slow network link.", see: "The backward takes as long as before, but finalize takes longer; the bucket size changes by how much." },
+  DroppedGradient: { title: "dropped gradient", fields: ["parameter"], about: "In one backward, the gradient of a parameter is missing on the rank, as if a branch of the model was not used.", see: "The next forward fails on all ranks with an error that names the parameter." },
+  DeadRank: { title: "killed rank", fields: [], about: "The rank's process is killed (SIGKILL) at its next forward.", see: "The cell fails on all ranks and names the rank that failed. Its variables are lost; %cluster restart restarts it." },
 };
 const SURE_MS = 5000;
 
-// shift: from the events' clock to the time of day; none for other machines' recordings
+// shift: from the events' clock to the time of day; none for recordings from other machines
 function when(at, first, shift) {
   return typeof shift === "number" ? new Date((at + shift) * 1000).toLocaleTimeString() : `${(at - first).toFixed(1)} s after the first`;
 }
@@ -30,18 +30,18 @@ export class RehearsalView {
     this.latency = number("latency in ms", "5");
     this.rate = number("rate in MB/s", "", { placeholder: "any" });
     this.inputs = { parameter: field("gradient of", this.parameter), delay: field("by", this.delay, "ms"), latency: field("latency", this.latency, "ms"), rate: field("rate", this.rate, "MB/s") };
-    this.go = button("Inject", "from the rank's next forward on", () => this.inject(), { class: "ddp-button ddp-primary" });
+    this.go = button("Inject", "starting with the rank's next forward", () => this.inject(), { class: "ddp-button ddp-primary" });
     this.about = element("p", { class: "ddp-sentence" });
     this.model = new ModelChoice(actions);
     const row = form(() => this.inject(), this.model.node, field("fault", this.kind), field("on", this.rank), ...Object.values(this.inputs), this.go);
-    this.table = makeTable("Faults that happen now", ["rank", "fault", "state", ""]);
+    this.table = makeTable("Active faults", ["rank", "fault", "state", ""]);
     this.none = element("p", { class: "ddp-empty" });
     this.all = button("End all", "before the next forward", () => this.asker.ask({ do: "end" }));
     this.active = element("div", { class: "ddp-active" }, element("div", { class: "ddp-table-scroll" }, this.table.node), this.all);
     this.needs = new NeedsCluster(row, this.about, this.status.node, this.active);
     this.past = makeTable("On the timeline, newest first", ["rank", "what", "when"]);
     this.pastNode = scrolled("faults on the timeline", this.past.node, "ddp-past");
-    this.node = section("rehearsal", "rehearsal", "Rehearsal: faults on purpose", this.needs.node, this.none, this.pastNode);
+    this.node = section("rehearsal", "fault injection", "Fault injection", this.needs.node, this.none, this.pastNode);
     this.showInputs();
   }
 
@@ -54,7 +54,7 @@ export class RehearsalView {
 
   inject() {
     const kind = this.kind.value;
-    // Asked twice: the rank's variables are lost.
+    // Needs a second click: the rank's variables are lost.
     if (kind === "DeadRank" && !this.sure) {
       this.sure = setTimeout(() => this.calm(), SURE_MS);
       setText(this.go, `Really kill rank ${this.rank.value}?`);
@@ -86,14 +86,14 @@ export class RehearsalView {
     const found = shown?.faults ?? [];
     this.active.hidden = !found.length;
     this.none.hidden = !live || found.length > 0;
-    setText(this.none, assignment ? "No fault is on. Choose one, and inject it while a cell trains." : "No model yet: wrap one in ddp_lab.DistributedDataParallel in a %%distributed cell.");
+    setText(this.none, assignment ? "No active faults. Inject one while a cell is training." : "No model yet. Wrap one in ddp_lab.DistributedDataParallel in a %%distributed cell.");
     this.drawActive(found);
     this.pastNode.hidden = !marks.length;
     fill(this.past.body, marks.slice(-40).reverse().map(({ rank, name, at }) => [String(rank), name, when(at, marks[0].at, control?.shift)]));
   }
 
   drawActive(found) {
-    fill(this.table.body, found.map((one) => [String(one.rank), one.text, one.begun ? "happens" : "begins with the next forward"]));
+    fill(this.table.body, found.map((one) => [String(one.rank), one.text, one.begun ? "active" : "starts with the next forward"]));
     found.forEach(({ rank, number: which }, index) => {
       const row = this.table.body.rows[index];
       if (row.cells.length < 4) row.append(element("td"));

@@ -1,4 +1,4 @@
-// Step through: training pauses at chosen points, and goes on by one event, one bucket, or to the next point.
+// Step through: training pauses at chosen points and continues by one event, one bucket, or to the next point.
 
 import { Asker, ModelChoice, NeedsCluster, StatusLine } from "../app/control_status.js";
 import { ChartCanvas } from "../charts/canvas.js";
@@ -7,12 +7,12 @@ import { machineLayout, paintMachine } from "../charts/state_machine.js";
 
 const POINTS = [
   ["gradient_ready", "gradient ready", "a gradient has been computed; it is not yet in its bucket"],
-  ["bucket_ready", "bucket ready", "a bucket's last gradient has arrived; it is not yet launched"],
+  ["bucket_ready", "bucket ready", "a bucket has all its gradients; it is not yet launched"],
   ["launched", "launched", "a bucket's collective has been started"],
-  ["reduced", "reduced", "a bucket's average is there; it is not yet written back"],
+  ["reduced", "reduced", "a bucket's average has been computed; it is not yet written back"],
 ];
 const STEPS = [["event", "Next event", "e"], ["bucket", "Next bucket", "b"], ["breakpoint", "Next breakpoint", "n"]];
-const EMPTY = "No model yet: wrap one in ddp_lab.DistributedDataParallel in a %%distributed cell.";
+const EMPTY = "No model yet. Wrap one in ddp_lab.DistributedDataParallel in a %%distributed cell.";
 
 export class StepThroughView {
   // actions: {send(command), redraw(), say(text)}
@@ -33,16 +33,16 @@ export class StepThroughView {
     const points = element("span", { class: "ddp-field ddp-wrap", role: "group", "aria-label": "points" }, ...[...this.points.values()].map((one) => one.node));
     this.model = new ModelChoice(this.actions);
     const where = element("div", { class: "ddp-toolbar ddp-form" }, this.model.node, element("span", { class: "ddp-field ddp-wrap" }, "pause at ", points), element("span", { class: "ddp-field ddp-wrap" }, "on ", this.rankBox), field("gradients of", this.names, this.matches), field("buckets", this.buckets));
-    this.pauseButton = button("Pause", "pause at these points from now on (key p)", () => this.pause(), { class: "ddp-button ddp-primary", "aria-keyshortcuts": "p" });
-    this.goOn = button("Continue", "no breakpoints: train at full speed (key c)", () => this.ask({ do: "continue" }), { "aria-keyshortcuts": "c" });
+    this.pauseButton = button("Pause", "set these breakpoints (key p)", () => this.pause(), { class: "ddp-button ddp-primary", "aria-keyshortcuts": "p" });
+    this.goOn = button("Continue", "remove all breakpoints and continue training (key c)", () => this.ask({ do: "continue" }), { "aria-keyshortcuts": "c" });
     this.nexts = STEPS.map(([until, text, key]) => button(text, `${text.toLowerCase()} (key ${key})`, () => this.go(until), { "aria-keyshortcuts": key }));
-    this.who = choice("which ranks go on", [["", "all that pause"]]);
+    this.who = choice("which ranks continue", [["", "all paused"]]);
     const keys = element("span", { class: "ddp-muted ddp-keys" }, "keys: p pause, c continue, e event, b bucket, n breakpoint");
-    const bar = element("div", { class: "ddp-toolbar ddp-form", role: "toolbar", "aria-label": "pause and go on" }, this.pauseButton, this.goOn, ...this.nexts, field("for", this.who), keys);
+    const bar = element("div", { class: "ddp-toolbar ddp-form", role: "toolbar", "aria-label": "pause and continue" }, this.pauseButton, this.goOn, ...this.nexts, field("for", this.who), keys);
     this.needs = new NeedsCluster(where, bar, this.status.node);
     this.state = element("p", { class: "ddp-sentence", role: "status" });
     this.chart = new ChartCanvas("The reducer of each rank as a state machine", this.actions);
-    this.twin = new Twin("Where each rank stands", ["rank", "step", "stands", ...STATES, "gradients missing"]);
+    this.twin = new Twin("State of each rank", ["rank", "step", "state", ...STATES, "gradients missing"]);
     return [this.needs.node, this.state, this.chart.node, this.twin.node];
   }
 
@@ -78,7 +78,7 @@ export class StepThroughView {
     return part ? (this.assignment?.parameters ?? []).map((one) => one.name).filter((name) => name.includes(part)) : [];
   }
 
-  // Without a match the ranks refuse what was typed, and say which name is near.
+  // Without a match the ranks reject the text, and report a similar name.
   askedNames() {
     const part = this.names.value.trim();
     const found = this.chosenNames();
@@ -97,7 +97,7 @@ export class StepThroughView {
     const ranks = stepping?.ranks ?? [];
     const paused = stepping?.paused ?? [];
     for (const one of this.nexts) one.disabled = !paused.length;
-    setOptions(this.who, [["", "all that pause"], ...paused.map((rank) => [rank, `rank ${rank}`])]);
+    setOptions(this.who, [["", "all paused"], ...paused.map((rank) => [rank, `rank ${rank}`])]);
     this.chart.node.hidden = this.twin.node.hidden = !ranks.length;
     this.state.hidden = !live;
     const text = headline(assignment, stepping);
@@ -142,15 +142,15 @@ function missing(rank) {
 
 function headline(assignment, stepping) {
   if (!assignment) return EMPTY;
-  if (stepping?.ended && !stepping.armed?.length) return "The breakpoints are gone, and pauses have ended: the cell was interrupted, or failed on a rank.";
+  if (stepping?.ended && !stepping.armed?.length) return "The breakpoints were removed: the cell was interrupted, or failed on a rank.";
   const [armed, paused] = [stepping?.armed ?? [], stepping?.paused ?? []];
   const list = (ranks) => `${ranks.length === 1 ? "rank" : "ranks"} ${ranks.join(", ")}`;
   if (paused.length) {
     const since = Math.min(...stepping.ranks.map((one) => one.since ?? Infinity));
-    return `Training waits: ${list(paused)} ${paused.length === 1 ? "pauses" : "pause"}, since ${duration(Date.now() / 1000 - since)}. No timeout runs out meanwhile.`;
+    return `Training is paused: ${list(paused)}, for ${duration(Date.now() / 1000 - since)}. Timeouts are suspended.`;
   }
-  if (armed.length) return `Breakpoints are set on ${list(armed)}. No rank has come to one yet: let a cell train.`;
-  return "No breakpoints. Choose where to pause, press Pause, and let a cell train: it stops at the first such point.";
+  if (armed.length) return `Breakpoints are set on ${list(armed)}. No rank has reached one yet. Run a cell that trains.`;
+  return "No breakpoints. Choose where to pause, press Pause, and run a cell that trains.";
 }
 
 export function duration(seconds) {

@@ -1,4 +1,4 @@
-// Stragglers: for which rank the others waited, in which bucket, how often; and where its own computation fell behind.
+// Stragglers: how long the others waited for each rank, by bucket and step; and where its own computation fell behind.
 
 import { ChartCanvas, median } from "../charts/canvas.js";
 import { element, fill, makeTable, section, setText, Twin } from "../charts/dom.js";
@@ -9,11 +9,11 @@ import { judged } from "../steps/many_steps.js";
 const STEPS = 100;
 const PLACES = [
   "rank",
-  ["where", "the first place at which its own computation falls behind the others'"],
-  ["by ms", "median over the steps in which it does"],
-  ["in steps", "share of the steps in which it does"],
-  ["class", "persistent: in most steps; data-dependent: with the rank's forward; random: in some steps"],
-  ["costs", "what the steps would have saved without it"],
+  ["where", "first place at which the rank's own computation falls behind the others'"],
+  ["delay ms", "median over the steps in which it is late"],
+  ["in steps", "share of the steps in which it is late"],
+  ["pattern", "persistent: in most steps; data-dependent: when the rank's forward takes longer; random: in some steps"],
+  ["cost", "what the steps would save without the delay"],
 ];
 
 export class StragglersView {
@@ -22,21 +22,21 @@ export class StragglersView {
     this.actions = actions;
     this.verdict = element("p", { class: "ddp-sentence", role: "status" });
     this.places = makeTable("Where a rank's own computation falls behind", PLACES);
-    this.chart = new ChartCanvas("Milliseconds that all other ranks waited for one alone, by bucket and by step", actions);
-    this.twin = new Twin("Each rank as the last one", ["rank", "last in %", "then late by ms (median)", "waited for, ms a step (longest bucket)"]);
+    this.chart = new ChartCanvas("Straggler wait time (ms)", actions);
+    this.twin = new Twin("Collectives in which each rank was last", ["rank", "last, %", "delay when last, ms (median)", "wait for it, ms per step (longest bucket)"]);
     this.node = section(
       "stragglers",
       "stragglers",
       "Stragglers",
       this.verdict,
       element("div", { class: "ddp-table-scroll ddp-places" }, this.places.node),
-      element("p", { class: "ddp-sentence ddp-muted" }, "Below: how long every other rank had launched a bucket's collective and this rank had not. Whoever is late once stays late in the buckets that follow."),
+      element("p", { class: "ddp-sentence ddp-muted" }, "Below: time during which every other rank had launched a bucket's collective and this rank had not. A rank that falls behind stays late in the buckets that follow."),
       this.chart.node,
       this.twin.node,
     );
   }
 
-  // late: of the kernel: {places: [...], steps} or undefined while it has not looked
+  // late: from the kernel: {places: [...], steps}; undefined before its first answer
   draw(records, late) {
     const found = waiting(records.filter((one) => one.complete && !one.abandoned).slice(-STEPS));
     const places = late?.places ?? [];
@@ -54,24 +54,24 @@ export class StragglersView {
   scene(found) {
     const rows = found.ranks.map((rank) => `rank ${rank}`);
     const { steps } = found;
-    const lines = (what, name) => (row, first, last, ms) => [`${rows[row]} · ${what} ${name(first)}${last > first ? `–${name(last)}` : ""}`, ["waited for alone", `${milliseconds(ms)} ms`]];
+    const lines = (what, name) => (row, first, last, ms) => [`${rows[row]} · ${what} ${name(first)}${last > first ? `–${name(last)}` : ""}`, ["the others waited", `${milliseconds(ms)} ms`]];
     const stepName = (index) => String(steps[index].step);
-    const buckets = { title: "bucket", heading: `By bucket (mean of ${count(steps.length, "step")})`, columns: found.buckets, value: (row, bucket) => found.cells[row][bucket], name: String, unit: "ms a step", act: (_, bucket) => this.actions.select(bucket) };
-    const over = { title: "step", heading: "By step (the bucket in which they waited longest)", columns: steps.length, value: (row, index) => steps[index].byRank[row], name: stepName, unit: "ms", act: (_, index) => this.actions.choose(steps[index].step) };
+    const buckets = { title: "bucket", heading: `By bucket (mean of ${count(steps.length, "step")})`, columns: found.buckets, value: (row, bucket) => found.cells[row][bucket], name: String, unit: "ms per step", act: (_, bucket) => this.actions.select(bucket) };
+    const over = { title: "step", heading: "By step (bucket with the longest wait)", columns: steps.length, value: (row, index) => steps[index].byRank[row], name: stepName, unit: "ms", act: (_, index) => this.actions.choose(steps[index].step) };
     return { height: 220, grids: [buckets, over].map((one) => ({ ...one, rows, axis: one.title, lines: lines(one.title, one.name) })) };
   }
 }
 
 function sentence(found, late) {
-  if (!found) return "No step has ended yet on every rank.";
-  if (found.ranks.length < 2) return "With one rank there is nobody to wait for.";
-  if (!late) return "The kernel has not looked for late places yet.";
+  if (!found) return "No step is complete on every rank yet.";
+  if (found.ranks.length < 2) return "A single rank has no stragglers.";
+  if (!late) return "Waiting for the analysis.";
   return late.text;
 }
 
-// Of steps with the same ranks and buckets: `cells[row][bucket]` mean ms a step, `share[row]` of the collectives in which the
-// rank was last, `late[row]` median ms in those, `steps[index].byRank[row]` ms in the bucket that took longest (the waits of a
-// step's buckets lie over each other: their sum is no time).
+// For steps with the same ranks and buckets: `cells[row][bucket]`: mean ms per step; `share[row]`: share of the collectives in
+// which the rank was last; `late[row]`: median ms in those; `steps[index].byRank[row]`: ms in the bucket with the longest wait
+// (the waits of a step's buckets overlap, so they can't be added).
 function waiting(records) {
   const alike = judged(records).filter((one, _, all) => one.rankCount === all.at(-1).rankCount && one.buckets === all.at(-1).buckets);
   const newest = alike.at(-1);

@@ -1,4 +1,4 @@
-// Gradient sync: one table row per bucket of the step that is shown.
+// Gradient sync: one table row per bucket of the displayed step.
 
 import { PARTS } from "../generated.js";
 import { asking } from "../app/life.js";
@@ -12,14 +12,14 @@ const COLUMNS = [
   ["bucket", "number of the bucket; click for its parameters"],
   ["size", "bytes of the bucket's buffer"],
   ["all-reduce ms", "from the last rank's launch until the bucket is reduced on every rank"],
-  ["GB/s", "algorithm bandwidth: the bucket's bytes (1e9 a second) over its all-reduce"],
-  ["bus GB/s", "bus bandwidth: algorithm bandwidth × 2 (n − 1) / n for n ranks, what a ring moves over each link"],
-  ["of the link", "how near the all-reduce comes to what the link was measured to need for as many bytes, alone"],
-  ["longest wait ms", "how long the rank that launched first waited, and for which rank"],
-  ["hidden | exposed ms", "launched → reduced, mean over ranks: behind the backward's computation | after it"],
+  ["GB/s", "algorithm bandwidth: the bucket's bytes divided by its all-reduce time (1 GB = 1e9 bytes)"],
+  ["bus GB/s", "bus bandwidth: algorithm bandwidth × 2 (n − 1) / n for n ranks; the rate over each link of a ring"],
+  ["of the limit", "time that the measured link needs for an all-reduce of this size alone, divided by the time of this one"],
+  ["longest wait ms", "how long the first rank waited for its peers, and for which rank"],
+  ["overlapped | exposed ms", "launched → reduced, mean over ranks: during the backward's computation | after it"],
 ];
 
-const LINK = 5; // the column "of the link"
+const LINK = 5; // the column "of the limit"
 
 export class SyncView {
   // actions: {select(bucket), compare(), redraw(), say(text)}
@@ -28,13 +28,13 @@ export class SyncView {
     this.table = makeTable("", COLUMNS);
     this.table.node.classList.add("ddp-sync-table");
     this.summary = element("div", { class: "ddp-summary" });
-    this.button = button("Compare gradients", "Compute on every rank whether its averaged gradients equal those of the other ranks", () => this.actions.compare());
+    this.button = button("Compare gradients", "Check on every rank whether its averaged gradients equal those of the other ranks", () => this.actions.compare());
     this.verdict = element("span", { class: "ddp-verdict", role: "status" });
     this.comparison = element("div", { class: "ddp-compare" }, asking("ranks", this.button), this.verdict);
     this.limit = element("div", { class: "ddp-summary ddp-limit" });
-    this.waits = new ChartCanvas("How long each rank waited for the last one, by bucket", actions);
-    this.twin = new Twin("Milliseconds that each rank waited for the last one", ["rank", "bucket by bucket", "sum"]);
-    this.details = element("details", { class: "ddp-twin ddp-waits", toggle: () => this.openWaits() }, element("summary", { tabindex: "0" }, "How long each rank waited"), element("div"));
+    this.waits = new ChartCanvas("Waiting for peers, by rank and bucket (ms)", actions);
+    this.twin = new Twin("Waiting for peers (ms)", ["rank", "by bucket", "sum"]);
+    this.details = element("details", { class: "ddp-twin ddp-waits", toggle: () => this.openWaits() }, element("summary", { tabindex: "0" }, "Waiting for peers, by rank"), element("div"));
     const table = scrolled("gradient sync table", this.table.node);
     this.node = section("sync", "gradient synchronisation by bucket", "Gradient sync", this.summary, table, this.limit, this.comparison, this.details);
   }
@@ -44,8 +44,8 @@ export class SyncView {
     this.actions.redraw();
   }
 
-  // link: of the kernel: {ns: expected ns by bucket, limit: GB/s on the bus, from: in words} or undefined; means: what the
-  // ranks can be asked for (dashboard.py)
+  // link: from the kernel: {ns: expected ns by bucket, limit: bus GB/s, from: in words} or undefined; means: what the ranks
+  // can do (dashboard.py)
   draw(record, selected, inspection, link, means) {
     this.record = record;
     this.comparison.hidden = !means.compare;
@@ -80,22 +80,22 @@ export class SyncView {
   drawWaits(record) {
     const names = record.ranks.map((rank) => `rank ${rank}`);
     const value = (row, bucket) => waitOf(record, row, bucket) || 0;
-    const lines = (row, bucket, last, ms) => [`${names[row]} · bucket ${bucket}${last > bucket ? `–${last}` : ""}`, ["waited for the last rank", `${milliseconds(ms)} ms`]];
+    const lines = (row, bucket, last, ms) => [`${names[row]} · bucket ${bucket}${last > bucket ? `–${last}` : ""}`, ["waiting for peers", `${milliseconds(ms)} ms`]];
     const grid = { title: "wait", rows: names, columns: record.buckets, value, name: String, axis: "bucket", unit: "ms", lines, act: (_, bucket) => this.actions.select(bucket) };
     drawScene(this.waits, () => ({ height: 160, grids: [grid] }));
     const buckets = [...Array(record.buckets).keys()];
     this.twin.draw(() => names.map((name, row) => [name, buckets.map((bucket) => milliseconds(value(row, bucket))).join("  "), milliseconds(buckets.reduce((sum, bucket) => sum + value(row, bucket), 0))]));
   }
 
-  // How long each rank waited, for the tooltip.
+  // The tooltip: how long each rank waited.
   waitsOf(bucket) {
     const lines = this.record.ranks.map((rank, row) => `rank ${rank}: ${milliseconds(waitOf(this.record, row, bucket))} ms`);
-    return `waited for the last rank\n${lines.slice(0, 16).join("\n")}${lines.length > 16 ? "\n…" : ""}`;
+    return `waiting for peers\n${lines.slice(0, 16).join("\n")}${lines.length > 16 ? "\n…" : ""}`;
   }
 
   makeRow(bucket) {
     const number = element("button", { type: "button", class: "ddp-link", title: `parameters of bucket ${bucket}` }, String(bucket));
-    const mark = element("span", { class: "ddp-mark", title: "=: gradients equal on all ranks; ≠: they differ" });
+    const mark = element("span", { class: "ddp-mark", title: "=: gradients are equal on all ranks; ≠: they differ" });
     const row = element("tr", { click: () => this.actions.select(bucket) }, element("th", { scope: "row" }, number, mark));
     for (let column = 1; column < COLUMNS.length; column++) row.append(element("td"));
     const part = (index) => element("i", { class: `ddp-bar ddp-bar-${PARTS[index].name}` });
@@ -117,7 +117,7 @@ export class SyncView {
   }
 }
 
-// GB/s, as the column's head says; what is below 10 MB/s bears a unit of its own: its digits would not fit otherwise.
+// GB/s, as in the column's heading; values below 10 MB/s have a unit of their own, because their digits would not fit.
 function rate(value) {
   const rounded = Number(value.toPrecision(2));
   if (!(rounded > 0 && rounded < 0.01)) return significant(value);
@@ -128,14 +128,14 @@ function rate(value) {
 
 function limitText(record, link) {
   if (record.rankCount < 2) return "";
-  if (!link?.ns) return "Limit of the link: not measured. lab.measure_link() does it, in about a second.";
-  return `Limit of the link: ${significant(link.limit)} GB/s on the bus for large buffers (${link.from}).`;
+  if (!link?.ns) return "Limit of the link: not measured. Measure it with lab.measure_link(), which takes about a second.";
+  return `Limit of the link: ${significant(link.limit)} GB/s bus bandwidth for large buffers (${link.from}).`;
 }
 
-// One sentence on the step: how much of the communication was hidden, and who made whom wait longest.
+// One sentence about the step: the share of overlapped communication, and the longest wait.
 function summarise(record) {
   const parts = [];
-  if (record.hiddenShare !== null) parts.push(`${Math.round(record.hiddenShare * 100)} % of the communication hidden behind the backward`);
+  if (record.hiddenShare !== null) parts.push(`${Math.round(record.hiddenShare * 100)} % of the communication overlapped with the backward`);
   const wait = record.late.reduce((best, ms, bucket) => (ms > (record.late[best] ?? 0) ? bucket : best), -1);
   if (wait >= 0) parts.push(`longest wait ${milliseconds(record.late[wait])} ms for rank ${record.lastRank[wait]} in bucket ${wait}`);
   return parts.length ? `Step ${record.step}: ${parts.join("; ")}.` : `Step ${record.step}: ${count(record.buckets, "bucket")}.`;

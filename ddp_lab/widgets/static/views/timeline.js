@@ -1,5 +1,6 @@
 // The bucket timeline: a canvas that scrolls and zooms, of one step or several.
 
+import { PARTS } from "../generated.js";
 import { sizeCanvas } from "../charts/canvas.js";
 import { element, Tip } from "../charts/dom.js";
 import { bytes, count, makeFills, milliseconds, readTheme } from "../charts/theme.js";
@@ -11,6 +12,7 @@ import { outsideSpans, wholeBegin } from "../steps/marks.js";
 
 const HEIGHTS = [150, 460];
 const ROW = 16;
+const [FILLING, QUEUED, WAITING, REDUCING] = PARTS.map((one) => one.label);
 
 export class TimelineView {
   // actions: {select(bucket), step(by), redraw(), say(text)}; describe(record, bucket) -> parameters of a bucket, or undefined
@@ -36,14 +38,14 @@ export class TimelineView {
     this.node = element("div", { class: "ddp-timeline" }, this.scroller, this.tip.node);
     this.axis = "common";
     this.mode = "one"; // of many_steps.js
-    this.whole = false; // from the end of the step before, not from the backward's begin
+    this.whole = false; // from the end of the previous step, not from the backward's begin
     this.window = null;
     this.brush = null; // the pixels between which time is being chosen
     this.cursor = null;
     this.automatic = 0;
     this.pointer = new TimelinePointer(this, (record, row, bucket) => [
       ...(bucket < 0 ? headerLines(record, row, marks) : tipLines(record, row, bucket, describe(record, bucket))),
-      ...marks.faultsIn(record, row).map((name) => ["on purpose", name]),
+      ...marks.faultsIn(record, row).map((name) => ["injected fault", name]),
     ]);
   }
 
@@ -54,8 +56,8 @@ export class TimelineView {
     return { width: Math.floor(clientWidth), height: clientHeight, scroll: scrollTop };
   }
 
-  // Draws `record`, and of `records` the steps before it that the mode asks for; `selected` is the bucket whose details are open.
-  // Returns whether there was room: while JupyterLab changes its theme there may be none for a moment.
+  // Draws `record`, and those of the `records` before it that the mode shows; `selected` is the bucket whose details are open.
+  // Returns whether there was room: while JupyterLab changes its theme the width may be 0 for a moment.
   draw(record, records, { width, height, scroll }, selected, live) {
     this.record = record;
     if (width < 40) return false;
@@ -167,17 +169,17 @@ export class TimelineView {
   }
 }
 
-// What a rank did in a step, one after the other: the lines of its header.
+// The tooltip of a rank's header: its phases in a step, in order.
 export function headerLines(record, row, marks) {
   const [begin, finalize, end] = record.bounds.subarray(row * 3, row * 3 + 3);
   const spans = outsideSpans(record, row, marks).map((one) => [one.name, `${milliseconds(one.end - one.begin)} ms`]);
   const from = Number.isNaN(record.outside[row * 3]) ? begin : record.outside[row * 3];
-  const inside = marks.of(record, row, from, end).map(({ at, name }) => [`mark ${name} at`, `${milliseconds(at - begin)} ms`]);
+  const inside = marks.of(record, row, from, end).map(({ at, name }) => [`annotation ${name} at`, `${milliseconds(at - begin)} ms`]);
   const exposed = ["exposed communication", `${milliseconds(record.busy[row * 2 + 1])} ms`];
   return [`step ${record.step} · rank ${record.ranks[row]}`, ...spans, ["backward", `${milliseconds(finalize - begin)} ms`], ["finalize", `${milliseconds(end - finalize)} ms`], exposed, ...inside.slice(0, 8)];
 }
 
-// What is known about one bucket on one rank: a title, then [name, value] pairs.
+// The tooltip of one bucket on one rank: a title, then [name, value] pairs.
 export function tipLines(record, row, bucket, info) {
   const index = row * record.buckets + bucket;
   const [from, ready, launched, , reduced] = record.edges.subarray(index * EDGES, (index + 1) * EDGES);
@@ -187,15 +189,15 @@ export function tipLines(record, row, bucket, info) {
     `step ${record.step} · rank ${record.ranks[row]} · bucket ${bucket}`,
     ["size", `${bytes(info?.bytes ?? record.bytes[bucket])}${info ? `, ${count(info.parameters.length, "parameter")}` : ""}`],
     ["first gradient ready at", span(from - begin)],
-    ["filling", span(ready - from)],
-    ["queued", span(launched - ready)],
+    [FILLING, span(ready - from)],
+    [QUEUED, span(launched - ready)],
   ];
   const last = record.lastRank[bucket];
   const late = last >= 0 && last !== record.ranks[row];
-  lines.push([late ? `waiting for rank ${last}` : "waiting", span(waitOf(record, row, bucket))]);
-  lines.push(["all-reduce", span(record.allReduce[bucket])]);
+  lines.push([late ? `${WAITING} (last: rank ${last})` : WAITING, span(waitOf(record, row, bucket))]);
+  lines.push([REDUCING, span(record.allReduce[bucket])]);
   lines.push(["reduced at", Number.isNaN(reduced) ? "not yet" : span(reduced - begin)]);
-  lines.push(["hidden / exposed", `${milliseconds(record.hidden[index])} / ${span(record.exposed[index])}`]);
+  lines.push(["overlapped / exposed", `${milliseconds(record.hidden[index])} / ${span(record.exposed[index])}`]);
   if (record.device && !Number.isNaN(record.device[index * 2])) {
     lines.push(["on the device", span(record.device[index * 2 + 1] - record.device[index * 2])]);
   }

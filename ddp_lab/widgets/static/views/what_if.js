@@ -1,4 +1,4 @@
-// What if: sliders, the predicted step by phase and bucket beside the recorded one, and the button that tries it.
+// What if: sliders, the recorded and the predicted step by phase and bucket, and a button that tries the prediction.
 
 import { PHASES } from "../generated.js";
 import { asking } from "../app/life.js";
@@ -16,7 +16,7 @@ import { WhatIfSliders } from "./what_if_sliders.js";
 
 const ROWS = { recorded: "recorded", same: "simulated as recorded", predicted: "what if" };
 const ROW_SIZES = [3, 12]; // of a bucket
-const HEIGHTS = [90, 320]; // of a picture; one that needs more is scrolled
+const HEIGHTS = [90, 320]; // of a picture; larger ones are scrolled
 const signed = (value) => `${value > 0 ? "+" : value < 0 ? "−" : "±"}${Math.abs(value).toFixed(1)} %`;
 
 export class WhatIfView {
@@ -31,7 +31,7 @@ export class WhatIfView {
     this.pictures = { recorded: new StepPicture("recorded buckets"), predicted: new StepPicture("predicted buckets") };
     this.run = button("Run it", null, () => this.actions.send({ type: "what if run", cap: this.sliders.chosen.cap }));
     this.why = element("span", { class: "ddp-muted", role: "status" });
-    this.scores = makeTable("Predictions that were run, milliseconds a step", ["bucket cap", "predicted", "measured", "error", ["gain predicted", "over what the model has"], ["gain measured", "over what the model has, in turns with it"]]);
+    this.scores = makeTable("Predictions that were run (ms per step)", ["bucket size limit", "predicted", "measured", "error", ["saving predicted", "compared with the current setting"], ["saving measured", "compared with the current setting, in alternating blocks"]]);
     this.scored = scrolled("predictions that were run", this.scores.node, "ddp-what-if-scores");
     this.twin = new Twin("Milliseconds by phase", ["phase", ...Object.values(ROWS), "change"]);
     this.content = element(
@@ -57,14 +57,14 @@ export class WhatIfView {
     this.drawRun();
   }
 
-  // record: the recorded step that is shown elsewhere, null before the first; records: all of the model; prediction, trial:
-  // traits of the kernel; means: what the ranks can be asked for; gone: what has happened to the kernel, if something has
+  // record: the recorded step that the dashboard shows, null before the first; records: all of the model; prediction, trial:
+  // traits of the kernel; means: what the ranks can do; gone: what has happened to the kernel, if it is lost
   draw({ record, records, prediction: answer, trial, means, gone }) {
     this.trial = trial;
     const ready = answer?.state === "ready";
     this.empty.hidden = ready;
     this.content.hidden = !ready;
-    if (!ready) return setText(this.empty, gone ? `${gone}: nothing had been predicted until then.` : (answer?.text ?? ""));
+    if (!ready) return setText(this.empty, gone ? `${gone}. There is no prediction to show.` : (answer?.text ?? ""));
     this.answer = answer;
     this.sliders.draw(answer.limits, means?.link);
     this.take(answer);
@@ -91,9 +91,9 @@ export class WhatIfView {
     const { recorded, same, predicted } = answer;
     const change = 100 * (predicted.step / same.step - 1);
     const off = 100 * (same.step / recorded.step - 1);
-    const what = this.sliders.moved ? `Predicted: ${milliseconds(predicted.step)} ms a step, ${signed(change)}${Math.abs(off) < 0.5 ? "" : " against the same simulation of what was recorded"}.` : "Move a slider: the prediction follows.";
-    const agrees = Math.abs(off) < 0.5 ? "" : `; the simulator makes it ${milliseconds(same.step)} (${signed(off)})`;
-    setText(this.summary, `Recorded: ${milliseconds(recorded.step)} ms a step${agrees}. ${what} ${answer.about}`);
+    const what = this.sliders.moved ? `Predicted: ${milliseconds(predicted.step)} ms per step, ${signed(change)}${Math.abs(off) < 0.5 ? "" : " compared with the simulation of the recorded setting"}.` : "Move a slider to get a prediction.";
+    const agrees = Math.abs(off) < 0.5 ? "" : `; simulated: ${milliseconds(same.step)} (${signed(off)})`;
+    setText(this.summary, `Recorded: ${milliseconds(recorded.step)} ms per step${agrees}. ${what} ${answer.about}`);
     this.twin.draw(() =>
       [...PHASES.map(({ key, name }) => [key, name]), ["step", "step"]].map(([key, name]) => [name, ...Object.keys(ROWS).map((row) => milliseconds(answer[row][key])), milliseconds(predicted[key] - same[key])]),
     );
@@ -120,13 +120,13 @@ export class WhatIfView {
     }));
   }
 
-  // Both steps on the same axis of time, from the begin of the backward.
+  // Both steps on the same time axis, from the start of the backward.
   drawSteps(record, chosen) {
     const shown = { recorded: record, predicted: this.predicted };
     const known = Object.values(shown).filter(Boolean);
     const last = Math.max(...known.map((one) => Math.max(0, ...one.bounds.filter((value) => !Number.isNaN(value)))));
     const window = [Math.min(0, ...known.map(wholeBegin).filter((value) => !Number.isNaN(value))), last * 1.02 || 1];
-    const titles = { recorded: record ? `recorded, step ${record.step}${record === chosen ? "" : ` (the last that ended)`}` : "recorded", predicted: "predicted" };
+    const titles = { recorded: record ? `recorded, step ${record.step}${record === chosen ? "" : ` (the last complete one)`}` : "recorded", predicted: "predicted" };
     for (const [name, picture] of Object.entries(this.pictures)) picture.draw(shown[name], window, titles[name]);
   }
 
@@ -135,7 +135,7 @@ export class WhatIfView {
     if (!answer || !trial) return;
     const running = trial.state === "running";
     this.run.disabled = running || Boolean(trial.why) || !sliders.onlyCap;
-    const hint = sliders.onlyCap ? "The ranks that train now take turns with it and with what they have; then they have what they had." : "Choose a bucket cap, and nothing else: that is what these ranks can try.";
+    const hint = sliders.onlyCap ? "Runs the new size limit and the current one alternately, then restores the current one." : "To run it on these ranks, change only the bucket size limit.";
     setText(this.why, running || trial.state === "failed" ? trial.text : trial.why || hint);
     this.why.classList.toggle("ddp-warning", trial.state === "failed");
     this.scored.hidden = !trial.scores.length;

@@ -1,14 +1,14 @@
-// The sliders of the what-if view: each starts where the recording is, and says so.
+// The sliders of the what-if view: each starts at the recorded value, and shows that.
 
 import { button, checkbox, element, setText } from "../charts/dom.js";
 import { significant } from "../charts/theme.js";
 
-const NAMES = { world: "world size", bandwidth: "bandwidth", latency: "latency", cap: "bucket cap" };
+const NAMES = { world: "world size", bandwidth: "bandwidth", latency: "latency", cap: "bucket size limit" };
 const HELP = {
-  world: "Ranks that train. The recorded ranks stand for all.",
-  bandwidth: "Of a rank's link, as the fitted all-reduce has it.",
-  latency: "Of one message between two ranks.",
-  cap: "Size at which a bucket is closed.",
+  world: "Number of ranks. All are assumed to behave like the recorded ranks.",
+  bandwidth: "Bandwidth of a rank's link in the fitted communication model.",
+  latency: "Latency of one message between two ranks.",
+  cap: "Size at which a bucket is closed (bucket_cap_mb).",
 };
 
 const AS_RECORDED = { world: null, bandwidth: null, latency: null, cap: null, without: false };
@@ -47,7 +47,7 @@ export class WhatIfSliders {
     this.changed();
   }
 
-  // Whether nothing but the bucket cap differs from the recording; whether anything does.
+  // Whether only the bucket size limit differs from the recording.
   get onlyCap() {
     return Object.entries(this.chosen).every(([name, value]) => (name === "cap") === (value !== AS_RECORDED[name]));
   }
@@ -56,8 +56,7 @@ export class WhatIfSliders {
     return Object.entries(this.chosen).some(([name, value]) => value !== AS_RECORDED[name]);
   }
 
-  // limits: see what_if.py
-  // measurable: whether ranks can be asked how fast their link is
+  // limits: see what_if.py; measurable: whether there are ranks that can measure their link
   draw(limits, measurable) {
     this.measurable = measurable;
     this.limits = limits;
@@ -67,10 +66,10 @@ export class WhatIfSliders {
     this.show();
   }
 
-  // Why there is no bandwidth to start from: an all-reduce of a large bucket takes no longer than one of a small bucket.
+  // Why no bandwidth is known: all-reduces of large and small buckets take equally long, or all buckets have similar sizes.
   get unknown() {
-    if (this.limits.measured) return "no limit was found: large messages take as long as small ones";
-    return `not measured: the buckets are too much of one size.${this.measurable ? " lab.measure_link() measures it." : ""}`;
+    if (this.limits.measured) return "no bandwidth limit found: large messages take as long as small ones";
+    return `not measured: the bucket sizes are too similar.${this.measurable ? " Measure it with lab.measure_link()." : ""}`;
   }
 
   show() {
