@@ -353,7 +353,7 @@ class TrainingControl:
         """
         number = self.model(reducer)
         ranks = self.ranks_of(number)
-        before = self.timeline.looks_arrived(number)
+        before = self.timeline.inspection_count(number)
         deadline = time.monotonic() + timeout
         if self.owner.busy_ranks() & set(ranks):
             self._look(number, commands.Look(check=True))
@@ -361,7 +361,7 @@ class TrainingControl:
             own = {str(rank): of_rank for rank, of_rank in self.timeline.own_numbers(number).items()}
             self.owner.run(CHECK_DRIFT, own, ranks=ranks, label="check drift", board=SilentBoard())
         while time.monotonic() < deadline:
-            if self.timeline.looks_arrived(number) > before:
+            if self.timeline.inspection_count(number) > before:
                 return self.timeline.drift_records(number)[-1]
             time.sleep(_LOOK_SECONDS)
         raise ClusterError(

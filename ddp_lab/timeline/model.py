@@ -274,7 +274,7 @@ class TimelineModel:
         with self._lock:
             return [drift_record(one) for one in self._book.watched.described("drift", reducer, last_steps)]
 
-    def looks_arrived(self, reducer: int, kind: str = "drift") -> int:
+    def inspection_count(self, reducer: int, kind: str = "drift") -> int:
         """How many descriptions of type ``"drift"`` or ``"gradients"`` of a model have arrived in total."""
         with self._lock:
             return self._book.watched.arrived[kind, reducer]

@@ -28,8 +28,8 @@ while not pathlib.Path({path!r}).exists():
 
 def _wait_more(lab: Lab, kind: str) -> None:
     """Waits for three more looks at the first model."""
-    target = lab.timeline.looks_arrived(0, kind) + 3
-    wait_until(lambda: lab.timeline.looks_arrived(0, kind) >= target, 30, f"three times {kind}")
+    target = lab.timeline.inspection_count(0, kind) + 3
+    wait_until(lambda: lab.timeline.inspection_count(0, kind) >= target, 30, f"three times {kind}")
 
 
 def test_watches_begin_and_end_while_a_cell_trains(lab: Lab, tmp_path: Path) -> None:

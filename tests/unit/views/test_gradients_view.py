@@ -83,7 +83,7 @@ def test_comparisons_are_a_table(timeline: Timeline) -> None:
     assert table.groups.tolist() == [(), ((0,), (1,))]
     assert table.cost_ms.tolist() == [1.0, 1.0]
     assert timeline.drift(reducer=7).empty
-    assert timeline.looks_arrived(0) == 2
+    assert timeline.inspection_count(0) == 2
 
 
 def test_saved_timelines_keep_them(timeline: Timeline, tmp_path: Any) -> None:
