@@ -77,8 +77,8 @@ def test_the_readme_shows_what_the_doctor_prints() -> None:
     """The report that README quotes begins as the product prints it for ranks in that state."""
     line = Place("<cell %%distributed [4]>", 8, "<module>", "loss.backward()", users=True)
     model = Model(0, "Net", 5, True, True, "", (BucketStage("launched", 4, 4, ()),))
-    flight = Flight(6, Collective("all_reduce", "float32 [33280]", 133_120), 11.8, "bucket 0 of Net")
-    flights = GroupFlights("0", "shm", (), 6, 6, 1, {}, (flight,), 1)
+    flight = Flight(10, Collective("all_reduce", "float32 [32896]", 131_584), 12.2, "bucket 0 of Net")
+    flights = GroupFlights("0", "shm", (), 10, 10, 1, {}, (flight,), 1)
     waiting = Examined(0, "running", seconds=12.0, stack=(line,), models=(model,), flights=(flights,), last_cell="a")
     printed = str(Report.of([waiting, Examined(1, "idle", last_cell="a")]))
     [quoted] = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
