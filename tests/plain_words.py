@@ -18,7 +18,7 @@ HABITS = {
     r"for ever": "forever",
     r"is no (?:name|script|journal|token)": "is not a ...",
     r"is of no use": "is unusable",
-    r"(?:un)?equally (?:many|far)": "uneven; out of step",
+    r"unequally many": "uneven",
     r"run apart": "fall out of step",
     r"That was it": "Summary",
 }

@@ -1,7 +1,7 @@
 // What the MPI library knows in its own terms: error texts, element types, reductions.
 #pragma once
 
-// The C++ interface of old is of no use here, and wants a library of its own.
+// MPI's former C++ interface is not used: it needs a library of its own.
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
 #include <ATen/ATen.h>

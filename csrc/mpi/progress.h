@@ -3,7 +3,7 @@
 // [Note: one thread for MPI]
 // MPI need not allow calls from several threads (MPI_THREAD_SERIALIZED suffices), and what begins it must end it. So
 // one thread does all of it, and nothing it calls waits: an operation is started in MPI's non-blocking form and tested
-// until it is done. Two ranks that send to each other, or groups that overlap, so never wait for each other for ever.
+// until it is done. Two ranks that send to each other, or groups that overlap, so never wait for each other forever.
 // Of one group's collectives only one is on its way at a time: a callback of its future runs on this thread and may
 // call collectives, which then have the same place in all ranks' order. They run at once, and are done when the call
 // returns.

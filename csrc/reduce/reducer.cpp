@@ -196,7 +196,7 @@ void Reducer::abandon_backward(bool by_caller) {
 // ---- backwards that no gradient brings
 
 // [Note: join]
-// Ranks that have run out of inputs go on taking part in the collectives of the others, or these would wait for ever.
+// Ranks that have run out of inputs go on taking part in the collectives of the others, or these would wait forever.
 // For a backward that means: the same buckets through the same hook or all_reduce, in the same order, filled with
 // zeros, and the sum over used parameters if the others make it. The averages that come back are for the others; the
 // own gradients stay as the last own backward left them. The divisor is the number of ranks that still have inputs,

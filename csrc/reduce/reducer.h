@@ -112,7 +112,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // Whether the training thread is inside no_sync().
   void set_no_sync(bool inside) { write(no_sync_.inside, inside); }
-  // True once after a synchronised backward that began inside no_sync(), which is of no use there.
+  // True once after a synchronised backward that began inside no_sync(), which has no effect there.
   bool take_no_sync_warning();
 
   // Forgets a backward that will not finish, so that the next forward starts clean. Any thread. If that backward

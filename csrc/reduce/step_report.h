@@ -1,4 +1,4 @@
-// LastStep: what is told of the last synchronised backward that ended, to whoever asks.
+// LastStep: facts about the last synchronised backward that ended.
 // Guarded by its own mutex, under which nothing is called. Any thread. Standard library only.
 #pragma once
 

@@ -17,7 +17,7 @@ namespace ddp_lab {
 
 // [Note: unused parameters]
 // A bucket waits for all its gradients, so a parameter that takes no part in the loss would keep its bucket, and the
-// other ranks, waiting for ever. With find_unused_parameters two things happen:
+// other ranks, waiting forever. With find_unused_parameters two things happen:
 //
 // 1. GraphWalk, at the end of each forward: the accumulators that can't be reached from forward's outputs belong to
 //    unused parameters. They count as arrived when the backward begins, so that their buckets start early. What was

@@ -198,7 +198,7 @@ def settled(lab: Lab, kind: str) -> Report:
 
 
 def told_apart(lab: Lab, name: str) -> None:
-    """Asserts what is said of ranks that run apart, in the cell of `APART` of that name, which is then interrupted."""
+    """Asserts the diagnosis of ranks out of step, in that cell of `APART`, which is then interrupted."""
     code, begins, words = APART[name]
     board, before, lab.watch_seconds = Announced(), lab.watch_seconds, 0.6
     try:

@@ -20,7 +20,7 @@ from tests.leftovers import wait_until
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    """Two ranks whose mistakes hang; "shm" tells of many of them by itself."""
+    """Two ranks whose mistakes hang; "shm" reports many of them by itself."""
     with Lab(2, backend="gloo") as cluster:
         yield cluster
 
@@ -79,7 +79,7 @@ def test_nothing_runs(lab: Lab) -> None:
 
 
 def test_a_stopped_rank(lab: Lab) -> None:
-    """A rank that was stopped by a signal is told of with the command that continues it; an interrupt does not end it,
+    """A rank that was stopped by a signal is reported with the command that continues it; an interrupt does not end it,
     and what comes next waits for it."""
     pid = lab.pids()["rank 1"]
     with running(lab, "import time; dist.barrier() if rank == 0 else time.sleep(600)"):
@@ -132,7 +132,7 @@ def test_a_cell_without_progress_says_so_once(lab: Lab) -> None:
 
 
 def test_a_wait_for_a_rank_that_has_ended(lab: Lab) -> None:
-    """That a rank waits for one whose cell is over is told, not that they run apart."""
+    """A rank that waits for one whose cell is over is reported, not that they are out of step."""
     board, lab.watch_seconds = Announced(), 0.6
     try:
         with running(lab, "if rank == 0: dist.all_reduce(torch.ones(1))", board=board):
@@ -146,7 +146,7 @@ def test_a_wait_for_a_rank_that_has_ended(lab: Lab) -> None:
 
 @pytest.mark.parametrize("name", APART)
 def test_ranks_that_run_apart(lab: Lab, name: str) -> None:
-    """Ranks that make different calls are told of while all of them run on and print; works that never end go away."""
+    """Ranks that make different calls are reported while all of them run on and print; works that never end go away."""
     told_apart(lab, name)
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 

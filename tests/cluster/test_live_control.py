@@ -146,7 +146,7 @@ def test_what_the_ranks_refuse(lab: Lab) -> None:
     own = {str(rank): of_rank for rank, of_rank in lab.timeline.own_numbers(number).items()}
     answers = lab.wire.request(None, "live", 30.0, do="TellStage", reducers=own)  # as when they have not said so yet
     assert all("no longer exists" in answer["error"] for answer in answers.values())
-    assert not lab.run("print(end='')").text(0)  # a refusal is no failure that the ranks' logs tell of
+    assert not lab.run("print(end='')").text(0)  # a refusal is not a failure: the ranks' logs are empty
 
 
 def _shown_instead(lab: Lab, gone: int) -> None:

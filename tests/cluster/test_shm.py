@@ -93,7 +93,7 @@ def test_the_doctor_says_why_it_hangs(lab: Lab, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["only one", "sends"])
 def test_ranks_that_run_apart(lab: Lab, name: str) -> None:
-    """They are told of while all run on, with the line that launched what another rank lacks."""
+    """They are reported while all run on, with the line that launched what another rank lacks."""
     told_apart(lab, name)
 
 

@@ -17,7 +17,7 @@ CELLS = int(os.environ.get("DDP_LAB_SOAK_CELLS", "1000"))
 SEED = int(os.environ.get("DDP_LAB_SOAK_SEED", "1"))
 _M_ARENA_MAX = -8  # of malloc.h
 # Growth a cell that passes. Client and controller: an allocator's high water is a few megabytes. A rank remembers each
-# cell's text and tree (IPython's history, for tracebacks and `inspect`), and its allocator's high water comes on top.
+# cell's text and tree (IPython's history, for tracebacks and `inspect`), and its allocator has a high-water mark, too.
 LIMITS = {"KiB": 32.0, "rank KiB": 48.0, "files": 0.02, "threads": 0.02, "segments": 0.002, "processes": 0.002}
 
 

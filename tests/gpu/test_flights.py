@@ -111,7 +111,7 @@ torch.cuda.synchronize()
     ],
 )
 def test_the_doctor_on_a_hang(built: str, code: str, words: tuple[str, ...]) -> None:
-    """Ranks that hang on the GPU are told of from what its backend has noted, and an interrupt frees them."""
+    """Ranks that hang on the GPU are reported from what its backend has noted, and an interrupt frees them."""
     with Cluster(2, env={_SETTING: os.environ[_SETTING]}) as lab:
         cell = lab.run(code, wait=False, board=SilentBoard())
         wait_until(lambda: all(some in str(lab.doctor()) for some in words), 60, f"words about {built}")

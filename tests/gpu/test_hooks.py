@@ -39,7 +39,7 @@ HOOKS: dict[str, tuple[Callable[[], Any], Callable[..., Any]]] = {
 }
 
 
-# Its callbacks read memory on streams that the allocator is not told of: on torch's own reducer, too, with two ranks on
+# Its callbacks read memory on streams that the allocator does not know: on torch's own reducer, too, with two ranks on
 # one GPU, a fourth of the gradients differ from run to run.
 RACES = "quantized per channel"
 

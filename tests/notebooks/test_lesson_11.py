@@ -26,7 +26,7 @@ def test_checks(lesson: running.Notebook) -> None:
 
 
 def test_the_doctor_explains_hangs(lesson: running.Notebook) -> None:
-    """Each hang of lesson 11 gets its sentence, and calls that differ are told of while nobody waits."""
+    """Each hang of lesson 11 gets its sentence, and calls that differ are reported while nobody waits."""
     told = {
         name: running.text(running.cell(lesson, name))
         for name in ("busy-doctor", "exercise-1", "different-doctor", "apart-cell", "exercise-2")

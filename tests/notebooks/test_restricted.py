@@ -162,7 +162,7 @@ def hosted(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Co
 
 @pytest.fixture(autouse=True)
 def nothing_left_there(hosted: Container) -> Iterator[None]:
-    """Fails if a cluster's folder is left in its /tmp, or one of its processes was killed for want of memory."""
+    """Fails if a cluster's folder is left in its /tmp, or one of its processes was killed because memory ran out."""
     yield
     assert [path.name for path in hosted.tmp.glob("ddp_lab-*")] == []
     assert not hosted.killed_for_memory()

@@ -42,7 +42,7 @@ def draw(seed: int) -> Case:
     """The case that belongs to a seed.
 
     Returns:
-        ``world``: ranks; ``mode``: what is told of the graph; ``nodes``: see `RandomGraph`; ``output``: the class of
+        ``world``: ranks; ``mode``: options for the graph; ``nodes``: see `RandomGraph`; ``output``: the class of
         what forward returns; ``hook``: a comm hook or None; ``pattern``: one of `PATTERNS`; ``steps``: for each step
         how many times that is done, and what zero_grad does before; ``arguments``: of the constructor.
     """

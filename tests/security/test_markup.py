@@ -61,7 +61,7 @@ def test_saved_pictures(view: str) -> None:
 
 
 def test_words_beside_a_saved_picture() -> None:
-    """What a screen reader is told of a picture ends no attribute."""
+    """What a screen reader reads of a picture ends no attribute."""
     page = SavedPicture("token").bundle("<svg/>", TEXT)["text/html"]
     page, links = re.subn('<link rel="stylesheet" href="data:text/css;base64,[\\w+/=]+">', "", page)
     assert links == 1, "a style that fetches nothing"

@@ -1,4 +1,4 @@
-"""What a process can tell of another one on its machine: whether it can go on, and what helps if it can't."""
+"""What a process knows of another one on its machine: whether it can continue, and what helps if it can't."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ std::size_t memory_of_machine() {
 }  // namespace
 
 std::shared_ptr<Pool> Pool::own() {
-  // Kept for ever: tensors in it may be let go by other threads at the end of the process.
+  // Kept forever: tensors in it may be let go by other threads at the end of the process.
   static auto* const mutex = new std::mutex;
   static auto* const kept = new std::shared_ptr<Pool>;
   const std::lock_guard<std::mutex> lock(*mutex);

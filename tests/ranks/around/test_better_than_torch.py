@@ -184,7 +184,7 @@ def _failing_backward(rank: int, size: int, mode: dict[str, Any], steps_before: 
 @pytest.mark.parametrize("steps_before", [0, 3])
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_exception_in_a_backward(mode: dict[str, Any], steps_before: int, ranks: Ranks) -> None:
-    """Torch raises "Expected to have finished reduction" for ever after. Ours starts clean at the next forward."""
+    """Torch raises "Expected to have finished reduction" forever after. Ours starts clean at the next forward."""
     ranks(2, _failing_backward, mode, steps_before)
 
 

@@ -97,7 +97,7 @@ def test_processes_that_mpi_knows_nothing_of() -> None:
 
 @with_mpi
 def test_ranks_that_mpi_numbers_otherwise() -> None:
-    """Ranks that torch is told of in another order than mpiexec's are refused, with both."""
+    """Ranks that torch is given in another order than mpiexec's are refused, with both."""
     program = (
         "import os, torch.distributed as dist, ddp_lab.comm\n"
         "mine = 1 - int(os.environ['OMPI_COMM_WORLD_RANK'])\n"

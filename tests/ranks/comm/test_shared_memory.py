@@ -339,7 +339,7 @@ def _disagree(rank: int, size: int, kind: str) -> tuple[str, str]:
 )
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_disagreement_is_told_on_all_ranks(ranks: Ranks, size: int, kind: str, words: tuple[str, str]) -> None:
-    """With both sides; the group is of no use afterwards and says so."""
+    """With both sides; the group is unusable afterwards and says so."""
     for text, later in ranks(size, _disagree, kind):
         assert all(word in text for word in words), text
         assert all(word in later for word in words), later

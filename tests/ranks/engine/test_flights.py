@@ -200,7 +200,7 @@ def _on_a_third_partys(rank: int, size: int) -> None:
         wait_until(lambda: not flights.in_flight()["count"] and time.monotonic() > looked + 0.5, 20, "many looks")
         dist.all_reduce(torch.ones(4), group=group)
         [again] = [one for one in flights.flights(began) if one["backend"] == "third"]
-        assert again["entered"] == 3, "though such a backend has no sequence number to tell of it"
+        assert again["entered"] == 3, "though such a backend has no sequence number for it"
     finally:
         registry.uninstall()
 

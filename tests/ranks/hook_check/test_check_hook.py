@@ -158,7 +158,7 @@ STATES: dict[str, Callable[[], Any]] = {
     "cold": lambda: _power(use_error_feedback=False, warm_start=False),
     "local": lambda: post_localSGD_hook.PostLocalSGDState(None, dist.new_subgroups(1)[0], 1000),
 }
-ONE = {"in_flight": 1}  # with several buckets their callbacks wait for Gloo's threads for ever
+ONE = {"in_flight": 1}  # with several buckets their callbacks wait for Gloo's threads forever
 GOOD: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "allreduce": (default_hooks.allreduce_hook, None, {"tolerance": 1e-6, "dtypes": [torch.float32]}),
     "fp16": (default_hooks.fp16_compress_hook, None, {"tolerance": 1e-2, "dtypes": [torch.float32]}),

@@ -1,4 +1,4 @@
-"""Collectives side by side: numbers, mismatches, and ranks that run apart, from made-up looks."""
+"""Collectives side by side: numbers, mismatches, and ranks out of step, from made-up looks."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_first_mismatch() -> None:
 
 
 def told(looks: list[tuple[int, int]], *, ended: bool = False, launched_s: float = 0.0, step_s: float = 1.0) -> bool:
-    """Whether ranks 0 and 1 that were seen so far, look after look, are told of within looks over 3 s."""
+    """Whether ranks 0 and 1 that were seen so far, look after look, are reported within looks over 3 s."""
     distances = Distances(3.0)
     found = None
     for number, (first, second) in enumerate(looks):

@@ -1,4 +1,4 @@
-"""How a rank's agent tells the end of a cell that failed, while its other threads are told of peers."""
+"""How a rank's agent tells the end of a cell that failed, while its other threads hear of peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPU the default group is told of."""
+"""Which GPU the default group is given."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_bytes_both_ways_are_counted(pair: Pair) -> None:
 
 
 def test_a_silenced_socket_wakes_nobody(pair: Pair) -> None:
-    """Though something has come in; its neighbour is told of as before."""
+    """Though something has come in; its neighbour is reported as before."""
     one, other = pair
     with select.epoll() as poll:
         poll.register(one, select.EPOLLIN)

@@ -202,7 +202,7 @@ def test_lists_of_different_lengths_are_refused() -> None:
 
 @pytest.mark.parametrize("value", [3, 2.5, "text", object()])
 def test_what_cant_be_joined_is_named(value: Any) -> None:
-    """Gather: anything else raises a TypeError that names its class (torch recurses for ever on a string)."""
+    """Gather: anything else raises a TypeError that names its class (torch recurses forever on a string)."""
     with pytest.raises(TypeError, match=type(value).__name__):
         gather([{"x": value}, {"x": value}], "cpu")
 

@@ -45,7 +45,7 @@ def rejoin(history: History, generation: int) -> None:
 
 
 def views(timeline: Timeline) -> dict[str, dict[str, object]]:
-    """What the browser is told of findings and stragglers."""
+    """What the browser gets of findings and stragglers."""
     facts = SlowFacts(timeline)
     facts.look("page", ["findings", "stragglers"], None)
     return facts.update(force=True)

@@ -133,7 +133,7 @@ def test_each_file_of_the_page_imports_what_it_uses(entry: str) -> None:
 
 
 def test_a_message_holds_every_block(make: Made) -> None:
-    """The buffer is float32 and as long as the blocks that the browser is told of."""
+    """The buffer is float32 and as long as the blocks in the header."""
     timeline = Timeline()
     Training(3, 4).feed(timeline, 0)
     dashboard: Any = make(timeline)
