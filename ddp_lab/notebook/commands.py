@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from IPython import get_ipython
+
 from ..cluster.cells.failures import replaced_text
 from ..control.records import CellText
 from ..errors import ClusterError
@@ -79,6 +81,7 @@ def start(
             raise ClusterError(f"a cluster with {_all_of(running)} is already running: run `%cluster stop` first")
         running.use()
         bar.close(f"a cluster with {_all_of(running)} is already running")
+        _bind(running)
         return running
     if detach and name in [one.name for one in Cluster.detached()]:
         bar.close("")
@@ -92,6 +95,7 @@ def start(
         bar.fail()
         raise
     bar.close(f"{_ready(cluster)} in {time.monotonic() - begin:.1f} s")
+    _bind(cluster)
     if detach:
         _say(f"it outlives this notebook: {_found_again(cluster)}")
     return cluster
@@ -105,16 +109,29 @@ def attach(name: str | None = None, take_over: bool = False) -> Cluster:
     if running is not None:
         running.use()
         _say(f"{_all_of(running)} of {running.name}: attached")
+        _bind(running)
         return running
     begin = time.monotonic()
     cluster = Cluster.find(name, take_over=take_over)
     ready = _ready(cluster).replace("cluster ready", f"attached to {cluster.name}")
     _say(f"{ready} in {time.monotonic() - begin:.1f} s; variables kept")
+    _bind(cluster)
     for cell in cluster.left:
         _say(str(cell))
         if cell.running:
             _say("the next cell must wait until it ends, or interrupt it first (`%cluster interrupt`)")
     return cluster
+
+
+def _bind(cluster: Cluster) -> None:
+    """Makes the cluster `lab` in the notebook if that name is free, or held by a cluster that has stopped."""
+    names = getattr(get_ipython(), "user_ns", None)
+    if names is None or names.get("lab") is cluster:
+        return
+    held = names.get("lab")
+    if "lab" not in names or (isinstance(held, type(cluster)) and not held.running):
+        names["lab"] = cluster
+        _say("`lab` is the cluster: try `lab.dashboard()`")
 
 
 def on_current(verb: str, do: Callable[..., object], *args: Any) -> None:

@@ -370,6 +370,17 @@ def test_starting_again_keeps_the_cluster(notebook: Notebook) -> None:
     assert "%cluster stop" in other.error[1]
 
 
+def test_the_cluster_is_called_lab(notebook: Notebook) -> None:
+    """Starting names the cluster `lab` and says so; a variable of the user's of that name is kept."""
+    assert notebook.run("lab.world_size").text == "2"
+    notebook.run("lab = 'mine'")
+    assert "`lab`" not in notebook.run("%cluster start -n 2").text
+    assert notebook.run("lab").text == "'mine'"
+    notebook.run("del lab")
+    assert "`lab` is the cluster" in notebook.run("%cluster start -n 2").text
+    assert notebook.run("lab.running").text == "True"
+
+
 def test_rejoin_and_restart(notebook: Notebook) -> None:
     """Rejoin keeps variables, restart does not."""
     notebook.run("%%distributed\nkept = 1")
