@@ -115,7 +115,7 @@ class Attached:
 
     @property
     def following(self) -> bool:
-        """Whether more may arrive: false after `close`, or when the connection has ended."""
+        """Whether more may arrive; false after `close`, or when the connection has ended."""
         return self._thread.is_alive()
 
     def check(self) -> None:
