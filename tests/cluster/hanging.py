@@ -149,7 +149,7 @@ APART: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "ended": (
         "import time\nwork = dist.all_reduce(torch.ones(4), async_op=True) if rank == 0 else None\n"
         "if rank == 0: time.sleep(600)",
-        "the ranks are drifting out of step, by 1 collective:  ",
+        "the ranks are drifting out of step, by 1 collective: ",
         ("rank 0 launched all_reduce #", "rank 1 finished the cell without entering it"),
     ),
 }

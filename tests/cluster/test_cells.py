@@ -73,7 +73,7 @@ def test_outputs_that_do_not_come_are_told(lab: Lab) -> None:
     lab.run("del kernel._publish_status, kernel", ranks=[1])
     assert dict(result.values) == {0: 0, 1: 1}
     [(ranks, said)] = board.said
-    assert (ranks, said.split(":")[0]) == ([1], "the last outputs of rank 1 did not arrive")
+    assert (ranks, said.split(" and ")[0]) == ([1], "the last outputs of rank 1 did not arrive")
 
 
 def test_ranks_keep_no_outputs(lab: Lab) -> None:

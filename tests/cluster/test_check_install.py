@@ -110,7 +110,7 @@ def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     (tmp_path / "ddp_lab-1.dist-info" / "METADATA").write_text("\n".join(["Name: ddp_lab", "Version: 1", *needs]))
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / ".")])  # what is there is remembered by path
     found = check_install.packages()
-    assert (found.found, found.remedy) == ("missing: needed-here", "`pip install needed-here`")
+    assert (found.found, found.remedy) == ("missing: needed-here", "Run `pip install needed-here`.")
 
 
 def test_a_torch_without_gloo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_no_jupyterlab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "jupyterlab.py").write_text("raise ModuleNotFoundError(\"No module named 'jupyterlab'\")")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = check_install.jupyterlab()
-    assert (found.state, found.found) == ("warning", "not here: ModuleNotFoundError: No module named 'jupyterlab'")
+    assert (found.state, found.found) == ("warning", "not installed: ModuleNotFoundError: No module named 'jupyterlab'")
     assert "pip install 'ddp_lab[notebooks]'" in found.remedy
 
 

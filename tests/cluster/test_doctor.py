@@ -39,7 +39,7 @@ def test_a_part_of_the_ranks(lab: Lab) -> None:
     with running(lab, nested + "deep(1)", ranks=[0]):
         report = settled(lab, "subset")
     assert "which rank 1 must enter too" in report.diagnosis.sentence
-    found = re.search(r"\n  rank 0 waits in .*\n    in flight: .*\n((?: {6}.*\n)+)  rank 1 runs no", str(report))
+    found = re.search(r"\n  rank 0 waits in .*\n    in flight: .*\n((?: {6}.*\n)+)  rank 1 is not running", str(report))
     assert found is not None, str(report)
     frames = [line.strip() for line in found[1].splitlines()]
     ends = ["3 in <module>: deep(1)", "2 in deep: deep(n - 1)", "2 in deep: dist.all_reduce(torch.ones(1))"]

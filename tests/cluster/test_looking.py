@@ -69,7 +69,7 @@ def test_inside_join_the_check_says_why_not(lab: Lab, tmp_path: Path) -> None:
         wait_until(lambda: lab.timeline.reducers()[0].last_step > 5, 30, "steps")
         found = lab.check_drift()
         assert not found.ok
-        assert "inside join() ranks" in found.error
+        assert "check after join()" in found.error
     finally:
         end.touch()
         running.wait()

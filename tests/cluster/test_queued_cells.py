@@ -84,7 +84,7 @@ def test_cells_wait_in_order(lab: Lab, gate: Path) -> None:
     gate.touch()
     assert third.wait().values == {1: ["first", "second"]}
     assert second.wait() is not None
-    assert shown[1] == "[ranks 0–1] second runs …"
+    assert shown[1] == "[ranks 0–1] second is running …"
     assert second.waits_for == ()
 
 

@@ -101,7 +101,7 @@ def test_a_cell_in_the_background_is_told_in_a_terminal(
 
     run("if rank == 1: raise ValueError('end of data')\ndist.barrier()", "fails", "first", wait=False)
     wait_until(lambda: ended("rank 0 waited for rank 1"), 30, "the report")
-    assert said.startswith("fails runs …\n")
+    assert said.startswith("fails is running …\n")
     assert "fails: ✗ rank 1 failed after " in said
     assert "ValueError: end of data" in said
     assert both[0].sum_of_ones() == {0: 2.0, 1: 2.0}

@@ -113,7 +113,7 @@ def test_arrays_in_messages(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where this process can make no memory to share, arrays travel all the same, and one line says so."""
     monkeypatch.delattr(os, "memfd_create")
     given = numpy.arange(LARGE)
-    with pytest.warns(FallbackWarning, match="travel in messages, .*: this Python has no memfd_create"):
+    with pytest.warns(FallbackWarning, match="travel in messages instead of .*: this Python has no memfd_create"):
         lab.push({"given": given})
     with pytest.warns(FallbackWarning, match="travel in messages"):
         pulled = lab.pull("given")

@@ -110,7 +110,7 @@ def test_progress_and_restart(lab: Lab) -> None:
         assert mine.values("'x' in globals()") == {0: False, 1: False, 2: False}
         assert mine.sum_of_ones() == {0: 3.0, 1: 3.0, 2: 3.0}
     assert ddp_lab.current_cluster() is lab, "of those that run, the last one that was started"
-    with pytest.raises(ClusterError, match="does not run"):
+    with pytest.raises(ClusterError, match="the cluster is not running"):
         mine.run("1")
 
 
@@ -172,7 +172,7 @@ def test_calls_that_make_no_sense(lab: Lab) -> None:
         lab.run("1", ranks=[])
     idle = Lab(1)
     for call in (idle.use, idle.detach):
-        with pytest.raises(ClusterError, match="does not run"):
+        with pytest.raises(ClusterError, match="the cluster is not running"):
             call()
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
