@@ -88,7 +88,7 @@ def test_findings_come_first(opened: Opened) -> None:
     """The first section names the late rank and layer with a gain; figures follow, each with a name and a table."""
     page = opened[0]("light", 1100)
     headings = page.locator("h2").all_text_contents()
-    assert headings[0] == "What to change"
+    assert headings[0] == "Findings"
     first = page.locator("ol.findings > li").first
     assert "Rank 1 falls behind at the gradient of layers.4.weight (bucket 2)" in first.inner_text()
     assert " %" in first.locator(".gain").inner_text()

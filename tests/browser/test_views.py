@@ -509,7 +509,7 @@ def test_a_view_alone(browser: Browser) -> None:
     timeline = Timeline()
     made = BarePage(context.new_page(), timeline, views=["overlap"])
     try:
-        assert "train with" in made.page.locator(".ddp-empty").inner_text()
+        assert "Train with" in made.page.locator(".ddp-empty").inner_text()
         made.page.evaluate(_COUNT_FRAMES)
         training = Training(2, 3, forward_ms=1.0)
         for step in range(3):

@@ -74,7 +74,7 @@ def _move(shown: BarePage, label: str, key: str) -> None:
 def test_a_slider_is_answered_by_the_simulator(shown: BarePage, lab: Cluster) -> None:
     """With the smallest cap the step is the simulator's, and the predicted picture is another one."""
     before = shown.page.evaluate(_PICTURES)
-    _move(shown, "bucket cap", "Home")
+    _move(shown, "bucket size limit", "Home")
     answer: dict[str, Any] = shown.dashboard.prediction
     wanted = lab.simulate(bucket_cap_mb=answer["cap"])
     assert answer["predicted"]["step"] == pytest.approx(wanted.step_ms, rel=1e-6)
@@ -112,7 +112,7 @@ def test_a_prediction_is_run(shown: BarePage, lab: Cluster, tmp_path: Path) -> N
     running = lab.run(LOOP.format(path=str(path)), wait=False, board=SilentBoard(), timeout=240)
     try:
         shown.until(lambda: lab.timeline.reducers()[0].last_step > 20, "steps of that cell", 60)
-        _move(shown, "bucket cap", "End")
+        _move(shown, "bucket size limit", "End")
         shown.page.get_by_role("button", name="Run it").click()
         scores = shown.page.locator(".ddp-what-if-scores tbody tr")
         shown.until(lambda: scores.count() == 1 or shown.dashboard.trial["state"] == "failed", "the score", 180)
