@@ -163,7 +163,7 @@ def test_a_stopped_rank_and_a_dead_one(notebook: NotebookPage) -> None:
     says(_rows(page).first, "killed")
     _press(page, "Restart …")
     _press(page, "Restart")
-    says(page.locator(".ddp-cluster > .ddp-status").last, "variables are gone")
+    says(page.locator(".ddp-cluster > .ddp-status").last, "variables are lost")
     says(_rows(page).first, "idle")
     assert not set(pids.values()) & {pid for name, pid in _pids(notebook).items() if name.startswith("rank")}
 

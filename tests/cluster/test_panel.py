@@ -106,7 +106,7 @@ def test_restart_ends_a_cell_and_replaces_a_dead_rank() -> None:
         os.kill(before["rank 1"], signal.SIGKILL)
         wait_until(lambda: panel.ranks[1]["words"] == "killed by SIGKILL (signal 9)", 10, "the death")
         said = press(panel, "restart", sure=True)
-        assert "variables are gone" in said["said"], said
+        assert "variables are lost" in said["said"], said
         wait_until(lambda: states(panel) == ["idle", "idle"], 10, "new ranks")
         assert not set(before.values()) & {lab.pids()["rank 0"], lab.pids()["rank 1"]}
         with pytest.raises(Exception, match="rank 0 ended when the cluster was restarted"):
