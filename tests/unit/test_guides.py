@@ -142,7 +142,7 @@ def test_printed_texts_are_those_that_the_page_explains(pictures: ModuleType) ->
     named = re.findall(r"^<!-- printed: (\w+) -->$", page, re.MULTILINE)
     assert set(named) == set(pictures.PRINTED)
     printed = {name: make() for name, make in pictures.PRINTED.items()}
-    assert "81.3 ms a step" in printed["summary"]
+    assert "81.3 ms per step" in printed["summary"]
     assert "parameter='layer3.bias'" in printed["find_late"]
     assert "(about 16.0 % of the step" in printed["findings"]
     assert re.search(r"without rank 2's delay +62\.\d ms", printed["what_if"])
