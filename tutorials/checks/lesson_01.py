@@ -37,7 +37,7 @@ def mean_over_unequal_shares(lab):
             f"Not yet: {mean_of_means:.6f} is the mean of the two means. Rank 0 has more images, so it must count "
             "for more."
         )
-    return f"Not yet: every rank has {means[0]:.6f}, but should have {wanted:.6f}. Which two sums make a mean?"
+    return f"Not yet: every rank has {means[0]:.6f}, but it should be {wanted:.6f}. Which two sums make a mean?"
 
 
 check = Checks(divided_work, mean_over_unequal_shares)
