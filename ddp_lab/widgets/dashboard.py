@@ -324,7 +324,8 @@ class Dashboard(LiveWidget):
             self._show({"inspection": self._comparison.shown, **self._controls.traits(), **self._what_if.traits()})
             if not self._frozen:
                 if self._cell_ends.gone:
-                    self._show({"life": REPLACED})
+                    # All widgets of a kernel are restored with a page: many large ones would take it too long.
+                    self._show({"life": REPLACED, "kept": {}})
                     self._controls.rest()
                     self._refresher.stop()
                     return busy
