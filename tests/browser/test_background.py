@@ -132,12 +132,12 @@ def test_a_page_that_is_loaded_again(notebook: NotebookPage, gate: Path) -> None
 
 
 def test_a_kernel_that_is_restarted(notebook: NotebookPage) -> None:
-    """The line says that the cell was lost sight of, and offers no button."""
+    """The line says that the connection to the cell was lost, and offers no button."""
     notebook.run_cell(4)
     line = _line(notebook, 4)
     says(line, "gone [5]: running for ")
     notebook.command("kernelmenu:restart")
     notebook.page.locator(".jp-Dialog .jp-mod-accept").click()
-    says(line, "gone [5]: lost sight of. The kernel was restarted; its ranks ended with it.")
+    says(line, "gone [5]: connection lost. The kernel was restarted; its ranks ended with it.")
     assert not line.get_by_role("button").is_visible()
     notebook.wait_for_status("idle")

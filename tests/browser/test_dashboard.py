@@ -125,7 +125,7 @@ def test_draws_while_a_cell_blocks_and_answers_meanwhile(notebook: Open, tmp_pat
     opened.run_cell(2, wait=False)
     until(lambda: _step(page) is not None and _step(page) >= 5, 60, "the fifth step")
     page.get_by_role("button", name="Compare gradients").click()
-    until(lambda: "asked" in page.locator(".ddp-verdict").inner_text(), 60, "the kernel's answer to the button")
+    until(lambda: "requested" in page.locator(".ddp-verdict").inner_text(), 60, "the kernel's answer to the button")
     assert opened.executions(2) is None, "the cell had ended before the answer"
     gate.touch()
     until(lambda: opened.executions(2), 60, "the end of the cell")

@@ -173,7 +173,7 @@ def test_the_facade_shows_or_refuses(shown: Shown) -> None:
     with pytest.raises(ValueError, match="power of two"):
         shown.cluster.show_collective("all_reduce", "halving")
     running = shown.cluster.run("import time; time.sleep(600)", wait=False)
-    with pytest.raises(ClusterError, match=r"ranks 0, 1, 2 run a cell"):
+    with pytest.raises(ClusterError, match=r"ranks 0, 1, 2 are running a cell"):
         shown.cluster.show_collective()
     shown.cluster.interrupt()
     with pytest.raises(Exception, match="interrupted"):

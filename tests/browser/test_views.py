@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -454,11 +455,22 @@ def test_small_rates_fit(browser: Browser) -> None:
         context.close()
 
 
-def test_it_states_its_own_overhead(shown: BarePage) -> None:
-    """The line on the overhead has events a step, their measured cost, and the shares of kernel and page."""
-    line = shown.page.locator(".ddp-overhead")
-    shown.until(lambda: "in the page" in line.inner_text() and "in the kernel" in line.inner_text(), "both shares")
-    assert "× 34 ns = " in line.inner_text()
+def test_it_states_its_own_overhead(browser: Browser) -> None:
+    """The line on the overhead has events a step, their measured cost, and, while steps come, the shares of kernel and
+    page."""
+    context, timeline, training, steps = browser.new_context(), Timeline(), Training(2, 3), count()
+    made = BarePage(context.new_page(), timeline, event_cost=lambda: 34.0)
+    line = made.page.locator(".ddp-overhead")
+
+    def told() -> bool:
+        training.feed(timeline, step := next(steps), 10**12 + step * 20 * 10**6)
+        return all(part in line.inner_text() for part in ("× 34 ns = ", "in the kernel", "in the page"))
+
+    try:
+        made.until(told, "the cost and both shares")
+    finally:
+        made.close()
+        context.close()
 
 
 def test_it_says_that_old_steps_are_thinned(browser: Browser) -> None:

@@ -196,7 +196,7 @@ def test_one_client_at_a_time(abandoned: Callable[[], Lab]) -> None:
         assert f"process {os.getpid()} has been attached to cluster 'train' since " in said
         assert "--take-over" in said
         assert said.splitlines()[-1] == "[(0, 1)]"
-        with pytest.raises(CellError, match="was taken over by process"):
+        with pytest.raises(CellError, match="taken over by process"):
             run.wait()
         assert not lab.running
 
@@ -282,7 +282,7 @@ def test_magics_of_a_detached_cluster(capsys: pytest.CaptureFixture[str], tmp_pa
         lab.run(code, wait=False, label="long", board=SilentBoard())
         leftovers.wait_until(lambda: lab.status()[0].state == "running", 30, "the cell")
         commands.on_current("leave", commands.detach)
-        assert f"left mine: {later}" in said()
+        assert f"detached from mine: {later}" in said()
         commands.list_clusters()
         assert re.search(r"mine +1 of 1 ranks +nobody +\d+ s left", said())
         lab = commands.start(**asked)
@@ -324,7 +324,7 @@ def test_the_lease_ends_it(tmp_path: Path, abandoned: Callable[[], Lab]) -> None
     assert "again" in panel.about["why"]
     again.detach()
     panel.refresh()
-    assert panel.about["why"] == "This notebook no longer uses the cluster lab-1 (%cluster attach lab-1 does again)."
+    assert panel.about["why"] == "This notebook no longer uses the cluster lab-1 (re-attach: %cluster attach lab-1)."
     leftovers.wait_until(lambda: set(leftovers.processes()) <= before, 10, "the end of the lease")
     panel.refresh()
     assert panel.about["why"].startswith("The cluster was stopped. ")

@@ -621,7 +621,7 @@ def test_a_crash_tells_its_line() -> None:
         board = LineBoard(lambda stream, line: lines.append(line))
         lab.run("1", board=board)
         assert lines[0].startswith(
-            "[rank 1] a new process (the former one was killed by SIGSEGV (signal 11)); variables"
+            "[rank 1] a new process (the former one was killed by SIGSEGV (signal 11)); its variables are lost"
         )
         assert "`ddp_lab.restore_from(0)`" in lines[0]
 

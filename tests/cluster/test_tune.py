@@ -109,7 +109,7 @@ def test_training_that_ends_too_early(lab: Lab, tmp_path: Path, how: str, monkey
     assert found.best is None
     assert not found.applied
     assert found.ended.startswith("Training ended")
-    assert "nothing was changed" in str(found)
+    assert "Nothing was changed" in str(found)
     if how == "thread":
         lab.run("trainer.join()")
     assert _settings(lab) == before

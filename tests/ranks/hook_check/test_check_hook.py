@@ -93,7 +93,7 @@ BROKEN: dict[str, tuple[Callable[..., Any], str]] = {
     "not divided": (_not_divided, "2 times the mean"),
     "divided twice": (_divided_twice, "0.5 times the mean"),
     "ranks differ": (_differs_by_rank, "rank 0 and rank 1"),
-    "never completes": (_never, "after 1 s"),
+    "never completes": (_never, "within 1 s"),
     "fails later": (_fails_later, "no such codebook"),
     "raises": (_raises, "no such state"),
     "no future": (_no_future, "torch.Tensor"),
