@@ -16,7 +16,8 @@ from tests.benchmarks.browser import chromium_browser
 from tests.browser.bare_page import DARK, BarePage
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks" / "images"
-WIDTH, HEIGHT, FRAME_MS = 900, 560, 125
+WIDTH, HEIGHT, FRAME_MS = 900, 500, 125
+VIEWS = ("timeline", "overlap", "stragglers", "buckets", "findings", "step", "rehearsal", "what_if", "gradients")
 SCENES = (("Timeline", 6.0), ("Findings", 4.0))  # tab, seconds
 MODEL = """
 import time
@@ -61,7 +62,7 @@ def main() -> None:
         with Cluster(2) as lab, chromium_browser() as browser:
             running = lab.run(MODEL, wait=False, board=SilentBoard())
             context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=theme)
-            page = BarePage(context.new_page(), lab.timeline, theme=style, **lab.dashboard_means())
+            page = BarePage(context.new_page(), lab.timeline, theme=style, views=VIEWS, **lab.dashboard_means())
             page.until(lambda: any(one.last_step > 0 for one in lab.timeline.reducers()), "the first steps")
             write(FOLDER / f"dashboard-{theme}.gif", frames(page))
             page.close()

@@ -31,6 +31,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _SOURCE = re.compile(r"(?:ddp_lab|csrc|tests)/[\w./-]+\.(?:py|h|cpp|js|css)")
 _LEXERS = {".py": "python", ".h": "cpp", ".cpp": "cpp", ".js": "javascript", ".css": "css"}
 _README = re.compile(r'^<!-- README from "(.+)" to "(.+)" -->$', re.MULTILINE)
+_PICTURE = re.compile(r'<picture>.*?<img src="([^"]+)" alt="([^"]+)"></picture>', re.DOTALL)
 _HELP = re.compile(r"^<!-- help of (.+) -->$", re.MULTILINE)
 _BENCHMARKS = "<!-- benchmarks -->"
 _RELATIVE = re.compile(r"\]\((?!https?://|#)")
@@ -59,6 +60,7 @@ def on_source_read(app, docname, content):
         notebook["metadata"]["language_info"] = {"name": "python", "pygments_lexer": "python"}
         content[0] = json.dumps(notebook)
         return
+    content[0] = _PICTURE.sub(r"![\2](\1)", content[0])  # the pages of the site have one theme's picture
     if _README.search(content[0]):
         app.env.note_dependency(str(_ROOT / "README.md"))
         readme = (_ROOT / "README.md").read_text(encoding="utf-8")

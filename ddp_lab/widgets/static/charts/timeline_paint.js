@@ -265,5 +265,6 @@ function paintAxis(pen, layout, view, plot) {
   pen.stroke();
   const of = view.axis === "rank" ? "each rank's own backward" : "the first rank's backward";
   const step = view.first === null ? "" : ` of step ${view.first}`;
-  pen.fillText(`ms since ${of}${step} began`, (LABEL_WIDTH + width - RIGHT_MARGIN) / 2, plot + 29);
+  const room = width - RIGHT_MARGIN - LABEL_WIDTH;
+  write(pen, `ms since ${of}${step} began`, LABEL_WIDTH + room / 2, plot + 29, room, "ms since backward began");
 }
