@@ -107,7 +107,7 @@ def test_answers_are_folded(pages: dict[Path, Page]) -> None:
 def test_the_first_page_says_where_to_begin(pages: dict[Path, Page]) -> None:
     """Above the picture there is something to do; four tiles lead on; each lesson of the list has a sentence."""
     [first] = [page.text for path, page in pages.items() if path.match("site/index.html")]
-    call, picture, tiles = (first.index(part) for part in ('class="call', "timeline.png", 'class="tiles'))
+    call, picture, tiles = (first.index(part) for part in ('class="call', "dashboard-light.gif", 'class="tiles'))
     assert call < picture < tiles
     assert first.count('class="tile ') == 4
     learn = (SITE / "learn.md").read_text(encoding="utf-8")
