@@ -101,7 +101,7 @@ def _see_idle(cluster: Ranks) -> None:
     while busy := sorted(cluster.busy_ranks()):
         if time.monotonic() > deadline:
             words = f"rank {busy[0]} is" if len(busy) == 1 else f"ranks {', '.join(map(str, busy))} are"
-            raise ClusterError(f"{words} running a cell: try again when it has ended, or interrupt it")
+            raise ClusterError(f"{words} running a cell: wait until it ends, or interrupt it")
         time.sleep(0.02)
 
 

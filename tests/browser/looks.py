@@ -173,7 +173,7 @@ STATES = (
     State(
         "training",
         lambda stage: (stage.run(MODEL), stage.train()),
-        words={**_TRAINED, "Collectives": "Ranks 0–1 run a cell: wait for its end"},
+        words={**_TRAINED, "Collectives": "Ranks 0–1 are running a cell: wait until it ends"},
     ),
     State("finished", lambda stage: stage.finish(), words=_TRAINED),
     State("failed", lambda stage: stage.fail(), words=_TRAINED),
