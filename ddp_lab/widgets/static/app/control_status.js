@@ -77,7 +77,7 @@ export class ModelChoice {
     const living = (control?.live && control.living) || models.map((one) => one.reducer);
     const offered = models.filter((one) => living.includes(one.reducer));
     this.node.hidden = models.length < 2;
-    setOptions(this.select, [["", "the one that is training"], ...offered.map((one) => [one.reducer, `${one.module} (reducer ${one.reducer})`])]);
+    setOptions(this.select, [["", "the one that is training"], ...offered.map((one) => [one.reducer, `${one.module} (model ${one.reducer})`])]);
     const meant = this.select.value || (living.includes(model) ? "" : living.at(-1));
     const chosen = offered.find((one) => String(one.reducer) === String(meant));
     return chosen ? { model: chosen.reducer, current: chosen } : { model, current };

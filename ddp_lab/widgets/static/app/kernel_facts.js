@@ -57,7 +57,7 @@ export class KernelFacts {
     const assignments = Object.values(this.model.get("assignments"));
     return [...this.store.reducers.keys()].map((id) => {
       const name = assignments.find((one) => one.reducer === id)?.module;
-      return [id, name ? `${name} (reducer ${id})` : `reducer ${id}`];
+      return [id, name ? `${name} (model ${id})` : `model ${id}`];
     });
   }
 
