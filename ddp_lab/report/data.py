@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..analysis import findings
 from ..analysis.findings import Finding
 from ..formatting import ms, names, size
+from ..timeline import judged_steps
 from ..timeline.tables import span_columns
 from ..timeline.tables.span_columns import Columns
 from ..timeline.timeline import Timeline
@@ -56,6 +57,7 @@ def gather(timeline: Timeline, reducer: int | None, last_steps: int) -> ReportDa
     steps = span_columns.step_columns(views)
     spans = span_columns.span_columns(views, {})
     sync = span_columns.sync_columns(spans, {info.reducer: len(info.ranks)})
+    warm = np.isin(steps["step"], layout.warm(judged_steps.WARM_UP, last_steps))  # the steps of the summary
     assignment = layout.description or {"parameters": [], "buckets": []}
     found = findings.findings(judged)
     dropped = {one.rank: one.dropped for one in timeline.ranks()}
@@ -73,7 +75,7 @@ def gather(timeline: Timeline, reducer: int | None, last_steps: int) -> ReportDa
         sync=sync,
         findings=found,
         headline=findings.headline(judged, found),
-        tiles=_tiles(steps),
+        tiles=_tiles(_rows(steps, warm)),
         tables=[_rank_table(steps, sync, dropped), _bucket_table(spans, sync, assignment), *_options(assignment)],
     )
 

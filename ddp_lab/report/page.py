@@ -39,7 +39,7 @@ def page(timeline: Timeline, reducer: int | None = None, last_steps: int = 400) 
     title = "Data-parallel training: " + (
         f"{found.module} on {_count(len(found.ranks), 'rank')}" if found else "report"
     )
-    body = _body(timeline, found, title) if found else _empty(timeline)
+    body = _body(timeline, found, title, last_steps) if found else _empty(timeline)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -55,7 +55,7 @@ def _empty(timeline: Timeline) -> str:
     return f'<h1>Nothing recorded</h1>\n<div class="sheet"><p>{escape(timeline.summary())}</p></div>\n'
 
 
-def _body(timeline: Timeline, found: ReportData, title: str) -> str:
+def _body(timeline: Timeline, found: ReportData, title: str, last_steps: int) -> str:
     shown = f"steps {found.first_step:,} to {found.last_step:,}"
     others = f"; {_count(found.other_models, 'other model')} in the same program" if found.other_models else ""
     parts = [
@@ -66,7 +66,7 @@ def _body(timeline: Timeline, found: ReportData, title: str) -> str:
         '<section aria-labelledby="change"><h2 id="change">Findings</h2>\n'
         f"{_findings(found.findings, found.headline)}</section>\n",
         '<section aria-labelledby="words"><h2 id="words">Summary</h2>\n<div class="sheet words">'
-        + "".join(f"<p>{escape(line)}</p>" for line in _words(timeline, found.reducer))
+        + "".join(f"<p>{escape(line)}</p>" for line in _words(timeline, found.reducer, last_steps))
         + "</div></section>\n",
     ]
     for number, one in enumerate(figures.figures(timeline, found)):
@@ -99,9 +99,9 @@ def _recorded(timeline: Timeline) -> str:
     return f'<p class="note">{escape(text)}</p>\n'
 
 
-def _words(timeline: Timeline, reducer: int) -> list[str]:
+def _words(timeline: Timeline, reducer: int, last_steps: int) -> list[str]:
     """The summary without the finding, which is above."""
-    return [line for line in timeline.summary(reducer).splitlines() if not line.startswith(CHANGE)]
+    return [line for line in timeline.summary(reducer, last_steps).splitlines() if not line.startswith(CHANGE)]
 
 
 def _tiles(tiles: Sequence[tuple[str, str]]) -> str:

@@ -168,9 +168,7 @@ def test_a_control_means_a_model_that_exists(page: Page) -> None:
     control = {"live": True, "why": "", "heard": [], "living": [0]}
     page.evaluate("(control) => window.fromKernel({control}, [])", control)
     offered = page.locator(".ddp-step").get_by_label("model", exact=True).locator("option")
-    shown.until(
-        lambda: offered.all_text_contents() == ["the one that is training", "DigitsNet (model 0)"], "one model"
-    )
+    shown.until(lambda: offered.all_text_contents() == ["the one that is training", "DigitsNet (model 0)"], "one model")
     page.get_by_role("button", name="Pause").click()
     asked = until(
         lambda: page.title() + "." and [one for one in shown._asked if one["type"] == "step"], 60, "a request"

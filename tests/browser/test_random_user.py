@@ -146,7 +146,8 @@ class User:
             if self._restarted:  # no kernel knows what is shown: it is what was saved
                 self._restarted, self._saved, self._known = False, False, {}
             elif self._known and not self._is_live():
-                return self._do(name)
+                notebook.reload()
+                assert self._is_live(), "the live views did not come back after a second load"
             return ""
         if name == "kernel":
             notebook.page.evaluate(

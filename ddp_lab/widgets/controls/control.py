@@ -143,13 +143,9 @@ class WatchControl(Control):
             every = int(command["every"])
             set_ = self._training.watch_gradients if do == "gradients" else self._training.watch_drift
             set_(every, reducer)
-            when = f"every {every} steps" if every > 1 else "every step"
-            what = "Gradients are monitored" if do == "gradients" else "Replicas are compared"
-            self._say(
-                f"{what} {when}, starting within the next steps."
-                if every
-                else f"{what.replace(' are ', ' are no longer ')}, starting within the next steps."
-            )
+            what, done = ("Gradients", "monitored") if do == "gradients" else ("Replicas", "compared")
+            when = f" every {every} steps" if every > 1 else " every step" if every else ""
+            self._say(f"{what} are {'' if every else 'no longer '}{done}{when}, starting within the next steps.")
         self.look(reducer)
 
     def look(self, reducer: int | None) -> None:

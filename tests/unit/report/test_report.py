@@ -75,6 +75,19 @@ def test_findings_then_words_then_figures() -> None:
     assert headings[-2:] == ["Ranks (medians)", "Buckets (medians)"]
 
 
+def test_tiles_and_summary_are_of_the_same_steps() -> None:
+    """The first steps, which take longer, count in neither: both say the same share of overlapped communication."""
+    timeline, training = Timeline(), Training(reduce_ms=40.0)
+    for step in range(250):
+        if step == 3:
+            training.reduce_ms = 1.2
+        training.feed(timeline, step, (step + 1) * 200_000_000)
+    text = page.page(timeline)
+    [of_tile] = re.findall(r"overlapped communication</\w+>\s*<\w+[^>]*>(\d+) %", text)
+    [of_summary] = re.findall(r"(\d+) % of the communication overlapped", text)
+    assert of_tile == of_summary
+
+
 def test_the_header_says_when_and_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Date, host, script and torch as the journals have them, also from the merged file; nothing of what is unknown."""
     monkeypatch.setenv("TZ", "UTC")
