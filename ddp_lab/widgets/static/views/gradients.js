@@ -44,7 +44,7 @@ export class GradientsView {
     this.uncompare = button("Stop", "stop comparing", () => ask({ do: "drift", every: 0 }));
     this.now = button("Check now", "between two steps while a cell trains, otherwise immediately", () => ask({ do: "check" }));
     this.row = element("div", { class: "ddp-toolbar ddp-form" },
-      element("span", { class: "ddp-field" }, field("gradients of every", this.every, " steps"), this.watch, this.unwatch),
+      element("span", { class: "ddp-field" }, field("gradients every", this.every, " steps"), this.watch, this.unwatch),
       element("span", { class: "ddp-field" }, field("replicas every", this.apart, " steps"), this.compare, this.uncompare, this.now),
     );
     const cost = element("p", { class: "ddp-sentence ddp-muted" }, COST);
