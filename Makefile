@@ -77,7 +77,7 @@ $(TEST_PACKAGES): pyproject.toml | build
 demo: build  ## the main job: train on a cluster of ranks, write build/demo/quickstart.{ipynb,html}
 	$(BIN)/ddp-lab demo
 
-lab: build  ## JupyterLab with the notebooks and tutorials
+lab: build  ## JupyterLab on the notebooks and lessons
 	$(BIN)/ddp-lab lab
 
 docs: $(TEST_PACKAGES) outputs  ## the documentation site, in build/docs, with what the cells of its notebooks show

@@ -136,7 +136,7 @@ def to_dict(fault: Fault) -> dict[str, Any]:
 
 
 def from_dict(made: dict[str, Any]) -> Fault:
-    """The argument of `to_dict`.
+    """The inverse of `to_dict`.
 
     Raises:
         ValueError: there is no such fault, or it is invalid.

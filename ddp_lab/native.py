@@ -46,7 +46,8 @@ def load(name: str = "_C") -> ModuleType:
     """Returns an extension (`ddp_lab._C`, unless another one is given) for the installed torch.
 
     Raises:
-        ExtensionError: there is none for this torch, or it can't be loaded; the message lists the versions and a fix.
+        ExtensionError: there is none for this torch (the message lists those there are), or it can't be loaded; with
+            a fix.
     """
     import torch
 

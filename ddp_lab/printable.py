@@ -16,7 +16,7 @@ _OTHERS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff
 
 
 def printable(text: str) -> str:
-    r"""The text, with Python's escapes (``\x1b``) for characters that are not visible."""
+    r"""The text, with Python's escapes (``\x1b``) for control characters and others that are not text."""
     return _OTHERS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 

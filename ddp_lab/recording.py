@@ -68,9 +68,8 @@ class _Description:
 _descriptions: list[_Description] = []
 _FLEETING_KEPT = 2048
 _fleeting: collections.deque[tuple[int, str]] = collections.deque(maxlen=_FLEETING_KEPT)  # position, JSON
-_gone: collections.deque[int] = collections.deque(
-    maxlen=_FLEETING_KEPT
-)  # models that no longer exist, not yet reported
+# Models that no longer exist, not yet reported.
+_gone: collections.deque[int] = collections.deque(maxlen=_FLEETING_KEPT)
 _next_position = 0
 _describing = threading.Lock()
 _marks: dict[str, int] = {}  # name -> index

@@ -428,7 +428,7 @@ std::optional<Reducer::Averages> Reducer::averages() const {
 
 void Reducer::set_gradient_watch(std::shared_ptr<GradientWatch> watch) {
   const Lock lock(mutex_);
-  TORCH_CHECK(!phase().in_flight(), "gradient monitoring can't start during a backward");
+  TORCH_CHECK(!phase().in_flight(), "gradient monitoring can't be changed during a backward");
   if (watch) watch->begin(buckets_.size());  // its first backward may be armed
   watch_.swap(watch);
 }

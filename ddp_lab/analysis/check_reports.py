@@ -160,7 +160,7 @@ class HookReport:
 
 
 _HEAD = (
-    "bucket", "error", "largest", "accumulated", "ranks", "buffer", "payload sent", "on the wire", "encode",
+    "bucket", "error", "largest", "accumulated", "ranks", "buffer", "payload", "on the wire", "encode",
     "communicate", "decode", "copy",
 )  # fmt: skip
 
@@ -190,7 +190,7 @@ def _training_words(training: TrainingCheck) -> str:
     return (
         f"Training ({training.model}, {len(training.losses)} steps): loss {losses}, plain average {plain}; parameters "
         f"{'equal' if training.equal else 'DIFFER'} between the ranks; step {ms(training.step_ms)}, plain "
-        f"{ms(training.plain_step_ms)}; payload sent per step {size(training.payload_bytes)}, plain "
+        f"{ms(training.plain_step_ms)}; payload per step {size(training.payload_bytes)}, plain "
         f"{size(training.plain_payload_bytes)}."
     )
 

@@ -120,9 +120,10 @@ class Overlap:
     """Communication during and after a rank's own computation; a row is one step of one rank.
 
     Attributes:
-        hidden_ms, exposed_ms: shape ``[rows, buckets]``, the parts of each collective before and after its end.
+        hidden_ms, exposed_ms: shape ``[rows, buckets]``, the parts of each collective before and after the end of
+            that computation.
         rank_hidden_ms, rank_exposed_ms: shape ``[rows]``, how long at least one collective was in flight before and
-            after its end.
+            after the end of that computation.
         on_device: shape ``[rows]``, whether these are device times.
     """
 

@@ -339,7 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = [
         option("--models", nargs="+", choices=list(WORKLOADS), metavar="NAME", help=", ".join(WORKLOADS)),
         option("--ranks", nargs="+", type=count, help="numbers of ranks"),
-        option("--caps", nargs="+", type=positive, help="MiB"),
+        option("--caps", nargs="+", type=positive, help="bucket size limits, in MiB"),
         option("--base", type=positive, help="cap with which workloads are recorded"),
         option("--fit", nargs="+", type=positive, help="caps used to calibrate contention"),
         option("--rounds", type=count, help="turns of each cap"),

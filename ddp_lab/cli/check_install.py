@@ -93,7 +93,7 @@ class Check:
     Attributes:
         name: of the checked part.
         state: ``"ok"``, ``"warning"`` (it works, but something is missing or scarce) or ``"failed"``.
-        found: what was found.
+        found: the observed facts, or the error.
         remedy: what to do, empty if nothing.
     """
 
@@ -260,7 +260,8 @@ def _gradient(name: str, ranks: int, backend: str) -> Check:
                 arrived = bool(lab.timeline.reducers())
         except (DdpLabError, OSError, ImportError, TimeoutError) as error:
             first, *_, last = [*str(error).splitlines(), ""] if str(error) else [type(error).__name__, ""]
-            return Check(name, FAILED, first, f"{last.strip()} Fix the failures above first; else please report a bug.")
+            remedy = "Fix the failures above first; if there are none, please report a bug."
+            return Check(name, FAILED, first, f"{last.strip()} {remedy}")
     expected = (ranks + 1) / 2
     if any(abs(one - expected) > 1e-6 for rank in range(ranks) for one in values[rank]):
         return Check(name, FAILED, f"the averages are {values}, not {expected}", "Please report this bug.")
@@ -269,7 +270,7 @@ def _gradient(name: str, ranks: int, backend: str) -> Check:
         return Check(name, FAILED, f"{found}, but no event arrived", "Check for a firewall on the interface lo.")
     fell_back = dict.fromkeys(str(one.message) for one in warned if issubclass(one.category, FallbackWarning))
     if fell_back:
-        return Check(name, WARNING, f"{found}; but {'; '.join(fell_back)}", "It works, but usually more slowly.")
+        return Check(name, WARNING, f"{found}; but {'; '.join(fell_back)}", "It works, with these limitations.")
     return Check(name, OK, f"{found}, whose events arrived")
 
 

@@ -40,7 +40,7 @@ BENCHMARKS = {
     "start": "%cluster start to the first collective, against plain ipyparallel",
     "step": "training step and its exposed communication: our DistributedDataParallel against torch's",
     "tune": "tuned buckets against torch's default ones and against the best of a grid",
-    "what-if": "predicted steps against measured ones, over bucket sizes, models and world sizes",
+    "what-if": "predicted steps against measured ones, over bucket size limits, models and world sizes",
 }
 
 
@@ -165,7 +165,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def tune(arguments: argparse.Namespace) -> int:
-    """Runs a training script and searches for a faster bucket size; returns the script's exit code."""
+    """Runs a training script and searches for faster bucket size limits; returns the script's exit code."""
     return _main_of("launch.tune", arguments)
 
 
@@ -252,7 +252,7 @@ def _add_demo(commands: Any) -> None:
 def _add_lab(commands: Any) -> None:
     made = commands.add_parser(
         "lab",
-        help="open JupyterLab with the notebooks and tutorials",
+        help="open JupyterLab on the notebooks and lessons",
         usage="ddp-lab lab [-h] [PLACE] [JUPYTERLAB'S OPTIONS]",
         description="Opens JupyterLab on the lessons, or on a folder or notebook of your own. JupyterLab's options are "
         "passed on; `ddp-lab lab --help-all` lists them.",
@@ -265,7 +265,7 @@ def _add_lab(commands: Any) -> None:
 def _add_run_and_tune(commands: Any) -> None:
     made = commands.add_parser("run", help="run a training script as torchrun does, record it and report")
     made.set_defaults(call=run)
-    made = commands.add_parser("tune", help="run a training script as torchrun does and tune its bucket size")
+    made = commands.add_parser("tune", help="run a training script as torchrun does and tune its bucket size limits")
     made.set_defaults(call=tune)
 
 

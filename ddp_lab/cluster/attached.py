@@ -93,7 +93,7 @@ class Attached:
     """
 
     def __init__(self, news: Callable[[_Have], list[journal.Piece]], let_go: Callable[[], None] | None = None) -> None:
-        # Bytes of the journals that were not read yet; called when following ends.
+        # news: returns bytes of the journals that were not read yet; let_go: called when following ends.
         self.timeline = Timeline()
         self._news, self._let_go = news, let_go or (lambda: None)
         self._files: dict[str, tuple[int, Decoder]] = {}  # name -> life

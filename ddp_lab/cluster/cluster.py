@@ -179,7 +179,7 @@ class Cluster:
             progress: called in the calling thread with a fraction from 0 to 1 and the current stage.
 
         Raises:
-            ClusterError: it is running already, so is another one of its name, or a rank failed to start; the message
+            ClusterError: it, or another one of its name, is already running, or a rank failed to start; the message
                 contains the end of its log.
         """
         if self._session is not None:

@@ -115,8 +115,8 @@ class Membership:
             ClusterError: a rank is still running a cell, or could not be started.
         """
         if self._processes.fork_server.failed:
-            why = next(iter(self.lost().values()), "have exited (`%cluster restart` starts new ones)")
-            raise ClusterError(f"all ranks {why}")
+            why = next((f": rank {rank} {how}" for rank, how in self.lost().items()), "")
+            raise ClusterError(f"no rank is left{why} (`%cluster restart` starts new ones)")
         self._processes.look_after()
         self._end(replace, "was terminated to be replaced")
         lost = self.lost()

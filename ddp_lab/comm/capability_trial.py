@@ -216,9 +216,8 @@ class _Trial:
         else:
             dist.init_process_group(default, store=PrefixStore("groups", self._store), rank=rank, world_size=_SIZE)
         self._rank = dist.get_rank()
-        os.environ["NCCL_HOSTID"] = (
-            f"rank {self._rank}"  # with one GPU both use it, which NCCL allows only for different hosts
-        )
+        # With one GPU both ranks use it, which NCCL allows only for different hosts.
+        os.environ["NCCL_HOSTID"] = f"rank {self._rank}"
         if torch.cuda.is_available():
             torch.cuda.set_device(self._rank % torch.cuda.device_count())
 

@@ -173,7 +173,7 @@ class TrainingControl:
         Args:
             reducer: which model; None for the most recently active.
             what: a column of `Timeline.steps` in ms; averaged over the ranks.
-            last_steps: at most this many of the newest steps on each side. Steps beyond the begin or end of an
+            last_steps: at most this many of the newest steps on each side. Steps beyond the beginning or end of an
                 injected fault count on neither side.
             generation: version of a bucket layout (`Reconfigured.generation`): compares around the change that led to
                 it; None for the last change.

@@ -221,7 +221,7 @@ class _Course:
 
 
 class Distances:
-    """Distinguishes ranks that drift out of step from ranks that are only a few collectives apart.
+    """Distinguishes ranks that stay out of step from ranks that are only a few collectives apart.
 
     See [Note: ahead, or only asked later].
 

@@ -3,7 +3,7 @@
 [Note: who waits for whom]
 A waiting rank names its peers: the other members of the group whose collective it is in, or the rank that it receives
 from. The cause is the peer that is least able to arrive: one that failed, one that is paused, one whose cell has
-finished, one that computes or sleeps. Only if all peers wait too, the cause is in what they wait for: another
+finished, one that computes or sleeps. If all peers wait too, the cause is in what they wait for: another
 collective, another size, another root, another group, or each other.
 
 Before that, and also when no rank waits, the collectives themselves are compared by their numbers on a group: ranks
@@ -123,7 +123,7 @@ def _silent(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis
         are, them, ends = ("is", "it", "that rank's process; the next cell starts a new one")
     wait = f" {_who(waiting)} {_wait_s(waiting)} for {them}." if waiting else ""
     sentence = f"{_who(silent)} {are} unresponsive: a C call is holding the GIL.{wait}"
-    return Diagnosis("silent", sentence, f"Interrupting the cell terminates {ends}.")
+    return Diagnosis("silent", sentence, f"Interrupting a cell that you wait for terminates {ends}.")
 
 
 def _nobody_waits(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:

@@ -61,7 +61,7 @@ _GRACE_SECONDS = 0.05
 _REST_SECONDS = 0.3
 _STILL_SECONDS = 0.01  # without movement
 _MOVING_SECONDS = 2.0
-_RELEASED = "the cell was interrupted on this rank"
+_RELEASED = "the cell was interrupted or failed"
 _DEPTH = 3  # frames: a generator's, and contextlib's that runs it
 _DOOMED = 256  # ids of interrupted cells that are remembered
 

@@ -100,8 +100,8 @@ def parser() -> Parser:
         const="127.0.0.1",
         type=_address,
         metavar="HOST[:PORT]",
-        help="let `ddp_lab.attach` follow the run over the network: listen at this address (default: 127.0.0.1, a free "
-        "port); attach.json in the folder contains address and token",
+        help="let `ddp_lab.attach` follow the run over the network: listen at this address, or without a value at "
+        "127.0.0.1 and a free port; attach.json in the folder contains address and token",
     )
     return made
 

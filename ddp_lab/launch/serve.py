@@ -129,7 +129,7 @@ class JournalServer:
             have = {name: (int(life), min(int(offset), 1 << 62)) for name, (life, offset) in asked.items()}
         except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError) as error:
             if not self.unanswered:
-                _log.warning("an invalid request, further ones are only counted: %s", error)
+                _log.warning("invalid request (further ones are only counted): %s", error)
             self.unanswered += 1
             return
         pieces = []

@@ -122,8 +122,9 @@ def parser() -> Parser:
     made, ours = agent.torchrun_parser(
         "ddp-lab tune",
         "Runs a training script as torchrun does, with ddp_lab's DistributedDataParallel. While it trains, searches "
-        "for a bucket size with which its steps are shorter, applies it to the model, and prints the constructor's "
-        "arguments. Applies nothing that is not clearly faster. The exit code is torchrun's; with --stop it is 0.",
+        "for bucket size limits with which its steps are shorter, applies them to the model, and prints the "
+        "constructor's arguments. Applies nothing that is not clearly faster. The exit code is torchrun's; with --stop "
+        "it is 0.",
         (
             "ddp-lab tune --standalone --nproc-per-node 2 train.py --epochs 3",
             "ddp-lab tune --stop --json tuned.json --standalone --nproc-per-node 2 train.py",
@@ -135,7 +136,7 @@ def parser() -> Parser:
         "--steps",
         type=count,
         metavar="N",
-        help="training steps per block (about 0.3 s of them)",
+        help="training steps per block (default: about 0.3 s of them)",
     )
     ours.add_argument("--stop", action="store_true", help="end the program when the result is known")
     ours.add_argument("--json", type=file_to_write, metavar="FILE", help="write the result to FILE")

@@ -180,7 +180,7 @@ def list_clusters() -> None:
     if not rows:
         _say("no cluster is running (%cluster start starts one)")
         return
-    _show(*tables(("", "name", "ranks", "attached", "lease"), rows))
+    _show(*tables(("", "name", "ranks", "attached", "idle timeout"), rows))
 
 
 def _found_again(cluster: Cluster) -> str:

@@ -265,7 +265,7 @@ class OutputBoard(Board):
         data = content["data"]
         handle = _handle_of(content)
         if not set(data) <= {"text/plain"} and sum(b.rich is not None for b in self._rows.blocks) >= _MOST_RICH:
-            data = {"text/plain": f"{data.get('text/plain', '')} (not drawn: only {_MOST_RICH} figures of a cell are)"}
+            data = {"text/plain": f"{data.get('text/plain', '')} (not drawn: a cell shows at most {_MOST_RICH})"}
         if set(data) <= {"text/plain"}:
             style = "value" if kind == "execute_result" else "display"
             row = self._rows.place(rank, style, str(data.get("text/plain", "")), joins=not handle)

@@ -42,7 +42,7 @@ def text_of(block: Block, where: str, final: bool = True) -> str:
         rows = rows[:LIVE_HEAD] + rows[-LIVE_TAIL:]
         hidden += sum(row.lines * len(row.ranks) for row in between)
         hidden_to = max(row.order for row in between)
-        where = f"more when the cell has ended; {where}"
+        where = f"more of them are shown when the cell has ended; {where}"
     labels = [label_of(row.ranks) for row in rows]
     texts = [_text_of(row) for row in rows]
     width = max(map(len, labels), default=0)

@@ -102,7 +102,7 @@ class DistributedDataParallel(TorchDDP):
         batched_grad_copy: copy all gradients of a bucket at once when it is ready.
         forward_sync_buffers: broadcast rank 0's buffers before each synchronised forward (None: True).
         lazy_bucket_allocation: a bucket has memory only from the arrival of its first gradient to the end of the
-            backward, so not while the activations of a forward are stored.
+            backward, so not when the stored activations are at their peak.
 
     Raises:
         RuntimeError: the module has no trainable parameters, or differs between the ranks.
@@ -604,7 +604,7 @@ class DistributedDataParallel(TorchDDP):
             action: what to do if they differ, on all ranks.
 
         Raises:
-            ValueError: an argument has another value.
+            ValueError: an argument is invalid.
         """
         return self._monitors.watch_drift(every, action)
 
@@ -622,7 +622,7 @@ class DistributedDataParallel(TorchDDP):
                 optimizer uses it.
 
         Raises:
-            ValueError: an argument has another value.
+            ValueError: an argument is invalid.
             RuntimeError: called during a backward.
         """
         return self._monitors.watch_gradients(every, nonfinite)
@@ -723,8 +723,8 @@ class DistributedDataParallel(TorchDDP):
     def abandon_backward(self) -> None:
         """Discards a backward that will not finish, so that the next forward starts clean.
 
-        For a helper thread after it has unblocked this rank from a collective. The next forward discards a backward
-        that an exception ended without this call.
+        For a helper thread after it has unblocked this rank from a collective. Not needed after a backward that an
+        exception ended: the next forward discards it.
         """
         self._sync.reducer.abandon()
 

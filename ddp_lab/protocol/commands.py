@@ -171,7 +171,7 @@ def to_json(command: Command) -> dict[str, Any]:
 
 
 def from_json(message: Mapping[str, Any]) -> Command:
-    """The argument of `to_json`; other entries of the message are ignored.
+    """The inverse of `to_json`; other entries of the message are ignored.
 
     Raises:
         ValueError: there is no such command, or a field is missing or invalid.

@@ -142,7 +142,6 @@ def _twin(table: tuple[Sequence[str], Sequence[Sequence[Any]]] | None) -> str:
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     """A table; columns whose names end in a colon hold text."""
-
     classes = [' class="text"' if name.endswith(":") else "" for name in head]
     names = "".join(
         f'<th scope="col"{style}>{escape(name.rstrip(":"))}</th>' for name, style in zip(head, classes, strict=True)

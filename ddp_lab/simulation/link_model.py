@@ -178,8 +178,8 @@ class LinkModel:
         """Fits latency, bandwidth and overhead to measured all-reduces.
 
         Repetitions of one size count with their median. Errors are relative to the time, with Huber's weights
-        (beyond 10 % they grow only linearly). Parameters are at least 0. With times of a single world size, overhead
-        and latency can't be separated: all of it is then latency, which scales with the hops.
+        (beyond 10 % the loss grows only linearly). Parameters are at least 0. With times of a single world size,
+        overhead and latency can't be separated: all of it is then latency, which scales with the hops.
 
         Args:
             points: (bytes, nanoseconds, ranks) of each measurement; at least two different sizes.

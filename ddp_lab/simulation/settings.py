@@ -185,8 +185,8 @@ class Tried:
     Attributes:
         setting: what.
         predicted_ms: the step as simulated; None where nothing could be simulated.
-        measured_ms: median of its trials; None if the ranks rejected it.
-        rounds: number of its trials.
+        measured_ms: median of its turns; None if the ranks rejected it.
+        rounds: number of its turns.
         note: why it was not tried further, if that was not because of its speed.
     """
 

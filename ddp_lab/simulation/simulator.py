@@ -121,7 +121,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One configuration's step; its parts are those of the rank that computes longest.
+    """One configuration's step; its parts are those of the rank whose computation ends last.
 
     ``step_ns = forward_ns + compute_ns + exposed_ns + other_ns``.
 

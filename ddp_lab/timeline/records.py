@@ -155,7 +155,6 @@ class Inspection:
         checksums: bucket -> rank -> hexadecimal checksum of the gradients' bytes.
         norms: bucket -> rank -> L2 norm.
         missing: ranks that have not answered yet.
-
     """
 
     reducer: int

@@ -292,8 +292,8 @@ class Timeline(TimelineModel):
         """A view as a plotly figure, for reports.
 
         Args:
-            view: ``"timeline"`` (the spans of a step), ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"`` or
-                ``"findings"``.
+            view: ``"timeline"`` (the spans of a step), ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``,
+                ``"findings"`` or ``"gradients"``.
             options: see `ddp_lab.views.figures.figure`.
         """
         return _above("views.figures").figure(self, view, **options)
@@ -415,7 +415,7 @@ class RecordedRun:
         timeline: of all its ranks.
         notices: sentences for the reader of the timeline: which ranks are missing or failed, how the clocks were
             aligned, which files are damaged.
-        damage: those of them about damaged or missing files.
+        damage: those of them about damaged or missing parts of the files.
     """
 
     timeline: Timeline

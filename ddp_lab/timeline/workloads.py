@@ -85,7 +85,7 @@ def workload(
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """The time breakdown of the steps of a `workload`, as in a `Prediction`: on the rank that computes longest.
+    """The time breakdown of the steps of a `workload`, as in a `Prediction`: on the rank whose computation ends last.
 
     Attributes:
         rank: that rank, which the others wait for.

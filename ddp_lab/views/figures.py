@@ -50,8 +50,8 @@ def figure(timeline: Timeline, view: str = "timeline", **options: Any) -> go.Fig
         return buckets_figure(timeline, **options)
     if view not in SCENES:
         raise ValueError(f"there is no view {view!r}; choose from timeline, {', '.join(SCENES)}, buckets")
-    if not options.keys() <= {"reducer", "last_steps"}:
-        raise TypeError(f"the view {view!r} takes reducer and last_steps, not {', '.join(options)}")
+    if wrong := sorted(options.keys() - {"reducer", "last_steps"}):
+        raise TypeError(f"the view {view!r} takes reducer and last_steps, not {', '.join(wrong)}")
     return _scene_figure(view, timeline, **options)
 
 

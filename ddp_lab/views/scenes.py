@@ -151,7 +151,7 @@ def collective_scene(shown: ShownCollective | None) -> Scene:
         )
     numbers = np.arange(1, len(shown.steps) + 1)
     times, adds = (np.array([getattr(step, name) for step in shown.steps]) for name in ("ms", "adds"))
-    kinds = (("adds the received data", "adds", adds), ("stores the received data", "replaces", ~adds))
+    kinds = (("adds the received data", "adds", adds), ("replaces the old data", "replaces", ~adds))
     bars = [Bars(name, role, numbers[chosen], times[chosen]) for name, role, chosen in kinds if chosen.any()]
     sent = [
         Bars(f"rank {rank}", rank_role(rank), numbers, np.array([step.sent(rank) / 1024 for step in shown.steps]))

@@ -125,7 +125,7 @@ def _model(timeline: Timeline, reducer: int | None) -> int:
 
 
 def readiness(views: Sequence[TableView], parameters: int = 0) -> dict[str, Any]:
-    """Returns when each parameter's gradient was ready (median over ranks and steps), and in what share of them.
+    """Returns when each parameter's gradient was ready (median over ranks and steps), and how often it was.
 
     Args:
         views: tables of the ranks of one model; the newest complete steps with the newest bucket layout are used.

@@ -62,7 +62,6 @@ def modules_of(entry: str) -> tuple[str, ...]:
 @functools.cache
 def module_text(entry: str) -> str:
     """Returns a module and everything it imports as one module, which exports what the module exports."""
-
     *parts, last = [_IMPORT.sub("", _read(path)) for path in modules_of(entry)]
     return "\n".join([*(_scoped(part) for part in parts), last])
 

@@ -63,7 +63,7 @@ class Refresher:
             return self._thread is not None
 
     def start(self) -> None:
-        """Starts the thread if it does not run; if it stops itself in this round, it runs another one."""
+        """Starts the thread if it does not run; if it stops itself in this round, another round follows."""
         with self._turn:
             self._asked = True
             self._stopped.clear()

@@ -82,7 +82,6 @@ class Overhead:
 
 def _step_ms(frames: list[StepFrame]) -> float | None:
     """Median step time over ranks and steps; the backward time where the end of the previous step is not known."""
-
     whole: list[float] = []
     for frame in frames:
         end, previous, begin = frame.bounds_ns[:, END], frame.outside_ns[:, PREVIOUS_END], frame.bounds_ns[:, BEGIN]

@@ -114,7 +114,7 @@ def test_a_backward_is_stepped_through(training: NotebookPage) -> None:
     canvas = page.locator(".ddp-step canvas")
     _pause_both(page)
     says(canvas, "Rank 1 pauses: bucket 0 is ready, not yet launched", attribute="aria-label")
-    says(page.get_by_role("group", name="Paused"), "training is paused")
+    says(page.get_by_role("group", name="Paused"), "bucket 0 is ready, not yet launched")
     held = _step(page)
     page.locator(".ddp-step h4").click()
     page.locator(".ddp-step").press("b")

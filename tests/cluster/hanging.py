@@ -133,23 +133,23 @@ APART: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "only one": (
         LOOP + "    if rank == 0 or i < 3: works.append(dist.all_reduce(torch.ones(4), async_op=True))",
-        "the ranks are drifting out of step, by ",
+        "the ranks are out of step, by ",
         ("rank 0 launched all_reduce #", "rank 1 has not entered it", "`time.sleep(0.002)`", "line 4"),
     ),
     "more often": (
         LOOP + "    if rank == 0 or i % 8 == 0: works.append(dist.all_reduce(torch.ones(4), async_op=True))",
-        "the ranks are drifting out of step, by ",
+        "the ranks are out of step, by ",
         ("rank 0 launched ", " and continued; rank 1 has not entered it"),
     ),
     "sends": (
         LOOP + "    if rank == 0: works.append(dist.isend(torch.ones(4), 1))",
-        "the ranks are drifting out of step, by ",
+        "the ranks are out of step, by ",
         ("rank 0 launched operation #", "rank 1 has not entered it"),
     ),
     "ended": (
         "import time\nwork = dist.all_reduce(torch.ones(4), async_op=True) if rank == 0 else None\n"
         "if rank == 0: time.sleep(600)",
-        "the ranks are drifting out of step, by 1 collective: ",
+        "the ranks are out of step, by 1 collective: ",
         ("rank 0 launched all_reduce #", "rank 1 finished the cell without entering it"),
     ),
 }

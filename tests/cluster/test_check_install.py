@@ -171,7 +171,7 @@ def test_a_cluster_that_does_not_start() -> None:
     found = check_install._gradient("cluster", 2, "mpi")
     assert found.state == "failed"
     assert "mpi" in found.found.lower()
-    assert found.remedy.endswith("Fix the failures above first; else please report a bug.")
+    assert found.remedy.endswith("Fix the failures above first; if there are none, please report a bug.")
 
 
 def test_a_widget_extension_that_the_server_does_not_see(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

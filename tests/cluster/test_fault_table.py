@@ -45,7 +45,7 @@ SAID_OF_KILLED = {
     "heart monitor": rf"the controller's heart monitor {KILLED}",
     "fork server": rf"the fork server {KILLED}",
     "rank 1": rf"rank 1.* {KILLED}",
-    "keeper": r"the cluster's keeper \(process \d+\) ended",
+    "keeper": r"the cluster's supervisor \(process \d+\) ended",
 }
 # Of a process that can't do without: libzmq ends it.
 NO_MORE = {

@@ -498,7 +498,8 @@ def test_a_controller_that_is_killed_costs_nothing(tmp_path: Path) -> None:
         leftovers.wait_until(lambda: {one.state for one in lab.status()} == {"running"}, 10, "the cell")
         former = kill_controller(lab)
         leftovers.wait_until(lambda: said.said, 10, "what is said")
-        assert said.said[0][1].startswith("the controller was killed by SIGKILL (signal 9) and was restarted.")
+        restarted = "the controller was killed by SIGKILL (signal 9). The controller was restarted."
+        assert said.said[0][1].startswith(restarted)
         gate.touch()
         assert first.wait().values == {0: 40, 1: 41}
         assert second.wait().values == {0: 50, 1: 51}
@@ -508,7 +509,7 @@ def test_a_controller_that_is_killed_costs_nothing(tmp_path: Path) -> None:
         assert lab.pull("sent") == {0: 7, 1: 7}
         kill_controller(lab)
         lab.rejoin()
-        assert "the controller was killed by SIGKILL (signal 9) and was restarted." in str(lab.doctor())
+        assert restarted in str(lab.doctor())
 
         def killed() -> bool:
             return in_line(lab, 0, "all_reduce(t)")() and bool(kill_controller(lab))

@@ -21,7 +21,7 @@ def _training(executed: running.Notebook) -> str:
 
 
 def test_reads_digits(executed: running.Notebook) -> None:
-    """The network reads at least 97 % of the held-out scans."""
+    """The network reads at least 97 % of the held-out images."""
     [accuracy] = re.findall(r"held-out accuracy: ([\d.]+)%", running.text(running.cell(executed, "held-out")))
     assert float(accuracy) >= 97.0
 

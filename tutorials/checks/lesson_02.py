@@ -34,8 +34,8 @@ def a_barrier_out_of_a_store(dist, rank, world_size, store, kinds, meet):
             return f"Not yet: {found}. Is `name` part of your keys, and does every rank wait?"
     if store.num_keys() == before:
         return (
-            "Not yet: the barrier works, but leaves no key in the store. Use the store, not a collective: the group "
-            "that a collective needs does not exist yet."
+            "Not yet: the barrier works, but leaves no key in the store. Use the store, not a collective: ranks also "
+            "need such a barrier before they have a group."
         )
     return (
         "Right: no rank continues before all ranks have called meet(), each time. torch ends init_process_group() in "

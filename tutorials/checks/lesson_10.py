@@ -69,14 +69,14 @@ def runs_5_and_6(suspects, run_5, run_6, parameter):
     if run_5 != "unused parameters":
         return (
             "Not yet: run 5 is not right. How large is bucket 0, and what does it contain? See the tab Buckets, or "
-            "click it."
+            "click the bucket."
         )
     if run_6 == "slow link":
         return "Not yet: in run 6 a bucket of 1 KiB takes as long as one of 256 KiB. So are the bytes the cause?"
     if run_6 != "tiny buckets":
         return "Not yet: run 5 is right, run 6 isn't. How many buckets are there, and how large are they?"
     if parameter != "old_head.weight":
-        return f"Not yet: {parameter or 'no parameter'} gets a gradient in every step, or does not exist."
+        return f"Not yet: a parameter {parameter!r} gets a gradient in every step, or does not exist."
     return (
         "Right: in run 5 no forward uses old_head.weight, and 25 of 27 MB are sent for it; all other buckets wait "
         "behind them.\nIn run 6 each of 15 collectives costs 5 ms before a byte is sent, and they run one after the "

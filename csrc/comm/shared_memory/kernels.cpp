@@ -143,7 +143,7 @@ void reduce_bools(std::byte* into, const Sources& sources, std::size_t elements,
   reduce_numbers<std::uint8_t>(into, sources, elements, any ? Op::BOR : Op::BAND);
 }
 
-// `reduce_numbers` takes what is none of the others for the last of its kind.
+// Others are refused, because `reduce_numbers` would run an unknown one as AVG or BXOR.
 constexpr std::array kKnownOps{Op::SUM, Op::AVG, Op::PRODUCT, Op::MIN, Op::MAX, Op::BAND, Op::BOR, Op::BXOR};
 constexpr std::array<at::ScalarType, 12> kReduced{at::kFloat,        at::kDouble,        at::kHalf, at::kBFloat16,
                                                   at::kComplexFloat, at::kComplexDouble, at::kByte, at::kChar,

@@ -40,8 +40,8 @@ _OF_COLLECTIVES: Final = ("communication-bound", "bucket-too-small")
 def findings(facts: Facts | None) -> list[Finding]:
     """Returns all findings, the largest saving first.
 
-    Findings that would save less than half a percent are omitted, except for options that have no effect
-    (`options.ALWAYS`).
+    Findings that would save less than half a percent are omitted, except for options and parameters that have
+    no effect (`options.ALWAYS`).
 
     Args:
         facts: those of one model; None if no step is complete on every rank.

@@ -101,8 +101,8 @@ def communication(facts: Facts) -> Iterator[Finding]:
         kind="communication-bound",
         title="The backward is too short to overlap all communication.",
         evidence=f"{ms(float(np.median(exposed)) / 1e6)} of each step ({percent:.0f} %) are exposed communication, "
-        f"after the backward's computation. Collectives run for {busy:.0f} % of the step and send "
-        f"{size(sum(replay.bytes))}.",
+        f"after the backward's computation. Collectives run for {busy:.0f} % of the step, for "
+        f"{size(sum(replay.bytes))} of gradients.",
         remedy="; or: ".join(remedies) + ".",
         gain_percent=max(compressed, seldom),
     )

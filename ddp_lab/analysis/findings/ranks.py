@@ -115,7 +115,6 @@ def _finding(facts: Facts, one: Late) -> Finding:
         where = "starts its backward late"
     elif one.place == EVERYWHERE:
         where = "is slower than the others throughout its backward"
-
     elif parameter is not None:
         where = f"falls behind at the gradient of {parameter}"
     else:

@@ -270,7 +270,6 @@ def _round_robin(found: _Found, keep: bool) -> Panels:
     def simulated(panels: Panels, rows: _Rows, at: _At) -> None:
         for shared, of_bound in _by(rows, "shared").items():
             name = "groups share the bandwidth of one" if shared else "each group has full bandwidth"
-
             panels.add(
                 "bar",
                 f"simulated: {name}",

@@ -201,7 +201,7 @@ class Watch:
         return None
 
     def _judge(self, ranks: Sequence[Examined], at: float) -> tuple[str, Diagnosis] | None:
-        """What is certainly wrong: calls that differ, ranks that drift out of step, ranks that wait too long."""
+        """What is certainly wrong: calls that differ, ranks that are out of step, ranks that wait too long."""
         flights = {one.rank: one.flights for one in ranks}
         apart = self._distances.add(at, flights, [one.rank for one in ranks if one.state != "running"])
         different = different_calls(ranks, [one for one in ranks if one.waits])
@@ -209,7 +209,7 @@ class Watch:
             return "the ranks make different calls", different
         if apart is not None and not _waits_for_an_end(ranks, apart):
             calls = "collective" if apart.gap == 1 else "collectives"
-            return f"the ranks are drifting out of step, by {apart.gap} {calls}", diagnose_ahead(ranks, apart)
+            return f"the ranks are out of step, by {apart.gap} {calls}", diagnose_ahead(ranks, apart)
         seen = _fingerprint(ranks)
         if seen != self._seen:
             self._seen, self._same_since = seen, max(self._same_since, at)

@@ -33,12 +33,12 @@ _HELP = "`%cluster interrupt` tries again, `%cluster rejoin --replace {}` restar
 # What a collective of torch raises when its peers failed or were unblocked (Gloo, NCCL, TCPStore).
 _COMMUNICATION = re.compile(
     r"gloo|connection (?:closed|reset|refused)|broken pipe|socket closed|nccl|process ?group|\bstore\b|"
-    r"aborted|freed|timed out waiting",
+    r"aborted|unblocked|timed out waiting",
     re.IGNORECASE,
 )
 _SOURCE_PLACE = re.compile(r"^\[[^\]\s]+:\d+\]\s*")
 _ADDRESS = re.compile(r" \[[\d.:a-f]+\]:\d+")
-_COMMUNICATION_NAMES = {"DistBackendError", "DistNetworkError", "DistStoreError", "RankFreedError"}
+_COMMUNICATION_NAMES = {"DistBackendError", "DistNetworkError", "DistStoreError"}
 
 
 def marked(text: str) -> str:

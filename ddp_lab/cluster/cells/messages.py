@@ -55,7 +55,9 @@ def send(
     for rank, engine in engines.items():
         uuid = client._engines.get(engine)
         if uuid is None:
-            raise ClusterError(f"rank {rank} has no process: it failed or never started (`%cluster rejoin` starts one)")
+            raise ClusterError(
+                f"rank {rank} has no process: it failed or never started (`%cluster rejoin` starts a new one)"
+            )
         idents[rank] = uuid.encode()
     buffers = _pack(cell, code)
     for rank, ident in idents.items():

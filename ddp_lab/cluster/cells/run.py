@@ -174,7 +174,9 @@ class CellRun:
         missing = [rank for rank in self.ranks if rank not in self._engine_of_rank]
         if missing:
             have = "has no process: it" if len(missing) == 1 else "have no processes: they"
-            raise ClusterError(f"{label_of(missing)} {have} failed or never started (try `%cluster rejoin`)")
+            raise ClusterError(
+                f"{label_of(missing)} {have} failed or never started (`%cluster rejoin` starts new ones)"
+            )
         return {rank: self._engine_of_rank[rank] for rank in self.ranks}
 
     def _cell(self) -> dict[str, Any]:

@@ -138,7 +138,8 @@ class Keeper:
                 raise ClusterError(f"a detached cluster {name!r} is already running: use `%cluster attach {name}`")
             if said[:1] != ["ready"]:
                 raise ClusterError(
-                    f"the cluster's keeper did not start:\n{done.stderr.decode()}{tail(run_dir / 'keeper.log')}"
+                    "the cluster's supervisor process did not start:\n"
+                    f"{done.stderr.decode()}{tail(run_dir / 'keeper.log')}"
                 )
             return cls._attach(name, run_dir / "keeper", int(said[1]), False)
         except BaseException:
@@ -231,7 +232,7 @@ class Keeper:
                 else:
                     self.fork_server._hear(event)
         self.fork_server.take_end(
-            f"the cluster's keeper (process {self.pids['keeper']}) ended, or its idle timeout expired", self._log()
+            f"the cluster's supervisor (process {self.pids['keeper']}) ended, or its idle timeout expired", self._log()
         )
 
     def _let_go(self, by: int) -> None:
@@ -327,6 +328,8 @@ def find(name: str | None) -> registry.Entry:
     if name in known:
         return known[name]
     there = f"there are {', '.join(known)}" if known else "none is running (its idle timeout may have expired)"
+    if name is None and not known:
+        raise ClusterError("no detached cluster is running (its idle timeout may have expired)")
     what = "give the name of the detached cluster" if name is None else f"no detached cluster is named {name!r}"
     raise ClusterError(f"{what}: {there}")
 
@@ -350,11 +353,11 @@ def _connect(path: Path, pid: int) -> socket.socket:
         connection.connect(str(path))
     except OSError as error:
         connection.close()
-        raise ClusterError(f"the cluster's keeper (process {pid}) does not respond: {error}") from error
+        raise ClusterError(f"the cluster's supervisor (process {pid}) does not respond: {error}") from error
     found, user = _peer(connection)
     if (found, user) != (pid, os.getuid()):
         connection.close()
-        raise ClusterError(f"{path} belongs to process {found} of user {user}, not to the cluster's keeper")
+        raise ClusterError(f"{path} belongs to process {found} of user {user}, not to the cluster's supervisor process")
     return connection
 
 
@@ -366,7 +369,7 @@ def _ask(connection: socket.socket, question: Mapping[str, Any]) -> dict[str, An
             said = file.readline()
     except OSError as error:
         _check(machine.hindrances(_peer(connection)[0]))
-        raise ClusterError(f"the cluster's keeper does not respond: {error}") from error
+        raise ClusterError(f"the cluster's supervisor process does not respond: {error}") from error
     if not said.endswith(b"\n"):
         raise ClusterError("the cluster has just ended")
     connection.settimeout(None)
@@ -384,7 +387,7 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
 def _check(hindrances: Sequence[str]) -> None:
     """Raises `ClusterError` if something keeps the keeper from running."""
     if hindrances:
-        raise ClusterError(f"the cluster's keeper {'; '.join(hindrances)}")
+        raise ClusterError(f"the cluster's supervisor process {'; '.join(hindrances)}")
 
 
 def _pidfd(pid: int) -> int | None:

@@ -71,8 +71,8 @@ class ProcessWatch:
             self._ends = len(succession.ends)
             self._without.clear()
             lines.append(
-                f"{succession.ends[-1]} and was restarted. The ranks continue; output printed in the meantime may "
-                "be missing"
+                f"{succession.ends[-1]}. The controller was restarted. The ranks continue; output printed "
+                "in the meantime may be missing"
             )
         now = time.monotonic()
         if now >= self._next:

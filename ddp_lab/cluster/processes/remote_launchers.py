@@ -53,7 +53,7 @@ class Starting:
     host_seconds: float = 30.0
 
     def check(self) -> None:
-        """Where ranks run on other hosts.
+        """Checks the values. Called only if ranks run on other hosts.
 
         Raises:
             ValueError: one of them is invalid.

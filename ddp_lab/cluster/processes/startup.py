@@ -195,7 +195,7 @@ class Processes:
     def conditions(self) -> list[str]:
         """A line on each process that can't continue and each controller that ended; not on suspended ranks."""
         try:
-            ends = [f"{end} and was restarted." for end in self.look_after().ends]
+            ends = [f"{end}. The controller was restarted." for end in self.look_after().ends]
         except ClusterError as error:
             ends = [f"{error}\n`%cluster restart` starts new processes"]
         return [*self.hindered(of_rank=machine.used_up), *ends]
@@ -474,7 +474,9 @@ class Processes:
             if not self._up:
                 self.controller.check()
             elif len(now := self.look_after().ends) > ends and doing != _CONNECTING:
-                raise ClusterError(f"{now[-1]} ({doing}) and was restarted; the ranks are alive: try again")
+                raise ClusterError(
+                    f"{now[-1]} ({doing}). The controller was restarted and the ranks are alive: try again"
+                )
             fraction, text = self._how_far(doing, elapsed)
             if elapsed > look_s:
                 look_s = elapsed + _LOOK_SECONDS

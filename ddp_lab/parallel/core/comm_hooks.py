@@ -98,12 +98,7 @@ def _signature(hook: Callable[..., Any]) -> inspect.Signature | None:
         return inspect.signature(hook, eval_str=True)
     except ValueError:  # a function written in C may have none
         return None
-    except (
-        NameError,
-        AttributeError,
-        TypeError,
-        SyntaxError,
-    ):  # annotations may contain names that only a type checker knows
+    except (NameError, AttributeError, TypeError, SyntaxError):  # annotations for type checkers only
         return inspect.signature(hook)
 
 

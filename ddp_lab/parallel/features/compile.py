@@ -1,4 +1,4 @@
-"""Support for torch.compile: frames that it skips, and its mode without a C++ reducer.
+"""Support for torch.compile: frames that it skips, and its mode with a Python reducer.
 
 [Note: what torch.compile sees]
 torch.compile skips the file of torch's class by its name, and so compiles the wrapped module as a graph of its own,

@@ -66,7 +66,7 @@ def check_hook(
         tolerance: largest accepted relative error (Euclidean); None: any.
         expect_equal: False for hooks after which ranks may differ until parameters are averaged (local SGD).
         make_state: creates a state for each trial, if states can't be copied.
-        timeout: seconds allowed for one bucket, or one training step.
+        timeout: seconds allowed for one round of buckets, or one training step.
 
     Returns:
         The report, the same on all ranks.

@@ -57,7 +57,7 @@ class Decision:
 
     @classmethod
     def of(cls, text: str) -> Decision:
-        """The argument is a value of `text`."""
+        """The inverse of `text`."""
         made = json.loads(text)
         if made["caps"] is not None:
             made["caps"] = BucketCaps(**{**made["caps"], "each": tuple(made["caps"]["each"])})
@@ -72,7 +72,7 @@ def check(sync: GradientSynchronizer, change: Change) -> None:
         RuntimeError: this model can't be changed.
     """
     if sync.in_python or not sync.survey.trained:
-        raise RuntimeError("the buckets of this model can't be changed: they are not ddp_lab's")
+        raise RuntimeError("this model has no buckets to change: it uses the Python reducer, or trains no parameter")
     _check_caps(change)
     _order_of(sync, change)
     _check_hook(sync, change.comm_hook)

@@ -72,7 +72,8 @@ def _compare(
     heads = process_groups.gather_numbers(own.to(device), group)
     if len({(head[0], head[2]) for head in heads}) > 1:
         raise RuntimeError(
-            f"the ranks have different numbers of parameters and buffers: {[head[2] for head in heads]}, by rank"
+            "the ranks have different parameters or buffers (names, shapes or dtypes); number by rank: "
+            f"{[head[2] for head in heads]}"
         )
     differing: list[str] = []
     table: list[list[int]] = []

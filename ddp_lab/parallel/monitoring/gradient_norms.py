@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from ... import recording
+from ...formatting import label_of
 from ..core import process_groups
 from ..core.synchronizer import GradientSynchronizer
 
@@ -174,7 +175,7 @@ def _words(step: int, found: NonFinite) -> str:
             "the ranks, or the comm hook, overflowed: lower the loss scale, or reduce in a wider dtype."
         )
     others = [rank for rank in found.ranks if rank != found.rank]
-    also = f"; ranks {', '.join(map(str, others))} had some too" if others else "; those of the other ranks were finite"
+    also = f"; {label_of(others)} had some too" if others else "; those of the other ranks were finite"
     more = f" and {found.parameters - 1} more" if found.parameters > 1 else ""
     return (
         f"Gradients are not finite in step {step}: {found.kind} first in that of '{found.parameter}' (the first to be "

@@ -69,7 +69,7 @@ def read(
 
     Returns:
         The timeline; sentences for its reader: which ranks are missing or failed, how the clocks were aligned, which
-        files are damaged; those of them about damaged or missing files.
+        files are damaged; those of them about damaged or missing parts of the files.
 
     Raises:
         FileNotFoundError: a file is missing.

@@ -205,7 +205,7 @@ class Controls:
         self._next = time.monotonic() + (0.0 if hurry else wait)
 
     def _look_with(self, part: Control) -> None:
-        """Queries for a control that is always updated an existing model; for one of a view, the displayed model."""
+        """Updates a control: of a view for the displayed model, else for a model that still exists."""
         if part.view is None:
             part.look(self._reducer if self._reducer in self._living else None)
         elif self._looked_at(part.view):

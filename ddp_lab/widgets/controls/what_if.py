@@ -56,7 +56,8 @@ class _Known:
         link: the communication model of an all-reduce.
         measured: whether `link` was measured separately.
         ranks: the model's ranks.
-        recorded: the time breakdown of the recorded steps, on the rank that computes longest, as in a simulation.
+        recorded: the time breakdown of the recorded steps, on the rank whose computation ends last, as in a
+            simulation.
         caps: the size limits that the slider offers, ascending.
         straggler: the rank whose own computation takes longest.
         behind_ms: by how much it exceeds the median of the ranks.

@@ -43,7 +43,7 @@ class Trial:
         self._thread: threading.Thread | None = None
 
     def told(self) -> dict[str, Any]:
-        """The state for the browser: ``state`` ("idle", "running" or "failed"), ``text``, ``scores``, ``possible``."""
+        """The state for the browser: ``state`` ("idle", "running" or "failed"), ``text``, ``scores``, ``why``."""
         with self._lock:
             why = _NOBODY if self._training is None else ""
             return {"state": self._state, "text": self._text, "scores": list(self._scores), "why": why}

@@ -16,10 +16,10 @@ export class Alarm {
   // stepping, rehearsal: of the kernel; live: whether the controls have a cluster
   draw(live, stepping, rehearsal) {
     const faults = live ? (rehearsal?.faults ?? []) : [];
-    const several = faults.length > 1 ? `${faults.length} active faults` : "active fault";
-    this.faults.draw(faults.length ? `${several}: ${faults.slice(0, 3).map((one) => `rank ${one.rank}: ${one.text}`).join("; ")}${faults.length > 3 ? "; …" : ""}.` : "");
+    const several = faults.length > 1 ? `${faults.length} active faults` : "1 active fault";
+    this.faults.draw(faults.length ? `${several} (${faults.slice(0, 3).map((one) => `rank ${one.rank}: ${one.text}`).join("; ")}${faults.length > 3 ? "; …" : ""}).` : "");
     const paused = live ? (stepping?.ranks ?? []).filter((one) => one.kind === "paused") : [];
-    this.pauses.draw(paused.length ? `training is paused. ${pauseWords(paused, Date.now() / 1000)}.` : "");
+    this.pauses.draw(paused.length ? `${pauseWords(paused, Date.now() / 1000)}.` : "");
   }
 }
 

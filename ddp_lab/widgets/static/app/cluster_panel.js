@@ -8,7 +8,7 @@ import { button, element, setText } from "../charts/dom.js";
 import { count } from "../charts/theme.js";
 
 const SAY_S = 5; // how often a page that shows the panel reports that to the kernel
-const AGAIN = "Start a cluster and run lab.panel() for a new one.";
+const AGAIN = "Start a cluster and run lab.panel() for a new panel.";
 const STALE_S = 4; // without a message the state of the ranks is unknown
 
 class PanelView {

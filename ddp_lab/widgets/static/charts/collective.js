@@ -147,7 +147,7 @@ export class Stage {
 }
 
 function key(x, y) {
-  return [[COLOURS.adds, "adds the received data"], [COLOURS.replaces, "stores the received data"]].flatMap(([fill, name], index) => {
+  return [[COLOURS.adds, "adds the received data"], [COLOURS.replaces, "replaces the old data"]].flatMap(([fill, name], index) => {
     const left = x + index * 126;
     return [`<rect x="${left}" y="${y - 5}" width="10" height="10" fill="${fill}"/>`, text(left + 15, y, name, "start", "ddp-faint")];
   });

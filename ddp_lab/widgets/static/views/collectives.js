@@ -238,7 +238,7 @@ function busiest(shown, step) {
 
 function stepLines(shown, number) {
   const step = shown.steps[number - 1];
-  return [`step ${number} of ${shown.steps.length}`, ["messages", String(step.transfers.length)], ["busiest rank sends", bytes(busiest(shown, step))], ["received data", step.adds ? "is added" : "is stored"], ["time", `${milliseconds(step.ms)} ms`]];
+  return [`step ${number} of ${shown.steps.length}`, ["messages", String(step.transfers.length)], ["busiest rank sends", bytes(busiest(shown, step))], ["received data", step.adds ? "is added" : "replaces the old data"], ["time", `${milliseconds(step.ms)} ms`]];
 }
 
 function describe(shown, number) {

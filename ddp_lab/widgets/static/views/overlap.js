@@ -73,6 +73,6 @@ function summarise(rows) {
   const share = hidden + exposed > 0 ? `; ${percent(hidden / (hidden + exposed))} of the communication is overlapped` : "";
   return (
     `Medians of ${rows.length === 1 ? "one step" : `the last ${rows.length} steps`} (${rows[0].step}–${rows.at(-1).step}): ${what} ${milliseconds(total)} ms, ` +
-    `of which ${milliseconds(exposed)} ms exposed communication. No-communication baseline: ${milliseconds(floor)} ms, efficiency ${percent(middle(efficiency))}${share}.`
+    `of which ${milliseconds(exposed)} ms are exposed communication. No-communication baseline: ${milliseconds(floor)} ms, efficiency ${percent(middle(efficiency))}${share}.`
   );
 }

@@ -8,7 +8,7 @@ const KINDS = {
   SlowLayer: { title: "slow layer", fields: ["parameter", "delay"], about: "On the rank, the gradient of one parameter and all later ones are delayed.", see: "Buckets before it are on time; its own and later ones are late. “Stragglers” names rank and parameter." },
   SlowLink: { title: "slow link", fields: ["latency", "rate"], about: "Each collective of the rank is delayed, as on a slow network link.", see: "The backward takes as long as before, but finalize takes longer; the bucket size changes by how much." },
   DroppedGradient: { title: "dropped gradient", fields: ["parameter"], about: "In one backward, the gradient of a parameter is missing on the rank, as if a branch of the model was not used.", see: "The next forward fails on all ranks with an error that names the parameter." },
-  DeadRank: { title: "killed rank", fields: [], about: "The rank's process is killed (SIGKILL) at its next forward.", see: "The cell fails on all ranks and names the rank that failed. Its variables are lost; %cluster restart restarts it." },
+  DeadRank: { title: "killed rank", fields: [], about: "The rank's process is killed (SIGKILL) at its next forward.", see: "The cell fails on all ranks and names the rank that failed. The next cell, or %cluster rejoin, starts a new process for that rank. Its variables are lost." },
 };
 const SURE_MS = 5000;
 

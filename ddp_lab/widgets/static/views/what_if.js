@@ -92,7 +92,7 @@ export class WhatIfView {
     const change = 100 * (predicted.step / same.step - 1);
     const off = 100 * (same.step / recorded.step - 1);
     const what = this.sliders.moved ? `Predicted: ${milliseconds(predicted.step)} ms per step, ${signed(change)}${Math.abs(off) < 0.5 ? "" : " compared with the simulation of the recorded setting"}.` : "Move a slider to get a prediction.";
-    const agrees = Math.abs(off) < 0.5 ? "" : `; simulated: ${milliseconds(same.step)} (${signed(off)})`;
+    const agrees = Math.abs(off) < 0.5 ? "" : `; simulated: ${milliseconds(same.step)} ms (${signed(off)})`;
     setText(this.summary, `Recorded: ${milliseconds(recorded.step)} ms per step${agrees}. ${what} ${answer.about}`);
     this.twin.draw(() =>
       [...PHASES.map(({ key, name }) => [key, name]), ["step", "step"]].map(([key, name]) => [name, ...Object.keys(ROWS).map((row) => milliseconds(answer[row][key])), milliseconds(predicted[key] - same[key])]),
