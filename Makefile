@@ -134,7 +134,7 @@ soak: build browser hosts mpi batch $(SOAK_PACKAGES)  ## what is too long for `m
 looks: build browser $(TEST_PACKAGES)  ## a picture of every view in every state, light and dark: build/looks/index.html
 	DDP_LAB_LOOKS=$(CURDIR)/build/looks $(BIN)/python -m pytest -q -m soak --timeout 3600 tests/browser/test_looks.py
 
-picture: build browser $(TEST_PACKAGES)  ## the moving picture of README, from a real training
+picture: build browser $(TEST_PACKAGES)  ## the moving pictures of README and the site, light and dark, from real trainings
 	$(BIN)/python -m tests.browser.moving_picture
 
 matrix:  ## the whole suite with several releases of torch, each in an environment of its own, and a table

@@ -22,7 +22,7 @@ HABITS = {
     r"run apart": "fall out of step",
     r"That was it": "Summary",
 }
-HABIT = re.compile("|".join(rf"(\b{one}\b)" for one in HABITS))
+HABIT = re.compile("|".join(rf"(\b{one}\b)" for one in HABITS).replace(" ", r"[\s#*/]+"), re.IGNORECASE)
 
 
 def text_of(path: Path) -> str:
@@ -41,10 +41,11 @@ def findings() -> list[str]:
     for path in paths:
         if path == Path(__file__).resolve() or not path.is_file():
             continue
-        for number, line in enumerate(text_of(path).splitlines(), 1):
-            for match in HABIT.finditer(line):
-                better = list(HABITS.values())[match.lastindex - 1] if match.lastindex else ""
-                found.append(f"{path.relative_to(ROOT)}:{number}: {match[0]!r}; better: {better}")
+        text = text_of(path)
+        for match in HABIT.finditer(text):
+            better = list(HABITS.values())[(match.lastindex or 1) - 1]
+            number = text.count("\n", 0, match.start()) + 1
+            found.append(f"{path.relative_to(ROOT)}:{number}: {match[0]!r}; better: {better}")
     return found
 
 

@@ -1,6 +1,6 @@
 """`make picture`: the moving picture of README, from a real training on two ranks, light and dark.
 
-While a cell trains, the timeline fills; from its 60th step on, rank 1 is slow in one layer, and the findings name it.
+While a cell trains, the timeline fills. After its first 61 steps rank 1 is slow in one layer, and the findings name it.
 """
 
 from __future__ import annotations

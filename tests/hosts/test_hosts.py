@@ -209,7 +209,7 @@ def _newest(lab: Lab) -> int:
         ({"hosts": "a:1,nowhere.invalid:1"}, "host nowhere.invalid could not be reached with ssh: .*resolve"),
         ({"hosts": "b:1", "python": "/no/python"}, "host b: .*/no/python.*Give a Python that exists there"),
         ({"hosts": "a:1", "python": "/usr/bin/python3"}, "host a.*(Python: 3|can't import ddp_lab|has no torch)"),
-        ({"hosts": "a:1", "address": "10.255.255.1"}, "address 10.255.255.1: no interface of this machine has"),
+        ({"hosts": "a:1", "address": "10.255.255.1"}, "10.255.255.1: no interface of this machine has this address"),
         ({"hosts": "a:1", "address": "127.0.0.1"}, "host a can't reach 127.0.0.1 port .*refused.*firewall"),
     ],
 )

@@ -29,12 +29,13 @@ WRONG = {
         _CHECKPOINT + "return None": "consolidate it first",
         _CHECKPOINT + "if rank == 0:\n        optimizer.consolidate_state_dict(to=0)\n"
         "        return optimizer.state_dict()": "rank [1] did not call",
-        _CHECKPOINT + "optimizer.consolidate_state_dict(to=rank)\n    return optimizer.state_dict()": "with to=0",
+        _CHECKPOINT + "optimizer.consolidate_state_dict(to=rank)\n    return optimizer.state_dict()": "once, with to=0",
         _CHECKPOINT
         + "optimizer.consolidate_state_dict(to=0)\n    return optimizer.state_dict()": "on rank 1: Optimizer",
         _CHECKPOINT + "optimizer.consolidate_state_dict(to=0)": "rank 0 should return state_dict()",
         _CHECKPOINT
-        + "optimizer.consolidate_state_dict(to=0)\n    return optimizer.state_dict() if rank == 0 else 0": "otherwise",
+        + "optimizer.consolidate_state_dict(to=0)\n"
+        + "    return optimizer.state_dict() if rank == 0 else 0": "None; otherwise",
     },
 }
 

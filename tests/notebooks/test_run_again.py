@@ -81,6 +81,6 @@ def test_run_all_again_on_a_detached_cluster(kernel: tuple[KernelManager, Any], 
     assert "attached to again: ranks 0–1 · cpu · shm in " in said
     assert re.search(r"→ +again +ranks 0–1, cpu, idle +this notebook +60 s", said)
     assert said.rstrip().endswith("1")
-    assert "left again" in run_all(client, ("%cluster detach",))
+    assert "detached from again" in run_all(client, ("%cluster detach",))
     assert "attached to again" in run_all(client, ("%cluster attach", "%cluster stop"))
     assert "no cluster is running" in run_all(client, ("%cluster list",))

@@ -12,7 +12,7 @@ from ddp_lab.diagnostics.flights import Collective, Flight, GroupFlights
 from ddp_lab.diagnostics.rank_state import BucketStage, Examined, Model, Place
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("tutorials/*.md")]]
+DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("tutorials/*.md")])
 DOCUMENTS += sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("tutorials/site/**/*.md"))
 
 
@@ -24,10 +24,17 @@ def sources() -> str:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_local_links_lead_somewhere(document: str) -> None:
-    """Every relative link and picture of a document is a file of the repository."""
-    text = (ROOT / document).read_text(encoding="utf-8")
-    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
-    assert [link for link in links if link and not (ROOT / document).parent.joinpath(link).exists()] == []
+    """Every relative link and picture of a document is a file of the repository, and has the heading that it names."""
+    page = ROOT / document
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}, link
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -54,22 +61,26 @@ def test_the_journeys_name_real_functions(document: str, end: str) -> None:
 
 
 def test_make_targets_and_commands_exist() -> None:
-    """Every `make` target that a document mentions is there, and each benchmark is mentioned and is there."""
+    """Every `make` target that a document mentions is there; each benchmark exists and is in its document."""
     text = "".join((ROOT / document).read_text(encoding="utf-8") for document in DOCUMENTS)
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)) - targets == set()
     from ddp_lab.cli.main import BENCHMARKS
     from tests.benchmarks.__main__ import BENCHMARKS as DEVELOPERS
 
-    for folder, names in {"ddp_lab/bench": BENCHMARKS, "tests/benchmarks": DEVELOPERS}.items():
+    for folder, names, document in (
+        ("ddp_lab/bench", BENCHMARKS, "tutorials/site/api/commands.md"),
+        ("tests/benchmarks", DEVELOPERS, "CONTRIBUTING.md"),
+    ):
+        listed = (ROOT / document).read_text(encoding="utf-8")
         for name in names:
             module = ROOT / folder / name.replace("-", "_")
             assert module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()
-            assert f"`{name}`" in text
+            assert f"`{name}`" in listed
 
 
 def test_the_readme_is_short() -> None:
-    """README is a door, not the house."""
+    """README has at most 120 lines."""
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 

@@ -46,8 +46,8 @@ def _named(name: str) -> Iterator[tuple[str, ...]]:
             yield from (tuple(alias.name.split(".")) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = own[: len(own) - node.level + 1] if node.level else ()
-            yield from ((*base, *(node.module or "").split("."), alias.name) for alias in node.names if node.module)
-            yield from ((*base, alias.name) for alias in node.names if not node.module)
+            module = node.module.split(".") if node.module else []
+            yield from ((*base, *module, alias.name) for alias in node.names)
 
 
 def _imported(name: str) -> Iterator[str]:

@@ -38,7 +38,7 @@ def full() -> Iterator[subprocess.Popen[str]]:
 
 
 def test_no_more_files(full: subprocess.Popen[str]) -> None:
-    """It says how many were allowed and the command that raises it; where none can, that it must be started anew."""
+    """It says the limit and the command that raises it; where none can, that Python must be restarted."""
     began = f"has reached its limit of 64 open files: `prlimit --pid {full.pid} --nofile="
     assert machine.used_up(full.pid) == [f"{began}1024:` raises it"]
     resource.prlimit(full.pid, resource.RLIMIT_NOFILE, (64, 100))

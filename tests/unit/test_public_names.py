@@ -49,7 +49,7 @@ def test_public_names_are_frozen() -> None:
 
 
 def test_public_names_of_comm_are_frozen() -> None:
-    """`ddp_lab.comm` has its documented names, and importing it makes the backends known."""
+    """`ddp_lab.comm` has its documented names and two modules, and importing it makes the backends known."""
     code = (
         "import ddp_lab.comm as c, torch.distributed as d;"
         "print(*c.__all__, d.Backend.SHM, d.Backend.ROUND_ROBIN, all(hasattr(c, name) for name in c.__all__))"

@@ -51,7 +51,7 @@ def test_ranks_of_an_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_allocation(tmp_path: Path) -> None:
     """Without an allocation, or with one that can't be read, the error says what was looked for."""
-    with pytest.raises(ClusterError, match=r"not in an allocation of .* \(SLURM_JOB_NODELIST, .*give the hosts"):
+    with pytest.raises(ClusterError, match=r"allocation of a batch system \(SLURM_JOB_NODELIST, .*give the hosts"):
         Cluster(2, engines="slurm")
     with pytest.raises(ClusterError, match=r"PBS_NODEFILE='.*gone' can't be read: .*No such file"):
         allocated({"PBS_NODEFILE": str(tmp_path / "gone")})

@@ -157,7 +157,7 @@ def test_wrong_engines(engines: Any, message: str) -> None:
 
 def test_a_command_that_is_not_there() -> None:
     """The start says which command is missing, and starts nothing."""
-    with pytest.raises(ClusterError, match="this machine has no command kexec"):
+    with pytest.raises(ClusterError, match="host a can't be reached: this machine has no command kexec"):
         Cluster(hosts="a:1", engines=["kexec", "{host}"]).start()
 
 

@@ -71,8 +71,10 @@ def test_ranks_that_make_progress() -> None:
     [
         (
             "silent",
-            "rank 1 is unresponsive: .* ranks 0 and 2 wait for it. Interrupting .* terminates that rank's process",
-            "ranks 1 and 2 are unresponsive: .* rank 0 waits for them. .* terminates those ranks' processes",
+            "rank 1 is unresponsive: .* ranks 0 and 2 wait for it. "
+            "Interrupting a cell that you wait for terminates that rank's process",
+            "ranks 1 and 2 are unresponsive: .* rank 0 waits for them. "
+            "Interrupting a cell that you wait for terminates those ranks' processes",
         ),
         (
             "dead",

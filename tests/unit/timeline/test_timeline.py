@@ -295,7 +295,7 @@ def test_a_long_run_is_saved_thinned(tmp_path: Path) -> None:
     assert sync.step.nunique() == loaded.kept(0).steps, "all ranks keep the same steps"
     assert sync.bandwidth_gb_s.notna().all()
     assert _two_ranks().kept(0).thinned == 0
-    assert "thinned" not in _two_ranks().summary()
+    assert "down-sampled" not in _two_ranks().summary()
 
 
 def test_columns_are_the_same_whenever_one_asks() -> None:
