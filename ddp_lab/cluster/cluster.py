@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from ..simulation.settings import Tuned
     from ..timeline.what_if import WhatIf
     from ..widgets.cluster_panel.panel import ClusterPanel
+    from ..widgets.collectives import Collectives
     from ..widgets.dashboard import Dashboard
-    from ..widgets.view_widgets import Collectives, WhatIfSliders
 
 
 _P = ParamSpec("_P")
@@ -619,16 +619,14 @@ class Cluster:
 
         return Dashboard(self.timeline, views=views or None, **self.dashboard_means())
 
-    def what_if(self) -> WhatIfSliders:
+    def what_if(self) -> Dashboard:
         """Returns a widget that predicts the step for the values of its sliders, next to the recorded step.
 
         Sliders: world size, bandwidth and latency of the interconnect, bucket size limit, "without the straggler".
         "Run it" tests a bucket size limit against the current one on the training ranks and shows the prediction's
         error.
         """
-        from ..widgets.view_widgets import WhatIfSliders
-
-        return WhatIfSliders(self.timeline, **self.dashboard_means())
+        return self.dashboard("what_if")
 
     def show_collective(
         self, collective: str = "all_reduce", algorithm: str | None = None, *, bytes: int = DEFAULT_BYTES
@@ -654,7 +652,7 @@ class Cluster:
             lab.show_collective("broadcast", "tree").shown.table()
         """
         from ..control.collectives import run_collective
-        from ..widgets.view_widgets import Collectives
+        from ..widgets.collectives import Collectives
 
         shown = run_collective(self, collective, algorithm, bytes)
         made = Collectives(self.timeline, **self.dashboard_means())

@@ -275,7 +275,7 @@ class Timeline(TimelineModel):
 
     def what_if(self) -> DOMWidget:
         """Returns a widget that predicts the step for the settings of its sliders, beside the recorded step."""
-        return _above("widgets.view_widgets").WhatIfSliders(self)
+        return self.dashboard("what_if")
 
     def report(self, path: str | os.PathLike[str], reducer: int | None = None) -> Path:
         """Writes one HTML page that needs no network: findings and summary, then figures and tables.

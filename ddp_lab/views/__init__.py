@@ -1,6 +1,7 @@
 """The content of the views without a browser: their numbers, SVG pictures and plotly figures."""
 
 __all__ = [
+    "catalogue",
     "gradients",
     "model_map",
     "paint",

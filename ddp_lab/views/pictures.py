@@ -36,7 +36,7 @@ def picture(view: str, timeline: Timeline, frame: StepFrame, assignment: dict[st
     """Returns a view as SVG.
 
     Args:
-        view: its name (`ddp_lab.widgets.dashboard.VIEWS`).
+        view: its name in `catalogue.VIEWS`.
         timeline: the source of the numbers.
         frame: the step that is shown.
         assignment: description of its buckets, None if it is not known.

@@ -13,9 +13,11 @@ import importlib.resources
 import json
 import posixpath
 import re
+from dataclasses import asdict
 from graphlib import TopologicalSorter
 
 from ..analysis.step_metrics import EDGES
+from ..views.catalogue import VIEWS
 from ..views.paint import palette
 from .step_messages import BLOCKS
 
@@ -40,6 +42,7 @@ _GENERATED = {
     "RAMP": palette.RAMP,
     "RAMP_ON_DARK": palette.RAMP_ON_DARK,
     "RANK_COLOURS": palette.RANK_COLOURS,
+    "VIEWS": {name: asdict(view) for name, view in VIEWS.items()},
 }
 _IMPORT = re.compile(r'^import \{[^}]*\} from "([./a-z_]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:const|class|function) (\w+))", re.MULTILINE)

@@ -13,6 +13,7 @@ import traitlets
 from ..errors import DdpLabError
 from ..timeline.timeline import Timeline
 from ..views import pictures, scenes
+from ..views.catalogue import TABS, VIEWS
 from ..views.model_map import cell_rows
 from ..views.paint.scene_svg import empty_svg, framed
 from ..views.step_frames import StepFrames
@@ -34,28 +35,13 @@ if TYPE_CHECKING:
     from ..simulation.link_model import LinkModel
     from ..timeline.recorded.player import Player
 
-__all__ = ["VIEWS", "Dashboard", "DashboardStatistics", "of_recording"]
+__all__ = ["Dashboard", "DashboardStatistics", "of_recording"]
 
 RATE = 30.0  # refreshes per second while events arrive
 _RANKS_SECONDS = 0.5
 _OVERHEAD_SECONDS = 1.0
 _WORD_SECONDS = 0.5  # between two messages that tell a page that the kernel is alive
 _CALM_SECONDS = 5.0  # without news, after which nothing is sent: servers cull idle kernels
-VIEWS = (
-    "timeline",
-    "sync",
-    "overlap",
-    "stragglers",
-    "buckets",
-    "findings",
-    "step",
-    "rehearsal",
-    "what_if",
-    "gradients",
-    "collectives",
-)
-_TABS = (("timeline", "sync"), *((name,) for name in VIEWS[2:]))
-_OF_RANKS = ("step", "rehearsal", "collectives")  # views that need ranks
 _OF_STEPS = ("findings", "late", "readiness", "norms")  # traits about steps
 
 
@@ -85,7 +71,7 @@ class Dashboard(LiveWidget):
 
     Args:
         timeline: the timeline to show.
-        views: names from `VIEWS`, each in a tab of its own; None for all of them.
+        views: names of views (`ddp_lab.views.catalogue`), each in a tab of its own; None for all of them.
         status: returns a record for each rank (`Cluster.status`); called twice per second on the thread. None: use the
             states that the ranks reported to the timeline.
         request_inspection: requests norm and checksum of a reducer's gradients after a step, without waiting; the
@@ -141,7 +127,7 @@ class Dashboard(LiveWidget):
         **means: Any,
     ) -> None:
         if views is None:
-            tabs = tuple(names for names in _TABS if names != ("collectives",) or means.get("collectives") is not None)
+            tabs = tuple(names for names in TABS if names != ("collectives",) or means.get("collectives") is not None)
         else:
             tabs = tuple((name,) for name in views)
         if not tabs or not {name for names in tabs for name in names} <= set(VIEWS):
@@ -454,10 +440,10 @@ def of_recording(timeline: Timeline, views: Sequence[str] = (), player: Player[T
 
     Args:
         timeline: the timeline to show.
-        views: names from `VIEWS`, each in a tab of its own; if empty, those that need no ranks.
+        views: names of views, each in a tab of its own; if empty, those that need no ranks.
         player: replays a recording into the timeline; None if nothing is replayed.
     """
     made = Dashboard(timeline, views=views or None, player=player)
     if not views:
-        made.tabs = [names for names in made.tabs if names[0] not in _OF_RANKS]
+        made.tabs = [names for names in made.tabs if not VIEWS[names[0]].ranks]
     return made

@@ -19,7 +19,7 @@ from ddp_lab.bench.measuring.ratios import second_look
 from ddp_lab.bench.measuring.workloads import WORKLOADS
 from ddp_lab.command_line import count, number_from
 from ddp_lab.errors import DdpLabError
-from ddp_lab.widgets.dashboard import VIEWS
+from ddp_lab.views.catalogue import VIEWS
 
 __all__ = ["main", "measure"]
 

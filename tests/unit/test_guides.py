@@ -13,7 +13,7 @@ import pytest
 
 import ddp_lab
 import ddp_lab.comm
-from ddp_lab.widgets.dashboard import VIEWS
+from ddp_lab.views.catalogue import VIEWS
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "tutorials" / "site"

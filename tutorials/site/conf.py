@@ -57,7 +57,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(torch|dist|nn|numpy|np|npt|pandas|pd|go|plotly|ipywidgets|anywidget|IPython|ipyparallel)(\..*)?"),
     (r"py:.*", r"ddp_lab\.(analysis|bench|cluster|control|diagnostics|engine|notebook|output)\..*"),
     (r"py:.*", r"ddp_lab\.(parallel|protocol|report|serialization|simulation|timeline|views|widgets)\..*"),
-    (r"py:class", "Model|Dashboard|ClusterPanel|Collectives|WhatIfSliders|DOMWidget"),
+    (r"py:class", "Model|Dashboard|ClusterPanel|Collectives|DOMWidget"),
     (r"py:.*", r"(os|collections|contextlib|pathlib|types|datetime)\..*|Path|PathLike"),
 ]
 

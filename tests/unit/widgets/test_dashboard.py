@@ -25,7 +25,7 @@ from ddp_lab.views.paint import palette
 from ddp_lab.views.scene import Spans
 from ddp_lab.views.step_frames import StepFrames
 from ddp_lab.views.timeline_scene import timeline_scene
-from ddp_lab.widgets import bundle, view_widgets
+from ddp_lab.widgets import bundle
 from ddp_lab.widgets.dashboard import Dashboard
 from ddp_lab.widgets.life import life_of
 from ddp_lab.widgets.live_widget import Refresher, receive_while_busy
@@ -434,20 +434,13 @@ def test_views_alone(make: Made) -> None:
     timeline, training = Timeline(), Training(delays={(1, 1): 4.0})
     for step in range(20):
         training.feed(timeline, step, 10**12 + step * 10**7)
-    kinds = (
-        view_widgets.BucketTimeline,
-        view_widgets.GradientSync,
-        view_widgets.Overlap,
-        view_widgets.Stragglers,
-        view_widgets.Buckets,
-        view_widgets.Findings,
-    )
+    names = ("timeline", "sync", "overlap", "stragglers", "buckets", "findings")
     drawn = set()
-    for kind in kinds:
-        one = make(timeline, kind)
-        assert one.tabs == [[kind._name]]
+    for name in names:
+        one = make(timeline, views=[name])
+        assert one.tabs == [[name]]
         drawn.add(one.svg())
-    assert len(drawn) == len(kinds)
+    assert len(drawn) == len(names)
     with pytest.raises(ValueError, match="choose from timeline, sync"):
         Dashboard(timeline, views=["histogram"])
 

@@ -65,7 +65,7 @@ class View {
     });
     this.badge = element("span", { class: "ddp-badge", hidden: true });
     this.panels = new Panels(this.model.get("tabs"), actions, this.timeline, this.badge);
-    this.tabs = new Tabs([...this.panels.tabs.keys()], (name) => this.open(name));
+    this.tabs = new Tabs(this.panels.titles, (name) => this.open(name));
     this.detail = new DetailView(() => this.set({ bucket: null }), actions);
     this.ranks = new RankTable();
     this.overhead = new OverheadLine();

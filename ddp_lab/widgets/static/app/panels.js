@@ -1,7 +1,8 @@
-// The views by name, as the dashboard's tabs hold them.
+// The views as the dashboard's tabs hold them; catalogue.py lists them.
 
 import { makeLegend } from "./toolbar.js";
 import { element } from "../charts/dom.js";
+import { VIEWS } from "../generated.js";
 import { BucketsView } from "../views/buckets.js";
 import { CollectivesView } from "../views/collectives.js";
 import { FindingsView } from "../views/findings.js";
@@ -13,20 +14,18 @@ import { StragglersView } from "../views/stragglers.js";
 import { SyncView } from "../views/sync.js";
 import { WhatIfView } from "../views/what_if.js";
 
-// Each view: the title of its tab, its class, and how it draws the facts; free: needs no recorded step. The timeline
-// belongs to the dashboard itself.
-const VIEWS = {
-  timeline: { title: "Timeline" },
-  sync: { title: "Gradient sync", View: SyncView, draw: (view, facts) => view.draw(facts.record, facts.bucket, facts.inspection, facts.link, facts.means) },
-  overlap: { title: "Overlap", View: OverlapView, draw: (view, facts) => view.draw(facts.records, facts.record.step) },
-  stragglers: { title: "Stragglers", View: StragglersView, draw: (view, facts) => view.draw(facts.records, facts.late) },
-  buckets: { title: "Buckets", View: BucketsView, draw: (view, facts) => view.draw(facts.record, facts.assignment, facts.bucket, facts.readiness, facts) },
-  findings: { title: "Findings", View: FindingsView, draw: (view, facts) => view.draw(facts.findings, facts.means) },
-  step: { title: "Step through", free: true, View: StepThroughView, draw: (view, facts) => view.draw(facts) },
-  rehearsal: { title: "Fault injection", free: true, View: RehearsalView, draw: (view, facts) => view.draw(facts) },
-  what_if: { title: "What if", free: true, View: WhatIfView, draw: (view, facts) => view.draw(facts) },
-  gradients: { title: "Gradients", free: true, toolbar: true, View: GradientsView, draw: (view, facts) => view.draw(facts.model, facts.control, facts.watching, facts.norms, facts.record?.step ?? Infinity) },
-  collectives: { title: "Collectives", free: true, View: CollectivesView, draw: (view, facts) => view.draw(facts.collective) },
+// The class of each view, and how it draws the facts. The timeline belongs to the dashboard itself.
+const DRAWN = {
+  sync: [SyncView, (view, facts) => view.draw(facts.record, facts.bucket, facts.inspection, facts.link, facts.means)],
+  overlap: [OverlapView, (view, facts) => view.draw(facts.records, facts.record.step)],
+  stragglers: [StragglersView, (view, facts) => view.draw(facts.records, facts.late)],
+  buckets: [BucketsView, (view, facts) => view.draw(facts.record, facts.assignment, facts.bucket, facts.readiness, facts)],
+  findings: [FindingsView, (view, facts) => view.draw(facts.findings, facts.means)],
+  step: [StepThroughView, (view, facts) => view.draw(facts)],
+  rehearsal: [RehearsalView, (view, facts) => view.draw(facts)],
+  what_if: [WhatIfView, (view, facts) => view.draw(facts)],
+  gradients: [GradientsView, (view, facts) => view.draw(facts.model, facts.control, facts.watching, facts.norms, facts.record?.step ?? Infinity)],
+  collectives: [CollectivesView, (view, facts) => view.draw(facts.collective)],
 };
 
 export class Panels {
@@ -41,12 +40,18 @@ export class Panels {
         this.timeline = timeline;
         this.nodes.timeline = element("section", { class: "ddp-left", "aria-label": "bucket timeline" }, element("h4", {}, "Bucket timeline ", badge), this.legend, timeline.node);
       } else {
-        this.views[name] = new VIEWS[name].View(actions);
+        const [View] = DRAWN[name];
+        this.views[name] = new View(actions);
         this.nodes[name] = this.views[name].node;
       }
     }
     this.node = element("div", { class: "ddp-main", role: this.tabs.size > 1 ? "tabpanel" : null });
     this.open([...this.tabs.keys()][0]);
+  }
+
+  // The titles of the tabs, each with what its views show.
+  get titles() {
+    return new Map([...this.tabs].map(([title, names]) => [title, names.map((name) => VIEWS[name].about).join("\n")]));
   }
 
   get names() {
@@ -59,16 +64,16 @@ export class Panels {
 
   // Whether the opened tab can be shown before the first step.
   get free() {
-    return this.names.every((name) => VIEWS[name].free);
+    return this.names.every((name) => !VIEWS[name].steps);
   }
 
   // Whether the opened tab does not use the choice of model and step.
   get bare() {
-    return this.names.every((name) => VIEWS[name].free && !VIEWS[name].toolbar);
+    return this.names.every((name) => !VIEWS[name].model);
   }
 
   get anyFree() {
-    return [...this.tabs.values()].flat().some((name) => VIEWS[name].free);
+    return [...this.tabs.values()].flat().some((name) => !VIEWS[name].steps);
   }
 
   // Shows a tab's views, and removes the others from the page.
@@ -84,7 +89,7 @@ export class Panels {
   draw(facts) {
     this.legend?.classList.toggle("ddp-has-device", Boolean(facts.record?.device));
     this.legend?.classList.toggle("ddp-has-whole", this.timeline.whole);
-    for (const name of this.names) if (this.views[name] && (facts.record || VIEWS[name].free)) VIEWS[name].draw(this.views[name], facts);
+    for (const name of this.names) if (this.views[name] && (facts.record || !VIEWS[name].steps)) DRAWN[name][1](this.views[name], facts);
   }
 
   forgetTheme() {

@@ -3,16 +3,16 @@
 import { button, element, setText } from "../charts/dom.js";
 
 export class Tabs {
-  // names: of the tabs, in order; choose(name): the reader opens one
-  constructor(names, choose) {
+  // titles: of the tabs, in order, each with what it shows; choose(name): the reader opens one
+  constructor(titles, choose) {
     this.choose = choose;
     this.buttons = new Map(
-      names.map((name) => {
+      [...titles].map(([name, about]) => {
         const look = { role: "tab", class: "ddp-tab", "aria-selected": "false", tabindex: "-1" };
-        return [name, button(name, null, () => choose(name), look)];
+        return [name, button(name, about, () => choose(name), look)];
       }),
     );
-    this.node = element("div", { class: "ddp-tabs", role: "tablist", "aria-label": "views", hidden: names.length < 2, keydown: (event) => this.key(event) }, ...this.buttons.values());
+    this.node = element("div", { class: "ddp-tabs", role: "tablist", "aria-label": "views", hidden: titles.size < 2, keydown: (event) => this.key(event) }, ...this.buttons.values());
   }
 
   draw(chosen, notes) {
