@@ -8,6 +8,12 @@ from . import running
 
 LESSONS = running.PROJECT / "tutorials"
 
+_EACH_CHOICE = """
+for choice in predict.__self__._predictions[{number} - 1].choices:
+    predict({number}, choice)
+    compare({number})
+"""
+
 Wrong = Mapping[str, Mapping[str, str]]
 """Exercise's number -> wrong answer -> what the check says to it."""
 
@@ -26,8 +32,18 @@ def executed(
 
 
 def answered(lesson: str, wrong: Wrong) -> running.Notebook:
-    """The lesson before it is run; the untouched exercises are followed by wrong answers and the solution."""
+    """The lesson before it is run.
+
+    The untouched exercises are followed by wrong answers and the solution, the comparison of a prediction by that of
+    each choice.
+    """
     notebook = running.read(LESSONS / f"{lesson}.ipynb")
+    for compare in [cell for cell in notebook.cells if _number("compare", cell)]:
+        number = _number("compare", compare)
+        each = running.copy_of(compare, _EACH_CHOICE.format(number=number), f"each-choice-{number}")
+        each.metadata.tags = []
+        after = notebook.cells.index(compare) + 1
+        notebook.cells[after:after] = [each]
     for number, answers in wrong.items():
         exercise, check, solution = (
             running.tagged(notebook, f"{part}-{number}") for part in ("exercise", "check", "solution")
@@ -48,10 +64,13 @@ def judge(notebook: running.Notebook, wrong: Wrong) -> None:
     """Asserts what each check says to the untouched exercise, to each wrong answer and to the solution.
 
     Every exercise of the lesson must have wrong answers. A check counts the exercises that are solved. A lesson begins
-    with a picture, or a live widget.
+    with a picture, or a live widget. Of the choices of each prediction, one came true.
     """
-    first = [cell for cell in notebook.cells[:6] if cell.cell_type == "code"]
-    assert {running.PLOTLY, running.WIDGET} & set().union(*map(running.mime_types, first))
+    judge_predictions(notebook)
+    first = [cell for cell in notebook.cells if not _number("prediction", cell)][:6]
+    assert {running.PLOTLY, running.WIDGET} & set().union(
+        *(running.mime_types(cell) for cell in first if cell.cell_type == "code")
+    )
     exercises = [tag for cell in notebook.cells for tag in running.tags(cell) if tag.startswith("check-")]
     assert {tag.removeprefix("check-") for tag in exercises} == set(wrong)
     for solved, (number, answers) in enumerate(wrong.items()):
@@ -66,3 +85,19 @@ def judge(notebook: running.Notebook, wrong: Wrong) -> None:
         assert "Not yet: " not in last, last
         assert last.endswith(f"\n{solved + 1} of {len(wrong)} exercises solved")
         assert "text/html" in running.mime_types(running.cell(notebook, f"verdict-{number}-{len(answers)}"))
+
+
+def judge_predictions(notebook: running.Notebook) -> None:
+    """Asserts that a comparison asks for a prediction that is missing, and that one choice of each came true."""
+    numbers = [_number("compare", cell) for cell in notebook.cells if _number("compare", cell)]
+    assert numbers == [str(index + 1) for index in range(len(numbers))]
+    for number in numbers:
+        assert "You made no prediction" in running.text(running.tagged(notebook, f"compare-{number}"))
+        each = running.text(running.cell(notebook, f"each-choice-{number}"))
+        assert each.count("✓ As you predicted:") == 1, each
+        assert each.count("✗ Not as you predicted:") >= 1, each
+
+
+def _number(part: str, cell: running.Cell) -> str:
+    """The number of a lesson's prediction or comparison; "" for another cell."""
+    return next((tag.partition("-")[2] for tag in running.tags(cell) if tag.startswith(f"{part}-")), "")
