@@ -47,8 +47,9 @@ def look(sockets: bool = True) -> Belongings:
         threads=frozenset(
             f"{thread.name} ({thread.ident})"
             for thread in threading.enumerate()
-            # pyzmq keeps one for the process's life, from its first message of more than 64 KiB on
-            if type(thread).__module__ != "zmq.utils.garbage"
+            # pyzmq keeps one for the process's life, from its first message of more than 64 KiB on. A dummy is Python's
+            # note of a thread that others began, for example of pytest-xdist: from its first `current_thread()` on.
+            if type(thread).__module__ != "zmq.utils.garbage" and not isinstance(thread, threading._DummyThread)
         ),
         sockets=frozenset(_tcp_sockets() if sockets else ()),
         shared_memory=frozenset(_shared_memory({os.getpid(), *ours})),
