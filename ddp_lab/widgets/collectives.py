@@ -25,11 +25,11 @@ class Collectives(Dashboard):
     @property
     def shown(self) -> ShownCollective | None:
         """The last collective that was run; None before the first."""
-        return self._stage.shown
+        return self._shown.stage.shown
 
     def show(self, shown: ShownCollective) -> None:
         """Shows a collective that was run elsewhere."""
-        self._stage.show(shown)
+        self._shown.stage.show(shown)
         self.refresh()
 
     def figure(self) -> go.Figure:

@@ -3,63 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import traitlets
 
-from ..errors import DdpLabError
 from ..timeline.timeline import Timeline
-from ..views import pictures, scenes
 from ..views.catalogue import TABS, VIEWS
-from ..views.model_map import cell_rows
-from ..views.paint.scene_svg import empty_svg, framed
-from ..views.step_frames import StepFrames
 from . import bundle
-from .cluster_panel.rows import rank_rows
-from .controls.collectives import CollectiveStage, no_ranks
-from .controls.controls import Controls
-from .controls.inspection import Comparison
-from .controls.what_if import WhatIfStage
-from .life import REPLACED, CellEnds, life_of, name_of, nothing_yet, publish, successor_of
+from .life import REPLACED, CellEnds, publish, successor_of
 from .live_widget import LiveWidget
-from .overhead import Overhead
 from .saved_picture import SavedPicture
-from .slow_facts import SlowFacts, bucket_gradients
-from .step_feed import StepFeed
+from .shown_training import DashboardStatistics, ShownTraining
 
 if TYPE_CHECKING:
-    from ..control.ranks import Ranks
-    from ..simulation.link_model import LinkModel
     from ..timeline.recorded.player import Player
 
-__all__ = ["Dashboard", "DashboardStatistics", "of_recording"]
+__all__ = ["Dashboard", "of_recording"]
 
 RATE = 30.0  # refreshes per second while events arrive
-_RANKS_SECONDS = 0.5
-_OVERHEAD_SECONDS = 1.0
 _WORD_SECONDS = 0.5  # between two messages that tell a page that the kernel is alive
 _CALM_SECONDS = 5.0  # without news, after which nothing is sent: servers cull idle kernels
-_OF_STEPS = ("findings", "late", "readiness", "norms")  # traits about steps
-
-
-@dataclass(frozen=True)
-class DashboardStatistics:
-    """What a dashboard sent to the browser.
-
-    Attributes:
-        updates: messages with steps (at most the last 1,000).
-        steps: steps in all messages; a step that grew between two messages counts twice.
-        bytes: size of the steps' arrays.
-        median_ms: CPU time of one update, from reading the timeline to sending the message; None before the first.
-    """
-
-    updates: int
-    steps: int
-    bytes: int
-    median_ms: float | None
 
 
 class Dashboard(LiveWidget):
@@ -135,63 +99,39 @@ class Dashboard(LiveWidget):
         self.player = player
         self._word_at = 0.0
         self._active_at: float | None = time.monotonic()  # of the last news; None: nothing happens
-        self._seconds: deque[float] = deque(maxlen=1_000)
         self._frozen = False
         super().__init__(self._tick, RATE, "here", tabs=[list(names) for names in tabs])
         self._picture = SavedPicture(self.token)
         self._cell_ends = CellEnds(self._after_cell)
-        self._attach(timeline, **means)
-        self._know_commands()
+        self._attach(timeline, means)
+        self._commands.on("adopt", self._adopt)
+        if self.player is not None:
+            self._commands.on("player", self.player.obey)
         self._listen()
         self._tick()
         self._refresher.start()
 
-    def _attach(
-        self,
-        timeline: Timeline,
-        *,
-        status: Callable[[], Sequence[Any]] | None = None,
-        request_inspection: Callable[[int, int], None] | None = None,
-        link: Callable[[], LinkModel | None] | None = None,
-        event_cost: Callable[[], float | None] | None = None,
-        lost: Callable[[], Mapping[int, str]] | None = None,
-        collectives: CollectiveStage | None = None,
-        cluster: Ranks | None = None,
-    ) -> None:
+    def _attach(self, timeline: Timeline, means: dict[str, Any]) -> None:
         """Switches to this timeline and these ranks."""
-        self._timeline, self._cluster = timeline, cluster
-        self._status, self._lost = status, lost
-        self._comparison = Comparison(timeline, request_inspection)
-        self._feed = StepFeed(timeline, lambda *message: self.send(*message))
-        self._slow = SlowFacts(timeline)
-        self._overhead = Overhead(timeline, event_cost)
-        self._overhead_at = 0.0
-        self._stage = collectives if collectives is not None else CollectiveStage(no_ranks, dict)
-        self._link = link
-        self._linked: object = None
-        self._shown_version = -1
+
+        def send(*message: Any) -> None:
+            self.send(*message)
+
+        wake = self._refresher.wake
+        self._shown = ShownTraining(timeline, self.player, send=send, show=self._show, wake=wake, **means)
         self._saved_version = -1
-        self._generations: object = None
-        self._ranks_at = 0.0
-        # The table of ranks and what has stopped; replaced by the code that queries them, shown by `_update`.
-        self._rows: list[dict[str, Any]] = []
-        self._life: dict[str, Any] = {}
-        self._name = ""
-        self._nothing = nothing_yet(timeline, cluster, self.player)
-        means = {"compare": request_inspection, "link": link, "control": cluster}
-        self.means = {**{name: one is not None for name, one in means.items()}, "nothing": self._nothing}
-        training = None if cluster is None else cluster.training
-        self._controls = Controls(timeline, cluster, self._refresher.wake)
-        self._what_if = WhatIfStage(timeline, link, training, self._refresher.wake)
+        self.means = self._shown.means
+        for kind, obey in self._shown.commands.items():
+            self._commands.on(kind, obey)
 
     # ---- for the user -----------------------------------------------------------------------------------
 
     def refresh(self) -> None:
         """Sends new steps to the browser now."""
-        spent = self._ask_ranks(force=True)
+        spent = 0.0 if self._frozen else self._shown.ask_ranks(force=True)
         with self._lock:
-            self._overhead.spend(spent)
-            self._update(time.monotonic(), force=True)
+            self._shown.spend(spent)
+            self._update(force=True)
 
     def snapshot(self) -> None:
         """Updates the picture that the notebook keeps, wherever the dashboard is displayed.
@@ -200,10 +140,10 @@ class Dashboard(LiveWidget):
         """
         with self._lock:
             if not self._frozen:
-                self._update(time.monotonic(), force=True)
-            self._saved_version = self._timeline.version
-            self._show(self._slow.update(force=True))
-            self.kept = self._feed.newest()
+                self._update(force=True)
+            self._saved_version = self._shown.timeline.version
+            self._shown.update_facts(force=True)
+            self.kept = self._shown.feed.newest()
         self._picture.replace(self.svg(), self._words())
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -217,14 +157,14 @@ class Dashboard(LiveWidget):
         publish(*self._live())
         self._picture.display(self.svg(), self._words())
         self._cell_ends.begin()
-        self._controls.go_on()
+        self._shown.controls.go_on()
         self._refresher.start()
 
     def _after_cell(self) -> None:
         """Updates the picture in the notebook."""
         if self._frozen:
             self._cell_ends.end()
-        elif self._saved_version != self._timeline.version:
+        elif self._saved_version != self._shown.timeline.version:
             self.snapshot()
 
     def stop(self) -> None:
@@ -234,9 +174,9 @@ class Dashboard(LiveWidget):
         self.refresh()
         self.snapshot()
         self._frozen = True
-        self._frames.freeze()
-        self._controls.stop()
-        self._show(self._controls.traits())
+        self._shown.frames.freeze()
+        self._shown.controls.stop()
+        self._show(self._shown.controls.traits())
         self._refresher.stop()
         self._show({"playback": {}})  # a stopped dashboard has no replay controls
         self.send({"type": "word", "last": True})
@@ -244,8 +184,8 @@ class Dashboard(LiveWidget):
     def close(self) -> None:
         """Stops, and removes the live view from the notebook."""
         self._frozen = True
-        if "_controls" in self.__dict__:  # else its arguments were invalid
-            self._controls.stop()
+        if "_shown" in self.__dict__:  # else its arguments were invalid
+            self._shown.controls.stop()
             self._refresher.stop()
             self._cell_ends.end()
         super().close()
@@ -253,103 +193,52 @@ class Dashboard(LiveWidget):
     def statistics(self) -> DashboardStatistics:
         """Returns how much the dashboard has sent, and its CPU time."""
         with self._lock:
-            seconds = sorted(self._seconds)
-            return DashboardStatistics(
-                updates=len(seconds),
-                steps=self._feed.sent_steps,
-                bytes=self._feed.sent_bytes,
-                median_ms=seconds[len(seconds) // 2] * 1e3 if seconds else None,
-            )
+            return self._shown.statistics()
 
     def svg(self) -> str:
         """Returns the first view as a self-contained SVG picture; for the timeline, the newest complete step."""
         with self._lock:
-            frame = self._frames.latest()
-            if self.tabs[0][0] == "collectives":
-                return pictures.collective_svg(self._stage.shown)
-            if self.tabs[0][0] == "what_if":
-                return framed(scenes.what_if_scene(self._what_if.snapshot()))
-            control = self._controls.picture(self.tabs[0][0])
-            if control is not None:
-                return control
-            if frame is None:
-                return empty_svg(self._nothing)
-            assignment = self._feed.assignment(frame.reducer, frame.generation)
-            return pictures.picture(self.tabs[0][0], self._timeline, frame, assignment)
+            return self._shown.svg(self.tabs[0][0])
 
     def _words(self) -> str:
         """Returns the content of the picture as text."""
-        if self.tabs[0][0] == "collectives":
-            return str(self._stage.shown or pictures.NO_COLLECTIVE)
-        if self.tabs[0][0] == "what_if":
-            return scenes.what_if_words(self._what_if.snapshot())
         with self._lock:
-            begun = bool(self._frames.reducers())
-        return self._timeline.summary() if begun else self._nothing
-
-    @property
-    def _frames(self) -> StepFrames:
-        return self._feed.frames
+            return self._shown.words(self.tabs[0][0])
 
     # ---- the thread -------------------------------------------------------------------------------------
 
     def _tick(self) -> bool:
         """One round of the thread; returns whether there was something to do."""
-        spent = self._ask_ranks()
+        spent = 0.0 if self._frozen else self._shown.ask_ranks()
         with self._lock:
-            self._overhead.spend(spent)
-            now = time.monotonic()
-            busy = self._commands.obey() or self._stage.running
+            self._shown.spend(spent)
+            busy = self._commands.obey()
             if self.player is not None and not self._frozen:
                 busy = self.player.advance() or busy
                 self._show({"playback": self.player.told()})
-            self._show({"collective": self._stage.told()})
-            if self._comparison.pending:
-                busy = True
-                self._comparison.update(self._frames)
-            self._show({"inspection": self._comparison.shown, **self._controls.traits(), **self._what_if.traits()})
-            if not self._frozen:
-                if self._cell_ends.gone:
-                    # All widgets of a kernel are restored with a page: many large ones would take it too long.
-                    self._show({"life": REPLACED, "kept": {}})
-                    self._controls.rest()
+            busy = self._shown.answer() or busy
+            if self._frozen:
+                self._shown.update_facts()
+                if not busy and not self._shown.feed.unsent:
                     self._refresher.stop()
-                    return busy
-                busy = self._update(now) or busy
-                self._give_word(now, busy)
-                return busy
-            self._show(self._slow.update())
-            if not busy and not self._feed.unsent:
+                self._shown.feed.send()
+            elif self._cell_ends.gone:
+                # All widgets of a kernel are restored with a page: many large ones would take it too long.
+                self._show({"life": REPLACED, "kept": {}})
+                self._shown.controls.rest()
                 self._refresher.stop()
-            self._feed.send()
+            else:
+                busy = self._update() or busy
+                self._give_word(time.monotonic(), busy)
             return busy
 
-    def _update(self, now: float, force: bool = False) -> bool:
-        """Reads new events from the timeline and sends them; returns whether there were any."""
-        begin = time.thread_time()
-        version = self._timeline.version
-        changed = version != self._shown_version
-        if changed:
-            self._shown_version = version
-            if self._feed.take():
-                self._slow.forget()
-                self._show({name: {} for name in _OF_STEPS})
-            self._show_assignments()
-        self._show({"ranks": self._rows, "life": self._life, "cluster": self._name})
-        sent = self._feed.send(force)
-        self._show(self._slow.update())
-        spent = time.thread_time() - begin
-        self._overhead.spend(spent + self._controls.take_spent())
-        if sent:
-            self._seconds.append(spent)
-        if self._active_at is not None and now - self._overhead_at >= _OVERHEAD_SECONDS:
-            self._overhead_at = now
-            self._show({"overhead": self._overhead.read(self._feed.recent(20))})
-        return sent or changed
+    def _update(self, force: bool = False) -> bool:
+        """Sends new events; returns whether there were any."""
+        return self._shown.update(force, measure=self._active_at is not None)
 
     def _give_word(self, now: float, busy: bool) -> None:
         """Tells the pages in view that the kernel is alive, as long as something happens."""
-        if busy or (self._cluster is not None and any(row.get("state") == "running" for row in self._rows)):
+        if busy or self._shown.any_running:
             self._active_at = now
         if self._active_at is None:
             return
@@ -361,78 +250,14 @@ class Dashboard(LiveWidget):
             self._word_at = now
             self.send({"type": "word"})
 
-    def _show_assignments(self) -> None:
-        """Sends the bucket layouts, and the expected times of their all-reduces."""
-        known = sorted(
-            (one.reducer, generation) for one in self._timeline.reducers() for generation in one.generations[-3:]
-        )
-        if known != self._generations:
-            self._generations = known
-            described = {f"{of}:{generation}": self._feed.assignment(of, generation) for of, generation in known}
-            self.assignments = {key: {**one, "cells": cell_rows(one)} for key, one in described.items() if one}
-        link = self._link() if self._link is not None else None
-        if link is not None and (link, known) != self._linked:
-            self._linked = (link, known)
-            self.links = {f"{of}:{generation}": self._feed.expected(of, generation, link) for of, generation in known}
-
-    def _know_commands(self) -> None:
-        """Registers the requests of the browser."""
-        on = self._commands.on
-        on("hello", lambda asked: self._feed.resend())
-        on("look", self._look)
-        on("compare", lambda asked: self._comparison.ask(int(asked["reducer"]), self._frames))
-        on("gradients", self._send_gradients)
-        on("collective", lambda asked: self._stage.ask(asked))
-        on("adopt", self._adopt)
-        on("what if", lambda asked: self._what_if.ask(asked))
-        on("what if run", lambda asked: self._what_if.run(asked))
-        if self.player is not None:
-            on("player", self.player.obey)
-        for kind in ("step", "fault", "reconfigure", "watch"):
-            on(kind, lambda asked: self._controls.ask(asked))
-
     def _adopt(self, asked: dict[str, Any]) -> None:
         """Switches to the cluster that replaced this dashboard's, if there is one."""
-        cluster = successor_of(self._cluster)
+        cluster = successor_of(self._shown.cluster)
         if cluster is None:
             return
-        self._controls.stop()
-        self._attach(cluster.timeline, **cluster.dashboard_means())
-        nothing: dict[str, Any] = {name: {} for name in (*_OF_STEPS, "assignments", "links", "inspection", "overhead")}
-        self._show({**nothing, "life": {}})
+        self._shown.leave()
+        self._attach(cluster.timeline, cluster.dashboard_means())
         self.send({"type": "reset"})  # the page sends again which views it shows
-
-    def _look(self, asked: dict[str, Any]) -> None:
-        """Notes which views a page shows."""
-        seen = (str(asked["id"]), asked["views"], asked.get("reducer"))
-        self._slow.look(*seen)
-        self._controls.look(*seen)
-        self._what_if.look(*seen)
-
-    def _send_gradients(self, asked: dict[str, Any]) -> None:
-        """Sends when each gradient of a bucket was ready."""
-        reducer, step, bucket = (int(asked[name]) for name in ("reducer", "step", "bucket"))
-        self.send(bucket_gradients(self._timeline, reducer, step, bucket))
-
-    def _ask_ranks(self, force: bool = False) -> float:
-        """Queries the state of the ranks twice per second; returns seconds of CPU time.
-
-        Does not hold the lock, which the user's cells need at their end, because an unresponsive rank takes time.
-        """
-        begin, now = time.thread_time(), time.monotonic()
-        if self._frozen or (not force and now - self._ranks_at < _RANKS_SECONDS):
-            return 0.0
-        self._ranks_at = now
-        try:
-            records = self._status() if self._status is not None else ()
-            lost = self._lost() if self._lost is not None else {}
-            stopped = False
-        except DdpLabError:
-            records, lost, stopped = (), {}, True
-        self._rows = rank_rows(self._timeline.ranks(), records, stopped=stopped, recorded=self._timeline.recorded)
-        self._life = life_of(self._cluster, lost)
-        self._name = name_of(self._cluster)
-        return time.thread_time() - begin
 
 
 def of_recording(timeline: Timeline, views: Sequence[str] = (), player: Player[Timeline] | None = None) -> Dashboard:

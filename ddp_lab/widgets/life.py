@@ -13,7 +13,6 @@ from ..formatting import label_of
 
 if TYPE_CHECKING:
     from ..control.ranks import Ranks
-    from ..timeline.timeline import Timeline
 
 __all__ = ["REPLACED", "CellEnds", "life_of", "name_of", "nothing_yet", "publish", "successor_of"]
 
@@ -87,13 +86,13 @@ def _of_several(how: str) -> str:
     return f"were{how[3:]}" if how.startswith("was ") else how
 
 
-def nothing_yet(timeline: Timeline, cluster: object, player: object) -> str:
-    """Returns the text of a dashboard without steps."""
-    if player is not None:
+def nothing_yet(*, played: bool, recorded: bool, ranks: bool) -> str:
+    """Returns the text of a dashboard without steps: of a replay, a recording, ranks, or a run that is followed."""
+    if played:
         return _NOTHING_PLAYED
-    if timeline.recorded:
+    if recorded:
         return _NOTHING_RECORDED
-    return _NOTHING_WITHOUT_RANKS if cluster is None else _NOTHING
+    return _NOTHING if ranks else _NOTHING_WITHOUT_RANKS
 
 
 def publish(data: dict[str, Any], metadata: dict[str, Any]) -> None:

@@ -158,9 +158,9 @@ class Commands:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._known: dict[str, Callable[[Command], None]] = {}
+        self._known: dict[str, Callable[[Command], object]] = {}
 
-    def on(self, kind: str, action: Callable[[Command], None]) -> None:
+    def on(self, kind: str, action: Callable[[Command], object]) -> None:
         """Registers `action` for the commands of this type; it must return at once."""
         self._known[kind] = action
 

@@ -67,7 +67,7 @@ _ = train(1.0)
 _TRAIN = "steps = lab.run('train({seconds}, {fast})').values[0]"
 _READ = """
 import dataclasses, json
-frame = dashboard._frames.latest()
+frame = dashboard._shown.frames.latest()
 about = dataclasses.asdict(dashboard.statistics())
 print(json.dumps(about | {"trained": steps, "shape": list(frame.shape)}))
 """

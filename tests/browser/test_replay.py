@@ -110,7 +110,7 @@ def test_a_recording_offers_nothing_of_ranks(recording: BarePage) -> None:
 
 def test_a_change_that_was_recorded_is_compared(recording: BarePage) -> None:
     """Steps before and after other buckets are compared in a recording, too: as what happened, without a form."""
-    timeline, training = recording.dashboard._timeline, Training(buckets=2, parameters=6, forward_ms=2.0)
+    timeline, training = recording.dashboard._shown.timeline, Training(buckets=2, parameters=6, forward_ms=2.0)
     training._sequence = [10**6] * 2
     changed = {"generation": 2, "first_step": 20, "session": 1, "rebuilt": True}
     changed |= {"options": {"bucket_cap_mb_list": [1.5]}}

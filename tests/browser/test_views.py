@@ -103,7 +103,7 @@ def test_overlap_is_that_of_the_timeline(shown: BarePage) -> None:
     page = shown.page
     page.locator(".ddp-overlap summary").click()
     cells = shown.first_row(".ddp-overlap")
-    found = view_data.breakdown(shown.dashboard._timeline)
+    found = view_data.breakdown(shown.dashboard._shown.timeline)
     wanted = [found.total, found.other, found.forward, found.alone, found.hidden, found.exposed]
     assert int(cells[0]) == STEPS - 1
     for text, values in zip(cells[1:7], wanted, strict=True):

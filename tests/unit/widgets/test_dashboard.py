@@ -155,7 +155,7 @@ def test_messages_are_bounded(make: Made) -> None:
     assert max(len(buffers[0]) for content, buffers in dashboard.sent if buffers) < 400_000
     assert 99 in _steps_sent(dashboard)
     assert 0 not in _steps_sent(dashboard)
-    while dashboard._feed.unsent:
+    while dashboard._shown.feed.unsent:
         dashboard.refresh()
     assert sorted(_steps_sent(dashboard)) == list(range(100))
 
@@ -228,9 +228,9 @@ def test_the_models_that_trained_last_are_kept(make: Made, monkeypatch: pytest.M
         for step in range(3):
             training.feed(timeline, step + 3 * (order > 5), 10**12 + (4 * order + step) * 10**9)
     dashboard: Any = make(timeline)
-    size = dashboard._frames.latest().times_ns.nbytes
+    size = dashboard._shown.frames.latest().times_ns.nbytes
     monkeypatch.setattr("ddp_lab.widgets.step_feed._KEPT_BYTES", 4 * 2 * size)
-    heads = dashboard._feed.newest()["header"]["steps"]
+    heads = dashboard._shown.feed.newest()["header"]["steps"]
     assert [(head["reducer"], head["step"]) for head in heads] == [
         (3, 1), (3, 2), (4, 1), (4, 2), (5, 1), (5, 2), (1, 4), (1, 5)
     ]  # fmt: skip
@@ -331,8 +331,10 @@ def test_words_while_steps_come(make: Made, monkeypatch: pytest.MonkeyPatch) -> 
     timeline = Timeline()
     Training().feed(timeline, 0)
     dashboard: Any = make(timeline)
-    looked, reducers = [], dashboard._frames.reducers
-    monkeypatch.setattr(dashboard._frames, "reducers", lambda: looked.append(dashboard._lock._is_owned()) or reducers())
+    looked, reducers = [], dashboard._shown.frames.reducers
+    monkeypatch.setattr(
+        dashboard._shown.frames, "reducers", lambda: looked.append(dashboard._lock._is_owned()) or reducers()
+    )
     dashboard.snapshot()
     assert looked
     assert all(looked)
@@ -355,8 +357,8 @@ def test_a_failing_refresh_is_shown(make: Made) -> None:
         raise RuntimeError("the controller is gone")
 
     timeline: Any = Timeline()
-    dashboard = make(timeline)
-    dashboard._status = status
+    dashboard: Any = make(timeline)
+    dashboard._shown._status = status
     wait_until(lambda: "the controller is gone" in dashboard.notice, 10, "the notice")
     wait_until(lambda: not dashboard._refresher.running, 10, "the end of the thread")
 
@@ -459,7 +461,7 @@ def test_marks_are_sent_with_their_names(make: Made) -> None:
     dashboard.refresh()
     sent = [content["marks"] for content, _ in dashboard.sent if content["type"] == "marks"]
     assert sent == [[(1, 5.0, "epoch", None)]]
-    dashboard._feed.resend()
+    dashboard._shown.feed.resend()
     dashboard.refresh()
     assert [content["type"] for content, _ in dashboard.sent].count("marks") == 2
 
