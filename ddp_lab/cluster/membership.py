@@ -241,7 +241,7 @@ class Membership:
                     host=known.get("host", ""),
                     device=known.get("device", ""),
                     backend=known.get("backend", ""),
-                    state="dead" if rank in exits else answer.get("state", "silent"),
+                    state="lost" if rank in exits else answer.get("state", "silent"),
                     cell=answer.get("cell"),
                     exit_code=exits.get(rank),
                     clock=clocks.get(rank, ""),
@@ -265,7 +265,7 @@ class Membership:
         for rank in range(self._world_size):
             answer = answers.get(rank)
             if rank in lost:
-                made.append(Examined(rank, "dead", why=lost[rank]))
+                made.append(Examined(rank, "lost", why=lost[rank]))
             elif answer is None and self.is_stopped(rank):
                 made.append(Examined(rank, "stopped", why=f"kill -CONT {self._processes.fork_server.pids[rank]}"))
             elif answer is None:

@@ -37,8 +37,8 @@ class RankRecord:
         host: the machine.
         device: the device it is pinned to.
         backend: the default group's backends.
-        state: ``"idle"``, ``"running"`` a cell, ``"freed"`` (unblocked: its groups were destroyed, so that
-            pending collectives returned; the next cell rejoins), ``"silent"`` (unresponsive) or ``"dead"`` (failed: its
+        state: ``"idle"``, ``"running"`` a cell, ``"unblocked"`` (its groups were destroyed, so that
+            pending collectives returned; the next cell rejoins), ``"silent"`` (unresponsive) or ``"lost"`` (failed: its
             process exited).
         cell: id of the cell it runs, None between cells.
         exit_code: of a failed rank; minus the signal's number if a signal ended it.
@@ -64,8 +64,8 @@ class RankRecord:
 
     @property
     def word(self) -> str:
-        """Its state for display; a rank whose own cell was the cause is "failed", not "freed"."""
-        own = self.state == "freed" and self.broken_by in ("failed", "interrupted")
+        """Its state for display; a rank whose own cell was the cause is "failed", not "unblocked"."""
+        own = self.state == "unblocked" and self.broken_by in ("failed", "interrupted")
         return self.broken_by if own else self.state
 
 

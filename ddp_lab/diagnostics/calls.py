@@ -23,7 +23,7 @@ _HEADINGS = {
     **dict.fromkeys(("ended", "subset", "unused"), _ENDED),
     **dict.fromkeys(("mismatch", "sizes", "root", "ahead", "group", "groups", "making", "crossed", "backward"), _CALLS),
     "order": _CALLS,
-    "dead": "A rank that failed",
+    "lost": "A rank that failed",
     "slow": "A link that is slow",
     "unknown": "Who is asked",
 }

@@ -64,12 +64,12 @@ def _who(ranks: Sequence[Examined]) -> str:
 
 
 def _gone(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
-    if not (gone := [one for one in ranks if one.state == "dead"]):
+    if not (gone := [one for one in ranks if one.state == "lost"]):
         return None
     them, new = ("it", "a new process for it") if len(gone) == 1 else ("them", "new processes for them")
     others = f"; {_who(waiting)} {_was(waiting)} waiting for {them}" if waiting else ""
     sentence = f"{_who(gone)} failed ({gone[0].how_it_ended}){others}."
-    return Diagnosis("dead", sentence, f"The next cell, or `%cluster rejoin`, starts {new}.")
+    return Diagnosis("lost", sentence, f"The next cell, or `%cluster rejoin`, starts {new}.")
 
 
 def _paused(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
@@ -163,7 +163,7 @@ def _members(one: Examined, ranks: Sequence[Examined]) -> list[Examined]:
 def _ended(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
     """Peers whose cell has finished, or that were not sent it."""
     for one in waiting:
-        absent = [other for other in _members(one, ranks) if other.state in ("idle", "freed")]
+        absent = [other for other in _members(one, ranks) if other.state in ("idle", "unblocked")]
         if not absent:
             continue
         who, what = _who(absent), one.waits_in

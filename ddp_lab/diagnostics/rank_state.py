@@ -124,9 +124,9 @@ class Examined:
 
     Attributes:
         rank: its rank.
-        state: ``"running"`` a cell, ``"idle"``, ``"freed"``, ``"silent"`` (unresponsive), ``"stopped"`` (by a
-            signal) or ``"dead"`` (its process exited).
-        why: of a dead one, how it ended; of a stopped one, the command that resumes it.
+        state: ``"running"`` a cell, ``"idle"``, ``"unblocked"``, ``"silent"`` (unresponsive), ``"stopped"`` (by a
+            signal) or ``"lost"`` (its process exited).
+        why: of a lost one, how it ended; of a stopped one, the command that resumes it.
         label: of the running cell.
         asked: whether the cell was sent to this rank.
         seconds: since the cell began here.
@@ -172,7 +172,7 @@ class Examined:
 
     @property
     def how_it_ended(self) -> str:
-        """Of a dead one, e.g. ``"killed by SIGKILL (signal 9)"``, to follow "failed: "."""
+        """Of a lost one, e.g. ``"killed by SIGKILL (signal 9)"``, to follow "failed: "."""
         return self.why.removeprefix("was ")
 
     @property
@@ -221,7 +221,7 @@ class Examined:
 
     def __str__(self) -> str:
         """What it does, to follow "rank 1 "."""
-        if self.state == "dead":
+        if self.state == "lost":
             return f"failed: {self.how_it_ended}"
         if self.state == "stopped":
             return f"is stopped (SIGSTOP): `{self.why}` resumes it"

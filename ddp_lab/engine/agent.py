@@ -201,7 +201,7 @@ class Agent:
     def _state(self) -> str:
         if cell.running() is not None and not self._left.is_set():
             return "running"
-        return "idle" if self._freed is None else "freed"
+        return "idle" if self._freed is None else "unblocked"
 
     def _broken_by(self) -> str:
         """Why this rank's groups were destroyed: it ``"failed"``, was ``"interrupted"``, or ``"rank 1"`` failed."""

@@ -45,7 +45,7 @@ class RankStatus:
         rank: the rank.
         session: identifies its process; None before its first message.
         pid: its process id, None if not reported.
-        state: ``"idle"``, ``"running"``, ``"freed"``, ``"leaving"``, or ``"unknown"`` before its first status.
+        state: ``"idle"``, ``"running"``, ``"unblocked"``, ``"leaving"``, or ``"unknown"`` before its first status.
         cell: id of the running cell, None if none.
         step: the last step seen, -1 if none.
         last_event_ns: time of its latest event on its host's monotonic clock, 0 if none.

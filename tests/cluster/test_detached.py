@@ -128,7 +128,7 @@ def test_what_ended_meanwhile_is_reported(abandoned: Callable[[], Lab], tmp_path
     os.kill(pid, signal.SIGKILL)
     leftovers.wait_until(lambda: Lab.detached()[0].ranks == (1, 2), 5, "the end of rank 1")
     with abandoned() as lab:
-        assert lab.status()[1].state == "dead"
+        assert lab.status()[1].state == "lost"
         code = "t = torch.ones(1); dist.all_reduce(t); t.item(), 'kept' in globals()"
         assert lab.values(code) == {0: (2.0, True), 1: (2.0, False)}
 
@@ -248,12 +248,12 @@ def test_a_fork_server_that_is_killed() -> None:
     lab = Lab(1, detach=True, name="bare", backend="gloo").start()
     try:
         os.kill(lab.pids()["fork server"], signal.SIGKILL)
-        leftovers.wait_until(lambda: lab.status()[0].state == "dead", 10, "the rank's end is known")
+        leftovers.wait_until(lambda: lab.status()[0].state == "lost", 10, "the rank's end is known")
         with pytest.raises((CellError, ClusterError), match="fork server was killed by SIGKILL"):
             lab.run("1")
         lab.detach()
         lab = Lab.find("bare")  # type: ignore[assignment]
-        assert lab.status()[0].state == "dead"
+        assert lab.status()[0].state == "lost"
         with pytest.raises((CellError, ClusterError), match="fork server was killed by SIGKILL"):
             lab.run("1")
         lab.restart()

@@ -196,7 +196,7 @@ def test_a_dead_rank_is_named(tmp_path: Path) -> None:
         with pytest.raises(CellError):
             cluster.run("import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()")
         found = cluster.doctor().diagnosis
-    assert found.kind == "dead"
+    assert found.kind == "lost"
     assert "rank 1 failed" in found.sentence
     assert "SIGKILL" in found.sentence
 

@@ -71,7 +71,7 @@ def test_a_rank_that_is_asked_to_end(tmp_path: Path) -> None:
             f"atexit.register(pathlib.Path({str(ran)!r}).touch)"
         )
         os.kill(lab.pids()["rank 0"], signal.SIGTERM)
-        leftovers.wait_until(lambda: lab.status()[0].state == "dead", 60, "the rank's end")
+        leftovers.wait_until(lambda: lab.status()[0].state == "lost", 60, "the rank's end")
         assert lab.status()[0].exit_code == 0
         assert ran.exists()
         assert "Traceback" not in lab.session.processes.fork_server.log_of(0).read_text()
@@ -206,7 +206,7 @@ def test_sigkill_of_the_fork_server() -> None:
         leftovers.wait_until(
             lambda: not leftovers.alive(pids["rank 0"]) and not leftovers.alive(pids["rank 1"]), SECONDS, "ranks' end"
         )
-        leftovers.wait_until(lambda: {record.state for record in lab.status()} == {"dead"}, SECONDS, "status")
+        leftovers.wait_until(lambda: {record.state for record in lab.status()} == {"lost"}, SECONDS, "status")
         with pytest.raises(CellError, match=r"ended: the fork server was killed by SIGKILL \(signal 9\) \(`%cluster r"):
             run.wait()
         lab.restart()

@@ -112,7 +112,7 @@ def test_an_error_that_takes_long_to_tell(steady: Lab) -> None:
     refused."""
     slow = "class Slow(Exception):\n    def __str__(self):\n        time.sleep(1.5)\n        return 'slow'\n"
     running = steady.run(f"import time\n{slow}if rank == 0: raise Slow\ndist.all_reduce(t)", wait=False)
-    leftovers.wait_until(lambda: steady.status()[0].state == "freed", 30, "the end of rank 0's code")
+    leftovers.wait_until(lambda: steady.status()[0].state == "unblocked", 30, "the end of rank 0's code")
     assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
     with pytest.raises(CellError, match="rank 0 failed: Slow: slow"):
         running.wait()
@@ -583,7 +583,7 @@ def test_rank_killed_in_a_cell() -> None:
         lab.run("t = torch.ones(1)")
         with pytest.raises(CellError, match=r"rank 1.*SIGKILL"):
             lab.run("import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.all_reduce(t)")
-        assert [record.state for record in lab.status()][1] == "dead"
+        assert [record.state for record in lab.status()][1] == "lost"
         assert lab.status()[1].exit_code == -signal.SIGKILL
         lab.restart()
         assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}

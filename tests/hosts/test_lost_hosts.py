@@ -58,7 +58,7 @@ def test_a_link_that_stays_cut(impatient: Lab, network: Network) -> None:
     with pytest.raises(CellError, match="rank 1 was lost with host b: it did not respond for 5 s") as raised:
         run.wait()
     assert raised.value.failures[0].consequence
-    assert [record.state for record in impatient.status()][1] == "dead"
+    assert [record.state for record in impatient.status()][1] == "lost"
     former = host.processes()
     assert former  # it does not know yet
     host.mend()

@@ -2,7 +2,7 @@
 
 [Note: a rehearsal]
 Faults are real: a slow rank sleeps in its forward, a slow layer sleeps where autograd delivers its gradient, a dropped
-gradient is not reported to the reducer, a dead rank has killed its process. The consequences are those of a real fault,
+gradient is not reported to the reducer, a lost rank has killed its process. The consequences are those of a real fault,
 including errors. Each is marked on the timeline when it begins and when it ends. Sleeps end when the rank is
 interrupted or unblocked (`wake_all`), faults do not.
 

@@ -14,14 +14,14 @@ from .processes import ProcessUse
 __all__ = ["SILENT_SECONDS", "cluster_rows", "rank_rows", "row_texts"]
 
 SILENT_SECONDS = 1.5  # a rank that has sent nothing for longer than this is called silent
-_STATES = ("idle", "running", "freed")
+_STATES = ("idle", "running", "unblocked")
 _LIVE = ("idle", "running", "unknown")
 _FROM_RECORD = ("pid", "host", "device", "backend", "engine")
 _HINTS = {
     "starting": "its process is being started",
     "failed": "its cell raised an error; its process groups were destroyed, so that no rank waits for it",
     "interrupted": "its cell was interrupted; its process groups were destroyed",
-    "freed": "its process groups were destroyed, so that its pending collectives return",
+    "unblocked": "its process groups were destroyed, so that its pending collectives return",
     "stopped": "a signal has suspended its process; collectives wait for it",
     "silent": "no message from it: a long C call may hold the GIL, or its machine is overloaded",
 }
@@ -60,7 +60,7 @@ def _row(one: RankVitals, told: RankStatus | None, process: ProcessUse | None) -
         "gpu": one.gpu_percent,
         "inFlight": one.in_flight,
         "step": told.step if told is not None and told.events and told.step >= 0 else None,
-        "silent": one.silent_seconds if state not in ("dead", "starting") else None,
+        "silent": one.silent_seconds if state not in ("lost", "starting") else None,
     }
 
 
@@ -68,8 +68,8 @@ def _state(one: RankVitals, told: RankStatus | None, stopped: bool) -> str:
     """As in `RankRecord`, or ``"failed"`` or ``"interrupted"`` (its own cell broke its groups), ``"stopped"`` (a signal
     suspended the process) or ``"starting"``."""
     record = one.record
-    if record.state == "dead":
-        return "dead"
+    if record.state == "lost":
+        return "lost"
     if stopped:
         return "stopped"
     if record.state != "silent":
@@ -82,15 +82,15 @@ def _state(one: RankVitals, told: RankStatus | None, stopped: bool) -> str:
 
 def _words(state: str, one: RankVitals) -> str:
     record = one.record
-    if state == "dead":
+    if state == "lost":
         return exit_words(record.exit_code).removeprefix("was ") if record.exit_code is not None else "failed"
     if state == "running":
         return f"runs {one.label}" if one.label else "runs a cell"
     if state == "stopped":
         return f"stopped by SIGSTOP; continue with kill -CONT {record.pid}"
-    if state in ("failed", "interrupted", "freed"):
-        freed = f"unblocked because {record.broken_by} failed" if record.broken_by else "unblocked"
-        what = freed if state == "freed" else state
+    if state in ("failed", "interrupted", "unblocked"):
+        unblocked = f"unblocked because {record.broken_by} failed" if record.broken_by else "unblocked"
+        what = unblocked if state == "unblocked" else state
         return f"{what}; the next cell rejoins"
     return state
 

@@ -77,7 +77,7 @@ def test_ranks_that_make_progress() -> None:
             "Interrupting a cell that you wait for terminates those ranks' processes",
         ),
         (
-            "dead",
+            "lost",
             "rank 1 failed .*; ranks 0 and 2 were waiting for it. .* a new process for it",
             "ranks 1 and 2 failed .*; rank 0 was waiting for them. .* new processes for them",
         ),

@@ -47,19 +47,19 @@ def test_a_running_rank_names_its_cell() -> None:
 @pytest.mark.parametrize(
     ("fields", "stopped", "state", "words"),
     [
-        ({"state": "dead", "exit_code": -9}, False, "dead", "killed by SIGKILL (signal 9)"),
-        ({"state": "dead", "exit_code": 3}, False, "dead", "ended with exit code 3"),
+        ({"state": "lost", "exit_code": -9}, False, "lost", "killed by SIGKILL (signal 9)"),
+        ({"state": "lost", "exit_code": 3}, False, "lost", "ended with exit code 3"),
         ({"state": "silent"}, True, "stopped", "stopped by SIGSTOP; continue with kill -CONT 100"),
         ({"state": "silent"}, False, "silent", "silent"),
         ({"state": "silent", "pid": 0}, False, "starting", "starting"),
-        ({"state": "freed"}, False, "freed", "unblocked; the next cell rejoins"),
+        ({"state": "unblocked"}, False, "unblocked", "unblocked; the next cell rejoins"),
     ],
 )
 def test_ranks_in_trouble(fields: dict[str, Any], stopped: bool, state: str, words: str) -> None:
-    """A dead rank says how it ended and has no heartbeat; one that a signal paused is told from one that is silent."""
+    """A lost rank says how it ended and has no heartbeat; one that a signal paused is told from one that is silent."""
     made = row(RankVitals(record(**fields), silent_seconds=8.0), None, ProcessUse(0.0, 1, stopped))
     assert (made["state"], made["words"]) == (state, words)
-    assert made["silent"] == (None if state in ("dead", "starting") else 8.0)
+    assert made["silent"] == (None if state in ("lost", "starting") else 8.0)
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,12 @@ def test_ranks_in_trouble(fields: dict[str, Any], stopped: bool, state: str, wor
     [
         ("failed", "failed", "failed; the next cell rejoins"),
         ("interrupted", "interrupted", "interrupted; the next cell rejoins"),
-        ("rank 1", "freed", "unblocked because rank 1 failed; the next cell rejoins"),
+        ("rank 1", "unblocked", "unblocked because rank 1 failed; the next cell rejoins"),
     ],
 )
 def test_a_rank_that_failed_is_told_from_one_that_was_freed(broken_by: str, state: str, words: str) -> None:
     """Of two ranks whose groups were shut down, the one whose cell raised is the one that failed."""
-    freed = record(state="freed", broken_by=broken_by)
+    freed = record(state="unblocked", broken_by=broken_by)
     made = row(RankVitals(freed, silent_seconds=0.1))
     assert (made["state"], made["words"]) == (state, words)
     assert rank_rows([], [freed])[0]["state"] == cells_of(freed)["state"] == state
