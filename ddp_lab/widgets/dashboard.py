@@ -11,7 +11,7 @@ import traitlets
 from ..timeline.timeline import Timeline
 from ..views.catalogue import TABS, VIEWS
 from . import bundle
-from .life import REPLACED, CellEnds, publish, successor_of
+from .life import REPLACED, REPLACED_MODULE, CellEnds, publish, successor_of
 from .live_widget import LiveWidget
 from .saved_picture import SavedPicture
 from .shown_training import DashboardStatistics, ShownTraining
@@ -153,6 +153,7 @@ class Dashboard(LiveWidget):
 
     def _ipython_display_(self) -> None:
         """Displays the live view and, below it, the picture that a saved notebook keeps ([Note: two outputs])."""
+        self._show({"_esm": bundle.module_text("app/dashboard.js")})  # it may have been replaced
         self.refresh()
         publish(*self._live())
         self._picture.display(self.svg(), self._words())
@@ -224,7 +225,7 @@ class Dashboard(LiveWidget):
                 self._shown.feed.send()
             elif self._cell_ends.gone:
                 # All widgets of a kernel are restored with a page: many large ones would take it too long.
-                self._show({"life": REPLACED, "kept": {}})
+                self._show({"life": REPLACED, "kept": {}, "_esm": REPLACED_MODULE})
                 self._shown.controls.rest()
                 self._refresher.stop()
             else:

@@ -14,7 +14,7 @@ from ..formatting import label_of
 if TYPE_CHECKING:
     from ..control.ranks import Ranks
 
-__all__ = ["REPLACED", "CellEnds", "life_of", "name_of", "nothing_yet", "publish", "successor_of"]
+__all__ = ["REPLACED", "REPLACED_MODULE", "CellEnds", "life_of", "name_of", "nothing_yet", "publish", "successor_of"]
 
 REPLACED = {
     "what": "The cell that showed this dashboard has run again",
@@ -23,6 +23,9 @@ REPLACED = {
     "adopt": "",
 }
 """Shown by a view that no longer updates, wherever it is still visible."""
+
+REPLACED_MODULE = "export default { render({ el }) { el.textContent = 'Display this dashboard again to continue.'; } }"
+"""The browser's part of a dashboard that is no longer displayed: small, because a page restores all widgets."""
 
 _NOTHING = "No step recorded yet. Train with ddp_lab.DistributedDataParallel in a %%distributed cell."
 _NOTHING_WITHOUT_RANKS = "No step recorded yet. Train with ddp_lab.DistributedDataParallel."
