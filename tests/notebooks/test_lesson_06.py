@@ -44,8 +44,8 @@ def test_order(lesson: running.Notebook) -> None:
     """Overlap by hand averages right; launching at once mixes the branches of ranks that disagree, launching in bucket
     order does not, and neither does DDP, which takes rank 0's order of readiness."""
     assert "6 buckets; the same gradients: True" in running.text(running.cell(lesson, "overlap"))
-    assert all(value > 0.1 for value in _errors(lesson, "exercise-2"))
-    assert all(value < 1e-5 for name in ("solution-2", "rebuild") for value in _errors(lesson, name))
+    assert min(_errors(lesson, "errors") + _errors(lesson, "exercise-2")) > 0.1
+    assert max(_errors(lesson, "solution-2") + _errors(lesson, "rebuild")) < 1e-5
     rebuilt = running.text(running.cell(lesson, "rebuild"))
     assert "after a backward: generation 0, bucket 0: 8 gradients of left, right" in rebuilt
     assert "after two: generation 1, bucket 0: 4 gradients of right" in rebuilt
@@ -79,7 +79,7 @@ def test_readiness_names_rank_and_layer(lesson: running.Notebook) -> None:
 
 
 def _errors(lesson: running.Notebook, name: str) -> list[float]:
-    """How far gradients were off in each branch."""
-    found = re.findall(r"off by: right (\S+), left (\S+)", running.text(running.cell(lesson, name)))
+    """How far the gradients of each rank were off."""
+    found = re.findall(r"off by (\S+)", running.text(running.cell(lesson, name)))
     assert found
-    return [float(value) for pair in found for value in pair]
+    return [float(value) for value in found]

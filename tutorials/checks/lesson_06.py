@@ -1,6 +1,12 @@
-"""Checks of lesson 6."""
+"""Checks and predictions of lesson 6, and the training that its last exercise examines."""
 
-from . import Checks, on_ranks
+import random
+import statistics
+import time
+
+import ddp_lab
+
+from . import Checks, Prediction, Predictions, _called, on_ranks
 
 
 def averaged_bucket(torch, dist, rank, world_size, average):
@@ -38,7 +44,7 @@ def averaged_bucket(torch, dist, rank, world_size, average):
     return "Right: one collective, and every gradient is the average."
 
 
-def bucket_order(on_ready, errors, by_hand):
+def bucket_order(on_ready, error, by_hand):
     for arrival in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0]):
         states, launched = ["pending"] * 4, []
 
@@ -59,12 +65,30 @@ def bucket_order(on_ready, errors, by_hand):
                 return (
                     f"Not yet: {told}. Bucket {waiting} could be in flight too: continue while the next one is ready."
                 )
-    return f"Right: the same order on every rank. Off by: {errors(by_hand)}."
+    return f"Right: the same order on every rank. The gradients are off by {error(by_hand(on_ready)):.1e}."
 
 
-def where_it_is_slow(lab, late_rank, late_bucket):
-    true_rank, true_layer = lab.pull("hidden")[0]
-    reducer = lab.pull("hidden_reducer")[0]
+def slow_training():
+    """Trains the lesson's network, with one rank that is slow in one layer; returns its number on the timeline."""
+    return ddp_lab.current_cluster().run(_called, _train_slowly).values[0]
+
+
+def _train_slowly(rank, world_size, make_network, train):
+    slow_rank, slow_layer = _slow_place(world_size)
+    network = make_network()
+    if rank == slow_rank:
+        layer = network.get_submodule(f"layer{slow_layer}")
+        layer.weight.register_hook(lambda gradient: time.sleep(0.020))
+    return train(network, bucket_cap_mb=0.5).reducer_id
+
+
+def _slow_place(world_size):
+    dice = random.Random(2020)
+    return dice.randrange(world_size), dice.randrange(1, 9)
+
+
+def where_it_is_slow(lab, reducer, late_rank, late_bucket):
+    true_rank, true_layer = _slow_place(lab.world_size)
     buckets = lab.timeline.assignment(reducer, lab.timeline.steps(reducer)["generation"].max())
     position = [parameter["name"] for parameter in buckets["parameters"]].index(f"layer{true_layer}.weight")
     true_bucket = next(bucket["bucket"] for bucket in buckets["buckets"] if position in bucket["parameters"])
@@ -81,4 +105,63 @@ def where_it_is_slow(lab, late_rank, late_bucket):
     return f"Right: rank {true_rank}, bucket {true_bucket}. Each backward slept for 20 ms there, at layer {true_layer}."
 
 
+def first_bucket(model):
+    layers = {int(name.split(".")[0].removeprefix("layer")) for name in model.buckets()[0].parameters}
+    return f"layers {', '.join(map(str, sorted(layers)))}"
+
+
+def not_overlapped(network, buckets, overlapped):
+    last = []
+
+    def note(states, launch):
+        index = states.index("ready")
+        launch(index)
+        if "pending" not in states:  # no gradient is missing: the backward is over
+            last.append(index)
+
+    overlapped(network, buckets, note)
+    [index] = last
+    names = [name for name, parameter in network.named_parameters() if any(parameter is p for p in buckets[index])]
+    for layer, choice in (("layer0", _WITH_THE_FIRST), ("layer11", _WITH_THE_LAST)):
+        if f"{layer}.weight" in names:
+            return choice
+    return "a bucket between them"
+
+
+def at_once(mixed):
+    return "wrong gradients, without an error" if mixed > 1e-3 else "the right gradients: both compute the same sum"
+
+
+def ready_too_early(one_event_later):
+    state = one_event_later[1].buckets[1].state
+    return {"ready": "it waits until bucket 0 is launched", "launched": "it is launched at once"}.get(state, state)
+
+
+def slower_size(size):
+    names = {"each gradient": "one bucket for each gradient", "all in one": "one bucket for all gradients"}
+    return names[max(names, key=lambda name: statistics.median(size[name]))]
+
+
+_WITH_THE_FIRST, _WITH_THE_LAST = "the bucket with the first layer", "the bucket with the last layer"
+
 check = Checks(on_ranks(averaged_bucket), on_ranks(bucket_order, timeout=30), where_it_is_slow)
+
+predictions = Predictions(
+    Prediction(["layers 0, 1, 2", "layers 5, 6, 7", "layers 9, 10, 11"], first_bucket, on_ranks=True),
+    Prediction([_WITH_THE_FIRST, _WITH_THE_LAST, "a bucket between them"], not_overlapped, on_ranks=True),
+    Prediction(
+        [
+            "an error",
+            "a hang",
+            "wrong gradients, without an error",
+            "the right gradients: both compute the same sum",
+        ],
+        at_once,
+        on_ranks=True,
+    ),
+    Prediction(
+        ["it is launched at once", "it waits until bucket 0 is launched", "it becomes bucket 0"], ready_too_early
+    ),
+    Prediction(["one bucket for each gradient", "one bucket for all gradients"], slower_size),
+)
+predict, compare = predictions.predict, predictions.compare
