@@ -18,14 +18,16 @@ _ALONE = (  # a wrapper that averages nothing
     "        self.module = module\n    def forward(self, x):\n        return self.module(x)\n"
 )
 _BOTH = "cross_entropy(outputs[1], labels % 2) + cross_entropy(outputs[0], labels)"
-_IN_TURNS = "cross_entropy(outputs[number % 2], labels % 2 if number % 2 else labels)"
+_ALTERNATELY = "cross_entropy(outputs[number % 2], labels % 2 if number % 2 else labels)"
 _LOSS = "\ndef loss(outputs, number):\n    return "
 _FREEZE = "[head.requires_grad_(False) for head in (heads.digit, heads.odd)]"
 
 WRONG = {
     "1": {
         _MAKE.format("", "wrap(heads)") + _LOSS + _BOTH: "alternate between the heads",
-        _MAKE.format("", "wrap(heads, static_graph=True)") + _LOSS + _IN_TURNS: "the loss alternates between the heads",
+        _MAKE.format("", "wrap(heads, static_graph=True)")
+        + _LOSS
+        + _ALTERNATELY: "the loss alternates between the heads",
         _MAKE.format(_FREEZE, "wrap(heads)"): "is frozen",
         _MAKE.format("heads.double()", "wrap(heads)"): "a different error now: mat1 and mat2 must have the same dtype",
         _ALONE + "def make_model():\n    return Alone(TwoHeads().to(device))": "is not the average",
@@ -47,8 +49,8 @@ def test_checks(lesson: running.Notebook) -> None:
 def test_errors_name_the_culprit(lesson: running.Notebook) -> None:
     """Each provoked error is the one that the lesson explains, and names parameters, step and rank."""
     told = {name: running.text(running.cell(lesson, name)) for name in ("unused", "one-rank", "static", "exercise-2")}
-    assert "the first step is over" in told["unused"]
-    assert "the second step is over" not in told["unused"]
+    assert "step 1 is over" in told["unused"]
+    assert "step 2 is over" not in told["unused"]
     for name in ("unused", "one-rank"):
         assert "Expected to have finished reduction in the prior iteration" in told[name]
         assert re.search(r"did not receive grad for rank \d: extra.weight, extra.bias", told[name])
@@ -70,7 +72,7 @@ def test_who_has_a_gradient(lesson: running.Notebook) -> None:
 
 def test_several_forwards(lesson: running.Notebook) -> None:
     """Ours averages in whatever order forwards and backwards come; the recommended ways suit torch's class too."""
-    told = running.text(running.cell(lesson, "several"))
+    told = running.text(running.cell(lesson, "several-measured"))
     for way in ("sum_of_losses", "two_backwards", "no_sync"):
         assert re.search(rf"ddp_lab +{way} +averaged: True", told)
     for way in ("sum_of_losses", "no_sync"):
