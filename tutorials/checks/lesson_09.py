@@ -1,6 +1,6 @@
-"""Checks of lesson 9."""
+"""Checks and predictions of lesson 9."""
 
-from . import Checks, on_ranks
+from . import Checks, Prediction, Predictions, on_ranks
 
 
 def sends_bfloat16(torch, ddp_lab, bf16):
@@ -54,4 +54,48 @@ def error_feedback(torch, dist, ddp_lab, rank, world_size, top_k_later):
     )
 
 
+def fp16_error(fp16_report):
+    error = fp16_report.buckets[3].error
+    return "more than 1 %" if error > 1e-2 else "between 0.1 % and 1 %" if error > 1e-3 else "less than 0.1 %"
+
+
+def unsent_gradient(top_k_report):
+    largest = top_k_report.buckets[3]
+    if largest.error < 0.5:
+        return "it changes a little in each step"
+    never = largest.accumulated_error > 0.9 * largest.error
+    return "it never changes" if never else "it changes in a later step"
+
+
+def accuracy_of_few_bytes(found):
+    share = found["top 0.2 %, the rest later"][1] / found["plain average"][1]
+    return (
+        "about as accurate" if share > 0.85 else "about half as accurate" if share > 0.3 else "no better than guessing"
+    )
+
+
+def after_gossip(drift):
+    return "no" if drift > 1e-4 else "yes, except for the last digits" if drift > 0 else "yes, exactly"
+
+
+def shortest_step(medians):
+    fastest = min(medians, key=medians.get)
+    return _NO_HOOK if fastest == "none" else fastest
+
+
+_NO_HOOK = "none: without a hook it is shortest"
+
 check = Checks(on_ranks(sends_bfloat16), on_ranks(error_feedback))
+
+predictions = Predictions(
+    Prediction(["more than 1 %", "between 0.1 % and 1 %", "less than 0.1 %"], fp16_error, on_ranks=True),
+    Prediction(
+        ["it changes a little in each step", "it changes in a later step", "it never changes"],
+        unsent_gradient,
+        on_ranks=True,
+    ),
+    Prediction(["about as accurate", "about half as accurate", "no better than guessing"], accuracy_of_few_bytes),
+    Prediction(["yes, exactly", "yes, except for the last digits", "no"], after_gossip, on_ranks=True),
+    Prediction(["fp16", "my bf16", "my top 0.2 %", _NO_HOOK], shortest_step),
+)
+predict, compare = predictions.predict, predictions.compare
