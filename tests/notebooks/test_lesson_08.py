@@ -13,20 +13,20 @@ from .judging import judge
 _ACCUMULATE = """%%distributed
 def accumulate(model, optimizer, pieces):
     optimizer.zero_grad()
-    for i, (scans, labels) in enumerate(pieces):
+    for i, (images, labels) in enumerate(pieces):
         {}
     optimizer.step()
 """
-_FORWARD = "loss = loss_of(model(scans), labels) / len(pieces)"
+_FORWARD = "loss = loss_of(model(images), labels) / len(pieces)"
 _SKIP = "with nullcontext() if i == {} else model.no_sync():\n            {}\n            loss.backward()"
 
 _EPOCH = """%%distributed
 def epoch(model, optimizer, pieces, every):
     optimizer.zero_grad()
-    for i, (scans, labels) in enumerate(pieces):
+    for i, (images, labels) in enumerate(pieces):
         last = (i + 1) % every == 0
         with nullcontext() if {} else model.no_sync():
-            (loss_of(model(scans), labels) / {}).backward()
+            (loss_of(model(images), labels) / {}).backward()
         if {}:
             optimizer.step()
             {}
@@ -41,7 +41,7 @@ WRONG = {
         _ACCUMULATE.format(
             f"{_FORWARD}\n        with model.no_sync():\n            loss.backward()"
         ): "4 of 4 backwards",
-        _ACCUMULATE.format(_SKIP.format("3", "loss = loss_of(model(scans), labels)")): "4 times too long",
+        _ACCUMULATE.format(_SKIP.format("3", "loss = loss_of(model(images), labels)")): "4 times too long",
         _ACCUMULATE.format(_SKIP.format("0", _FORWARD)): "Only the *last* backward",
     },
     "2": {

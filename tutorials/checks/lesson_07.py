@@ -71,11 +71,14 @@ def failing_ranks(lab):
     return {(0,): "rank 0", (1,): "rank 1", (): "neither"}.get(tuple(failed), "both ranks")
 
 
-def ranks_with_a_gradient(lab):
-    norms = [by_use["rank 0 uses it"] for by_use in lab.pull("norms").values()]
-    if norms[1] is None:
+def ranks_with_a_gradient(torch, dist, device, world_size, norms):
+    mine = norms["rank 0 uses it"]
+    mine = torch.tensor(float("nan") if mine is None else mine, device=device)
+    of_ranks = [torch.empty_like(mine) for _ in range(world_size)]
+    dist.all_gather(of_ranks, mine)
+    if of_ranks[1].isnan():
         return "only rank 0"
-    same = abs(norms[0] - norms[1]) < 1e-5
+    same = torch.allclose(of_ranks[0], of_ranks[1])
     return "both ranks, with the same gradient" if same else "both ranks, with different gradients"
 
 
@@ -136,6 +139,7 @@ predictions = Predictions(
     Prediction(
         ["only rank 0", "both ranks, with different gradients", "both ranks, with the same gradient"],
         ranks_with_a_gradient,
+        on_ranks=True,
     ),
     Prediction(["the gradients of extra are averaged as usual", "the ranks hang", _NAMED], broken_promise),
     Prediction(

@@ -1,10 +1,12 @@
-"""Checks of lesson 8."""
+"""Checks and predictions of lesson 8."""
 
-from . import Checks, on_ranks
+import numpy
+
+from . import Checks, Prediction, Predictions, on_ranks
 
 
-def accumulated(torch, dist, ddp_lab, world_size, make_network, loss_of, scans, labels, pieces, accumulate):
-    training = _Training(torch, dist, ddp_lab, world_size, make_network, loss_of, scans, labels)
+def accumulated(torch, dist, ddp_lab, world_size, make_network, loss_of, images, labels, pieces, accumulate):
+    training = _Training(torch, dist, ddp_lab, world_size, make_network, loss_of, images, labels)
     met, found = training.by(lambda model, optimizer: accumulate(model, optimizer, pieces[:4]))
     if met == 0:
         return "Not yet: no backward synchronised with the other rank. The last piece must be outside no_sync()."
@@ -25,8 +27,8 @@ def accumulated(torch, dist, ddp_lab, world_size, make_network, loss_of, scans, 
     )
 
 
-def whole_epoch(torch, dist, ddp_lab, world_size, make_network, loss_of, scans, labels, pieces, epoch):
-    training = _Training(torch, dist, ddp_lab, world_size, make_network, loss_of, scans, labels)
+def whole_epoch(torch, dist, ddp_lab, world_size, make_network, loss_of, images, labels, pieces, epoch):
+    training = _Training(torch, dist, ddp_lab, world_size, make_network, loss_of, images, labels)
     met, found = training.by(lambda model, optimizer: epoch(model, optimizer, pieces, 4))
     first, two = found.clone(), [(0, 4, 0.1), (4, 8, 0.1)]
     dist.broadcast(first, 0)
@@ -48,9 +50,9 @@ def whole_epoch(torch, dist, ddp_lab, world_size, make_network, loss_of, scans, 
 class _Training:
     """The lesson's network, trained by the reader's function and as one process would."""
 
-    def __init__(self, torch, dist, ddp_lab, world_size, make_network, loss_of, scans, labels):
+    def __init__(self, torch, dist, ddp_lab, world_size, make_network, loss_of, images, labels):
         self.torch, self.dist, self.ddp_lab, self.world_size = torch, dist, ddp_lab, world_size
-        self.make_network, self.loss_of, self.scans, self.labels = make_network, loss_of, scans, labels
+        self.make_network, self.loss_of, self.images, self.labels = make_network, loss_of, images, labels
 
     def of_one_process(self, *steps):
         """The parameters of one process with all ranks' pieces; a step is (first piece, last piece, learning rate)."""
@@ -58,7 +60,7 @@ class _Training:
         for first, last, rate in steps:
             alone.zero_grad()
             part = slice(first * 16 * self.world_size, last * 16 * self.world_size)
-            self.loss_of(alone(self.scans[part]), self.labels[part]).backward()
+            self.loss_of(alone(self.images[part]), self.labels[part]).backward()
             self.torch.optim.SGD(alone.parameters(), lr=rate).step()
         return self.torch.nn.utils.parameters_to_vector(alone.parameters())
 
@@ -76,4 +78,48 @@ class _Training:
         return sum(met), self.torch.nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
+def long_iterations(rounds):
+    """Of each four iterations, the one that is long in the round with the least noise."""
+    shortest = numpy.min([one[4] for one in rounds], axis=0).reshape(2, 4).min(axis=0)
+    longest = int(shortest.argmax())
+    if shortest[longest] < 1.1 * numpy.median(shortest):
+        return _ALL_ALIKE
+    noisy = "Not yet: this machine is too busy to measure it. Run the two cells above again."
+    return {0: "the first of each four", 3: "the last of each four"}.get(longest, noisy)
+
+
+def training_that_fails(curves):
+    small, large = (numpy.mean(by_every[8][-4:]) > 2 * numpy.mean(by_every[1][-4:]) for by_every in curves.values())
+    return {
+        (True, True): "both",
+        (True, False): "the one with small batches",
+        (False, True): "the one with large batches",
+        (False, False): "neither",
+    }[bool(small), bool(large)]
+
+
+def fourth_backward(lab):
+    if "uneven" not in lab.results:
+        return "Not yet: run the cell above first."
+    failures = lab.results["uneven"].failures
+    if 0 not in failures:
+        return "it uses its own gradient"
+    interrupted = failures[0].name in ("KeyboardInterrupt", "Timeout")
+    return "it waits until it is interrupted" if interrupted else "it raises an error"
+
+
+def gradient_after_join(rank, joined):
+    return f"{joined[3]:g}" if rank == 0 else ""
+
+
+_ALL_ALIKE = "none: all take equally long"
+
 check = Checks(on_ranks(accumulated), on_ranks(whole_epoch))
+
+predictions = Predictions(
+    Prediction(["the first of each four", "the last of each four", _ALL_ALIKE], long_iterations),
+    Prediction(["the one with small batches", "the one with large batches", "both", "neither"], training_that_fails),
+    Prediction(["it uses its own gradient", "it raises an error", "it waits until it is interrupted"], fourth_backward),
+    Prediction(["1", "0.5", "0"], gradient_after_join, on_ranks=True),
+)
+predict, compare = predictions.predict, predictions.compare
