@@ -34,10 +34,23 @@ WRONG = {
     },
 }
 
+CAME_TRUE = {
+    1: "layers 9, 10, 11",
+    2: "the bucket with the first layer",
+    3: "wrong gradients, without an error",
+    4: "it waits until bucket 0 is launched",
+}
+
 
 def test_checks(lesson: running.Notebook) -> None:
     """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
     judge(lesson, WRONG)
+
+
+def test_predictions(lesson: running.Notebook) -> None:
+    """What the folded answers say has come true, where it does not depend on the machine."""
+    for number, outcome in CAME_TRUE.items():
+        assert f"What happened: {outcome}. " in running.text(running.tagged(lesson, f"compare-{number}"))
 
 
 def test_order(lesson: running.Notebook) -> None:

@@ -40,10 +40,24 @@ WRONG = {
     },
 }
 
+CAME_TRUE = {
+    1: "the second one",
+    2: "both ranks",
+    3: "both ranks, with the same gradient",
+    4: "an error names a parameter of extra",
+    5: "when it arrives for the first time",
+}
+
 
 def test_checks(lesson: running.Notebook) -> None:
     """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
     judge(lesson, WRONG)
+
+
+def test_predictions(lesson: running.Notebook) -> None:
+    """What the folded answers say has come true, where it does not depend on PyTorch's version."""
+    for number, outcome in CAME_TRUE.items():
+        assert f"What happened: {outcome}. " in running.text(running.tagged(lesson, f"compare-{number}"))
 
 
 def test_errors_name_the_culprit(lesson: running.Notebook) -> None:

@@ -75,7 +75,7 @@ def accuracy_of_few_bytes(found):
 
 
 def after_gossip(drift):
-    return "no" if drift > 1e-4 else "yes, except for the last digits" if drift > 0 else "yes, exactly"
+    return "no, they differ" if drift > 1e-4 else "yes, except for the last digits" if drift > 0 else "yes, exactly"
 
 
 def shortest_step(medians):
@@ -95,7 +95,7 @@ predictions = Predictions(
         on_ranks=True,
     ),
     Prediction(["about as accurate", "about half as accurate", "no better than guessing"], accuracy_of_few_bytes),
-    Prediction(["yes, exactly", "yes, except for the last digits", "no"], after_gossip, on_ranks=True),
+    Prediction(["yes, exactly", "yes, except for the last digits", "no, they differ"], after_gossip, on_ranks=True),
     Prediction(["fp16", "my bf16", "my top 0.2 %", _NO_HOOK], shortest_step),
 )
 predict, compare = predictions.predict, predictions.compare
