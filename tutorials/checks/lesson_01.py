@@ -1,6 +1,10 @@
 """Checks of lesson 1."""
 
-from . import Checks
+import sys
+
+import ddp_lab
+
+from . import Checks, Prediction, Predictions
 
 
 def divided_work(lab):
@@ -40,4 +44,38 @@ def mean_over_unequal_shares(lab):
     return f"Not yet: every rank has {means[0]:.6f}, but it should be {wanted:.6f}. Which two sums make a mean?"
 
 
+def lines_shown(lab):
+    result = lab.last_result
+    if result is None or "hello from a cell" not in result.text(0):
+        return "Not yet: run the cell above once more, then this one."
+    lines = [line for rank in result.outputs for line in result.text(rank).splitlines()]
+    return str(len(set(lines)))  # lines that ranks print alike appear once
+
+
+def ranks_with_the_total(lab):
+    parts, totals = lab.pull("int(part)"), lab.pull("int(total)")
+    have = [rank for rank, total in totals.items() if total == sum(parts.values())]
+    if not have:
+        return "neither of them"
+    return "both ranks" if len(have) == len(totals) else f"only rank {have[0]}"
+
+
+def fate_of_rank_0(lab):
+    error = getattr(sys, "last_value", None)  # what the cell has raised
+    if not isinstance(error, ddp_lab.CellError) or "shoelaces" not in str(error):
+        return "Not yet: run the cell above once more, then this one."
+    if 0 in lab.lost():
+        return "its process ends as well"
+    return "its cell ends with an error" if 0 in error.failures else "it continues with its own value"
+
+
 check = Checks(divided_work, mean_over_unequal_shares)
+
+predictions = Predictions(
+    Prediction(["3", "5", "6"], lines_shown),
+    Prediction(["only rank 0", "both ranks", "neither of them"], ranks_with_the_total),
+    Prediction(
+        ["its process ends as well", "its cell ends with an error", "it continues with its own value"], fate_of_rank_0
+    ),
+)
+predict, compare = predictions.predict, predictions.compare
