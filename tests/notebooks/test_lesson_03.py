@@ -65,10 +65,10 @@ def test_each_collective_is_called(lesson: running.Notebook) -> None:
     table = running.text(running.cell(lesson, "table"))
     left = {"reduce_scatter": "30, –", "all_to_all": "10, 20", "all_gather": "10, 20", "scatter": "10, –"}
     if torch.__version__.startswith("2.11."):  # its Gloo has the other alone, and the cell says so
-        assert "all_to_all: Backend gloo does not support" in running.text(running.cell(lesson, "collectives"))
+        assert "all_to_all: Backend gloo does not support" in running.text(running.cell(lesson, "call-each"))
         left["all_to_all_single"] = left.pop("all_to_all")
     else:
-        assert not running.text(running.cell(lesson, "collectives"))
+        assert not running.text(running.cell(lesson, "call-each"))
     for name, on_rank_0 in left.items():
         assert re.search(rf"{name} +10, 11 +20, 21 +{on_rank_0}", table), name
     for name in ("watch", "table"):

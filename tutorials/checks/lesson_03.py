@@ -4,7 +4,16 @@ import queue
 import threading
 from datetime import timedelta
 
-from . import Checks, on_ranks
+import plotly.graph_objects as go
+
+from . import Checks, Prediction, Predictions, _called, on_ranks
+
+
+def chart(lines, x, x_title, y_title, title):
+    """A figure with one line for each name, on logarithmic axes."""
+    figure = go.Figure([go.Scatter(name=name, x=x, y=y, mode="lines+markers") for name, y in lines.items()])
+    figure.update_xaxes(title=x_title, type="log", dtick=1).update_yaxes(title=y_title, type="log", dtick=1)
+    return figure.update_layout(template="plotly_white", height=380, title=title, margin={"t": 50, "b": 50})
 
 
 def passed_on(torch, dist, rank, world_size, pass_on):
@@ -80,4 +89,60 @@ def _play(torch, ring_all_reduce, ranks, length):
     return tensors, sent, raised
 
 
+def steps_and_bytes(animation):
+    run = animation.shown
+    return f"{len(run.steps)} step{'s' if len(run.steps) > 1 else ''}, {run.sent(0) // 1024} KiB"
+
+
+def tagged_messages(lab):
+    held = lab.pull("(first.item(), second.item())", ranks=[1])[1]
+    return f"first is {held[0]:.0f}, second is {held[1]:.0f}"
+
+
+def after_reduce_scatter(after):
+    return after[1]["reduce_scatter"].removesuffix(", –")
+
+
+def launched_alone(completed):
+    return "it continues, and the work is " + ("completed" if completed else "not completed")
+
+
+def adds_up(torch, rank, world_size, ring_all_reduce, pass_on):
+    tensor = torch.full((6,), 10.0**rank)
+    ring_all_reduce(tensor, rank, world_size, pass_on)
+    return bool((tensor == sum(10.0**other for other in range(world_size))).all())
+
+
+def slower_by(lab, times):
+    if not all(lab.run(_called, adds_up).values.values()):
+        return "Not yet: solve exercise 2 first."
+    ratio = times["yours"][0] / times["dist.all_reduce"][0]
+    return "less than 3 times" if ratio < 3 else "3 to 30 times" if ratio < 30 else "more than 30 times"
+
+
+def shape_of_the_curve(pieces):
+    first, best, last = pieces["gloo"][0], min(pieces["gloo"]), pieces["gloo"][-1]
+    if first > 1.5 * best:
+        return "it falls"
+    return "it rises" if last > 1.5 * best else "it is flat"
+
+
 check = Checks(on_ranks(passed_on), on_ranks(ring))
+
+predictions = Predictions(
+    Prediction(["1 step, 64 KiB", "2 steps, 64 KiB", "2 steps, 128 KiB"], steps_and_bytes),
+    Prediction(["first is 1, second is 2", "first is 2, second is 1"], tagged_messages),
+    Prediction(["30", "32", "30, 32", "41"], after_reduce_scatter),
+    Prediction(
+        [
+            "it waits for rank 1 to launch it too",
+            "it continues, and the work is completed",
+            "it continues, and the work is not completed",
+        ],
+        launched_alone,
+        on_ranks=True,
+    ),
+    Prediction(["less than 3 times", "3 to 30 times", "more than 30 times"], slower_by),
+    Prediction(["it is flat", "it falls", "it rises"], shape_of_the_curve),
+)
+predict, compare = predictions.predict, predictions.compare
