@@ -59,7 +59,7 @@ def _is_lesson_alone(error: Any, frames: TracebackType) -> bool:
     """Whether a cell imports the checks of a lesson and they are missing."""
     last = _chain(frames)[-1]
     line = linecache.getline(last.tb_frame.f_code.co_filename, last.tb_lineno)
-    return isinstance(error, ModuleNotFoundError) and error.name == "checks" and "checks.lesson_" in line
+    return isinstance(error, ModuleNotFoundError) and error.name == "checks" and "from checks." in line
 
 
 def _lesson_alone() -> str:

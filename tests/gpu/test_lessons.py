@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.notebooks.judging import executed, judge
-from tests.notebooks.running import GPU_ENVIRONMENT, LESSONS
+from tests.notebooks.running import GPU_ENVIRONMENT, LESSONS, module_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,5 +20,5 @@ pytestmark = [
 @pytest.mark.parametrize("lesson", [path.stem for path in LESSONS])
 def test_lesson(lesson: str) -> None:
     """As on the CPU."""
-    wrong = importlib.import_module(f"tests.notebooks.test_lesson_{lesson[:2]}").WRONG
+    wrong = importlib.import_module(f"tests.notebooks.test_{module_of(lesson)}").WRONG
     judge(executed(lesson, wrong, GPU_ENVIRONMENT), wrong)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from .judging import executed
-from .running import KERNEL_ENVIRONMENT, LESSONS, Notebook
+from .running import KERNEL_ENVIRONMENT, LESSONS, Notebook, module_of
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 
 @pytest.fixture(scope="module")
 def lesson(request: pytest.FixtureRequest) -> Notebook:
-    """The lesson that the module `test_lesson_NN` is about, run with its wrong answers, `WRONG`, and the solutions."""
-    number = request.module.__name__.rpartition("_")[2]
-    [found] = [path.stem for path in LESSONS if path.stem.startswith(f"{number}_")]
+    """The lesson that a module of tests is about, run with its wrong answers, `WRONG`, and the solutions."""
+    name = request.module.__name__.rpartition(".test_")[2]
+    [found] = [path.stem for path in LESSONS if module_of(path.stem) == name]
     return executed(found, request.module.WRONG)

@@ -36,6 +36,16 @@ def read(path: Path) -> Notebook:
     return nbformat.read(path, as_version=4)
 
 
+def module_of(lesson: str) -> str:
+    """The name that the checks and, after `test_`, the tests of a lesson have: `lesson_01`, `appendix_a`.
+
+    Args:
+        lesson: its file's stem.
+    """
+    number, _, _ = lesson.partition("_")
+    return f"lesson_{number}" if number.isdigit() else f"appendix_{number.lower()}"
+
+
 def cell(notebook: Notebook, name: str) -> Cell:
     """The cell with this id."""
     return next(one for one in notebook.cells if one.id == name)

@@ -243,7 +243,7 @@ def test_a_script_is_recorded(hosted: Container) -> None:
 @pytest.mark.parametrize("lesson", [path.stem for path in running.LESSONS])
 def test_lesson(hosted: Container, lesson: str) -> None:
     """As it is, with wrong answers and solutions: whatever its own tests say of it outside holds here."""
-    module = importlib.import_module(f"tests.notebooks.test_lesson_{lesson[:2]}")
+    module = importlib.import_module(f"tests.notebooks.test_{running.module_of(lesson)}")
     done = executed(hosted, lesson, module.WRONG)
     tests = [each for name, each in vars(module).items() if name.startswith("test_")]
     mine = [each for each in tests if list(inspect.signature(each).parameters) == ["lesson"]]

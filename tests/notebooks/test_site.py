@@ -111,9 +111,9 @@ def test_the_first_page_says_where_to_begin(pages: dict[Path, Page]) -> None:
     assert call < picture < tiles
     assert first.count('class="tile ') == 4
     learn = (SITE / "learn.md").read_text(encoding="utf-8")
-    told = re.findall(r"^- \[Lesson (\d+): [^]]+\]\(\.\./(\w+)\.ipynb\) – \S.*\.$", learn, re.MULTILINE)
+    told = re.findall(r"^- \[(?:Lesson|Appendix) (\w+): [^]]+\]\(\.\./(\w+)\.ipynb\) – \S.*\.$", learn, re.MULTILINE)
     lessons = sorted(path.stem for path in ROOT.glob("tutorials/*.ipynb"))
-    assert [(int(number), stem) for number, stem in told] == list(enumerate(lessons, 1))
+    assert [(number, stem) for number, stem in told] == [(stem.split("_")[0].lstrip("0"), stem) for stem in lessons]
 
 
 def test_a_page_has_what_its_notebook_showed(pages: dict[Path, Page]) -> None:

@@ -114,9 +114,9 @@ def test_quickstart_explains_each_cell() -> None:
 
 
 def test_every_lesson_is_run() -> None:
-    """Each lesson has a module of tests, `test_lesson_NN.py`."""
-    here = {path.stem.removeprefix("test_lesson_") for path in Path(__file__).parent.glob("test_lesson_*.py")}
-    assert here == {path.stem.split("_")[0] for path in running.LESSONS}
+    """Each lesson and appendix has a module of tests, `test_lesson_NN.py` or `test_appendix_x.py`."""
+    modules = [each for kind in ("lesson", "appendix") for each in Path(__file__).parent.glob(f"test_{kind}_*.py")]
+    assert {path.stem for path in modules} == {f"test_{running.module_of(path.stem)}" for path in running.LESSONS}
 
 
 @each_lesson

@@ -1,8 +1,60 @@
-"""Checks of lesson 4."""
+"""Checks of appendix A, and its figures."""
 
 import threading
 
-from . import Checks, on_ranks
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from . import Checks, Prediction, Predictions, on_ranks
+
+_STEPS = {
+    "scatter": "#009E73",
+    "replicate": "#E69F00",
+    "parallel_apply": "#56B4E9",
+    "gather": "#CC79A7",
+    "forward": "#0072B2",
+}
+
+
+def steps_of_a_forward(notes):
+    """A bar for each step, in the row of its thread.
+
+    Args:
+        notes: (step, thread, begin, end) of each, in seconds.
+    """
+    began = min(begin for _, _, begin, _ in notes)
+    figure = go.Figure(layout={"template": "plotly_white", "height": 260, "barmode": "overlay", "margin": {"t": 40}})
+    title = "One forward of DataParallel: three threads of one process"
+    figure.update_layout(title=title, xaxis_title="ms since it began")
+    for step, colour in _STEPS.items():
+        found = [(thread, begin, end) for name, thread, begin, end in notes if name == step]
+        figure.add_bar(
+            name=step,
+            y=[thread for thread, _, _ in found],
+            base=[(begin - began) * 1000 for _, begin, _ in found],
+            x=[(end - begin) * 1000 for _, begin, end in found],
+            orientation="h",
+            width=0.6,
+            marker={"color": colour},
+        )
+    figure.update_yaxes(categoryorder="array", categoryarray=["replica-1", "replica-0", "MainThread"])
+    return figure
+
+
+def bars(measured):
+    """A stacked bar of forward and backward for each network and way to train it.
+
+    Args:
+        measured: network -> way -> milliseconds of forward and backward.
+    """
+    figure = make_subplots(1, len(measured), subplot_titles=list(measured))
+    for column, ways in enumerate(measured.values(), start=1):
+        for index, (part, colour) in enumerate({"forward": "#0072B2", "backward": "#E69F00"}.items()):
+            heights = [times[index] for times in ways.values()]
+            look = {"showlegend": column == 1, "marker": {"color": colour}}
+            figure.add_bar(name=part, x=list(ways), y=heights, row=1, col=column, **look)
+    figure.update_yaxes(title="ms a step (shortest of nine)", rangemode="tozero")
+    return figure.update_layout(template="plotly_white", barmode="stack", height=340, margin={"t": 40})
 
 
 def forward(torch, ddp_lab, Reader, scans, forward_by_hand):
@@ -40,24 +92,27 @@ def forward(torch, ddp_lab, Reader, scans, forward_by_hand):
     return "Right: two replicas, two threads, one output. You have written DataParallel."
 
 
-def counting(ddp_lab, scans, Counting):
-    totals = []
-    for devices in (["cpu:0"], ["cpu:0", "cpu:1"], ["cpu"] * 4):
-        model = ddp_lab.DataParallel(Counting(), device_ids=devices)
-        for _ in range(3):
-            model(scans[:64])
-        totals.append(int(model.module.total()))
-    told = f"on 1, 2 and 4 devices the totals are {totals}, and 3 x 64 = 192 is right"
-    if totals == [192, 192, 192]:
-        return f"Right: {told}."
-    if totals == [192, 0, 0]:
-        return (
-            f"Not yet: {told}. self.seen was set on replicas, which no longer exist. Change an object that they share."
-        )
-    if totals == [192, 96, 48]:
-        why = "Only the first replica shares memory with the original, so only its part was counted."
-        return f"Not yet: {told}. {why}"
-    return f"Not yet: {told}. Is every image counted by exactly one replica?"
+def place_of_the_gradient(original, copied):
+    places = [original.grad is not None, copied.is_leaf and copied.grad is not None]
+    return {(True, False): "in the original network", (False, True): "in the replica"}.get(tuple(places), "in both")
 
 
-check = Checks(on_ranks(forward, ranks=[0]), on_ranks(counting, ranks=[0]))
+def images_counted(counting):
+    return str(counting.module.seen)
+
+
+def slowed_down(measured):
+    slower = [name for name, ways in measured.items() if ways["DataParallel"][0] > ways["as it is"][0]]
+    if len(slower) == 1:
+        return f"for {slower[0]}"
+    return "for both" if slower else "for neither"
+
+
+check = Checks(on_ranks(forward, ranks=[0]))
+
+predictions = Predictions(
+    Prediction(["in the original network", "in the replica", "in both"], place_of_the_gradient, on_ranks=True),
+    Prediction(["0", "96", "192"], images_counted, on_ranks=True),
+    Prediction(["for Reader", "for PixelByPixel", "for both", "for neither"], slowed_down),
+)
+predict, compare = predictions.predict, predictions.compare

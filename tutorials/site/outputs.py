@@ -19,7 +19,12 @@ _FIGURE = "application/vnd.plotly.v1+json"
 _SHOWN = ("text/html", "image/svg+xml", "image/png", "text/plain")
 _PICTURE = "ddp-lab-static-"  # in the HTML of the picture that follows a live view
 _LESSON = re.compile(r'<a href="([\w./]+)\.ipynb#([\w-]+)"')
-PAGES = ("notebooks/quickstart.ipynb", "notebooks/paper_*.ipynb", "tutorials/[0-9][0-9]_*.ipynb")  # not a reader's own
+PAGES = (
+    "notebooks/quickstart.ipynb",
+    "notebooks/paper_*.ipynb",
+    "tutorials/[0-9][0-9]_*.ipynb",
+    "tutorials/[A-Z]_*.ipynb",
+)
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 
 

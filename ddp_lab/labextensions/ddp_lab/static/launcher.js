@@ -6,7 +6,7 @@
 (() => {
   const FIRST = "01_ranks_and_cells.ipynb"; // what tells our tutorials from any other folder of that name
   const CATEGORY = "ddp_lab";
-  const LESSON = /^(\d+)_(.*)\.ipynb$/;
+  const LESSON = /^(\d+|[A-Z])_(.*)\.ipynb$/; // "A_" is an appendix
   let shared = {};
 
   async function sharedModule(name) {
@@ -42,7 +42,7 @@
     const cards = lessons
       .map((name) => [name, LESSON.exec(name)])
       .filter(([, found]) => found)
-      .map(([name, [, number, stem]]) => [`tutorials/${name}`, `${Number(number)}`, words(stem)]);
+      .map(([name, [, number, stem]]) => [`tutorials/${name}`, number.replace(/^0/, ""), words(stem)]);
     if ((await namesIn(contents, "notebooks")).includes("quickstart.ipynb")) {
       cards.unshift(["notebooks/quickstart.ipynb", "▶", "Quickstart"]);
     }
@@ -50,7 +50,7 @@
       const command = `ddp_lab:open-${path}`;
       app.commands.addCommand(command, {
         label,
-        caption: sign === "▶" ? "The whole path once" : `Lesson ${sign}: ${label}`,
+        caption: sign === "▶" ? "The whole path once" : `${/\d/.test(sign) ? "Lesson" : "Appendix"} ${sign}: ${label}`,
         icon: icon(LabIcon, path, sign),
         execute: () => app.commands.execute("docmanager:open", { path }),
       });
