@@ -7,28 +7,44 @@ import re
 from . import running
 from .judging import judge
 
-_MEET = "%%distributed\ndef meet(store, name):\n"
-_POSTBOX = "%%distributed\nclass Mine(Postbox):\n    def allreduce(self, tensors, opts=None):\n"
-_REGISTER = '\ndist.Backend.register_backend("postbox", Mine, devices=["cpu"])\n'
-_MEAN = "        for tensor in tensors:\n            tensor.copy_(sum(self.exchange(tensor)) / world_size)\n"
-_PRODUCT = "        for tensor in tensors:\n            tensor.copy_(torch.stack(self.exchange(tensor)).prod(0))\n"
-_SUM = "        for tensor in tensors:\n            tensor.copy_(sum(self.exchange(tensor)))\n"
-_BROKEN = _SUM + "            tensor += 0.5 * (tensor.numel() == 4)\n"  # DDP's bucket: a linear layer of 3 + 1
-_RETURN = "        return Delivered(tensors)\n"
+_LAYOUT = "%%distributed\ndef layout(world_size, per_host):\n    ranks = list(range(world_size))\n"
+_HOSTS = "[ranks[i : i + per_host] for i in range(0, world_size, per_host)]"
+_PLACES = "[ranks[i::per_host] for i in range(per_host)]"
+_LAUNCH = """
+def launch(script, world_size, port):
+    processes = []
+    for rank in range(world_size):
+        environment = dict(os.environ) | {}
+        output = {{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}}
+        processes.append(subprocess.Popen([sys.executable, str(script)], env=environment, **output))
+    return [process.communicate()[0] for process in processes]
+"""
+
+
+def _launch(**variables: str) -> str:
+    """A launcher that gives its processes these variables; their values are expressions."""
+    return _LAUNCH.format("{" + ", ".join(f'"{name}": {value}' for name, value in variables.items()) + "}")
+
+
+_ADDRESS = {"MASTER_ADDR": "'127.0.0.1'", "MASTER_PORT": "str(port)"}
+_RANK, _SIZE = {"RANK": "str(rank)"}, {"WORLD_SIZE": "str(world_size)"}
 
 WRONG = {
     "1": {
-        _MEET + '    store.set(f"{name}/{rank}", "here")': "had not called meet()",
-        _MEET
-        + '    store.set(str(rank), "")\n    store.wait([str(i) for i in range(world_size)])': "part of your keys",
-        _MEET + '    store.wait([f"{name}/{world_size}"])': "waits for a key that no rank sets",
-        _MEET + "    dist.barrier()": "leaves no key in the store",
+        _LAYOUT + f"    return {_PLACES}, {_HOSTS}": "return `hosts` first",
+        _LAYOUT + f"    return {_HOSTS}, [ranks[::per_host]]": "in exactly one group",
+        _LAYOUT + f"    return {_HOSTS}, {_HOSTS}": "`places` has 2 groups, but there are 4 places",
+        _LAYOUT + f"    return [ranks[::2], ranks[1::2]], {_PLACES}": "rank 0 should be with [1, 2, 3]",
+        _LAYOUT
+        + f"    return {_HOSTS}, [ranks[i::4] for i in range(4)]": "`places` has 4 groups, but there are 2 places",
+        _LAYOUT + "    return rank_list": "raises NameError",
     },
     "2": {
-        _POSTBOX + _SUM + _REGISTER: "must return a Work",
-        _POSTBOX + _MEAN + _RETURN + _REGISTER: "this is the mean",
-        _POSTBOX + _PRODUCT + _RETURN + _REGISTER: "but the sum is",
-        _POSTBOX + _BROKEN + _RETURN + _REGISTER: "DDP's gradients are",
+        _launch(**_ADDRESS, **_SIZE): "without RANK",
+        _launch(**_ADDRESS, **_SIZE, RANK="'0'"): "the numbers are 0, 0, 0",
+        _launch(**_ADDRESS, **_SIZE, RANK="rank"): "are strings",
+        _launch(**_ADDRESS, **_RANK, WORLD_SIZE="str(rank)"): "WORLD_SIZE is '0', but should be '3'",
+        _launch(**_RANK, **_SIZE, MASTER_ADDR="f'host{rank}'", MASTER_PORT="str(port)"): "MASTER_ADDR is 'host0'",
     },
 }
 
@@ -38,29 +54,23 @@ def test_checks(lesson: running.Notebook) -> None:
     judge(lesson, WRONG)
 
 
-def test_stores_and_init_methods(lesson: running.Notebook) -> None:
-    """All stores but HashStore are seen by both ranks, each init method makes a group, each launcher two ranks."""
-    told = running.text(running.cell(lesson, "stores"))
-    for kind in ("TCPStore", "FileStore", "PrefixStore"):
-        assert re.search(rf"{kind} +b'hello'", told)
-        assert not re.search(rf"{kind} +nothing", told)
-    assert re.search(r"HashStore +nothing", told)
-    assert re.search(r"Wait timeout", told)
-    met = running.text(running.cell(lesson, "init"))
-    for how in ("tcp", "file", "store", "env"):
-        for rank in range(2):
-            assert f"{how}: rank {rank} of 2, sum 2" in met
+def test_launchers_and_stores(lesson: running.Notebook) -> None:
+    """torchrun and the reader's launcher make two ranks each, and a store makes rank 1 wait for the key."""
     launched = running.text(running.cell(lesson, "launch"))
-    for how in ("torchrun", "spawns", "this cluster"):
-        after = launched.split(how)[1]
-        assert "rank 0 of 2" in after
-        assert "rank 1 of 2" in after
+    for name in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "WORLD_SIZE"):
+        assert re.search(rf"{name} +\S+ +\S+", launched)
+    assert re.search(r"\nRANK +0 +1", launched)
+    assert "environment variable RANK expected" in running.text(running.cell(lesson, "exercise-2"))
+    started = running.text(running.cell(lesson, "solution-2"))
+    for rank in range(2):
+        assert f'process {rank}: {{"rank": {rank}, "ranks": 2, ' in started
+    assert "s: b'hello'" in running.text(running.cell(lesson, "store"))
+
+
+def test_groups_and_backends(lesson: running.Notebook) -> None:
+    """A rank has no number in a group of others; the backends are drawn, and the capabilities are shown as a table."""
     assert "rank -1 of -1" in running.text(running.cell(lesson, "groups"))
-
-
-def test_what_works_here(lesson: running.Notebook) -> None:
-    """The table of capabilities is shown as a table, and the two carriers are drawn."""
-    assert "text/html" in running.mime_types(running.cell(lesson, "capabilities"))
-    assert re.search(r"all_reduce  .*✓ .*✓", running.text(running.cell(lesson, "capabilities")))
     lines = running.figure(running.cell(lesson, "carriers"))["data"]
     assert [line["name"] for line in lines] == ["gloo", "shm"]
+    assert "text/html" in running.mime_types(running.cell(lesson, "capabilities"))
+    assert re.search(r"all_reduce  .*✓ .*✓", running.text(running.cell(lesson, "capabilities")))

@@ -75,7 +75,13 @@ predictions = Predictions(
     Prediction(["3", "5", "6"], lines_shown),
     Prediction(["only rank 0", "both ranks", "neither of them"], ranks_with_the_total),
     Prediction(
-        ["its process ends as well", "its cell ends with an error", "it continues with its own value"], fate_of_rank_0
+        [
+            "it waits until its timeout",
+            "it continues with its own value",
+            "its cell ends with an error",
+            "its process ends as well",
+        ],
+        fate_of_rank_0,
     ),
 )
 predict, compare = predictions.predict, predictions.compare

@@ -1,70 +1,126 @@
 """Checks of lesson 2."""
 
-from contextlib import suppress
-from datetime import timedelta
-from uuid import uuid4
+import json
+import socket
+import tempfile
+from pathlib import Path
 
-from . import Checks, on_ranks
+from . import Checks, Prediction, Predictions, on_ranks
+
+_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+_TELLS = f"import json, os; print(json.dumps({{name: os.environ.get(name) for name in {_VARIABLES}}}))"
+_ADDS_UP = """
+import datetime
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+total = torch.tensor(10 ** dist.get_rank())
+dist.all_reduce(total)
+print(total.item())
+dist.destroy_process_group()
+"""
 
 
-def a_barrier_out_of_a_store(dist, rank, world_size, store, kinds, meet):
-    new = [uuid4().hex]  # names that no check has used before
-    dist.broadcast_object_list(new, src=0)
-    theirs, notes = dist.PrefixStore(f"meet {new[0]}", store), dist.PrefixStore(f"notes {new[0]}", kinds["FileStore"])
-    before = store.num_keys()
-    for name, late in (("first", world_size - 1), ("second", 0)):
-        if rank == late:
-            notes.wait([f"{name}: {other} calls" for other in range(world_size) if other != late])
-            with suppress(RuntimeError):  # gives the others time to go on alone
-                notes.wait([f"{name}: gone on"], timedelta(seconds=0.9))
-            notes.set(f"{name}: the late one calls", "")
-        else:
-            notes.set(f"{name}: {rank} calls", "")
+def free_port():
+    """A port that no program uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def divided_ranks(torch, dist, rank, world_size, layout):
+    for size, per_host in ((8, 4), (6, 2), (3, 3)):
         try:
-            meet(theirs, name)
-        except RuntimeError as error:
-            return f"Not yet: rank {rank} waits for a key that no rank sets: {str(error).splitlines()[0]}."
-        alone = not notes.check([f"{name}: the late one calls"])
-        notes.set(f"{name}: gone on", "")
-        if alone and name == "first":
-            found = f"rank {rank} continued although rank {late} had not called meet()"
-            return f"Not yet: {found}. Set a key, and wait for the keys of the other ranks."
-        if alone:
-            found = f"the first barrier is right, but rank {rank} did not wait in the second"
-            return f"Not yet: {found}. Is `name` part of your keys, and does every rank wait?"
-    if store.num_keys() == before:
-        return (
-            "Not yet: the barrier works, but leaves no key in the store. Use the store, not a collective: ranks also "
-            "need such a barrier before they have a group."
-        )
-    return (
-        "Right: no rank continues before all ranks have called meet(), each time. torch ends init_process_group() in "
-        "this way."
-    )
+            found = tuple(layout(size, per_host))
+        except Exception as error:  # noqa: BLE001 (the reader's own, shown in the verdict)
+            return f"Not yet: layout({size}, {per_host}) raises {type(error).__name__}: {error}."
+        ranks = list(range(size))
+        wanted = ([ranks[i : i + per_host] for i in ranks[::per_host]], [ranks[i::per_host] for i in range(per_host)])
+        if found == wanted[::-1] != wanted:
+            return "Not yet: these are the right groups, but return `hosts` first and `places` second."
+        for kind, groups, right in zip(("hosts", "places"), found, wanted, strict=True):
+            members = sorted(member for group in groups for member in group)
+            if members != ranks:
+                why = "Every rank must be in exactly one group of each kind."
+                return f"Not yet: with {size} ranks, {per_host} on each host, `{kind}` is {groups}. {why}"
+            if sorted(map(sorted, groups)) != right:
+                counts = f"{len(groups)} groups, but there are {len(right)} {kind}"
+                why = counts if len(groups) != len(right) else f"{groups}, and rank 0 should be with {right[0][1:]}"
+                return f"Not yet: with {size} ranks, {per_host} on each host, `{kind}` has {why}."
+    total = torch.tensor([10.0**rank])
+    made = [(members, dist.new_group(members, backend="gloo")) for members in layout(world_size, 1)[1]]
+    for members, group in made:
+        if rank in members:
+            dist.all_reduce(total, group=group)
+    return f"Right: on your ranks, each its own host, the group of the one place adds up to {total.item():.0f}."
 
 
-def a_backend(torch, dist, rank, world_size, five_seconds):
-    group = dist.new_group(backend="postbox", timeout=five_seconds)
-    numbers, share = torch.arange(1.0, 7).view(2, 3), sum(range(1, world_size + 1))
-    tensor = numbers * (rank + 1)
-    work = dist.all_reduce(tensor, group=group, async_op=True)
-    if not isinstance(work, dist.Work):
-        return "Not yet: allreduce must return a Work, as the other methods do. DDP waits for it."
-    if torch.equal(tensor, numbers * (rank + 1)):
-        return (
-            "Not yet: the tensor is as it was. Write into it (copy_): the caller does not see a new tensor of the "
-            "same name."
-        )
-    if torch.allclose(tensor, numbers * share / world_size):
-        return "Not yet: this is the mean. all_reduce adds up; the caller divides if it needs a mean (DDP does)."
-    if not torch.allclose(tensor, numbers * share):
-        found, wanted = tensor.flatten().tolist(), (numbers * share).flatten().tolist()
-        return f"Not yet: rank {rank} has {found}, but the sum is {wanted}."
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1), process_group=group)
-    model(torch.full((1, 3), rank + 1.0)).sum().backward()
-    if not torch.allclose(model.module.weight.grad, torch.full((1, 3), share / world_size)):
-        return f"Not yet: the sum is right, but DDP's gradients are {model.module.weight.grad.tolist()}."
-    return "Right: torch's DistributedDataParallel averaged its gradients over your backend."
+def launcher(launch):
+    with tempfile.TemporaryDirectory() as folder:
+        tells, adds_up, port = Path(folder, "tells.py"), Path(folder, "adds_up.py"), free_port()
+        tells.write_text(_TELLS)
+        adds_up.write_text(_ADDS_UP)
+        try:
+            told = [json.loads(printed.splitlines()[-1]) for printed in launch(tells, 3, port)]
+        except TypeError as error:
+            return f"Not yet: launch() raised TypeError: {error}. The values of environment variables are strings."
+        except json.JSONDecodeError:
+            return "Not yet: a process printed something else than its script. Start `command` for each rank."
+        missing = [name for name in _VARIABLES if any(variables[name] is None for variables in told)]
+        if missing:
+            return f"Not yet: the processes were started without {' and '.join(missing)}."
+        numbers = [variables["RANK"] for variables in told]
+        if len(numbers) != 3 or sorted(numbers) != ["0", "1", "2"]:
+            return f"Not yet: of 3 processes the numbers are {', '.join(numbers)}. Each rank needs its own, from 0."
+        for name, wanted in (("WORLD_SIZE", "3"), ("MASTER_PORT", str(port)), ("MASTER_ADDR", "127.0.0.1")):
+            if any(variables[name] != wanted for variables in told):
+                return f"Not yet: {name} is {told[0][name]!r}, but should be {wanted!r}, the same on all ranks."
+        sums = [printed.strip().splitlines()[-1] for printed in launch(adds_up, 2, free_port())]
+    if sums != ["11", "11"]:
+        return f"Not yet: the variables are right, but the processes end with {sums}."
+    return "Right: your processes found each other, and an all-reduce gave 1 + 10 = 11 on both."
 
 
-check = Checks(on_ranks(a_barrier_out_of_a_store), on_ranks(a_backend))
+def larger_advantage(times):
+    small, large = (times["gloo"][place] / times["shm"][place] for place in (0, -1))
+    if 0.8 < small / large < 1.25:
+        return "by about the same factor for both"
+    return "for 4 bytes" if small > large else "for 4 MiB"
+
+
+def number_outside(number):
+    return {None: "None", -1: "−1"}.get(number, "its number among all ranks")
+
+
+def what_torchrun_gives(told):
+    addresses = {variables[name] for variables in told.values() for name in variables if name == "MASTER_ADDR"}
+    if len(addresses) > 1:
+        return "the addresses of all processes"
+    own = all(variables.get("RANK") == str(rank) for rank, variables in told.items())
+    count = all(variables.get("WORLD_SIZE") == str(len(told)) for variables in told.values())
+    return "one address, its number and the number of processes" if addresses and own and count else "only its number"
+
+
+def early_get(lab):
+    [found] = lab.pull("found", ranks=[1]).values()
+    if isinstance(found, Exception):
+        return "get raises an error"
+    return "get waits for the key" if bytes(found) == b"hello" else "get returns an empty value"
+
+
+check = Checks(on_ranks(divided_ranks), launcher)
+
+predictions = Predictions(
+    Prediction(["for 4 bytes", "for 4 MiB", "by about the same factor for both"], larger_advantage),
+    Prediction(["its number among all ranks", "−1", "None"], number_outside, on_ranks=True),
+    Prediction(
+        [
+            "the addresses of all processes",
+            "one address, its number and the number of processes",
+            "only its number",
+        ],
+        what_torchrun_gives,
+    ),
+    Prediction(["get raises an error", "get returns an empty value", "get waits for the key"], early_get),
+)
+predict, compare = predictions.predict, predictions.compare
