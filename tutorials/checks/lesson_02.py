@@ -44,7 +44,7 @@ def divided_ranks(torch, dist, rank, world_size, layout):
                 why = "Every rank must be in exactly one group of each kind."
                 return f"Not yet: with {size} ranks, {per_host} on each host, `{kind}` is {groups}. {why}"
             if sorted(map(sorted, groups)) != right:
-                counts = f"{len(groups)} groups, but there are {len(right)} {kind}"
+                counts = f"{len(groups)} group{'s' * (len(groups) != 1)}, but there are {len(right)} {kind}"
                 why = counts if len(groups) != len(right) else f"{groups}, and rank 0 should be with {right[0][1:]}"
                 return f"Not yet: with {size} ranks, {per_host} on each host, `{kind}` has {why}."
     total = torch.tensor([10.0**rank])
@@ -68,7 +68,7 @@ def launcher(launch):
             return "Not yet: a process printed something else than its script. Start `command` for each rank."
         missing = [name for name in _VARIABLES if any(variables[name] is None for variables in told)]
         if missing:
-            return f"Not yet: the processes were started without {' and '.join(missing)}."
+            return f"Not yet: the processes were started without {', '.join(missing)}."
         numbers = [variables["RANK"] for variables in told]
         if len(numbers) != 3 or sorted(numbers) != ["0", "1", "2"]:
             return f"Not yet: of 3 processes the numbers are {', '.join(numbers)}. Each rank needs its own, from 0."
@@ -112,7 +112,7 @@ check = Checks(on_ranks(divided_ranks), launcher)
 
 predictions = Predictions(
     Prediction(["for 4 bytes", "for 4 MiB", "by about the same factor for both"], larger_advantage),
-    Prediction(["its number among all ranks", "−1", "None"], number_outside, on_ranks=True),
+    Prediction(["its number among all ranks", "−1", "None", "an error"], number_outside, on_ranks=True),
     Prediction(
         [
             "the addresses of all processes",
