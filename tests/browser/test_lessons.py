@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.benchmarks.browser import Lab
 
 _SCREENSHOTS = "DDP_LAB_SCREENSHOTS"  # folder that pictures of the lessons are written to
-_CARD = ".jp-LauncherCard[title^='Lesson']"
+_CARD = ".jp-LauncherCard:is([title^='Lesson '], [title^='Appendix '])"
 
 
 @pytest.fixture(scope="module", autouse=True)
