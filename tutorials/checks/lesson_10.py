@@ -1,6 +1,6 @@
 """Checks of lesson 10."""
 
-from . import Checks
+from . import Checks, Prediction, Predictions
 
 _NAMES = "The names are in the list above, and in `suspects`."
 
@@ -84,4 +84,44 @@ def runs_5_and_6(suspects, run_5, run_6, parameter):
     )
 
 
+def backward_of_the_rank_at_fault(runs, ranks):
+    first = {number: next(iter(run.findings()), None) for number, run in runs.items()}
+    late = {number: one.rank for number, one in first.items() if one is not None and one.rank is not None}
+    longest = [ranks[number][rank] > 1.05 * ranks[number].drop(rank).max() for number, rank in late.items()]
+    return "yes, it has the longest backward" if any(longest) else "no, the others' backward is at least as long"
+
+
+def faults_found(first):
+    kinds = ("straggler", "bucket-too-big", "straggler", "communication-bound", "unused-parameters", "bucket-too-small")
+    findings = [first[f"run {number}"] for number in range(1, 7)]
+    found = {kind for kind, one in zip(kinds, findings, strict=True) if one is not None and one.kind == kind}
+    if found == {"straggler"}:
+        return "in the two in which a single rank is at fault"
+    return "in all six" if found == set(kinds) else "in the four in which no single rank is at fault"
+
+
+def report_about_rank_0(answers):
+    [about] = [str(one) for one in answers[-1].ranks if one.rank == 0]
+    if "waits" in about:
+        return "it waits for a bucket"
+    return "it computes its backward" if "comput" in about else "nothing"
+
+
 check = Checks(runs_1_and_2, runs_3_and_4, runs_5_and_6)
+
+predictions = Predictions(
+    Prediction(
+        ["yes, it has the longest backward", "no, the others' backward is at least as long"],
+        backward_of_the_rank_at_fault,
+    ),
+    Prediction(
+        [
+            "in all six",
+            "in the two in which a single rank is at fault",
+            "in the four in which no single rank is at fault",
+        ],
+        faults_found,
+    ),
+    Prediction(["it waits for a bucket", "it computes its backward", "nothing"], report_about_rank_0),
+)
+predict, compare = predictions.predict, predictions.compare

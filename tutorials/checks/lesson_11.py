@@ -1,6 +1,8 @@
 """Checks of lesson 11."""
 
-from . import Checks
+import re
+
+from . import Checks, Prediction, Predictions
 
 
 def uneven_batches(lab):
@@ -23,4 +25,31 @@ def which_rank_and_where(lab, stuck_rank, stuck_in):
     return f"Right: rank {true_rank} never returns from {true_place}."
 
 
+def named_first(busy):
+    [rank] = re.findall(r"rank (\d)", busy.diagnosis.sentence)[:1]
+    return {"0": "rank 0, which waits", "1": "rank 1, which is busy"}[rank]
+
+
+def completed_calls(different):
+    waiting = {one.rank for one in different.ranks if one.waits}
+    return {0: "yes, on both ranks", 1: "only on one rank", 2: "on neither rank"}[len(waiting)]
+
+
+def detection(apart):
+    found = apart.diagnosis.kind == "mismatch" and not all(one.waits for one in apart.ranks)
+    return "yes, although no rank waits" if found else "no, only once a rank waits"
+
+
+def first_step_after(continued_at):
+    return {0: "at step 0, with new weights", 7: "at step 7", 8: "at step 8"}[continued_at]
+
+
 check = Checks(uneven_batches, which_rank_and_where)
+
+predictions = Predictions(
+    Prediction(["rank 0, which waits", "rank 1, which is busy"], named_first),
+    Prediction(["yes, on both ranks", "only on one rank", "on neither rank"], completed_calls),
+    Prediction(["yes, although no rank waits", "no, only once a rank waits"], detection),
+    Prediction(["at step 0, with new weights", "at step 7", "at step 8"], first_step_after, on_ranks=True),
+)
+predict, compare = predictions.predict, predictions.compare
