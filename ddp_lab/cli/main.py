@@ -22,6 +22,7 @@ from ..command_line import Parser, file_to_write, folder_to_write, percent, writ
 from ..errors import DdpLabError
 from ..files import write_text
 from ..printable import printable_lines
+from . import docs
 
 __all__ = ["main", "run_notebook"]
 
@@ -229,6 +230,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for add in (_add_demo, _add_lab, _add_run_and_tune, _add_report, _add_compare, _add_check_install, _add_bench):
         add(commands)
+    docs.add(commands)
     return parser
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from zmq.utils import z85
 
+from ..documentation import with_help
 from ..errors import ClusterError
 from ..printable import printable
 from ..protocol import events, journal
@@ -54,9 +55,8 @@ class _Connection:
     def news(self, have: _Have) -> list[journal.Piece]:
         self._socket.send(json.dumps({"have": have}).encode())
         if not self._socket.poll(int(PATIENCE * 1e3)):
-            raise ConnectionError(
-                f"no answer from {self._address}: the job may have ended, or the token belongs to another job"
-            )
+            said = f"no answer from {self._address}: the job may have ended, or the token belongs to another job"
+            raise ConnectionError(with_help(said, "job-does-not-answer"))
         head, *data = self._socket.recv_multipart()
         return _pieces(head, data)
 

@@ -23,6 +23,7 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 from .. import native
+from ..documentation import with_help
 from ..errors import FallbackWarning
 from . import registration
 
@@ -61,7 +62,7 @@ def _create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
             meeting.forget_name()
     said = _in_words(why_not, unnamed, meeting.why_no_pools)
     if said and rank == 0:
-        warnings.warn(f"shm: {said}", FallbackWarning, stacklevel=2)
+        warnings.warn(with_help(f"shm: {said}", "shm-falls-back"), FallbackWarning, stacklevel=2)
     if why_not:
         return gloo
     return _C.shared_memory_backend(segment, gloo, rank, meeting.pids, meeting.pools, timeout)

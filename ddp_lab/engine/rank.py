@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..documentation import with_help
 from ..errors import FallbackWarning
 from .groups import registry
 from .groups import rejoin as regroup
@@ -291,9 +292,8 @@ def _first_collective(device: Any) -> None:
         ones = torch.ones(1, device=place)
         dist.all_reduce(ones)
         if ones.item() != dist.get_world_size():
-            raise RuntimeError(
-                f"the test all-reduce on {place} returned {ones.item()}, expected {dist.get_world_size()}"
-            )
+            said = f"the test all-reduce on {place} returned {ones.item()}, expected {dist.get_world_size()}"
+            raise RuntimeError(with_help(said, "wrong-all-reduce"))
 
 
 def _seal(device: Any) -> list[str]:

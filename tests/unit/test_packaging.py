@@ -148,6 +148,15 @@ def test_mpi_is_built_when_it_is_asked_for(tmp_path: Path) -> None:
         assert "apt install libopenmpi-dev" in done.stderr
 
 
+ADD_DOCS = """
+import sys
+from pathlib import Path
+sys.path.insert(0, "csrc")
+import make_wheel
+make_wheel.add_docs(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
 PROBE_PYPROJECT = """
 [build-system]
 requires = []
@@ -158,24 +167,36 @@ version = "1.0"
 """
 
 
+def build_probe(folder: Path) -> Path:
+    """Builds the wheel of a project without contents; returns its folder."""
+    (folder / "probe").mkdir()
+    (folder / "probe" / "pyproject.toml").write_text(PROBE_PYPROJECT)
+    wheels = folder / "wheels"
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--wheel-dir"]
+    call(*build, wheels, folder / "probe", cwd=folder)
+    return wheels
+
+
+def test_a_wheel_installs_the_site(tmp_path: Path) -> None:
+    """Pages that are put into a wheel are installed where `ddp-lab docs` finds them, and the wheel stays one."""
+    (wheel,) = build_probe(tmp_path).glob("*.whl")
+    (tmp_path / "docs" / "guide").mkdir(parents=True)
+    for name in ("index.html", "guide/dashboard.html"):
+        (tmp_path / "docs" / name).write_text(name)
+    call(sys.executable, "-c", ADD_DOCS, wheel, tmp_path / "docs", cwd=ROOT)
+    assert [path.suffix for path in wheel.parent.iterdir() if path.is_file()] == [".whl"]
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    call(python, "-m", "pip", "install", "--quiet", "--no-index", wheel, cwd=tmp_path)
+    find = f"import sys; sys.path.append({str(ROOT)!r}); from ddp_lab import documentation as d; print(d._FOLDERS[-1])"
+    folder = Path(call(python, "-c", find, cwd=tmp_path).strip())
+    assert (folder / "guide" / "dashboard.html").read_text() == "guide/dashboard.html"
+
+
 @pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.soak)])
 def test_packages_come_from_where_pip_is_told(tmp_path: Path, installer: str) -> None:
     """A wheel in a folder that only PIP_FIND_LINKS names is installed, without an index, by uv or else by pip."""
-    (tmp_path / "probe").mkdir()
-    (tmp_path / "probe" / "pyproject.toml").write_text(PROBE_PYPROJECT)
-    wheels, environment = tmp_path / "wheels", tmp_path / "venv"
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-build-isolation",
-        "--no-deps",
-        "--wheel-dir",
-        wheels,
-    ]
-    call(*build, tmp_path / "probe", cwd=tmp_path)
+    wheels, environment = build_probe(tmp_path), tmp_path / "venv"
     venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
     if installer == "uv":
@@ -243,6 +264,8 @@ def test_a_wheel_needs_no_compiler(wheel: Path, release: str, tmp_path: Path) ->
     assert "averaged on two ranks" in call(python, "smoke.py", cwd=tmp_path, path=alone)
     found = call(python, "-m", "ddp_lab", "check-install", "--json", cwd=tmp_path, path=alone)
     assert {one["name"]: one["state"] for one in json.loads(found)["checks"]}["JupyterLab"] == "ok", found
+    page = call(python, "-m", "ddp_lab", "docs", "troubleshooting#firewall", "--print", cwd=tmp_path, path=alone)
+    assert Path(page.strip()).is_relative_to(tmp_path / "venv" / "share")
     seen = f"{_LAB_EXTENSIONS}\nprint('ddp_lab' in extensions)"
     assert call(python, "-c", seen, cwd=tmp_path, path=alone).split() == ["True"]
 

@@ -65,3 +65,28 @@ def test_each_has_a_cause_or_a_fix(heading: str) -> None:
     """Below each heading there is a text."""
     after = PAGE.split(heading, 1)[1].split("\n", 1)[1]
     assert len(after.split("\n### ")[0].split("\n## ")[0].strip()) > 40
+
+
+def linked() -> dict[str, set[str]]:
+    """Name of a heading -> the source files that link to it."""
+    found: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "ddp_lab").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("with_help", "more"):
+                if isinstance(node.args[-1], ast.Constant):
+                    found.setdefault(node.args[-1].value, set()).add(str(path.relative_to(ROOT)))
+                else:
+                    assert path.stem == "documentation", f"{path}: the heading is not a text"
+    return found
+
+
+def test_messages_and_headings_name_each_other() -> None:
+    """Each heading with a name is linked by the source that prints it, and each link has its heading."""
+    named = dict(re.findall(r"^\(([\w-]+)\)=\n### `+(.+?)`+$", PAGE, re.MULTILINE))
+    assert len(re.findall(r"^\([\w-]+\)=$", PAGE, re.MULTILINE)) == len(named)
+    links = linked()
+    assert set(links) == set(named)
+    del named["rank-killed"]  # the words come from another source than the report that links
+    for name, heading in named.items():
+        saying = {path for path, said in texts().items() if all(part in said for part in fixed_parts(heading))}
+        assert links[name] & saying, name

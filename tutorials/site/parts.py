@@ -109,8 +109,10 @@ class SourceLinks(SphinxTransform):
         for node in list(self.document.findall(addnodes.download_reference)):
             path = self.env.relfn2path(node["reftarget"], self.env.docname)[0]
             if Path(path).suffix in _LEXERS or (_ROOT / path).suffix == "":
-                node.replace_self(self._link(path, node.children))
+                node.replace_self(self._link(path, node.children) if self.config.source_pages else node.children)
                 found.append(path)
+        if not self.config.source_pages:
+            return
         for node in list(self.document.findall(nodes.literal)):
             path = node.astext()
             if not isinstance(node.parent, nodes.reference) and _SOURCE.fullmatch(path) and (_ROOT / path).is_file():
@@ -217,6 +219,7 @@ def first_page(app, exception):
 
 def setup(app):
     app.add_config_value("executed", "build/executed", "env", str)
+    app.add_config_value("source_pages", True, "env", bool)
     app.connect("source-read", on_source_read)
     app.connect("env-purge-doc", forget)
     app.connect("env-merge-info", merge)

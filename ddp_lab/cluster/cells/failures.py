@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...documentation import more
 from ...errors import CellError, RankFailure
 from ...formatting import duration, enumeration, label_of
 
@@ -28,6 +29,7 @@ _GIVEN_UP = (
     "without this process",
     "taken over by process",
 )
+_WITH_HOST = "lost with host"  # see `Server` in `ddp_lab/cluster/processes/remote_launchers.py`
 _HELP = "`%cluster interrupt` tries again, `%cluster rejoin --replace {}` restarts the process"
 
 # What a collective of torch raises when its peers failed or were unblocked (Gloo, NCCL, TCPStore).
@@ -154,6 +156,8 @@ def cell_error(failures: Mapping[int, RankFailure], label: str, run: str = "") -
             lines.append(f"all frames: `{found if run else f'import sys; {found}'}`")
     lines += _folded([each for each in failures.values() if each not in same], first)
     lines += _discarded(failures)
+    if first.name == LOST:
+        lines.append(more("host-lost") if _WITH_HOST in first.message else more("rank-killed"))
     return CellError(message, failures, "\n".join(lines))
 
 
@@ -162,7 +166,7 @@ def timeout_error(failures: Mapping[int, RankFailure], ranks: Sequence[int], lab
     message = f"{label_of(ranks)} did not end within {seconds:g} s"
     lines = [f"{marked(message)} in cell {label} and {_was(ranks)} interrupted"]
     silent = [rank for rank in ranks if rank in failures and failures[rank].name == TIMEOUT]
-    lines += _where(failures, silent)
+    lines += [*_where(failures, silent), more("cell-timeout")]
     return CellError(message, failures, "\n".join(lines))
 
 

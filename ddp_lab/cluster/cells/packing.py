@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...control.interrupts import held_back
+from ...documentation import with_help
 from ...errors import ClusterError, FallbackWarning
 from ...serialization.functions import RANKS_OWN, Pickler, rank_globals
 from ...serialization.parcels import UNPICKLABLE, Parcel, Pickled, TensorBuffers, Unsent, pickled, unpack, why_not
@@ -203,7 +204,7 @@ def _segments(count: int) -> Segments | None:
 
 def say_in_messages(why: str) -> None:
     """Warns that large objects take the slower way."""
-    said = f"large arrays travel in messages instead of shared memory: {why}"
+    said = with_help(f"large arrays travel in messages instead of shared memory: {why}", "no-shared-memory")
     warnings.warn(said, FallbackWarning, stacklevel=2)
 
 

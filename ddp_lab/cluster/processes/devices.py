@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...documentation import with_help
 from ...machine import visible_gpus
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -55,7 +56,8 @@ def place(
         bad = [index for index in devices if not 0 <= index < len(gpus)]
         if bad or not devices:
             have = f"{len(gpus)} GPUs are visible" if gpus else "no GPU is visible"
-            raise ValueError(f"devices={list(devices)}: {have}" + (f"; there is no device {bad[0]}" if bad else ""))
+            said = f"devices={list(devices)}: {have}" + (f"; there is no device {bad[0]}" if bad else "")
+            raise ValueError(said if gpus else with_help(said, "no-gpu"))
         gpus = [gpus[index] for index in devices]
     elif backend in ("gloo", "mpi", "shm"):
         gpus = []

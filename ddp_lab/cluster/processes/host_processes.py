@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import machine
+from ...documentation import with_help
 from ...errors import ClusterError
 from . import hosts as hosts_
 from .hosts import Host
@@ -256,10 +257,11 @@ def _no_way(host: Host, question: tuple[str, Mapping[str, Any]], answer: Mapping
     op, arguments = question
     if op == "reach":
         address, port = answer["target"]
-        return (
+        return with_help(
             f"host {host.name} can't reach {address} port {port}: {answer['error']}. Ranks connect to ports that the "
             "system chooses: let the firewall allow them between the hosts and this machine, or give an address that "
-            "the hosts can reach (address=..., --address)"
+            "the hosts can reach (address=..., --address)",
+            "firewall",
         )
     where = arguments.get("to") or arguments.get("address")
     return f"host {host.name} has no route to {where}: {answer['error']}"

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...documentation import with_help
 from ...errors import ClusterError
 from ...formatting import label_of
 from ...machine import visible_gpus
@@ -149,7 +150,8 @@ def check_versions(found: Mapping[str, Mapping[str, str]]) -> None:
     names = list(found)
     for name in names:
         if name != names[0] and not found[name]["torch"]:
-            raise ClusterError(f"host {name} has no torch: install it there, for the Python that runs the ranks")
+            said = f"host {name} has no torch: install it there, for the Python that runs the ranks"
+            raise ClusterError(with_help(said, "host-without-torch"))
     for what in found[names[0]]:
         # A machine that only runs the notebook needs no torch.
         here = next((name for name in names if found[name][what]), names[0])
@@ -157,7 +159,8 @@ def check_versions(found: Mapping[str, Mapping[str, str]]) -> None:
         for name in names:
             version = _public(found[name][what])
             if version and version != expected:
-                raise ClusterError(f"{what}: {version} on host {name}, {expected} on {here}; {_REMEDY[what]}")
+                said = f"{what}: {version} on host {name}, {expected} on {here}; {_REMEDY[what]}"
+                raise ClusterError(with_help(said, "versions-differ"))
 
 
 def _public(version: str) -> str:
@@ -267,8 +270,11 @@ def allocated(environment: Mapping[str, str]) -> dict[str, int]:
                     f"hosts: {variable}={environment[variable]!r} can't be read: {error}. Give the hosts (a:4,b:4)"
                 ) from error
     raise ClusterError(
-        f"hosts: this process is not in an allocation of a batch system ({', '.join(_SYSTEMS)} are not set): start "
-        "JupyterLab inside one (salloc, qsub -I, bsub -Is), or give the hosts (a:4,b:4)"
+        with_help(
+            f"hosts: this process is not in an allocation of a batch system ({', '.join(_SYSTEMS)} are not set): start "
+            "JupyterLab inside one (salloc, qsub -I, bsub -Is), or give the hosts (a:4,b:4)",
+            "no-allocation",
+        )
     )
 
 

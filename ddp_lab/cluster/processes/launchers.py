@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ...documentation import with_help
 from ...errors import ClusterError
 from ...formatting import exit_words
 from ...protocol.entry_points import CONTROLLER, FORK_SERVER
@@ -276,7 +277,8 @@ class ForkServer:
         for rank in ranks:
             if rank in self.exits:
                 why, log = self.reasons.get(rank) or exit_words(self.exits[rank]), tail(self.log_of(rank))
-                raise ClusterError(f"while starting, rank {rank} {why}; the end of its log:\n{log}")
+                said = f"while starting, rank {rank} {why}; the end of its log:\n{log}"
+                raise ClusterError(with_help(said, "rank-failed-at-start"))
 
     def stop(self) -> None:
         """Ends every rank, then the fork server, and waits for it."""

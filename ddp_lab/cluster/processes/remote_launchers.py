@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...documentation import with_help
 from ...errors import ClusterError
 from ...formatting import exit_words
 from .host_commands import check_engines, host_command
@@ -193,7 +194,8 @@ class HostServer(ForkServer):
         with self._lock:
             alive = [rank for rank in self.pids if rank not in self.exits]
             if self._failure is None:
-                self._failure = self._unreached(words) if not self.facts else f"{self.host.words} was lost: {words}"
+                lost = with_help(f"{self.host.words} was lost: {words}", "host-lost")
+                self._failure = lost if self.facts else self._unreached(words)
             for rank in alive:
                 self.exits[rank] = -signal.SIGKILL
                 self.reasons[rank] = f"was lost with host {self.host.name}: {words}"

@@ -18,6 +18,7 @@ from ddp_lab.cluster.cells.failures import (
     timed_out,
     timeout_error,
 )
+from ddp_lab.documentation import more
 from ddp_lab.errors import RankFailure
 from ddp_lab.output.terminal import plain
 
@@ -57,6 +58,9 @@ def test_a_lost_rank_leads() -> None:
     error = cell_error(ordered, "train [2]")
     assert str(error) == "rank 1 was killed by SIGKILL (signal 9)"
     assert "rank 0 waited for rank 1 and was unblocked (RuntimeError: Connection closed by peer)" in plain(error.report)
+    assert error.report.splitlines()[-1] == more("rank-killed")
+    with_its_host = cell_error({1: lost(1, "was lost with host b: Connection reset")}, "train [2]")
+    assert with_its_host.report.splitlines()[-1] == more("host-lost")
 
 
 def test_an_interrupt_hides_no_failure() -> None:
@@ -159,6 +163,7 @@ def test_time_limit() -> None:
     assert str(error) == "ranks 0–1 did not end within 2.5 s"
     assert "rank 0 was here:" in plain(error.report)
     assert "rank 1 did not respond to the interrupt" in plain(error.report)
+    assert error.report.splitlines()[-1] == more("cell-timeout")
 
 
 def test_a_ranks_report_becomes_a_failure() -> None:
