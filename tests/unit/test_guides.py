@@ -22,6 +22,7 @@ PAGES = [
     *sorted(f"guide/{path.name}" for path in (SITE / "guide").glob("*.md")),
     "troubleshooting.md",
     "faq.md",
+    "gallery.md",
     "reference/configuration.md",
     *(f"how_to/{name}.md" for name in HOW_TO),
 ]
@@ -57,6 +58,13 @@ def option_tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module that makes tables of options."""
     monkeypatch.syspath_prepend(str(SITE))
     return importlib.import_module("option_tables")
+
+
+@pytest.fixture
+def gallery(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module that makes the gallery's pictures and reports."""
+    monkeypatch.syspath_prepend(str(SITE))
+    return importlib.import_module("gallery")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -109,6 +117,43 @@ def test_pictures_are_made_from_what_is_recorded(pictures: ModuleType) -> None:
     rows = re.findall(r"^\| (\d) \| ", text("guide/dashboard.md"), re.MULTILINE)
     assert rows == [str(number) for number in range(1, 8)]
     assert set(rows) <= set(words)
+
+
+def test_the_gallery_has_a_card_and_a_report_for_each_run(gallery: ModuleType, tmp_path: Path) -> None:
+    """Each recording has a card with a picture, and a report with its own title, findings and a way back."""
+    page = text("gallery.md")
+    assert re.findall(r"^<!-- run: (\w+) -->$", page, re.MULTILINE) == list(gallery.RUNS)
+    recordings = {path.stem for path in (ROOT / "tutorials" / "recordings").glob("*.npz")}
+    assert {shown.recording for shown in gallery.RUNS.values()} == recordings
+    filled = gallery.filled(page)
+    assert "<!-- run" not in filled
+    gallery.write_reports(tmp_path)
+    for name, shown in gallery.RUNS.items():
+        assert filled.count(f'<a href="gallery/{name}.html">') == 2
+        report = (tmp_path / f"{name}.html").read_text(encoding="utf-8")
+        assert f"<h1>{shown.title}: DigitReader on 4 ranks</h1>" in report
+        assert '<a href="../gallery.html">' in report
+    drawn = [ElementTree.fromstring(one) for one in re.findall(r"<svg .*</svg>", filled)]
+    assert len(drawn) == len(gallery.RUNS)
+    assert not any(one.tag.endswith("text") for svg in drawn for one in svg.iter())
+    assert len({ElementTree.tostring(svg) for svg in drawn}) == len(drawn)
+
+
+def test_the_gallery_quotes_its_reports(gallery: ModuleType) -> None:
+    """Each figure on a card is in the summary or the findings of the run."""
+    cards = dict(re.findall(r"<!-- run: (\w+) -->\n\n(.*?)\n:::", text("gallery.md"), re.DOTALL))
+    assert set(cards) == set(gallery.RUNS)
+    step = {name: shown.timeline().steps().query("step >= 6").step_ms.median() for name, shown in gallery.RUNS.items()}
+    assert "4 of 62 ms" in cards["healthy"].replace("\n", " ")
+    assert "61.5 ms per step" in gallery.RUNS["healthy"].timeline().summary()
+    assert "77 ms instead of 121" in cards["comm_hook"]
+    assert (round(step["comm_hook"]), round(step["slow_network"])) == (77, 121)
+    assert "by 33.4 ms in 100 %" in gallery.RUNS["late_rank"].timeline().summary()
+    assert "33 ms" in cards["late_rank"]
+    assert "66.9 ms exposed" in gallery.RUNS["tiny_buckets"].timeline().summary()
+    assert "67 ms" in cards["tiny_buckets"]
+    assert "16 % of the step" in cards["slow_layer"].replace("\n", " ")
+    assert round(gallery.RUNS["slow_layer"].timeline().findings()[0].gain_percent) == 16
 
 
 def test_printed_texts_are_those_that_the_page_explains(pictures: ModuleType) -> None:

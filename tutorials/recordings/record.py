@@ -1,13 +1,15 @@
-"""Makes the recordings of lesson 10: `python tutorials/recordings/record.py [FOLDER]` (half a minute).
+"""Makes the recordings of lesson 10 and the gallery: `python tutorials/recordings/record.py [FOLDER [NAME ...]]`.
 
-Four ranks train a small network for handwritten digits: run-0 is in order, each of the others has one fault. So that
-the pictures are much the same on any machine, computation and link take the time that is told here: each layer sleeps
-in its backward, and a comm hook holds each bucket back for as long as the link would need for it.
+Four ranks train a small network for handwritten digits. Lesson 10 has those with a number: run-0 is in order, each of
+the others has one fault. So that the pictures are much the same on any machine, computation and link take the time
+that is set here: each layer sleeps in its backward, and a comm hook holds each bucket back for as long as the link
+would need for it.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,8 +48,8 @@ class Link:
     "A comm hook: buckets pass one after the other, each for its latency and its bytes."
     group = dist.new_group()
 
-    def __init__(self, latency_ms, mb_per_second):
-        self.latency, self.rate = latency_ms / 1e3, mb_per_second * 1e6
+    def __init__(self, latency_ms, mb_per_second, dtype):
+        self.latency, self.rate, self.dtype = latency_ms / 1e3, mb_per_second * 1e6, dtype
         self.thread = ThreadPoolExecutor(1)
 
     def __call__(self, state, bucket):
@@ -57,9 +59,10 @@ class Link:
 
     def send(self, buffer, future):
         try:
-            time.sleep(self.latency + buffer.nbytes / self.rate)
-            dist.all_reduce(buffer, group=self.group)
-            future.set_result(buffer.div_(world_size))
+            sent = buffer.to(self.dtype)
+            time.sleep(self.latency + sent.nbytes / self.rate)
+            dist.all_reduce(sent, group=self.group)
+            future.set_result(buffer.copy_(sent).div_(world_size))
         except Exception as error:
             future.set_exception(error)
 
@@ -81,17 +84,21 @@ class DigitReader(torch.nn.Module):
         return x
 
 
-def train(steps, slow_layer=(None, None), late_rank=None, unused=False, latency_ms=0.5, mb_per_second=200, **options):
+def train(
+    steps, slow_layer=(None, None), late_rank=None, unused=False, latency_ms=0.5, mb_per_second=200,
+    dtype=torch.float32, fewer=None, **options,
+):
     network = DigitReader(slow_layer[1] if rank == slow_layer[0] else None, unused)
     model = ddp_lab.DistributedDataParallel(network, **{"bucket_cap_mb": 0.25, **options})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    link = Link(latency_ms, mb_per_second)
+    link = Link(latency_ms, mb_per_second, dtype)
     model.register_comm_hook(None, link)
-    for _ in range(steps):
-        time.sleep(0.035 if rank == late_rank else 0.002)  # the next batch
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(scans), labels).backward()
-        optimizer.step()
+    with model.join(enable=fewer is not None):
+        for _ in range(steps // 2 if rank == fewer else steps):
+            time.sleep(0.035 if rank == late_rank else 0.002)  # the next batch
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(scans), labels).backward()
+            optimizer.step()
     link.thread.shutdown()
 """
 
@@ -104,22 +111,26 @@ class Run:
         options: of `train`.
         kind: of the finding that gains most; "" if there is nothing to gain.
         rank: whom that finding names.
+        comm_hook: the hook of torch that `Link` stands for, besides the link.
     """
 
     options: str
     kind: str = ""
     rank: int | None = None
+    comm_hook: str | None = None
 
 
-RUNS = (
-    Run(""),
-    Run("slow_layer=(2, 3)", "straggler", 2),
-    Run("bucket_cap_mb=25", "bucket-too-big"),
-    Run("late_rank=1", "straggler", 1),
-    Run("mb_per_second=20", "communication-bound"),
-    Run("unused=True, find_unused_parameters=True", "unused-parameters"),
-    Run("latency_ms=5, bucket_cap_mb=0.0001", "bucket-too-small"),
-)
+RUNS = {
+    "run-0": Run(""),
+    "run-1": Run("slow_layer=(2, 3)", "straggler", 2),
+    "run-2": Run("bucket_cap_mb=25", "bucket-too-big"),
+    "run-3": Run("late_rank=1", "straggler", 1),
+    "run-4": Run("mb_per_second=20", "communication-bound"),
+    "run-5": Run("unused=True, find_unused_parameters=True", "unused-parameters"),
+    "run-6": Run("latency_ms=5, bucket_cap_mb=0.0001", "bucket-too-small"),
+    "half": Run("mb_per_second=20, dtype=torch.float16", "communication-bound", comm_hook="fp16_compress_hook"),
+    "uneven": Run("fewer=3"),
+}
 
 
 def record(lab: ddp_lab.Cluster, run: Run, path: Path, steps: int = STEPS, tries: int = 8) -> ddp_lab.Timeline:
@@ -136,15 +147,15 @@ def record(lab: ddp_lab.Cluster, run: Run, path: Path, steps: int = STEPS, tries
     for _ in range(tries):
         lab.timeline.clear()
         lab.run(f"train({WARM_UP + steps}, {run.options})")
-        made = ddp_lab.Timeline.load(as_stored(lab.timeline).save(path))
+        made = ddp_lab.Timeline.load(as_stored(lab.timeline, run.comm_hook).save(path))
         first = next(iter(made.findings()), None)
         if (first.kind, first.rank) == (run.kind, run.rank) if first else not run.kind:
             return made
     raise RuntimeError(f"train({run.options}): findings() begins with {first}")
 
 
-def as_stored(timeline: ddp_lab.Timeline) -> ddp_lab.Timeline:
-    """The same timeline without the first steps, of a model without a comm hook: ours stands for the link.
+def as_stored(timeline: ddp_lab.Timeline, comm_hook: str | None = None) -> ddp_lab.Timeline:
+    """The same timeline without the first steps, of a model with this comm hook: ours stands for it and for the link.
 
     It ends with a typical step: that is what a dashboard shows first.
     """
@@ -154,7 +165,7 @@ def as_stored(timeline: ddp_lab.Timeline) -> ddp_lab.Timeline:
     for rank, description in raw.described:
         if description["type"] != "assignment":  # that a model is gone, say: the training is over
             continue
-        options = {**description["options"], "comm_hook": None}
+        options = {**description["options"], "comm_hook": comm_hook}
         made.describe(rank, {**description, "reducer": 0, "options": options, "session": 0})
     for rank in raw.ranks:
         events = np.concatenate([events for of, events in raw.chunks if of == rank])
@@ -165,15 +176,15 @@ def as_stored(timeline: ddp_lab.Timeline) -> ddp_lab.Timeline:
     return made
 
 
-def main(folder: Path) -> None:
-    """Writes all recordings into a folder."""
+def main(folder: Path, names: Iterable[str]) -> None:
+    """Writes recordings into a folder."""
     with ddp_lab.Cluster(RANKS, backend="shm") as lab:
         lab.run(TRAIN)
-        for number, run in enumerate(RUNS):
-            path = folder / f"run-{number}.npz"
+        for name in names:
+            run, path = RUNS[name], folder / f"{name}.npz"
             found = record(lab, run, path).findings()
             print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB", *(f"  {one}" for one in found), sep="\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent), sys.argv[2:] or RUNS)

@@ -1,6 +1,6 @@
 """What the site adds to Sphinx: pages of source files, folded solutions, cells in colour, formulas, the first page.
 
-Pictures of the views and tables of options come from `pictures.py` and `option_tables.py`.
+Pictures of the views, tables of options and the gallery come from `pictures.py`, `option_tables.py` and `gallery.py`.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from unittest.mock import patch
 
+import gallery
 import option_tables
 import outputs
 import pictures
@@ -72,7 +73,7 @@ def on_source_read(app, docname, content):
         content[0] = _HELP.sub(lambda found: f"```text\n{_help(found[1])}\n```", content[0])
         rows = [f"| `ddp-lab bench {name}` | {what} |" for name, what in main.BENCHMARKS.items()]
         content[0] = content[0].replace(_BENCHMARKS, "\n".join(rows))
-    content[0] = option_tables.filled(pictures.filled(content[0]))
+    content[0] = gallery.filled(option_tables.filled(pictures.filled(content[0])))
 
 
 def _help(command):
@@ -217,6 +218,13 @@ def first_page(app, exception):
         (Path(app.outdir) / "index.html").write_text(_REDIRECT.format(page=page), encoding="utf-8")
 
 
+def reports(app, exception):
+    """Writes the reports of the gallery beside its page."""
+    if exception is None and app.builder.format == "html":
+        target = app.builder.get_target_uri(str(gallery.PAGE.relative_to(_ROOT).with_suffix("")))
+        gallery.write_reports(Path(app.outdir, target).with_suffix(""))
+
+
 def setup(app):
     app.add_config_value("executed", "build/executed", "env", str)
     app.add_config_value("source_pages", True, "env", bool)
@@ -227,6 +235,7 @@ def setup(app):
     app.connect("html-page-context", functools.partial(one_tree_a_folder, {}), priority=400)  # before Furo asks for it
     app.connect("missing-reference", on_missing_reference)
     app.connect("build-finished", first_page)
+    app.connect("build-finished", reports)
     app.add_transform(SourceLinks)
     app.add_role("name", PythonName(innernodeclass=nodes.literal))
     app.add_lexer("python", CellLexer)
