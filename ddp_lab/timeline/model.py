@@ -54,6 +54,7 @@ class TimelineModel:
         """How often the timeline was cleared."""
         self.recorded = False
         """Whether it holds a recording, whose times have no relation to the present."""
+        self._interrupted: set[tuple[int, int]] = set()  # ranks and sessions whose first events were deleted
         self._start()
 
     def _start(self) -> None:
@@ -74,6 +75,8 @@ class TimelineModel:
             if rank is None:
                 return
             self.version += 1
+            if not rank.next and not self.recorded and (batch.rank, batch.session) in self._interrupted:
+                rank.next = batch.first  # what came before was deleted, not dropped (a replay begins anew)
             repeated = rank.next - batch.first
             taken = batch.events[max(repeated, 0) :]
             rank.dropped += max(-repeated, 0)
@@ -171,6 +174,7 @@ class TimelineModel:
         with self._lock:
             self.version += 1
             self.cleared += 1
+            self._interrupted = {(number, session) for number, one in self._ranks.items() for session in one.sessions}
             self._start()
 
     def raw(self) -> Saved:

@@ -474,6 +474,28 @@ def test_summary_of_one_rank_and_one_bucket() -> None:
     assert "a single bucket" in timeline.summary()
 
 
+def test_what_is_cleared_is_not_dropped() -> None:
+    """After a clear, events of the same process go on without a loss; a real gap is one, and so is that of a new one."""
+    timeline, recorder = Timeline(), Recorder(0)
+    recorder.backward(0, 20 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
+    timeline.extend(recorder.batch())
+    timeline.clear()
+    recorder.backward(1, 40 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
+    timeline.extend(recorder.batch())
+    assert timeline.ranks()[0].dropped == 0
+    assert timeline.spans()["step"].tolist() == [1]
+    recorder.next += 7
+    recorder.backward(2, 60 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
+    timeline.extend(recorder.batch())
+    assert timeline.ranks()[0].dropped == 7
+    timeline.clear()
+    restarted = Recorder(0, session=2)
+    restarted.next += 3
+    restarted.backward(0, 90 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
+    timeline.extend(restarted.batch())
+    assert timeline.ranks()[0].dropped == 3
+
+
 def test_save_and_load(tmp_path: Path) -> None:
     """A loaded timeline shows what the saved one did: spans, names, marks, losses, words; after a restart too."""
     timeline = _two_ranks()
