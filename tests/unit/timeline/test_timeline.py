@@ -475,7 +475,7 @@ def test_summary_of_one_rank_and_one_bucket() -> None:
 
 
 def test_what_is_cleared_is_not_dropped() -> None:
-    """After a clear, events of the same process go on without a loss; a real gap is one, and so is that of a new one."""
+    """After a clear, the next event of the same process is no loss; a gap after it, or before a new process's, is."""
     timeline, recorder = Timeline(), Recorder(0)
     recorder.backward(0, 20 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
     timeline.extend(recorder.batch())
