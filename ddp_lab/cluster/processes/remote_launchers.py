@@ -215,7 +215,7 @@ class HostServer(ForkServer):
         if "not found" in said or "No such file" in said:
             return f"host {name}: {words}. Give a Python that exists there (python=..., --python)"
         hint = f" (try: ssh -o BatchMode=yes {name} true)" if self._words[0] == "ssh" else ""
-        return f"host {name} could not be reached with {self._words[0]}: {said}{hint}"
+        return with_help(f"host {name} could not be reached with {self._words[0]}: {said}{hint}", "host-not-reached")
 
 
 class LocalServer(ForkServer):
