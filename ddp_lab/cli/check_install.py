@@ -149,7 +149,10 @@ def torch() -> Check:
         return Check("torch", FAILED, found, "Install a torch that was built with torch.distributed and Gloo.")
     gpus = visible_gpus(os.environ)
     if gpus and not asked["devices"]:
-        remedy = "Ranks run on the CPU: install a torch for this driver's CUDA (https://pytorch.org/get-started)."
+        remedy = (
+            "Install a torch for this driver's CUDA (https://pytorch.org/get-started); until then, start CPU ranks "
+            "with `%cluster start --backend gloo`."
+        )
         remedy = with_help(remedy, "torch-sees-no-gpu")
         return Check("torch", WARNING, f"{found}; it sees none of {len(gpus)} GPUs", remedy)
     devices = ", ".join(asked["devices"]) or f"{len(os.sched_getaffinity(0))} CPU cores, no GPU"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..documentation import with_help
-from ..errors import FallbackWarning
+from ..errors import ClusterError, FallbackWarning
 from .groups import registry
 from .groups import rejoin as regroup
 
@@ -104,6 +104,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
     _set_environment(spec)
     device = torch.device(spec["device"])
     if device.type == "cuda":
+        _check_torch_sees(device)
         torch.cuda.set_device(device)
     shell = get_ipython()
     _start_services(shell, spec)
@@ -283,6 +284,21 @@ def _backend() -> str:
     return backends.replace("cpu:shm", f"cpu:{group._get_backend(torch.device('cpu')).name()}")
 
 
+def _check_torch_sees(device: Any) -> None:
+    """Raises `ClusterError` if the driver reports this GPU and torch can't use it."""
+    import torch
+
+    if not torch.cuda.is_available() or torch.cuda.device_count() <= device.index:
+        built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for the CPU"
+        raise ClusterError(
+            with_help(
+                f"torch {torch.__version__}, built {built}, can't use {device}, which the driver reports: install a "
+                'torch for this driver\'s CUDA, or start CPU ranks (backend="gloo", `%cluster start --backend gloo`)',
+                "torch-without-gpus",
+            )
+        )
+
+
 def _first_collective(device: Any) -> None:
     """Ready means that every rank has finished a real all-reduce, on the CPU and on its device."""
     import torch
@@ -293,7 +309,7 @@ def _first_collective(device: Any) -> None:
         dist.all_reduce(ones)
         if ones.item() != dist.get_world_size():
             said = f"the test all-reduce on {place} returned {ones.item()}, expected {dist.get_world_size()}"
-            raise RuntimeError(with_help(said, "wrong-all-reduce"))
+            raise ClusterError(with_help(said, "wrong-all-reduce"))
 
 
 def _seal(device: Any) -> list[str]:

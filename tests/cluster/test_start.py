@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ddp_lab
-from ddp_lab import ClusterError
+from ddp_lab import ClusterError, documentation
 from ddp_lab.notebook import commands
 from tests.cluster.conftest import Lab
 
@@ -184,6 +185,40 @@ def test_too_few_files() -> None:
     done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True, timeout=120)
     assert "this process may open only 64 files, but a cluster needs 128" in done.stderr
     assert "`ulimit -n 1024`" in done.stderr
+
+
+# What the driver's management library of a machine with two GPUs answers.
+_NVML = """
+extern "C" int nvmlInit_v2() { return 0; }
+extern "C" int nvmlShutdown() { return 0; }
+extern "C" int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+"""
+
+
+def test_gpus_that_torch_does_not_see(tmp_path: Path) -> None:
+    """Where the driver reports GPUs that torch can't use, the start fails with the fix and a link, and no traceback."""
+    ask = [sys.executable, "-c", "import torch; print(torch.cuda.is_available())"]
+    if subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip() == "True":
+        pytest.skip("torch sees the GPUs of this machine")
+    source, library = tmp_path / "nvml.cpp", tmp_path / "libnvidia-ml.so.1"
+    source.write_text(_NVML)
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", library, source], check=True)
+    program = tmp_path / "start.py"
+    program.write_text("import ddp_lab\nif __name__ == '__main__':\n    ddp_lab.Cluster().start()\n")
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, timeout=200)
+    words, more = done.stderr.splitlines()[-2:]
+    assert re.search(r"can't use cuda:[01], which the driver reports: .*%cluster start --backend gloo", words)
+    assert more == documentation.more("torch-without-gpus")
+
+
+def test_a_rank_that_can_not_join() -> None:
+    """The error of a rank that can't join begins with its words; its traceback has whole lines."""
+    with pytest.raises(ClusterError, match=r"failed on rank \d: .*nothing0") as raised:
+        Lab(2, backend="gloo", env={"GLOO_SOCKET_IFNAME": "nothing0"}).start()
+    trace = [line for line in str(raised.value).splitlines()[1:] if line]
+    assert "Traceback" in trace[1]
+    assert max(map(len, trace)) > 40
 
 
 @pytest.mark.parametrize("victim", ["controller", "fork server"])

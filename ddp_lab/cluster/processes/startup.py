@@ -498,8 +498,11 @@ class Processes:
 
     def _failure(self, engine: int, result: Any, doing: str) -> str:
         rank = {number: rank for rank, number in self.engine_of_rank.items()}.get(engine)
-        error = result.exception()
-        trace = "\n".join(getattr(error, "traceback", None) or [])
+        error: Any = result.exception()
+        if getattr(error, "ename", "") == ClusterError.__name__:  # which says what to do
+            return f"{doing} failed on rank {rank}: {error.evalue}"
+        trace = getattr(error, "traceback", None) or ""
+        trace = trace if isinstance(trace, str) else "\n".join(trace)
         return f"{doing} failed on rank {rank}: {error}\n{trace}".rstrip()
 
 
