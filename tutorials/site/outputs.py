@@ -19,8 +19,9 @@ _FIGURE = "application/vnd.plotly.v1+json"
 _SHOWN = ("text/html", "image/svg+xml", "image/png", "text/plain")
 _PICTURE = "ddp-lab-static-"  # in the HTML of the picture that follows a live view
 _LESSON = re.compile(r'<a href="([\w./]+)\.ipynb#([\w-]+)"')
-PAGES = (
+PAGES = (  # not a reader's own
     "notebooks/quickstart.ipynb",
+    "notebooks/hosted.ipynb",
     "notebooks/paper_*.ipynb",
     "tutorials/[0-9][0-9]_*.ipynb",
     "tutorials/[A-Z]_*.ipynb",
