@@ -31,6 +31,7 @@ from ddp_lab.notebook import magics
 _ROOT = Path(__file__).resolve().parents[2]
 _SOURCE = re.compile(r"(?:ddp_lab|csrc|tests)/[\w./-]+\.(?:py|h|cpp|js|css)")
 _LEXERS = {".py": "python", ".h": "cpp", ".cpp": "cpp", ".js": "javascript", ".css": "css"}
+_LEXERS |= {".sh": "bash", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 _README = re.compile(r'^<!-- README from "(.+)" to "(.+)" -->$', re.MULTILINE)
 _PICTURE = re.compile(r'<picture>.*?<img src="([^"]+)" alt="([^"]+)"></picture>', re.DOTALL)
 _HELP = re.compile(r"^<!-- help of (.+) -->$", re.MULTILINE)
