@@ -10,9 +10,8 @@ c.JupyterHub.authenticator_class = "shared-password"
 c.SharedPasswordAuthenticator.user_password = os.environ["CLASS_PASSWORD"]
 c.Authenticator.allow_all = True
 
-# Students' servers reach the hub on Docker's bridge.
-c.JupyterHub.hub_ip = "0.0.0.0"
-c.JupyterHub.hub_connect_ip = "172.17.0.1"
+# The hub's address on Docker's bridge, where students' servers reach it.
+c.JupyterHub.hub_ip = "172.17.0.1"
 
 c.JupyterHub.spawner_class = "dockerspawner.DockerSpawner"
 c.DockerSpawner.image = "ddp-lab:0.1.0"

@@ -70,7 +70,8 @@ def test_a_script_runs_beside_an_old_kernel(host: Container, wheel: Path) -> Non
     (packages / "host.pth").write_text(host.call(PYTHON, "-c", _PACKAGES))
     host.call(PYTHON, "-m", "pip", "--python", "lab/bin/python", "install", "--quiet", wheel.name)
     (host.work / "train.py").write_text(SCRIPT)
-    host.call("lab/bin/ddp-lab", "run", "--standalone", "--nproc-per-node", "2", "train.py")
+    command = ["lab/bin/ddp-lab", "run", "--standalone", "--nproc-per-node", "2", "--report", "report.html", "train.py"]
+    host.call(*command)
     page = (host.work / "report.html").read_text(encoding="utf-8")
     assert "Linear on 2 ranks" in page
     assert host.call(PYTHON, "-m", "pip", "freeze") == before
