@@ -17,15 +17,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Line", "Replay", "Steps", "fit_line"]
+__all__ = ["SLOWEST_COPY", "Line", "Replay", "Steps", "fit_line"]
 
 _Times = npt.NDArray[np.int64]
 _Values = npt.NDArray[np.float64]
 
+SLOWEST_COPY: Final = 1.0  # ns per byte: a rank that is descheduled meanwhile seems to copy more slowly
 _ASSUMED_START = 0.2  # assumed share of the fixed overhead in a collective's time if all sizes are equal
 
 

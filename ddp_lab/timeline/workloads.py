@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..analysis.steps import SLOWEST_COPY
 from ..simulation.link_model import Point
 from ..simulation.workload import Workload, carried, shares
 from .judged_steps import SideBySide, newest
@@ -60,7 +61,7 @@ def workload(
     if steps.on_device:
         ready, computed = _device_times(steps, members, size)
     else:
-        ready = _ready(steps.gradients[:, :, : len(parameters)] - begin[:, :, None], members)
+        ready = _ready(_gradients(steps, len(parameters)) - begin[:, :, None], members)
         computed = np.median(steps.field("finalize") - begin, axis=1)
     caps = description.get("options", {}).get("bucket_cap_mb_list", [])
     in_buffers, on_link = shares(description)
@@ -150,6 +151,17 @@ def _bucket_sizes(description: Any) -> list[int]:
     return [sum(parameters[index]["bytes"] for index in one["parameters"]) for one in description["buckets"]]
 
 
+def _gradients(steps: SideBySide, parameters: int) -> npt.NDArray[np.int64]:
+    """When each gradient was accumulated: shape ``[ranks, steps, parameters]``, 0 for one that never came.
+
+    The steps hold as many as the last parameter that ever got one.
+    """
+    made = np.zeros((*steps.gradients.shape[:2], parameters), np.int64)
+    known = steps.gradients[:, :, :parameters]
+    made[:, :, : known.shape[2]] = known
+    return made
+
+
 def _ready(since_begin: npt.NDArray[np.int64], members: Sequence[Sequence[int]]) -> _Floats:
     """Median over the steps; a gradient that never came (unused) is ready when the last of its bucket is."""
     missing = np.asarray((since_begin < 0).all(axis=1))
@@ -190,13 +202,16 @@ def _busy(steps: SideBySide, begin: npt.NDArray[np.int64], buckets: int) -> _Flo
 
 
 def _write_back(steps: SideBySide, size: npt.NDArray[np.int64]) -> float:
-    """ns for each byte that is written back: what follows the last collective, or the computation."""
+    """ns for each byte that is written back: what follows the last collective, or the computation.
+
+    Limited as in findings about copies: after a bucket of a few bytes, what follows is not the copying.
+    """
     reduced, finalize = steps.bucket("reduced", len(size)), steps.field("finalize")
     last = reduced.max(axis=2)
     after = steps.field("backward_end") - np.maximum(last, finalize)
     # Earlier buckets were written back while the last one was under way.
     count = np.where(last > finalize, size[reduced.argmax(axis=2)], size.sum())
-    return max(0.0, float(np.median(after / np.maximum(count, 1))))
+    return min(SLOWEST_COPY, max(0.0, float(np.median(after / np.maximum(count, 1)))))
 
 
 def all_reduces(timeline: TimelineModel, reducer: int | None = None) -> list[Point]:

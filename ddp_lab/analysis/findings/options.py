@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from ...formatting import ms, names, size
-from ..steps import fit_line
+from ..steps import SLOWEST_COPY, fit_line
 from .facts import Facts, Finding
 
 __all__ = ["ALWAYS", "communication", "copies", "search_of_unused", "small_tensors", "unused_parameters"]
@@ -20,7 +20,6 @@ _SEARCH_NS = 500.0  # to find one parameter in the graph; measured: 300 to 600 n
 _EXPOSED_PERCENT = 5.0
 _SMALL_BYTES = 16_384
 _FEWEST_SMALL = 20
-_SLOWEST_COPY = 1.0  # ns per byte: a rank that is descheduled meanwhile seems to copy more slowly
 
 
 def unused_parameters(facts: Facts) -> Iterator[Finding]:
@@ -139,7 +138,7 @@ def copies(facts: Facts) -> Iterator[Finding]:
     _, a_byte = _handling(facts)
     total = sum(facts.sizes)
     tail = float(np.median(facts.replay.tail))
-    inward, back = a_byte * total, min(tail, (a_byte or _SLOWEST_COPY) * total)
+    inward, back = a_byte * total, min(tail, (a_byte or SLOWEST_COPY) * total)
     takes = f"copying in takes about {ms(inward / 1e6)} of the backward; " if inward else ""  # else it is not known
     saved = back + inward / 2  # a view must still be divided by the number of ranks
     yield Finding(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ddp_lab.analysis.steps import SLOWEST_COPY
 from ddp_lab.protocol.events import Kind
 from ddp_lab.simulation.calibration import Measured, calibrated, errors
 from ddp_lab.simulation.link_model import LinkModel
@@ -27,7 +29,7 @@ BUCKETS = [
 SIZES = [MIB // 2, MIB // 2, MIB, MIB]
 
 
-def described(session: int = 1) -> dict[str, object]:
+def described(session: int = 1) -> dict[str, Any]:
     """The assignment of those buckets, as ranks describe it."""
     return {
         "type": "assignment",
@@ -154,17 +156,42 @@ def test_a_hook_of_which_nobody_knows_what_it_sends() -> None:
         assert feed.expected(0, 1, link)["ns"] == wanted
 
 
-def test_an_unused_parameter_is_ready_with_its_bucket() -> None:
-    """A parameter without a single gradient does not hold up the workload."""
+@pytest.mark.parametrize(
+    ("used", "ready"),
+    [
+        ([FIRST, Bucket((8.0,), 10.0, 15.0, (1,), MIB)], [8e6, 8e6, 2e6, 1e6]),
+        ([Bucket((2.0,), 2.0, 6.0, (2,), 2 * MIB), BUCKETS[0][1]], [10e6, 8e6, 2e6, 2e6]),
+    ],
+    ids=["the first", "the last"],
+)
+def test_an_unused_parameter_is_ready_with_its_bucket(used: list[Bucket], ready: list[float]) -> None:
+    """A parameter without a single gradient does not hold up the workload, wherever the module has it."""
     timeline = Timeline()
     for rank in range(2):
         timeline.describe(rank, described())
         recorder = Recorder(rank)
         for step in range(9):
-            buckets = [FIRST, Bucket((8.0,), 10.0, 15.0, (1,), MIB)]
-            recorder.backward(step, (step + 1) * 18 * MS, buckets, 10.0, generation=1)
+            recorder.backward(step, (step + 1) * 18 * MS, used, 10.0, generation=1)
         timeline.extend(recorder.batch())
-    assert timeline.workload().ready_ns[0, :2].tolist() == [8e6, 8e6]
+    assert timeline.workload().ready_ns[0].tolist() == ready
+
+
+def test_what_follows_a_tiny_bucket_is_not_all_copying() -> None:
+    """Half a millisecond after a last bucket of 16 bytes does not make a bucket of 3 MiB take 98 s."""
+    small = [one | {"bytes": 8} for one in described()["parameters"][:2]]
+    fields = {"parameters": [*small, *described()["parameters"][2:]]}
+    fields["buckets"] = [described()["buckets"][0], {"bucket": 1, "bytes": 16, "parameters": [1, 0]}]
+    timeline = Timeline()
+    for rank in range(2):
+        timeline.describe(rank, described() | fields)
+        recorder = Recorder(rank)
+        for step in range(9):
+            recorder.backward(step, (step + 1) * 18 * MS, [FIRST, replace(BUCKETS[0][1], bytes=16)], 10.0, generation=1)
+        batch = recorder.batch()
+        batch.events["host_ns"][batch.events["kind"] == Kind.BACKWARD_END] += MS // 2
+        timeline.extend(batch)
+    assert timeline.workload().write_back_ns == (0.0, SLOWEST_COPY)
+    assert timeline.simulate(LinkModel(1e6, 1.0), bucket_cap_mb=25).step_ms < 40
 
 
 def test_on_devices_readiness_is_the_devices() -> None:
