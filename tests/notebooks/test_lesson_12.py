@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import ddp_lab
+
 from . import running
-from .judging import judge
+from .judging import LESSONS, judge
 
 _EFFICIENCY = "def efficiency(n):\n    step = {m: lab.simulate(world_size=m).step_ms for m in (1, 2, n)}\n    return "
 _TURN = """%%distributed
@@ -42,6 +46,31 @@ def test_checks(lesson: running.Notebook) -> None:
     judge(lesson, WRONG)
 
 
+def test_the_simulator_foresees_a_recorded_run(lesson: running.Notebook) -> None:
+    """From the run on 2 ranks, the one on 4 is predicted better than by any number of ranks beside it."""
+    drawn = _drawn(lesson, "recorded")
+    names = drawn[0]["x"]
+    assert names == ["recorded, 2 ranks", "recorded, 4 ranks", "simulated from 2, 4 ranks"]
+    two, four, foreseen = (sum(running.numbers(bar["y"])[place] for bar in drawn) for place in range(3))
+    assert four > 1.5 * two
+    runs = {n: ddp_lab.Timeline.load(LESSONS / "recordings" / f"ranks-{n}.npz") for n in (2, 4)}
+    assert [len(run.ranks()) for run in runs.values()] == [2, 4]
+    assert foreseen == pytest.approx(runs[2].simulate(world_size=4).step_ms)
+    assert min((2, 3, 4, 6, 8), key=lambda n: abs(runs[2].simulate(world_size=n).step_ms - four)) == 4
+    assert all((LESSONS / "recordings" / f"ranks-{n}.npz").stat().st_size < 150_000 for n in runs)
+
+
+@pytest.mark.soak
+def test_the_script_makes_the_recordings(tmp_path: Path, nothing_left: None) -> None:
+    """The script records runs with the ranks and buckets of the stored ones on this machine as well."""
+    script = runpy.run_path(str(LESSONS / "recordings" / "record.py"), run_name="record")
+    for ranks in script["SCALING"].values():
+        made = script["record_scaling"](ranks, tmp_path / f"ranks-{ranks}.npz")
+        stored = ddp_lab.Timeline.load(LESSONS / "recordings" / f"ranks-{ranks}.npz")
+        assert [one.rank for one in made.ranks()] == [one.rank for one in stored.ranks()] == list(range(ranks))
+        assert made.reducers()[-1].buckets == stored.reducers()[-1].buckets
+
+
 def test_what_grows_with_the_ranks(lesson: running.Notebook) -> None:
     """Simulated on more ranks only exposed communication grows; buckets should, and latency is what matters."""
     bars = {bar["name"]: running.numbers(bar["y"]) for bar in _drawn(lesson, "scale")}
@@ -50,9 +79,9 @@ def test_what_grows_with_the_ranks(lesson: running.Notebook) -> None:
     assert bars["exposed"][0] < bars["exposed"][-2] < bars["exposed"][-1]
     growth = {name: values[-1] - values[0] for name, values in bars.items()}
     assert growth["exposed"] > 0.9 * sum(growth.values())
-    told = running.text(running.cell(lesson, "what-if"))
-    [best] = re.findall(r"with 2 ranks, (\S+) with 256", told)
+    [best] = re.findall(r"with 2 ranks, (\S+) with 256", running.text(running.cell(lesson, "buckets")))
     assert float(best) >= 1  # where 2 ranks are best off depends on the machine
+    told = running.text(running.cell(lesson, "what-if"))
     plain, wide, near = (float(step) for step in re.findall(r"µs: ([\d.]+) ms a step", told))
     assert near < wide < plain
     assert running.WIDGET in running.mime_types(running.cell(lesson, "what-if"))

@@ -1,8 +1,36 @@
 """Checks of lesson 12."""
 
+import math
 from itertools import pairwise
+from pathlib import Path
 
-from . import Checks, on_ranks
+from . import Checks, Prediction, Predictions, on_ranks
+
+_SHARED = {  # the nearest first; the files in which Linux lists it for each processor
+    "core": "topology/core_cpus_list",
+    "L2 cache": "cache/index2/shared_cpu_list",
+    "L3 cache": "cache/index3/shared_cpu_list",
+    "NUMA node": "node*/cpulist",
+    "socket": "topology/package_cpus_list",
+}
+
+
+def nearest_shared(cpus):
+    """The nearest thing that each processor shares with each of them: a row for each."""
+    return [_row(cpu, cpus) for cpu in cpus]
+
+
+def _row(cpu, others):
+    folder = Path(f"/sys/devices/system/cpu/cpu{cpu}")
+    sharing = {name: _members("".join(file.read_text() for file in folder.glob(at))) for name, at in _SHARED.items()}
+    sharing = {"itself": {cpu}, **sharing, "machine": set(others)}
+    return [next(name for name in sharing if other in sharing[name]) for other in others]
+
+
+def _members(text):
+    """The numbers that a list such as "0-2,8" contains."""
+    ends = [part.split("-") for part in text.strip().split(",") if part]
+    return {number for end in ends for number in range(int(end[0]), int(end[-1]) + 1)}
 
 
 def efficiency_of_n(lab, efficiency):
@@ -66,4 +94,54 @@ def groups_in_turn(torch, dist, world_size, wrapped, train, groups, in_turn):
     return f"Right: the buckets of a step went to groups {turns}."
 
 
+def four_ranks(table):
+    ratio = table["recorded, 4 ranks"]["step"] / table["recorded, 2 ranks"]["step"]
+    choices = {"as long": 1, "about twice as long": 2, "about four times as long": 4}
+    return min(choices, key=lambda choice: abs(math.log(ratio / choices[choice])))
+
+
+def longer_part(steps):
+    growth = steps[256] - steps[1]
+    parts = {
+        "the forward": growth["forward"],
+        "the backward's computation": growth["compute"],
+        "exposed communication": growth["exposed"],
+        "the rest": growth["other"],
+    }
+    return max(parts, key=parts.get)
+
+
+def size_of_buckets(best):
+    return "larger" if best[256] > best[2] else "smaller" if best[256] < best[2] else "of the same size"
+
+
+def network(step_ms):
+    _, wide, near = step_ms.values()
+    return "ten times the bandwidth" if wide < near else "a tenth of the latency"
+
+
+def slowed_down(ends):
+    return "ResNet50" if ends["ResNet50", "nccl"] > ends["BERT", "nccl"] else "BERT"
+
+
+def side(measured, simulated):
+    def middle(values):
+        return sorted(values)[len(values) // 2]
+
+    left, right = 1 - middle(measured["rr5"]) / middle(measured["rr1"]), 1 - simulated["rr5"] / simulated["rr1"]
+    if min(left, right) > 0.1:
+        return "on both"
+    return "on the left, measured here" if left > right else "on the right, simulated"
+
+
 check = Checks(efficiency_of_n, on_ranks(groups_in_turn))
+
+predictions = Predictions(
+    Prediction(["as long", "about twice as long", "about four times as long"], four_ranks),
+    Prediction(["the forward", "the backward's computation", "exposed communication", "the rest"], longer_part),
+    Prediction(["larger", "smaller", "of the same size"], size_of_buckets),
+    Prediction(["ten times the bandwidth", "a tenth of the latency"], network),
+    Prediction(["ResNet50", "BERT"], slowed_down),
+    Prediction(["on the left, measured here", "on the right, simulated", "on both"], side),
+)
+predict, compare = predictions.predict, predictions.compare

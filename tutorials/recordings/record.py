@@ -1,9 +1,11 @@
-"""Makes the recordings of lesson 10 and the gallery: `python tutorials/recordings/record.py [FOLDER [NAME ...]]`.
+"""Makes the recordings of lessons 10 and 12, and of the gallery: `python record.py [FOLDER [NAME ...]]`.
 
 Four ranks train a small network for handwritten digits. Lesson 10 has those with a number: run-0 is in order, each of
 the others has one fault. So that the pictures are much the same on any machine, computation and link take the time
 that is set here: each layer sleeps in its backward, and a comm hook holds each bucket back for as long as the link
 would need for it.
+
+Lesson 12: the same network on two and on four ranks, over a ring that passes each message on by itself.
 """
 
 from __future__ import annotations
@@ -67,31 +69,55 @@ class Link:
             future.set_exception(error)
 
 
+class Ring(Link):
+    "A comm hook: a ring all-reduce, message by message; each message takes the link's latency and time for its bytes."
+
+    def send(self, buffer, future):
+        try:
+            parts = buffer.tensor_split(world_size)
+            for first, add in [(rank, True), (rank + 1, False)]:  # reduce-scatter, then all-gather
+                for step in range(first, first - world_size + 1, -1):
+                    sent, kept = parts[step % world_size], parts[(step - 1) % world_size]
+                    time.sleep(self.latency + sent.nbytes / self.rate)
+                    self.pass_on(sent, kept, add)
+            future.set_result(buffer.div_(world_size))
+        except Exception as error:
+            future.set_exception(error)
+
+    def pass_on(self, sent, kept, add):
+        "One message to the next rank, one from the rank before."
+        arrived = torch.empty_like(kept)
+        sending = dist.isend(sent, (rank + 1) % world_size, group=self.group)
+        dist.recv(arrived, (rank - 1) % world_size, group=self.group)
+        sending.wait()
+        kept.add_(arrived) if add else kept.copy_(arrived)
+
+
 class DigitReader(torch.nn.Module):
-    def __init__(self, slow_layer, unused):
+    def __init__(self, slow_layer, unused, seconds):
         super().__init__()
         torch.manual_seed(0)
         for i in range(8):
             self.add_module(f"layer{i}", torch.nn.Linear(64 if i == 0 else 256, 10 if i == 7 else 256))
-        self.slow_layer = slow_layer
+        self.slow_layer, self.seconds = slow_layer, seconds
         if unused:
             self.old_head = torch.nn.Linear(256, 24576, bias=False)
 
     def forward(self, x):
         for i in range(8):
-            x = Compute.apply(self.get_submodule(f"layer{i}")(x), 0.026 if i == self.slow_layer else 0.006)
+            x = Compute.apply(self.get_submodule(f"layer{i}")(x), 0.026 if i == self.slow_layer else self.seconds)
             x = torch.relu(x) if i < 7 else x
         return x
 
 
 def train(
-    steps, slow_layer=(None, None), late_rank=None, unused=False, latency_ms=0.5, mb_per_second=200,
-    dtype=torch.float32, fewer=None, **options,
+    steps, slow_layer=(None, None), late_rank=None, unused=False, layer_ms=6, kind=Link, latency_ms=0.5,
+    mb_per_second=200, dtype=torch.float32, fewer=None, **options,
 ):
-    network = DigitReader(slow_layer[1] if rank == slow_layer[0] else None, unused)
+    network = DigitReader(slow_layer[1] if rank == slow_layer[0] else None, unused, layer_ms / 1e3)
     model = ddp_lab.DistributedDataParallel(network, **{"bucket_cap_mb": 0.25, **options})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    link = Link(latency_ms, mb_per_second, dtype)
+    link = kind(latency_ms, mb_per_second, dtype)
     model.register_comm_hook(None, link)
     with model.join(enable=fewer is not None):
         for _ in range(steps // 2 if rank == fewer else steps):
@@ -131,6 +157,10 @@ RUNS = {
     "half": Run("mb_per_second=20, dtype=torch.float16", "communication-bound", comm_hook="fp16_compress_hook"),
     "uneven": Run("fewer=3"),
 }
+SCALING = {"ranks-2": 2, "ranks-4": 4}
+"""The recordings of lesson 12, and their number of ranks."""
+SCALING_OPTIONS = "layer_ms=16, kind=Ring, latency_ms=5, mb_per_second=200"
+_DISTURBED = ("straggler", "ranks-disturbed")  # findings: no rank of these runs is late, unless by another process
 
 
 def record(lab: ddp_lab.Cluster, run: Run, path: Path, steps: int = STEPS, tries: int = 8) -> ddp_lab.Timeline:
@@ -176,15 +206,34 @@ def as_stored(timeline: ddp_lab.Timeline, comm_hook: str | None = None) -> ddp_l
     return made
 
 
+def record_scaling(ranks: int, path: Path, tries: int = 20) -> ddp_lab.Timeline:
+    """The same for one of lesson 12's runs: the machine may not disturb its ranks."""
+    with ddp_lab.Cluster(ranks, backend="shm") as lab:
+        lab.run(TRAIN)
+        for _ in range(tries):
+            lab.timeline.clear()
+            lab.run(f"train({WARM_UP + STEPS}, {SCALING_OPTIONS})")
+            made = ddp_lab.Timeline.load(as_stored(lab.timeline).save(path))
+            if not any(one.kind in _DISTURBED for one in made.findings()):
+                return made
+    raise RuntimeError(f"{ranks} ranks: the machine is too busy")
+
+
 def main(folder: Path, names: Iterable[str]) -> None:
     """Writes recordings into a folder."""
+    chosen = set(names)
     with ddp_lab.Cluster(RANKS, backend="shm") as lab:
         lab.run(TRAIN)
-        for name in names:
-            run, path = RUNS[name], folder / f"{name}.npz"
-            found = record(lab, run, path).findings()
-            print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB", *(f"  {one}" for one in found), sep="\n")
+        for name in [name for name in RUNS if name in chosen]:
+            describe(folder / f"{name}.npz", record(lab, RUNS[name], folder / f"{name}.npz"))
+    for name in [name for name in SCALING if name in chosen]:
+        describe(folder / f"{name}.npz", record_scaling(SCALING[name], folder / f"{name}.npz"))
+
+
+def describe(path: Path, made: ddp_lab.Timeline) -> None:
+    """Prints a file's size, and what is found in it."""
+    print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB", *(f"  {one}" for one in made.findings()), sep="\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent), sys.argv[2:] or RUNS)
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent), sys.argv[2:] or [*RUNS, *SCALING])
