@@ -71,7 +71,7 @@ def test_sixteen_bits(lesson: running.Notebook) -> None:
     assert autocast[:3] == ["float32", "bfloat16", "float32"]
     assert native[:3] == ["bfloat16"] * 3
     assert float(exact[3]) == float(autocast[3]) == pytest.approx(2 * float(native[3]), abs=0.11)
-    assert "on GPUs only; here it says" in running.text(running.cell(lesson, "precision"))
+    assert "on GPUs only; here it says" in running.text(running.cell(lesson, "own-class"))
 
 
 def test_graphs_end_where_buckets_do(lesson: running.Notebook) -> None:

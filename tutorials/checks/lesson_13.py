@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from . import Checks, on_ranks
+from . import Checks, Prediction, Predictions, on_ranks
 
 
 def kept_gradient(torch, wrapped, train, model, weight, before):
@@ -54,4 +54,49 @@ def saved_state(dist, rank, world_size, wrapped, train, Zero, checkpoint):
     return "Right: rank 0 has the state of all parameters, the others None."
 
 
+def beside_the_parameters(plain):
+    rest = plain["gradients"] + plain["buckets"] + plain["optimizer"]
+    return min(["4 MiB", "8 MiB", "16 MiB"], key=lambda choice: abs(rest - int(choice.split()[0])))
+
+
+def same_gradient(torch, wrapped, train):
+    model = wrapped(gradient_as_bucket_view=True)
+    optimizer, weight = torch.optim.SGD(model.parameters(), lr=0.1), model.module.layers[1].weight
+    train(model, optimizer, steps=3)
+    before, copied = weight.grad, weight.grad.clone()
+    train(model, optimizer, steps=1)
+    if torch.equal(copied, weight.grad):
+        return "the gradients of both steps are equal"
+    return "before is the same memory" if torch.equal(before, weight.grad) else "the optimizer has reset it"
+
+
+def smaller_buckets(rows):
+    travel = {name: told["MiB that travel"] for name, told in rows.items()}
+    smaller = [name for name in ("autocast", "native") if travel[name] < 0.9 * travel["float32"]]
+    return {0: "in neither", 2: "in both"}.get(len(smaller), f"only with {smaller[0]}" if smaller else "")
+
+
+def share_of_state(shared_out, plain):
+    shares = {"nothing is left": 0.0, "about half as large": 0.5, "as large as before": 1.0}
+    return min(shares, key=lambda choice: abs(shares[choice] - shared_out["optimizer"] / plain["optimizer"]))
+
+
+def number_of_graphs(found, split):
+    graphs, buckets = len(found["buckets of 1 MiB"]), len(split.buckets())
+    return "one" if graphs == 1 else "as many as buckets" if graphs == buckets else "one for each layer"
+
+
 check = Checks(on_ranks(kept_gradient), on_ranks(saved_state))
+
+predictions = Predictions(
+    Prediction(["4 MiB", "8 MiB", "16 MiB"], beside_the_parameters, on_ranks=True),
+    Prediction(
+        ["the gradients of both steps are equal", "before is the same memory", "the optimizer has reset it"],
+        same_gradient,
+        on_ranks=True,
+    ),
+    Prediction(["only with autocast", "only with native", "in both", "in neither"], smaller_buckets, on_ranks=True),
+    Prediction(["nothing is left", "about half as large", "as large as before"], share_of_state, on_ranks=True),
+    Prediction(["one", "as many as buckets", "one for each layer"], number_of_graphs, on_ranks=True),
+)
+predict, compare = predictions.predict, predictions.compare
