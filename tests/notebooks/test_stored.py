@@ -15,6 +15,7 @@ from . import running
 
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 _MOST_CELLS = {"notebooks": 20, "tutorials": 33}
+_MOST_OF_THE_LAST = 45  # a whole investigation
 _ANSWER = "<details><summary><b>Answer</b></summary>"
 each_notebook = pytest.mark.parametrize("path", running.NOTEBOOKS, ids=lambda path: path.stem)
 each_lesson = pytest.mark.parametrize("path", running.LESSONS, ids=lambda path: path.stem)
@@ -36,10 +37,11 @@ def test_is_valid_and_clean(path: Path) -> None:
 
 @each_notebook
 def test_is_short(path: Path) -> None:
-    """A notebook has at most 20 cells, a lesson 33 without its predictions, and no line is too long to read."""
+    """A notebook has at most 20 cells, a lesson 33 without its predictions (the last one 45); lines are readable."""
     notebook = running.read(path)
     cells = [cell for cell in notebook.cells if not cell.source.startswith(("predict(", "compare("))]
-    assert len(cells) <= _MOST_CELLS[path.parent.name]
+    most = _MOST_OF_THE_LAST if path.stem.startswith("14_") else _MOST_CELLS[path.parent.name]
+    assert len(cells) <= most
     long = [line for cell in notebook.cells for line in cell.source.splitlines() if len(line) > 140]
     assert not long
 
