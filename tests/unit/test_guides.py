@@ -120,10 +120,12 @@ def test_pictures_are_made_from_what_is_recorded(pictures: ModuleType) -> None:
 
 
 def test_the_gallery_has_a_card_and_a_report_for_each_run(gallery: ModuleType, tmp_path: Path) -> None:
-    """Each recording has a card with a picture, and a report with its own title, findings and a way back."""
+    """Each recording but lesson 12's has a card with a picture, and a report with its own title, findings and a way
+    back."""
     page = text("gallery.md")
     assert re.findall(r"^<!-- run: (\w+) -->$", page, re.MULTILINE) == list(gallery.RUNS)
     recordings = {path.stem for path in (ROOT / "tutorials" / "recordings").glob("*.npz")}
+    recordings -= {"ranks-2", "ranks-4"}
     assert {shown.recording for shown in gallery.RUNS.values()} == recordings
     filled = gallery.filled(page)
     assert "<!-- run" not in filled
