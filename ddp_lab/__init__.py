@@ -10,32 +10,33 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__ as __version__
+from .renamed import package_name
 
 # public name -> module that defines it
 _PUBLIC = {
+    "BucketStateError": "errors",
     "CellError": "errors",
     "CellResult": "cluster.cells.run",
     "Cluster": "cluster.cluster",
     "ClusterError": "errors",
+    "CommModel": "simulation.link_model",
     "DataParallel": "parallel.data_parallel",
     "DdpLabError": "errors",
     "DistributedDataParallel": "parallel.distributed",
     "ExtensionError": "errors",
-    "LinkModel": "simulation.link_model",
     "RankFailure": "errors",
-    "ScheduleError": "errors",
     "Timeline": "timeline.timeline",
-    "attach": "cluster.attached",
     "check_drift": "parallel.monitoring.drift",
     "check_hook": "parallel.hook_check",
     "compare": "timeline.comparison",
+    "copy_state_from": "engine.restore",
     "current_cluster": "cluster.cluster",
     "data_parallel": "parallel.data_parallel",
-    "install": "parallel.install",
+    "follow": "cluster.followed",
     "observe": "parallel.observe",
-    "restore_from": "engine.restore",
+    "replace_torch_ddp": "parallel.replacement",
 }
-_MODULES = {"faults": "faults", "recording": "recording", "rehearsal": "parallel.live.rehearsal"}
+_MODULES = {"fault_injection": "parallel.live.fault_injection", "faults": "faults", "recording": "recording"}
 
 _NAMES = [*_PUBLIC, *_MODULES, "__version__", "load_ipython_extension", "unload_ipython_extension"]
 if not TYPE_CHECKING:  # type checkers understand a list of literals alone, and the names below without one
@@ -44,35 +45,38 @@ if not TYPE_CHECKING:  # type checkers understand a list of literals alone, and 
 if TYPE_CHECKING:
     from . import faults as faults
     from . import recording as recording
-    from .cluster.attached import attach as attach
     from .cluster.cells.run import CellResult as CellResult
     from .cluster.cluster import Cluster as Cluster
     from .cluster.cluster import current_cluster as current_cluster
-    from .engine.restore import restore_from as restore_from
+    from .cluster.followed import follow as follow
+    from .engine.restore import copy_state_from as copy_state_from
+    from .errors import BucketStateError as BucketStateError
     from .errors import CellError as CellError
     from .errors import ClusterError as ClusterError
     from .errors import DdpLabError as DdpLabError
     from .errors import ExtensionError as ExtensionError
     from .errors import RankFailure as RankFailure
-    from .errors import ScheduleError as ScheduleError
     from .parallel.data_parallel import DataParallel as DataParallel
     from .parallel.data_parallel import data_parallel as data_parallel
     from .parallel.distributed import DistributedDataParallel as DistributedDataParallel
     from .parallel.hook_check import check_hook as check_hook
-    from .parallel.install import install as install
-    from .parallel.live import rehearsal as rehearsal
+    from .parallel.live import fault_injection as fault_injection
     from .parallel.monitoring.drift import check_drift as check_drift
     from .parallel.observe import observe as observe
-    from .simulation.link_model import LinkModel as LinkModel
+    from .parallel.replacement import replace_torch_ddp as replace_torch_ddp
+    from .simulation.link_model import CommModel as CommModel
     from .timeline.comparison import compare as compare
     from .timeline.timeline import Timeline as Timeline
 
+    attach, install, copy_state_from = follow, replace_torch_ddp, copy_state_from  # former names
+
 
 def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(f".{_PUBLIC[name]}", __name__), name)
-    if name in _MODULES:
-        return importlib.import_module(f".{_MODULES[name]}", __name__)
+    present = package_name(name)
+    if present in _PUBLIC:
+        return getattr(importlib.import_module(f".{_PUBLIC[present]}", __name__), present)
+    if present in _MODULES:
+        return importlib.import_module(f".{_MODULES[present]}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

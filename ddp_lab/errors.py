@@ -4,7 +4,7 @@
     ├── ClusterError         the cluster failed: a rank did not start, exited, or is unreachable
     ├── CellError            a cell failed on some ranks; `.failures` holds rank -> error, first in time first
     ├── ExtensionError       the compiled extension is missing or was built for another torch (also an ImportError)
-    └── ScheduleError        a bucket was asked for a transition that its state does not allow
+    └── BucketStateError     a bucket was asked for a transition that its state does not allow
 
 An invalid argument raises a plain `ValueError` or `TypeError`. If this machine does not support the best way and
 another one is used, there is a `FallbackWarning`.
@@ -15,14 +15,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .renamed import with_former_names
+
 __all__ = [
+    "BucketStateError",
     "CellError",
     "ClusterError",
     "DdpLabError",
     "ExtensionError",
     "FallbackWarning",
     "RankFailure",
-    "ScheduleError",
 ]
 
 
@@ -38,7 +40,7 @@ class ExtensionError(DdpLabError, ImportError):
     """The compiled extension is missing or was built for another torch; the message says how to rebuild it."""
 
 
-class ScheduleError(DdpLabError, RuntimeError):
+class BucketStateError(DdpLabError, RuntimeError):
     """A gradient or bucket was reported in a state that does not allow it."""
 
 
@@ -46,6 +48,7 @@ class FallbackWarning(UserWarning):
     """Something works in a different way than intended, usually more slowly; the message says what, and why."""
 
 
+@with_former_names
 @dataclass(frozen=True)
 class RankFailure:
     """How a cell ended on one rank that failed.
@@ -56,11 +59,11 @@ class RankFailure:
         message: the exception's text.
         traceback: the formatted traceback, ANSI-coloured as IPython renders it.
         time_ns: when it was raised, on the host's monotonic clock; orders failures in time.
-        consequence: whether it only followed another rank's failure (its collective was unblocked).
-        waited_in: of a consequence, what the rank waited in, e.g. ``"all_reduce #17 of 4 MiB (float32 [1048576])"``; ""
-            where that is not known.
+        secondary: whether it only followed another rank's failure (its collective was unblocked).
+        waited_in: of a secondary failure, what the rank waited in, e.g.
+            ``"all_reduce #17 of 4 MiB (float32 [1048576])"``; "" where that is not known.
         broke_backward: whether a model's backward was in progress: it is discarded, with the model's gradients.
-        brief: the traceback without library frames between the user's own; "" if it would be the same.
+        short_traceback: the traceback without library frames between the user's own; "" if it would be the same.
     """
 
     rank: int
@@ -68,17 +71,17 @@ class RankFailure:
     message: str
     traceback: str
     time_ns: int
-    consequence: bool
+    secondary: bool
     waited_in: str = ""
     broke_backward: bool = False
-    brief: str = ""
+    short_traceback: str = ""
 
 
 class CellError(DdpLabError):
     """A cell failed on at least one rank.
 
     Attributes:
-        failures: rank -> `RankFailure`; the first one in time comes first, consequences last.
+        failures: rank -> `RankFailure`; the first one in time comes first, secondary ones last.
         report: the first failing rank's traceback and one line for each other rank, ANSI-coloured; IPython shows it
             instead of the client's own traceback.
     """

@@ -1,6 +1,7 @@
 """Fault injection: faults of a rank, a layer or a network link that can be injected.
 
-Plain records, for both sides of the wire: `Cluster.inject` sends one to its rank, where `ddp_lab.rehearsal` injects it.
+Plain records, for both sides of the wire: `Cluster.inject` sends one to its rank, where `ddp_lab.fault_injection`
+injects it.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ void bind_joining(ReducerClass& reducer) {
       .def("take_no_sync_warning", &Reducer::take_no_sync_warning, NoGil());
 }
 
-// For pauses, rehearsals and live changes.
+// For pauses, injected faults and live changes.
 void bind_live(ReducerClass& reducer) {
   reducer
       .def("set_breakpoints", &set_breakpoints, NoGil(), py::arg("points"), py::arg("parameters"), py::arg("buckets"))

@@ -33,8 +33,8 @@ using Integers = py::array_t<std::int32_t, py::array::c_style | py::array::force
 void raise_schedule_error(std::exception_ptr thrown) {
   try {
     if (thrown) std::rethrow_exception(thrown);
-  } catch (const ddp_lab::ScheduleError& error) {
-    const py::object type = py::module_::import("ddp_lab.errors").attr("ScheduleError");
+  } catch (const ddp_lab::BucketStateError& error) {
+    const py::object type = py::module_::import("ddp_lab.errors").attr("BucketStateError");
     py::set_error(type, error.what());
   }
 }
@@ -122,7 +122,7 @@ PYBIND11_MODULE(_schedule, module) {
   py::register_local_exception_translator(&raise_schedule_error);
   py::class_<BucketSchedule>(module, "BucketSchedule",
                              "pending -> ready -> launched -> reduced, launched strictly in bucket order.\n\n"
-                             "Raises ddp_lab.ScheduleError, naming parameter and bucket, for any other transition.")
+                             "Raises ddp_lab.BucketStateError, naming parameter and bucket, for any other transition.")
       .def(py::init<const std::vector<std::vector<std::size_t>>&>(), py::arg("parameters_per_bucket"))
       .def("arm", &BucketSchedule::arm, "Begins a backward: every bucket pending.")
       .def("mark_ready", &mark_ready, "Buckets to launch now, in this order.", py::arg("parameter"))

@@ -29,12 +29,12 @@ BucketSchedule::BucketSchedule(const std::vector<std::vector<std::size_t>>& buck
   for (const auto& parameters : buckets) {
     const std::size_t index = buckets_.size();
     if (parameters.empty())
-      throw ScheduleError("Empty bucket specified: " + name("bucket", index) + " holds no parameter");
+      throw BucketStateError("Empty bucket specified: " + name("bucket", index) + " holds no parameter");
     for (const std::size_t parameter : parameters) {
       if (parameter >= parameters_.size()) parameters_.resize(parameter + 1);
       Parameter& entry = parameters_[parameter];
       if (entry.known) {
-        throw ScheduleError(name("parameter", parameter) + " is in " + name("bucket", entry.bucket) + " and in " +
+        throw BucketStateError(name("parameter", parameter) + " is in " + name("bucket", entry.bucket) + " and in " +
                             name("bucket", index));
       }
       entry.known = true;
@@ -58,7 +58,7 @@ BucketSchedule::Range BucketSchedule::mark_ready(std::size_t parameter) {
   Parameter& arrived = parameters_[checked_parameter(parameter)];
   Bucket& bucket = buckets_[arrived.bucket];
   if (arrived.ready) {
-    throw ScheduleError("the gradient of " + name("parameter", parameter) +
+    throw BucketStateError("the gradient of " + name("parameter", parameter) +
                         " is ready a second time since arm(); its " + name("bucket", arrived.bucket) + " is " +
                         to_string(bucket.state) + " and waits for " + std::to_string(bucket.waiting) + " of " +
                         std::to_string(bucket.parameters.size()) + " gradients");
@@ -77,7 +77,7 @@ BucketSchedule::Range BucketSchedule::mark_ready(std::size_t parameter) {
 void BucketSchedule::mark_reduced(std::size_t bucket) {
   Bucket& reduced = buckets_[checked_bucket(bucket)];
   if (reduced.state != BucketState::kLaunched) {
-    throw ScheduleError(name("bucket", bucket) + " can't be reduced: it is " + to_string(reduced.state) + " and " +
+    throw BucketStateError(name("bucket", bucket) + " can't be reduced: it is " + to_string(reduced.state) + " and " +
                         std::to_string(reduced.waiting) + " of its " + std::to_string(reduced.parameters.size()) +
                         " gradients have not arrived; " + std::to_string(launched_) + " of " +
                         std::to_string(buckets_.size()) + " buckets have been launched");
@@ -104,13 +104,13 @@ std::vector<std::size_t> BucketSchedule::missing() const {
 
 std::size_t BucketSchedule::checked_parameter(std::size_t parameter) const {
   if (parameter < parameters_.size() && parameters_[parameter].known) return parameter;
-  throw ScheduleError(name("parameter", parameter) + " is in none of the " + std::to_string(buckets_.size()) +
+  throw BucketStateError(name("parameter", parameter) + " is in none of the " + std::to_string(buckets_.size()) +
                       " buckets");
 }
 
 std::size_t BucketSchedule::checked_bucket(std::size_t bucket) const {
   if (bucket < buckets_.size()) return bucket;
-  throw ScheduleError(name("bucket", bucket) + " does not exist: the schedule has " + std::to_string(buckets_.size()) +
+  throw BucketStateError(name("bucket", bucket) + " does not exist: the schedule has " + std::to_string(buckets_.size()) +
                       " buckets");
 }
 

@@ -14,7 +14,7 @@
 namespace ddp_lab {
 
 // A transition that the state does not allow; the message names the parameter, the bucket and its state.
-class ScheduleError : public std::runtime_error {
+class BucketStateError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
@@ -33,7 +33,7 @@ class BucketSchedule {
   };
 
   // `buckets[b]` holds the indices of the parameters of bucket b. Indices need not be consecutive (frozen
-  // parameters are in no bucket). Throws ScheduleError if a bucket is empty or a parameter is in two buckets.
+  // parameters are in no bucket). Throws BucketStateError if a bucket is empty or a parameter is in two buckets.
   // The schedule starts finished: arm() begins a backward.
   explicit BucketSchedule(const std::vector<std::vector<std::size_t>>& buckets);
 
@@ -70,7 +70,7 @@ class BucketSchedule {
     bool ready = true;
   };
 
-  // Return their argument, or throw ScheduleError.
+  // Return their argument, or throw BucketStateError.
   std::size_t checked_parameter(std::size_t parameter) const;
   std::size_t checked_bucket(std::size_t bucket) const;
 

@@ -127,7 +127,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     locked([&] { gate_.set_check(std::move(check)); });
   }
   Stage stage() const;
-  // In the next synchronised backward the reducer does not hear of this gradient: see [Note: a rehearsal].
+  // In the next synchronised backward the reducer does not hear of this gradient: see [Note: an injected fault].
   void drop_next(std::size_t parameter);
   // How many synchronised backwards have ended: equal on all ranks, unlike step(), which counts broken ones.
   std::int64_t finished() const { return read(finished_); }

@@ -58,7 +58,7 @@ class Replay {
   std::size_t parameters() const noexcept { return recorded_.ready.front().size(); }
 
   // `bucket_of[p]` is negative for a parameter in no bucket. Times and slowdowns must be finite and not negative.
-  // Throws ScheduleError where a bucket has no parameter.
+  // Throws BucketStateError where a bucket has no parameter.
   Replayed run(const std::vector<std::int32_t>& bucket_of, const Costs& costs, const Contention& contention) const;
 
  private:

@@ -40,7 +40,7 @@ import numpy.typing as npt
 from .step_metrics import median
 
 __all__ = ["ARRIVAL", "DATA_DEPENDENT", "EVERYWHERE", "PERSISTENT", "RANDOM", "VARYING", "Late", "excess_times"]
-__all__ += ["find_late", "find_varying"]
+__all__ += ["find_stragglers", "find_varying"]
 
 ARRIVAL, EVERYWHERE, VARYING = -1, -2, -3
 PERSISTENT, DATA_DEPENDENT, RANDOM = "persistent", "data-dependent", "random"
@@ -88,7 +88,7 @@ class Late:
     late: npt.NDArray[np.bool_]
 
 
-def find_late(
+def find_stragglers(
     begin: _Times,
     ready: _Times,
     forward: _Values | None = None,

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from ..command_line import count, positive
-from ..parallel.monitoring.link import measure as measure_link
+from ..parallel.monitoring.link import measure as measure_communication
 from ..simulation.calibration import Measured, anchored, calibrated
-from ..simulation.link_model import LinkModel, Point
+from ..simulation.link_model import CommModel, Point
 from ..simulation.simulator import Configuration, simulate_many
 from ..simulation.workload import Workload
 from ..timeline import workloads
@@ -102,7 +102,7 @@ def measure(
     for world in ranks:
         with shaped(world, mbit) as prepare:
             if world in (min(ranks), max(ranks)):
-                found = fresh_ranks.run(partial(measure_link, repeats=9), ranks=world, prepare=prepare)
+                found = fresh_ranks.run(partial(measure_communication, repeats=9), ranks=world, prepare=prepare)
                 points[world] = [(size, ns, world) for size, ns in found["points"]]
                 beside[world] = (found["sharing"], found["launch_ns"])
             cases += [_case(model, world, every, base, rounds, steps, prepare) for model in models]
@@ -163,21 +163,21 @@ def _again(one: dict[str, Any], rounds: int, steps: int, mbit: float | None) -> 
 
 def _links(
     points: Mapping[int, list[Point]], beside: Mapping[int, tuple[float, float]], worlds: Sequence[int]
-) -> dict[int, LinkModel]:
+) -> dict[int, CommModel]:
     """The link of each world: of those that were measured their own, of the others what all points say together."""
-    together = LinkModel.fitted([one for some in points.values() for one in some], algorithm=None, lanes=_LANES)
+    together = CommModel.fitted([one for some in points.values() for one in some], algorithm=None, lanes=_LANES)
     sharing, launch_ns = np.mean(list(beside.values()), axis=0).tolist()
     made = {}
     for ranks in worlds:
         if ranks in points:
-            own = LinkModel.fitted(points[ranks], algorithm=together.algorithm, lanes=_LANES)
+            own = CommModel.fitted(points[ranks], algorithm=together.algorithm, lanes=_LANES)
             made[ranks] = replace(own, sharing=beside[ranks][0], launch_ns=beside[ranks][1])
         else:
             made[ranks] = replace(together, sharing=sharing, launch_ns=launch_ns)
     return made
 
 
-def _calibrated(runs: Mapping[int, list[Measured]], links: Mapping[int, LinkModel]) -> dict[int, LinkModel]:
+def _calibrated(runs: Mapping[int, list[Measured]], links: Mapping[int, CommModel]) -> dict[int, CommModel]:
     """The links with the contention of each world, interpolated where no step was to be seen."""
     found = {ranks: calibrated(of_world, links[ranks]) for ranks, of_world in runs.items() if of_world}
     if not found:  # every model and world is held out
@@ -193,7 +193,7 @@ def _calibrated(runs: Mapping[int, list[Measured]], links: Mapping[int, LinkMode
     return made
 
 
-def _score(cases: Sequence[_Case], links: Mapping[int, LinkModel], base: float, fit: Sequence[float]) -> dict[str, Any]:
+def _score(cases: Sequence[_Case], links: Mapping[int, CommModel], base: float, fit: Sequence[float]) -> dict[str, Any]:
     """Calibrates contention with the cases that are not held out and predicts the rest.
 
     Args:
@@ -244,7 +244,7 @@ def _score(cases: Sequence[_Case], links: Mapping[int, LinkModel], base: float, 
     }
 
 
-def _predicted(case: _Case, link: LinkModel) -> dict[float, list[float]]:
+def _predicted(case: _Case, link: CommModel) -> dict[float, list[float]]:
     """Cap -> predicted step of each round in ms."""
     tried = [Configuration(cap) for cap in case.measured]
     both = [anchored(one, link) for one in case.rounds]
@@ -293,7 +293,7 @@ def _simulator_speed(configurations: int = 1000, buckets: int = 200, *, ranks: i
         **{name: getattr(made, name).repeat(ranks, axis=0) for name in ("ready_ns", "busy_ns")},
         **{name: getattr(made, name).repeat(ranks) for name in ("computed_ns", "forward_ns", "other_ns")},
     )
-    link = LinkModel(2e4, 0.1, lanes=2, compute_slowdown=0.3, comm_slowdown=0.3)
+    link = CommModel(2e4, 0.1, lanes=2, compute_slowdown=0.3, comm_slowdown=0.3)
     # A cap a little below a mebibyte is reached by the same two parameters, but assigned by itself.
     tried = [Configuration(1 - 1e-6 * number) for number in range(configurations)]
     times = []

@@ -1,3 +1,3 @@
 """A cluster of ranks: its members, its processes, and the cells that run on it."""
 
-__all__ = ["attached", "cells", "cluster", "processes"]
+__all__ = ["cells", "cluster", "followed", "processes"]

@@ -25,9 +25,10 @@ from ..output.board import Board
 from ..output.display import RunView, kernel_shell, write_line
 from ..output.status_table import status_tables
 from ..protocol.entry_points import RankFunction
+from ..renamed import with_former_names
 from ..timeline.timeline import Timeline
 from .cells import variables
-from .cells.doctor import Report
+from .cells.doctor import HangReport
 from .cells.run import CellOptions, CellResult
 from .config import ClusterConfig
 from .processes.hosts import parse_hosts
@@ -35,10 +36,10 @@ from .processes.keeper import DetachedCluster, Keeper, detached_clusters, free_n
 from .processes.remote_launchers import Starting
 from .processes.startup import Progress, ignore
 from .runner import CellRunner, Runs
-from .session import LeftCell, Session
+from .session import MissedCell, Session
 
 if TYPE_CHECKING:
-    from ..simulation.link_model import LinkModel
+    from ..simulation.link_model import CommModel
     from ..simulation.settings import Tuned
     from ..timeline.what_if import WhatIf
     from ..widgets.cluster_panel.panel import ClusterPanel
@@ -63,6 +64,7 @@ def _of_training(method: Callable[Concatenate[TrainingControl, _P], _R]) -> Call
     return forwarded
 
 
+@with_former_names
 class Cluster:
     """Ranks on this machine, one per GPU or CPU ranks if there is none; or on several hosts.
 
@@ -75,30 +77,30 @@ class Cluster:
             without GPUs shared memory (``"shm"``), and Gloo where ranks are on several hosts.
         devices: which of the visible GPUs, by index; None for all.
         env: environment variables of the ranks, set before torch is imported there.
-        watch_seconds: hang timeout. A cell whose ranks wait for each other without progress for this long reports the
+        hang_seconds: hang timeout. A cell whose ranks wait for each other without progress for this long reports the
             cause, once; None: never.
         hosts: ranks on other machines, over ssh: ``"a:4,b:4"``, ``["a:4", "b:4"]`` or ``{"a": 4, "b": 4}``, numbered
             by host; ``"localhost"`` is this machine, ``"allocation"`` means the hosts and tasks that Slurm, PBS,
             LSF or Grid Engine has allocated to this job. Code, data and packages must exist there.
-        engines: how they are started: ``"ssh"``; inside an allocation, whose hosts are then the default, ``"slurm"``
+        launcher: how they are started: ``"ssh"``; inside an allocation, whose hosts are then the default, ``"slurm"``
             (srun), ``"mpi"`` (mpiexec), ``"lsf"`` (blaunch) or ``"sge"`` (qrsh); or a command's words, for example
             ``["docker", "exec", "-i", "{host}"]``.
         python: path of the Python that runs ranks on other hosts; None: the same path as here.
-        address: the address of this machine to which the hosts connect; None: found automatically.
-        host_seconds: host timeout. A host that does not respond for this long is lost, and its ranks with it.
+        client_address: the address of this machine to which the hosts connect; None: found automatically.
+        host_timeout: host timeout. A host that does not respond for this long is lost, and its ranks with it.
         detach: whether the ranks outlive this process, with their variables and what they run, until `stop`:
-            `Cluster.find` attaches to them again, from any process of this user. Such a cluster
+            `Cluster.attach` attaches to them again, from any process of this user. Such a cluster
             keeps running after a ``with`` block.
         name: distinguishes it from other clusters of this process, and identifies a detached one; None for
             ``cluster-1``, ``cluster-2``, ..., or ``lab-1``, ``lab-2``, ... if it is detached.
-        lease_seconds: idle timeout: how long a detached cluster lives while no client is attached.
+        idle_timeout: how many seconds a detached cluster lives while no client is attached.
 
     Attributes:
         results: name (of `%%distributed --name`, or a label) -> `CellRun` of the last such cell, running or ended:
             `.status()`, `.wait()`, `.outputs()`, `.text(rank)`, `.interrupt()`, `.values`, `.failures`.
         timeline: `Timeline` of what the ranks record; it stays when the cluster stops.
         training: `TrainingControl`, which changes and inspects models while they train.
-        link: the `LinkModel` that `measure_link` has fitted; None before.
+        link: the `CommModel` that `measure_communication` has fitted; None before.
 
     Raises:
         ValueError: an argument is invalid here.
@@ -117,19 +119,19 @@ class Cluster:
         backend: str = "auto",
         devices: Sequence[int] | None = None,
         env: Mapping[str, str] | None = None,
-        watch_seconds: float | None = 10.0,
+        hang_seconds: float | None = 10.0,
         hosts: str | Sequence[str] | Mapping[str, int] | None = None,
-        engines: str | Sequence[str] = "ssh",
+        launcher: str | Sequence[str] = "ssh",
         python: str | None = None,
-        address: str | None = None,
-        host_seconds: float = 30.0,
+        client_address: str | None = None,
+        host_timeout: float = 30.0,
         detach: bool = False,
         name: str | None = None,
-        lease_seconds: float = 3600.0,
+        idle_timeout: float = 3600.0,
     ) -> None:
-        if watch_seconds is not None and watch_seconds <= 0:
-            raise ValueError(f"watch_seconds={watch_seconds}: give a time in seconds, or None for never")
-        starting = Starting(engines, python, address, host_seconds)
+        if hang_seconds is not None and hang_seconds <= 0:
+            raise ValueError(f"hang_seconds={hang_seconds}: give a time in seconds, or None for never")
+        starting = Starting(launcher, python, client_address, host_timeout)
         config = ClusterConfig.of(
             n,
             backend=backend,
@@ -139,10 +141,10 @@ class Cluster:
             starting=starting,
             detach=detach,
             name=name,
-            lease_seconds=lease_seconds,
+            idle_timeout=idle_timeout,
         )
         self._set_up(config, name)
-        self.watch_seconds: float | None = watch_seconds
+        self.hang_seconds: float | None = hang_seconds
 
     def _set_up(self, config: ClusterConfig, name: str | None) -> None:
         self._config = config
@@ -153,7 +155,7 @@ class Cluster:
         self.name = name if name is not None or config.detach else _automatic_name()
         self.timeline = Timeline()
         self.training = TrainingControl(self)
-        self.link: LinkModel | None = None
+        self.link: CommModel | None = None
 
     # Life cycle
 
@@ -168,9 +170,9 @@ class Cluster:
         return self._config.placement.world_size
 
     @property
-    def lease_seconds(self) -> float:
-        """How long a detached cluster lives while no client is attached."""
-        return self._config.lease_seconds
+    def idle_timeout(self) -> float:
+        """How many seconds a detached cluster lives while no client is attached."""
+        return self._config.idle_timeout
 
     def start(self, progress: Progress | None = None) -> Cluster:
         """Starts the processes and joins the ranks; returns once every rank has finished an all-reduce.
@@ -189,7 +191,7 @@ class Cluster:
         keeper = None
         if self._config.detach:
             self.name = self.name or free_name()
-            keeper = Keeper.start(self.name, self.lease_seconds, self._config.placement.environment)
+            keeper = Keeper.start(self.name, self.idle_timeout, self._config.placement.environment)
         session = self._begin(keeper)
         try:
             session.open(show)
@@ -229,7 +231,7 @@ class Cluster:
     def rejoin(self, replace: Iterable[int] = ()) -> dict[int, str]:
         """Rebuilds the process groups; variables are kept, and models and names refer to the new groups.
 
-        A failed rank gets a new process, without variables: `ddp_lab.restore_from` copies them from another rank.
+        A failed rank gets a new process, without variables: `ddp_lab.copy_state_from` copies them from another rank.
 
         Args:
             replace: ranks whose processes are terminated and restarted, whatever they do.
@@ -254,11 +256,11 @@ class Cluster:
         _running.append(self)
 
     @classmethod
-    def find(cls, name: str | None = None, *, take_over: bool = False) -> Cluster:
+    def attach(cls, name: str | None = None, *, take_over: bool = False) -> Cluster:
         """Attaches to a detached cluster of this user on this machine; its ranks, variables and cells are unchanged.
 
-        `left` then lists the cells that ran meanwhile. One that is still running can be interrupted; the next cell
-        waits for its end.
+        `missed_cells` then lists the cells that ran meanwhile. One that is still running can be interrupted; the next
+        cell waits for its end.
 
         Args:
             name: which cluster; None if there is only one.
@@ -268,14 +270,14 @@ class Cluster:
             ClusterError: there is no such cluster, a client is attached, or another cluster of that name runs here.
 
         Example:
-            lab = ddp_lab.Cluster.find("train")
+            lab = ddp_lab.Cluster.attach("train")
             lab.pull("loss")
         """
         keeper = Keeper.find(name, take_over)
         try:
             cluster = cls.__new__(cls)
-            cluster._set_up(ClusterConfig.noted(keeper.notes, keeper.lease_seconds), keeper.name)
-            cluster.watch_seconds = keeper.notes["watch_seconds"]
+            cluster._set_up(ClusterConfig.noted(keeper.notes, keeper.idle_timeout), keeper.name)
+            cluster.hang_seconds = keeper.notes["hang_seconds"]
             cluster._check_only_one(detached=True)
         except BaseException:
             keeper.leave()
@@ -288,6 +290,8 @@ class Cluster:
             raise
         cluster._is_up(session)
         return cluster
+
+    find = attach  # its former name
 
     @staticmethod
     def detached() -> list[DetachedCluster]:
@@ -313,9 +317,9 @@ class Cluster:
             self._let_go(f"kept running without this process (`%cluster attach {self.name}` re-attaches)")
 
     @property
-    def left(self) -> tuple[LeftCell, ...]:
-        """The cells that ran while no client was attached, as they are now; empty unless `find` made this object."""
-        return () if self._session is None else self._session.ask_left()
+    def missed_cells(self) -> tuple[MissedCell, ...]:
+        """The cells that ran while no client was attached, as they are now; empty unless `attach` made this object."""
+        return () if self._session is None else self._session.ask_missed()
 
     def successor(self) -> Cluster | None:
         """The cluster that this process uses now that this one is stopped; None if there is none."""
@@ -338,7 +342,7 @@ class Cluster:
         lost = session.members.lost()
         if lost:
             return f"{label_of(lost)} lost"
-        cells = [run.label for run in self.results.ahead(range(self.world_size))]
+        cells = [run.label for run in self.results.pending_cells(range(self.world_size))]
         return f"running {enumeration(cells)}" if cells else "idle"
 
     def __enter__(self) -> Cluster:
@@ -395,7 +399,7 @@ class Cluster:
             ClusterError: a rank is still running a cell, or the cluster is not running.
         """
         options = CellOptions(
-            label=label, args=args, kwargs=kwargs, board=board, timeout=timeout, watch_seconds=self.watch_seconds
+            label=label, args=args, kwargs=kwargs, board=board, timeout=timeout, hang_seconds=self.hang_seconds
         )
         return self._runner.run(
             self.session,
@@ -438,15 +442,15 @@ class Cluster:
         """Every rank as it is now."""
         return self.session.members.records()
 
-    def vitals(self, seconds: float = 1.0) -> tuple[RankVitals, ...]:
+    def health(self, seconds: float = 1.0) -> tuple[RankVitals, ...]:
         """Every rank as it is now: its cell and for how long it runs, when it was last heard from, and its GPU.
 
         Args:
             seconds: how long to wait for answers at most; a rank without one is ``"silent"``.
         """
-        return self.session.members.vitals(seconds)
+        return self.session.members.health(seconds)
 
-    def doctor(self) -> Report:
+    def doctor(self) -> HangReport:
         """Diagnoses a hang: the cause, and what each rank is doing; also while a cell runs, without stopping it.
 
         Example:
@@ -454,7 +458,7 @@ class Cluster:
             # rank 0 waits in all_reduce #2 of 4 B (float32 [1]); rank 1 is in `time.sleep(60)` at cell 3 line 2.
         """
         session = self.session
-        return Report.made(session.members.examine, session.processes.conditions())
+        return HangReport.made(session.members.examine, session.processes.conditions())
 
     def pids(self) -> dict[str, int]:
         """Name -> process id of every process of the cluster; empty when it is stopped."""
@@ -505,37 +509,39 @@ class Cluster:
     watch_gradients = _of_training(TrainingControl.watch_gradients)
     watch_drift = _of_training(TrainingControl.watch_drift)
     check_drift = _of_training(TrainingControl.check_drift)
-    looks = _of_training(TrainingControl.looks)
+    monitoring = _of_training(TrainingControl.monitoring)
 
-    def measure_link(self, sizes: Sequence[int] | None = None, repeats: int = 7) -> LinkModel:
+    def measure_communication(self, sizes: Sequence[int] | None = None, repeats: int = 7) -> CommModel:
         """Measures all-reduces on the ranks (about a second on 2 CPU ranks) and fits a model of the interconnect.
 
         Args:
             sizes: bytes of the buffers; None: 1 KiB to 16 MiB.
             repeats: number of measurements of each size.
         """
-        from ..control.tuning import measure_link
+        from ..control.tuning import measure_communication
 
-        self.link = measure_link(self, sizes, repeats)
+        self.link = measure_communication(self, sizes, repeats)
         return self.link
 
-    def simulate(self, link: LinkModel | None = None, **what: Any) -> WhatIf[Timeline]:
+    def simulate(self, link: CommModel | None = None, *, model: int | None = None, **what: Any) -> WhatIf[Timeline]:
         """Predicts the step of the model that trained last; see `Timeline.simulate`.
 
         Args:
-            link: how long an all-reduce takes; None: as measured by `measure_link`, which is called if it was not.
+            link: how long an all-reduce takes; None: as measured by `measure_communication`, which is called
+                if it was not.
+            model: which model; None for the most recently active.
             what: see `Timeline.simulate`.
         """
         from ..timeline.what_if import what_if
 
-        own = link or self.link or self.measure_link()
-        return what_if(self.timeline, own, recorded_link=None if link is not None else own, **what)
+        own = link or self.link or self.measure_communication()
+        return what_if(self.timeline, own, recorded_link=None if link is not None else own, reducer=model, **what)
 
     def tune(
         self,
         step: str | None = None,
         *,
-        reducer: int | None = None,
+        model: int | None = None,
         lossy: bool = False,
         seconds: float = 300.0,
         steps: int | None = None,
@@ -553,7 +559,7 @@ class Cluster:
 
         Args:
             step: the code of one training step on each rank, such as ``"train_step()"``; None: a cell trains.
-            reducer: which model; None for the most recently active of those that exist.
+            model: which model; None for the most recently active of those that exist.
             lossy: whether to try also comm hooks that round gradients to 16 bits.
             seconds: time limit.
             steps: training steps per block; None: about 0.3 s of them.
@@ -576,8 +582,8 @@ class Cluster:
             self.training,
             step,
             self.link,
-            self.measure_link,
-            reducer=reducer,
+            self.measure_communication,
+            reducer=model,
             steps=steps,
             lossy=lossy,
             seconds=seconds,
@@ -628,7 +634,7 @@ class Cluster:
         """
         return self.dashboard("what_if")
 
-    def show_collective(
+    def animate_collective(
         self, collective: str = "all_reduce", algorithm: str | None = None, *, bytes: int = DEFAULT_BYTES
     ) -> Collectives:
         """Runs a collective step by step on the ranks, and returns a widget that animates it.
@@ -648,8 +654,8 @@ class Cluster:
             ClusterError: the cluster is not running, a rank has failed, or the ranks are running a cell.
 
         Example:
-            lab.show_collective("all_reduce", "ring", bytes=1_000_000)
-            lab.show_collective("broadcast", "tree").shown.table()
+            lab.animate_collective("all_reduce", "ring", bytes=1_000_000)
+            lab.animate_collective("broadcast", "tree").shown.table()
         """
         from ..control.collectives import run_collective
         from ..widgets.collectives import Collectives
@@ -692,7 +698,7 @@ class Cluster:
             )
 
     def _begin(self, keeper: Keeper | None) -> Session:
-        notes = {"watch_seconds": self.watch_seconds}
+        notes = {"hang_seconds": self.hang_seconds}
         session = Session(self._config, keeper, self.timeline, self.results.give_up, notes)
         atexit.register(self._at_exit)
         self._session, self._started = session, True

@@ -27,14 +27,14 @@ class ClusterConfig:
         backend: of the default process group.
         hosts: how ranks on several hosts are started; None: all are on this machine.
         detach: whether the ranks outlive this process.
-        lease_seconds: how long a detached cluster lives while no client is attached.
+        idle_timeout: how many seconds a detached cluster lives while no client is attached.
     """
 
     placement: Placement
     backend: str
     hosts: HostSettings | None = None
     detach: bool = False
-    lease_seconds: float = 3600.0
+    idle_timeout: float = 3600.0
 
     @classmethod
     def of(
@@ -48,7 +48,7 @@ class ClusterConfig:
         starting: Starting,
         detach: bool,
         name: str | None,
-        lease_seconds: float,
+        idle_timeout: float,
     ) -> ClusterConfig:
         """Checks the arguments of `Cluster`.
 
@@ -57,22 +57,24 @@ class ClusterConfig:
         """
         if name is not None and not is_name(name):
             raise ValueError(f"name={name!r} is invalid: use letters, digits, '.', '_' and '-', at most 64")
-        if not 0 < lease_seconds < float("inf"):
-            raise ValueError(f"lease_seconds={lease_seconds}: give a time in seconds")
+        if not 0 < idle_timeout < float("inf"):
+            raise ValueError(f"idle_timeout={idle_timeout}: give a time in seconds")
         if detach and hosts is not None:
             raise ValueError("detach=True can't be combined with hosts: ranks on other hosts end with this process")
         if backend not in _BACKENDS:
             raise ValueError(f"backend={backend!r}: choose one of {', '.join(_BACKENDS)}")
         environment = {name: str(value) for name, value in (env or {}).items()}
-        if hosts is None and of_batch_system(starting.engines):
+        if hosts is None and of_batch_system(starting.launcher):
             hosts = ALLOCATION
         if hosts is None:
-            if (starting.engines, starting.python, starting.address) != ("ssh", None, None):
-                raise ValueError("engines=, python= and address= configure ranks on other hosts: give hosts= as well")
-            return cls(place(n, devices, environment, backend), backend, None, detach, lease_seconds)
+            if (starting.launcher, starting.python, starting.client_address) != ("ssh", None, None):
+                raise ValueError(
+                    "launcher=, python= and client_address= configure ranks on other hosts: give hosts= as well"
+                )
+            return cls(place(n, devices, environment, backend), backend, None, detach, idle_timeout)
         starting.check()
         settings = HostSettings(parse_hosts(hosts, n), devices, environment, backend, starting)
-        return cls(provisional(settings.hosts), backend, settings, detach, lease_seconds)
+        return cls(provisional(settings.hosts), backend, settings, detach, idle_timeout)
 
     def notes(self) -> dict[str, Any]:
         """What a later client must know about a detached cluster; plain data, for `noted`."""
@@ -84,7 +86,7 @@ class ClusterConfig:
         }
 
     @classmethod
-    def noted(cls, notes: Mapping[str, Any], lease_seconds: float) -> ClusterConfig:
+    def noted(cls, notes: Mapping[str, Any], idle_timeout: float) -> ClusterConfig:
         """The configuration of a detached cluster.
 
         Raises:
@@ -98,4 +100,4 @@ class ClusterConfig:
         placed = notes["placement"]
         environments = {int(rank): variables for rank, variables in placed["rank_environments"].items()}
         placement = Placement(placed["world_size"], tuple(placed["devices"]), placed["environment"], environments)
-        return cls(placement, notes["backend"], None, True, lease_seconds)
+        return cls(placement, notes["backend"], None, True, idle_timeout)

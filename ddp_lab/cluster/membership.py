@@ -217,8 +217,8 @@ class Membership:
         """Every rank as it is now."""
         return self._records(self._ask("vitals"))
 
-    def vitals(self, seconds: float) -> tuple[RankVitals, ...]:
-        """The value of `Cluster.vitals`; waits `seconds` for answers at most."""
+    def health(self, seconds: float) -> tuple[RankVitals, ...]:
+        """The value of `Cluster.health`; waits `seconds` for answers at most."""
         answers = self._ask("vitals", seconds)
         silence = self._wire.silence()
         return tuple(

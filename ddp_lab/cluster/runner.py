@@ -19,6 +19,7 @@ from ..errors import CellError
 from ..output.board import default_board
 from ..output.display import RunView
 from ..protocol.entry_points import RankFunction
+from ..renamed import with_former_names
 from .cells.failures import replaced_text
 from .cells.run import CellOptions, CellResult, CellRun
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _clients = itertools.count(time.time_ns())  # ranks remember cells by their ids, so later clients must not reuse them
 
 
+@with_former_names
 class Runs(Mapping[str, CellRun]):
     """Name -> `CellRun` of the last cell of that name: while it runs and after it has ended, in whatever way."""
 
@@ -43,7 +45,7 @@ class Runs(Mapping[str, CellRun]):
             self._named.pop(name, None)  # the newest is last
             self._named[name] = run
 
-    def ahead(self, ranks: Iterable[int]) -> tuple[CellRun, ...]:
+    def pending_cells(self, ranks: Iterable[int]) -> tuple[CellRun, ...]:
         """The cells that these ranks may still run, in their order."""
         wanted = set(ranks)
         return tuple(run for run in self._open if not run.done and wanted.intersection(run.ranks))
@@ -121,7 +123,7 @@ class CellRunner:
             name = ""
         elif not wait:
             name, view = name or label, view or new_view(False)
-        after = () if idle else self.results.ahead(members.busy().intersection(ranks))
+        after = () if idle else self.results.pending_cells(members.busy().intersection(ranks))
         options = replace(options, label=label, name=name, board=board, after=after)
         cell_id = f"{self._client}-{number}"
         cell_run = CellRun(session, code, ranks, cell_id=cell_id, options=options)

@@ -34,7 +34,7 @@ _PARTING_SECONDS = 2.0  # for the last messages to be sent
 
 
 @dataclass(frozen=True)
-class LeftCell:
+class MissedCell:
     """A cell that ran while no client was attached.
 
     Attributes:
@@ -78,7 +78,7 @@ class Session:
         owner: the process that owns it; a child forked from it does not.
         processes: controller, fork server and engines.
         clocks: of ranks on several hosts; None: all share one clock.
-        left: rank -> its answer, when this client attached, on the cell that it ran while no client was attached.
+        missed: rank -> its answer, when this client attached, on the cell that it ran while no client was attached.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Session:
         hosts = config.hosts
         self.processes = Processes(config.placement, keeper) if hosts is None else HostProcesses(hosts)
         self.clocks: HostClocks | None = None
-        self.left: dict[int, dict[str, Any]] = {}
+        self.missed: dict[int, dict[str, Any]] = {}
         self._config, self._timeline, self._on_lost, self._notes = config, timeline, on_lost, notes
         self._wire: Wire | None = None
         self._members: Membership | None = None
@@ -147,15 +147,15 @@ class Session:
         told = {rank: answer for rank, answer in answers.items() if answer.get("cell")}
         running = {rank: answer["cell"]["id"] for rank, answer in told.items() if answer["cell"]["ended"] is None}
         members.adopt({int(rank): found for rank, found in keeper.notes["joined"].items()}, running)
-        self.left = {rank: answer for rank, answer in told.items() if _is_news(answer, keeper.alone_since)}
+        self.missed = {rank: answer for rank, answer in told.items() if _is_news(answer, keeper.alone_since)}
 
-    def ask_left(self) -> tuple[LeftCell, ...]:
+    def ask_missed(self) -> tuple[MissedCell, ...]:
         """The cells that ran while no client was attached, as they are now, by each rank's answer on its last one."""
-        if self.left:
-            for rank, answer in self.wire.request(self.left, "last_cell", _ANSWER_SECONDS).items():
-                if answer["cell"]["id"] == self.left[rank]["cell"]["id"]:
-                    self.left[rank] = answer
-        return _left_cells(self.left)
+        if self.missed:
+            for rank, answer in self.wire.request(self.missed, "last_cell", _ANSWER_SECONDS).items():
+                if answer["cell"]["id"] == self.missed[rank]["cell"]["id"]:
+                    self.missed[rank] = answer
+        return _missed_cells(self.missed)
 
     def replace_ranks(self, progress: Progress) -> None:
         """Gives every rank a new process, and all of them new groups."""
@@ -225,7 +225,7 @@ def _is_news(answer: Mapping[str, Any], alone_since: float) -> bool:
     return answer["cell"]["ended"] is None or bool(answer["cell"]["ended"] >= alone_since)
 
 
-def _left_cells(told: Mapping[int, Mapping[str, Any]]) -> tuple[LeftCell, ...]:
+def _missed_cells(told: Mapping[int, Mapping[str, Any]]) -> tuple[MissedCell, ...]:
     cells: dict[str, list[int]] = {}
     for rank, answer in sorted(told.items()):
         cells.setdefault(answer["cell"]["id"], []).append(rank)
@@ -234,7 +234,7 @@ def _left_cells(told: Mapping[int, Mapping[str, Any]]) -> tuple[LeftCell, ...]:
         found = {rank: told[rank]["cell"] for rank in ranks}
         ends = [cell["ended"] or told[rank]["now"] for rank, cell in found.items()]
         made.append(
-            LeftCell(
+            MissedCell(
                 label=found[ranks[0]]["label"],
                 ranks=tuple(ranks),
                 running=tuple(rank for rank, cell in found.items() if cell["ended"] is None),

@@ -80,7 +80,7 @@ def choices(ranks: int) -> dict[str, dict[str, str]]:
 def run_collective(
     cluster: Ranks, collective: str = "all_reduce", algorithm: str | None = None, bytes: int = DEFAULT_BYTES
 ) -> ShownCollective:
-    """Runs a collective on all ranks of a cluster; see `Cluster.show_collective`."""
+    """Runs a collective on all ranks of a cluster; see `Cluster.animate_collective`."""
     ranks = cluster.world_size
     algorithm = algorithm or next(iter(ALGORITHMS.get(collective, {"ring": None})))
     schedule(collective, algorithm, ranks)  # raises before a rank is asked if there is no such algorithm

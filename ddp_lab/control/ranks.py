@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .records import RankRecord, RankVitals
 
 if TYPE_CHECKING:
-    from ..simulation.link_model import LinkModel
+    from ..simulation.link_model import CommModel
     from ..timeline.timeline import Timeline
     from .training import TrainingControl
     from .wire import Wire
@@ -19,7 +19,7 @@ class Ranks(Protocol):
 
     timeline: Timeline
     name: str | None
-    link: LinkModel | None
+    link: CommModel | None
     training: TrainingControl
 
     @property
@@ -30,7 +30,7 @@ class Ranks(Protocol):
     def wire(self) -> Wire: ...
     def run(self, code: Any, *args: Any, **options: Any) -> Any: ...
     def status(self) -> tuple[RankRecord, ...]: ...
-    def vitals(self, seconds: float = ...) -> tuple[RankVitals, ...]: ...
+    def health(self, seconds: float = ...) -> tuple[RankVitals, ...]: ...
     def busy_ranks(self) -> set[int]: ...
     def lost(self) -> Mapping[int, str]: ...
     def interrupt(self, ranks: Iterable[int] | None = None) -> None: ...

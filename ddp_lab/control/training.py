@@ -19,6 +19,7 @@ from ..output.board import SilentBoard
 from ..protocol import commands
 from ..protocol.commands import Command
 from ..protocol.entry_points import CHECK_DRIFT
+from ..renamed import with_former_names
 from ..timeline.changes import last_change
 from ..timeline.records import DriftRecord
 from .records import Reconfigured, StepState
@@ -44,6 +45,7 @@ class Owner(Protocol):
     def run(self, code: Any, *args: Any, **options: Any) -> Any: ...
 
 
+@with_former_names
 class TrainingControl:
     """Changes models while they train, and monitors their gradients and parameters.
 
@@ -65,7 +67,7 @@ class TrainingControl:
 
     def reconfigure(
         self,
-        reducer: int | None = None,
+        model: int | None = None,
         *,
         bucket_cap_mb: float | None = None,
         first_bucket_mb: float | None = None,
@@ -79,14 +81,14 @@ class TrainingControl:
         Works while a cell trains (started with ``wait=False``, or from another thread), or before such a cell.
 
         Args:
-            reducer: which model; None for the most recently active of those that exist.
+            model: which model; None for the most recently active of those that exist.
             bucket_cap_mb: size limit of all buckets in MiB; of all but the first if `first_bucket_mb` is given.
             first_bucket_mb: size limit of the bucket that is launched first.
             bucket_cap_mb_list: size limits in the order of launch, the last one repeats; excludes the other two.
             order: ``"ready"`` (as the gradients became ready last), ``"registration"``, ``"reversed"``, or the
                 qualified names of all trained parameters.
             comm_hook: ``"none"``, ``"fp16"``, ``"bf16"``, ``"powersgd"``, or a name that the ranks have given to a hook
-                with `DistributedDataParallel.define_comm_hook`.
+                with `DistributedDataParallel.register_named_comm_hook`.
             timeout: seconds within which the model must train two steps.
 
         Raises:
@@ -100,7 +102,7 @@ class TrainingControl:
             order if order is None or isinstance(order, str) else list(order),
             comm_hook,
         )
-        return self.apply(self.model(reducer), change, timeout)
+        return self.apply(self.model(model), change, timeout)
 
     def apply(
         self, number: int, asked: commands.Change, timeout: float, trains: Callable[[], bool] = lambda: True
@@ -166,12 +168,12 @@ class TrainingControl:
         return True
 
     def before_after(
-        self, reducer: int | None = None, *, what: str = "step_ms", last_steps: int = 200, generation: int | None = None
+        self, model: int | None = None, *, what: str = "step_ms", last_steps: int = 200, generation: int | None = None
     ) -> BeforeAfter:
         """Compares the steps before and after the last change of a model's buckets or hook.
 
         Args:
-            reducer: which model; None for the most recently active.
+            model: which model; None for the most recently active.
             what: a column of `Timeline.steps` in ms; averaged over the ranks.
             last_steps: at most this many of the newest steps on each side. Steps beyond the beginning or end of an
                 injected fault count on neither side.
@@ -181,18 +183,18 @@ class TrainingControl:
         Raises:
             ValueError: there was no change, or a side has fewer than 10 steps.
         """
-        known = [one.reducer for one in self.timeline.reducers() if reducer in (None, one.reducer)]
-        number = known[-1] if known else self.model(reducer)  # which raises if there is none
+        known = [one.reducer for one in self.timeline.reducers() if model in (None, one.reducer)]
+        number = known[-1] if known else self.model(model)  # which raises if there is none
         return before_after(*last_change(self.timeline, number, what, last_steps, generation).times)
 
     # -- fault injection
 
-    def inject(self, fault: Fault, reducer: int | None = None) -> int:
+    def inject(self, fault: Fault, model: int | None = None) -> int:
         """Injects a fault on its rank from the next forward on, while training runs; see `ddp_lab.faults`.
 
         Args:
             fault: e.g. ``ddp_lab.faults.SlowLayer(rank=1, parameter="0.weight", seconds=0.02)``.
-            reducer: which model; None for the most recently active of those that exist.
+            model: which model; None for the most recently active of those that exist.
 
         Returns:
             A number, for `clear_faults`.
@@ -202,7 +204,7 @@ class TrainingControl:
             ClusterError: its rank refuses it, or does not respond.
         """
         fault.check()
-        answer = self.ask(self.model(reducer), [fault.rank], commands.InjectFault(fault))
+        answer = self.ask(self.model(model), [fault.rank], commands.InjectFault(fault))
         return int(answer[fault.rank]["number"])
 
     def faults(self) -> dict[int, list[dict[str, Any]]]:
@@ -229,7 +231,7 @@ class TrainingControl:
         ranks: Iterable[int] | None = None,
         parameters: Sequence[str] = (),
         buckets: Sequence[int] = (),
-        reducer: int | None = None,
+        model: int | None = None,
     ) -> None:
         """Pauses a model's backwards at these points from now on; replaces earlier breakpoints on these ranks.
 
@@ -241,57 +243,57 @@ class TrainingControl:
             ranks: the ranks that pause; None for all of the model.
             parameters: only at the gradients of these (qualified names); empty: at all.
             buckets: at the other points, only for these; empty: for all.
-            reducer: which model; None for the most recently active of those that exist.
+            model: which model; None for the most recently active of those that exist.
 
         Raises:
             ClusterError: a rank refuses it, or does not respond.
         """
-        number = self.model(reducer)
+        number = self.model(model)
         chosen = self.ranks_of(number) if ranks is None else sorted(set(ranks))
         self._request(None, commands.HoldTimeouts())
         self.ask(number, chosen, commands.SetBreakpoints(points, parameters, buckets))
 
-    def step_state(self, reducer: int | None = None) -> dict[int, StepState]:
+    def step_state(self, model: int | None = None) -> dict[int, StepState]:
         """rank -> the state of its backward and of each bucket now; also while it is paused."""
-        number = self.model(reducer)
+        number = self.model(model)
         answers = self.ask(number, self.ranks_of(number), commands.TellStage())
         return {rank: StepState.of(rank, answer) for rank, answer in sorted(answers.items())}
 
     def wait_paused(
-        self, ranks: Iterable[int] | None = None, timeout: float = 10.0, reducer: int | None = None
+        self, ranks: Iterable[int] | None = None, timeout: float = 10.0, model: int | None = None
     ) -> dict[int, StepState]:
         """Waits until these ranks are paused (None: any rank), for `timeout` seconds at most; returns `step_state`."""
         deadline = time.monotonic() + timeout
         while True:
-            states = self.step_state(reducer)
+            states = self.step_state(model)
             paused = {rank for rank, state in states.items() if state.paused}
             if (paused if ranks is None else set(ranks) <= paused) or time.monotonic() > deadline:
                 return states
             time.sleep(_LOOK_SECONDS)
 
     def next_event(
-        self, ranks: Iterable[int] | None = None, timeout: float = 10.0, reducer: int | None = None
+        self, ranks: Iterable[int] | None = None, timeout: float = 10.0, model: int | None = None
     ) -> dict[int, StepState]:
         """Lets paused ranks continue to the next event, and waits for it; returns `step_state`.
 
         Args:
             ranks: which ranks; None for all that are paused. The others stay where they are.
             timeout: seconds to wait: a rank that depends on a paused one can't reach its next event.
-            reducer: which model; None for the most recently active of those that exist.
+            model: which model; None for the most recently active of those that exist.
         """
-        return self._go_on("event", ranks, timeout, reducer)
+        return self._go_on("event", ranks, timeout, model)
 
     def next_bucket(
-        self, ranks: Iterable[int] | None = None, timeout: float = 10.0, reducer: int | None = None
+        self, ranks: Iterable[int] | None = None, timeout: float = 10.0, model: int | None = None
     ) -> dict[int, StepState]:
         """Lets paused ranks continue until their next bucket is ready; otherwise like `next_event`."""
-        return self._go_on("bucket", ranks, timeout, reducer)
+        return self._go_on("bucket", ranks, timeout, model)
 
     def next_breakpoint(
-        self, ranks: Iterable[int] | None = None, timeout: float = 10.0, reducer: int | None = None
+        self, ranks: Iterable[int] | None = None, timeout: float = 10.0, model: int | None = None
     ) -> dict[int, StepState]:
         """Lets paused ranks continue to the next breakpoint; otherwise like `next_event`."""
-        return self._go_on("breakpoint", ranks, timeout, reducer)
+        return self._go_on("breakpoint", ranks, timeout, model)
 
     def resume(self) -> None:
         """Removes all breakpoints: paused ranks continue, and train at full speed."""
@@ -310,7 +312,7 @@ class TrainingControl:
 
     # -- monitoring; none of it runs unless requested
 
-    def watch_gradients(self, every: int = 10, reducer: int | None = None) -> None:
+    def watch_gradients(self, every: int = 10, model: int | None = None) -> None:
         """Monitors the gradients of every `every`-th step, starting within the next steps; works while a cell trains.
 
         `Timeline.gradients`, `Timeline.noise_scale` and the view ``dashboard("gradients")`` show the results. In a
@@ -319,14 +321,14 @@ class TrainingControl:
 
         Args:
             every: interval in steps; 0 stops it.
-            reducer: which model; None for the most recently active of those that exist.
+            model: which model; None for the most recently active of those that exist.
 
         Raises:
             ClusterError: a rank refuses, or does not respond.
         """
-        self._look(reducer, commands.Look(gradients=every))
+        self._look(model, commands.Look(gradients=every))
 
-    def watch_drift(self, every: int = 100, reducer: int | None = None) -> None:
+    def watch_drift(self, every: int = 100, model: int | None = None) -> None:
         """Compares parameters and buffers of all ranks before every `every`-th step; works while a cell trains.
 
         `Timeline.drift` has the results. Each comparison costs one pass over all parameters (0.3 ms for each MB on one
@@ -334,24 +336,24 @@ class TrainingControl:
 
         Args:
             every: interval in steps; 0 stops it.
-            reducer: which model; None for the most recently active of those that exist.
+            model: which model; None for the most recently active of those that exist.
 
         Raises:
             ClusterError: a rank refuses, or does not respond.
         """
-        self._look(reducer, commands.Look(drift=every))
+        self._look(model, commands.Look(drift=every))
 
-    def check_drift(self, reducer: int | None = None, timeout: float = 30.0) -> DriftRecord:
+    def check_drift(self, model: int | None = None, timeout: float = 30.0) -> DriftRecord:
         """Compares parameters and buffers of all ranks now: between two steps while they train, else at once.
 
         Args:
-            reducer: which model; None for the most recently active of those that exist.
+            model: which model; None for the most recently active of those that exist.
             timeout: seconds within which a training model must train two steps.
 
         Raises:
             ClusterError: a rank refuses or does not respond, or the timeout expired.
         """
-        number = self.model(reducer)
+        number = self.model(model)
         ranks = self.ranks_of(number)
         before = self.timeline.inspection_count(number)
         deadline = time.monotonic() + timeout
@@ -368,9 +370,9 @@ class TrainingControl:
             "Timed out waiting for two training steps: the comparison is made when the model trains again."
         )
 
-    def looks(self, reducer: int | None = None) -> dict[str, int]:
+    def monitoring(self, model: int | None = None) -> dict[str, int]:
         """The active monitoring: ``gradients`` and ``drift`` (interval in steps; 0: off), ``pending`` requests."""
-        number = self.model(reducer)
+        number = self.model(model)
         first = self.ranks_of(number)[0]
         return {name: int(value) for name, value in self.ask(number, [first], commands.TellLooks())[first].items()}
 
@@ -384,37 +386,37 @@ class TrainingControl:
 
     # -- the ranks
 
-    def model(self, reducer: int | None) -> int:
+    def model(self, model: int | None) -> int:
         """The requested model's number, without asking ranks. See [Note: models that are gone] in `timeline.models`."""
         living = [one.reducer for one in self.timeline.living()]
-        if reducer in living or (reducer is None and living):
-            return living[-1] if reducer is None else reducer
+        if model in living or (model is None and living):
+            return living[-1] if model is None else model
         known = [one.reducer for one in self.timeline.reducers()]
-        if reducer is not None and reducer not in known:
-            raise ValueError(f"the timeline has no model {reducer}: choose one of {sorted(living)}")
+        if model is not None and model not in known:
+            raise ValueError(f"the timeline has no model {model}: choose one of {sorted(living)}")
         if not known:
             raise ClusterError("no rank has a model yet: wrap one in ddp_lab.DistributedDataParallel")
-        which = "no rank has a model any more" if reducer is None else f"model {reducer} no longer exists"
+        which = "no rank has a model any more" if model is None else f"model {model} no longer exists"
         why = "no variable of a cell refers to it, or one of its ranks was restarted"
         wrap = "wrap one in ddp_lab.DistributedDataParallel, and keep it in a variable"
         remedy = f"choose one of {sorted(living)}" if living else wrap
         raise ClusterError(f"{which} ({why}): {remedy}")
 
-    def ranks_of(self, reducer: int) -> list[int]:
+    def ranks_of(self, model: int) -> list[int]:
         """The ranks that train a model."""
-        return list(self.timeline.assignment(reducer)["group_ranks"])
+        return list(self.timeline.assignment(model)["group_ranks"])
 
     def _request(self, ranks: Sequence[int] | None, command: Command, **more: Any) -> dict[int, dict[str, Any]]:
         return self.owner.wire.request(ranks, "live", _ANSWER_SECONDS, **commands.to_json(command), **more)
 
-    def answers(self, reducer: int, ranks: Sequence[int], command: Command) -> dict[int, dict[str, Any]]:
+    def answers(self, model: int, ranks: Sequence[int], command: Command) -> dict[int, dict[str, Any]]:
         """The answers of these ranks, of those that answer, to a command about this model."""
-        own = {str(rank): number for rank, number in self.timeline.own_numbers(reducer).items()}
+        own = {str(rank): number for rank, number in self.timeline.own_numbers(model).items()}
         return self._request(ranks, command, reducers=own)
 
-    def ask(self, reducer: int, ranks: Sequence[int], command: Command) -> dict[int, dict[str, Any]]:
+    def ask(self, model: int, ranks: Sequence[int], command: Command) -> dict[int, dict[str, Any]]:
         """Like `answers`; raises `ClusterError` if one does not answer, or answers with an error."""
-        answers = self.answers(reducer, ranks, command)
+        answers = self.answers(model, ranks, command)
         for rank in sorted(ranks):
             if rank not in answers:
                 raise ClusterError(

@@ -18,7 +18,7 @@ from ..errors import ClusterError
 from ..output.board import SilentBoard
 from ..protocol.entry_points import MEASURE_LINK
 from ..simulation.calibration import Measured, anchored, calibrated
-from ..simulation.link_model import LinkModel
+from ..simulation.link_model import CommModel
 from ..simulation.race import Confirmation, Race
 from ..simulation.settings import HOOKS, Setting, Tried, Tuned, candidates, spread
 from ..simulation.simulator import simulate_many
@@ -40,22 +40,22 @@ _FIRST_STEPS = 8
 _REFUSED = "refused: "
 
 
-def measure_link(cluster: Ranks, sizes: Sequence[int] | None, repeats: int) -> LinkModel:
-    """See `Cluster.measure_link`."""
+def measure_communication(cluster: Ranks, sizes: Sequence[int] | None, repeats: int) -> CommModel:
+    """See `Cluster.measure_communication`."""
     arguments = f"sizes={None if sizes is None else list(map(int, sizes))}, repeats={int(repeats)}, device=device"
     code = CellText(f"{MEASURE_LINK.expression}({arguments})")
     found: dict[int, Any] = cluster.run(code, label="measure the link", board=SilentBoard()).values
     measured = found[min(found)]
     points = [(size, ns, measured["ranks"]) for size, ns in measured["points"]]
-    made = LinkModel.fitted(points, lanes=LANES.get(measured["backend"], 1))
+    made = CommModel.fitted(points, lanes=LANES.get(measured["backend"], 1))
     return replace(made, launch_ns=measured["launch_ns"], sharing=measured["sharing"] if made.lanes > 1 else 1.0)
 
 
 def tune(
     control: TrainingControl,
     step: str | None,
-    link: LinkModel | None,
-    measure_link: Callable[[], LinkModel],
+    link: CommModel | None,
+    measure_communication: Callable[[], CommModel],
     *,
     reducer: int | None,
     steps: int | None,
@@ -71,7 +71,7 @@ def tune(
             board=SilentBoard(),
         )
     turns = CellTurns(control, control.model(reducer), steps, step)
-    return _Session(turns, link or measure_link(), **options).run()
+    return _Session(turns, link or measure_communication(), **options).run()
 
 
 def tune_live(
@@ -79,7 +79,7 @@ def tune_live(
     reducer: int | None = None,
     *,
     steps: int | None = None,
-    link: LinkModel | None = None,
+    link: CommModel | None = None,
     first_seconds: float = 60.0,
     **options: Any,
 ) -> Tuned:
@@ -139,7 +139,7 @@ class _Session:
     def __init__(
         self,
         turns: LiveTurns | CellTurns,
-        link: LinkModel | None,
+        link: CommModel | None,
         *,
         lossy: bool = False,
         seconds: float = 300.0,

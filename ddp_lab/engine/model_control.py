@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..parallel.live import breakpoints, change, fault_injection
+from ..parallel.live import breakpoints, change, injected
 from ..parallel.live.model import LiveModel, live_models
 from ..parallel.monitoring.inspection import is_observed
 from ..protocol import commands
@@ -19,7 +19,7 @@ from .telemetry import Telemetry
 def install(channel: Telemetry) -> None:
     """Answers the client's messages on this channel; called once in the life of a rank."""
     channel.on_control("live", lambda message: answer(channel.rank, message))
-    fault_injection.before_death.append(channel.stop)  # which waits until recorded events are sent
+    injected.before_death.append(channel.stop)  # which waits until recorded events are sent
 
 
 def answer(rank: int, message: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -44,7 +44,7 @@ def _why_not(number: int) -> str:
 
 
 def _model(reducer: int) -> LiveModel | None:
-    return next((model for model in live_models() if model.sync.reducer_id == reducer), None)
+    return next((model for model in live_models() if model.sync.model_id == reducer), None)
 
 
 def _faults(asked: commands.TellFaults) -> dict[str, Any]:
@@ -68,7 +68,7 @@ _ONE_MODEL: dict[type, Callable[[LiveModel, Any], Mapping[str, Any] | None]] = {
     commands.TellChange: lambda model, asked: model.status(asked.name),
     commands.WithdrawChange: lambda model, asked: {"withdrawn": model.withdraw(asked.name)},
     commands.PrepareLook: lambda model, asked: model.prepare_look(asked.name, asked.look),
-    commands.TellLooks: lambda model, asked: model.looks(),
+    commands.TellLooks: lambda model, asked: model.monitoring(),
     commands.InjectFault: lambda model, asked: {"number": model.inject(asked.fault)},
     commands.SetBreakpoints: lambda model, asked: model.breakpoints.set(asked.points, asked.parameters, asked.buckets),
     commands.GoOn: lambda model, asked: {"was_paused": model.breakpoints.go_on(asked.until)},

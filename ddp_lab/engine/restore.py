@@ -33,7 +33,7 @@ _NAMESPACE = "namespace"
 _Models = (DistributedDataParallel, TorchDDP)
 
 
-def restore_from(source: int, *names: str) -> list[str]:
+def copy_state_from(source: int, *names: str) -> list[str]:
     """Copies variables of rank `source` to all other ranks; all ranks must call it with the same arguments.
 
     Ranks that lack one of them get all of them. The others keep their objects, and load the states of modules,
@@ -55,10 +55,10 @@ def restore_from(source: int, *names: str) -> list[str]:
 
     Example:
         %%distributed
-        ddp_lab.restore_from(0)     # rank 1 was killed, and restarted
+        ddp_lab.copy_state_from(0)     # rank 1 was killed, and restarted
     """
     if not dist.is_initialized():
-        raise RuntimeError("restore_from copies between ranks: call it in a %%distributed cell, on all ranks")
+        raise RuntimeError("copy_state_from copies between ranks: call it in a %%distributed cell, on all ranks")
     world_size, rank = dist.get_world_size(), dist.get_rank()
     if not 0 <= source < world_size:
         raise ValueError(f"there is no rank {source}: the ranks are 0 to {world_size - 1}")
@@ -67,7 +67,7 @@ def restore_from(source: int, *names: str) -> list[str]:
     dist.all_gather_object(asked, (source, names, sorted(_users(namespace))))
     if len({one[:2] for one in asked}) > 1:
         calls = "; ".join(f"rank {other}: {(one[0], *one[1])}" for other, one in enumerate(asked))
-        raise ValueError(f"all ranks must call restore_from with the same arguments ({calls})")
+        raise ValueError(f"all ranks must call copy_state_from with the same arguments ({calls})")
     said: list[Any] = [None]
     if rank == source:
         try:
@@ -241,7 +241,7 @@ def _take_states(namespace: dict[str, Any], offer: Mapping[str, Any], *, named: 
 def _find(namespace: dict[str, Any], history: Mapping[str, Any], name: str) -> Any:
     """This rank's model that is the source's: by number, for torch's class by the variable's name."""
     for model in live_models():
-        if model.sync.reducer_id == history.get("reducer_id"):
+        if model.sync.model_id == history.get("reducer_id"):
             return model.sync.owner()
     found = namespace.get(name)
     if not isinstance(found, _Models):
@@ -267,7 +267,7 @@ def _namespace() -> dict[str, Any]:
 
     shell = get_ipython()
     if shell is None:
-        raise RuntimeError("restore_from copies the variables of cells: call it in a %%distributed cell")
+        raise RuntimeError("copy_state_from copies the variables of cells: call it in a %%distributed cell")
     found: dict[str, Any] = shell.user_ns
     return found
 

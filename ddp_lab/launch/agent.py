@@ -100,7 +100,7 @@ def parser() -> Parser:
         const="127.0.0.1",
         type=_address,
         metavar="HOST[:PORT]",
-        help="let `ddp_lab.attach` follow the run over the network: listen at this address, or without a value at "
+        help="let `ddp_lab.follow` follow the run over the network: listen at this address, or without a value at "
         "127.0.0.1 and a free port; attach.json in the folder contains address and token",
     )
     return made
@@ -266,8 +266,8 @@ def _served(address: str | None, folder: Path) -> Iterator[None]:
         yield
         return
     tell(
-        f"in a notebook, ddp_lab.attach({str(folder)!r}) follows this run; on another host "
-        f"ddp_lab.attach({server.address!r}, token), with the token in {server.invitation}"
+        f"in a notebook, ddp_lab.follow({str(folder)!r}) follows this run; on another host "
+        f"ddp_lab.follow({server.address!r}, token), with the token in {server.invitation}"
     )
     try:
         yield

@@ -1,4 +1,4 @@
-"""`ddp-lab run --serve`: the journals of this host's ranks, while they grow, for `ddp_lab.attach`.
+"""`ddp-lab run --serve`: the journals of this host's ranks, while they grow, for `ddp_lab.follow`.
 
 [Note: attaching to a run]
 The process that runs torch's agent listens on one port. A client asks, 20 times a second, for the parts of the journals

@@ -159,9 +159,9 @@ def _reach_models(*, observe: bool) -> None:
 
         observe_every_model()
     else:
-        from ..parallel.install import install
+        from ..parallel.replacement import replace_torch_ddp
 
-        install()
+        replace_torch_ddp()
 
 
 def _run(program: str, arguments: Sequence[str], *, module: bool) -> None:

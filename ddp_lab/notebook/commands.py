@@ -112,11 +112,11 @@ def attach(name: str | None = None, take_over: bool = False) -> Cluster:
         _bind(running)
         return running
     begin = time.monotonic()
-    cluster = Cluster.find(name, take_over=take_over)
+    cluster = Cluster.attach(name, take_over=take_over)
     ready = _ready(cluster).replace("cluster ready", f"attached to {cluster.name}")
     _say(f"{ready} in {time.monotonic() - begin:.1f} s; variables kept")
     _bind(cluster)
-    for cell in cluster.left:
+    for cell in cluster.missed_cells:
         _say(str(cell))
         if cell.running:
             _say("the next cell must wait until it ends, or interrupt it first (`%cluster interrupt`)")
@@ -171,7 +171,7 @@ def list_clusters() -> None:
         mark, ranks = "→" if cluster is ours[0] else "", repr(cluster).partition(": ")[2][:-1]
         rows.append((mark, cluster.name or "", ranks, "this notebook", ""))
     for one in Cluster.detached():
-        left = f"{one.lease_seconds:.0f} s" if one.left_seconds is None else f"{one.left_seconds:.0f} s left"
+        left = f"{one.idle_timeout:.0f} s" if one.left_seconds is None else f"{one.left_seconds:.0f} s left"
         if one.attached == os.getpid():
             rows = [(*row[:4], left) if row[1] == one.name else row for row in rows]
             continue
@@ -184,8 +184,8 @@ def list_clusters() -> None:
 
 
 def _found_again(cluster: Cluster) -> str:
-    lease = f"for {cluster.lease_seconds:.0f} s after the last client disconnects"
-    return f"`%cluster attach {cluster.name}` re-attaches, {lease}"
+    how_long = f"for {cluster.idle_timeout:.0f} s after the last client disconnects"
+    return f"`%cluster attach {cluster.name}` re-attaches, {how_long}"
 
 
 def stop(cluster: Cluster) -> None:
@@ -268,7 +268,7 @@ def run_cell(
     ranks: Sequence[int] | None,
     label: str,
     timeout: float | None,
-    watch: bool,
+    dashboard: bool,
     wait: bool,
     quiet: bool,
 ) -> None:
@@ -280,18 +280,18 @@ def run_cell(
     if cluster is None:
         _say("no cluster is running: starting one with defaults (see %cluster start --help)")
         cluster = start()
-    dashboard = cluster.dashboard() if watch else None
-    if dashboard is not None:
+    shown = cluster.dashboard() if dashboard else None
+    if shown is not None:
         display: Callable[[Any], Any] = importlib.import_module("IPython.display").display
-        display(dashboard)
+        display(shown)
     chosen = list(range(cluster.world_size)) if ranks is None else list(ranks)
     board = default_board(chosen, quiet)
     view = _LineView() if kernel_shell() is None else None
     try:
         cluster.run(code, ranks=chosen, wait=wait, timeout=timeout, label=label, board=board, view=view)
     finally:
-        if dashboard is not None and wait:
-            dashboard.stop()  # it shows this cell; the next watched one has its own
+        if shown is not None and wait:
+            shown.stop()  # it shows this cell; the next watched one has its own
 
 
 class _LineView:

@@ -13,10 +13,11 @@ from typing import Any, NoReturn
 from IPython.core.error import UsageError
 
 from ..cluster.cells.failures import marked
-from ..cluster.processes.host_commands import ENGINES
+from ..cluster.processes.host_commands import LAUNCHERS
 from ..control.records import CellText
 from ..errors import ClusterError
 from ..formatting import parse_ranks
+from ..renamed import former_options
 from . import brief_errors, commands, completion, syntax
 
 __all__ = ["load", "unload"]
@@ -61,12 +62,12 @@ def _cluster(shell: Any, options: argparse.Namespace, cell: str) -> None:
 
 
 def _start(options: argparse.Namespace) -> None:
-    if options.lease is not None and not options.detach:
-        raise UsageError("%cluster start: --lease requires --detach")
-    names = ("n", "devices", "backend", "hosts", "name", "detach", "engines", "python", "address")
+    if options.idle_timeout is not None and not options.detach:
+        raise UsageError("%cluster start: --idle-timeout requires --detach")
+    names = ("n", "devices", "backend", "hosts", "name", "detach", "launcher", "python", "client_address")
     given = {name: getattr(options, name) for name in names}
-    if options.lease is not None:
-        given["lease_seconds"] = options.lease
+    if options.idle_timeout is not None:
+        given["idle_timeout"] = options.idle_timeout
     commands.start(env=dict(options.env), **given)
 
 
@@ -82,7 +83,7 @@ def _distributed(shell: Any, options: argparse.Namespace, cell: str) -> None:
         ranks=options.ranks,
         label=label,
         timeout=options.timeout,
-        watch=options.watch,
+        dashboard=options.dashboard,
         wait=not options.no_wait,
         quiet=options.quiet,
     )
@@ -135,7 +136,8 @@ class _Parser(argparse.ArgumentParser):
         """Refuses an unknown option in its own parser, which knows the valid ones."""
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            close = difflib.get_close_matches(unknown[0].split("=")[0], self._option_string_actions, 1)
+            known = [name for action in self._actions for name in action.option_strings]  # without former names
+            close = difflib.get_close_matches(unknown[0].split("=")[0], known, 1)
             hint = f"; did you mean {close[0]}?" if close else ""
             self.error(f"unknown {'option' if unknown[0].startswith('-') else 'argument'} {unknown[0]}{hint}")
         return options, unknown
@@ -270,21 +272,24 @@ def _add_starts_options(start: argparse.ArgumentParser) -> None:
         "--hosts",
         metavar="a:4,b:4",
         help="hosts and their numbers of ranks; localhost is this machine, allocation the hosts that a batch system "
-        "has allocated to this job (default: only this machine; with --engines of a batch system, the allocation)",
+        "has allocated to this job (default: only this machine; with --launcher of a batch system, the allocation)",
     )
     start.add_argument(
-        "--engines", choices=ENGINES, default="ssh", help="how ranks on other hosts are started (default: ssh)"
+        "--launcher", choices=LAUNCHERS, default="ssh", help="how ranks on other hosts are started (default: ssh)"
     )
     start.add_argument("--python", metavar="PATH", help="path of Python on other hosts (default: the same as here)")
-    start.add_argument("--address", metavar="IP", help="address of this machine for the hosts (default: detected)")
+    start.add_argument(
+        "--client-address", metavar="IP", help="address of this machine for the hosts (default: detected)"
+    )
     start.add_argument("--detach", action="store_true", help="the ranks outlive this notebook, until %%cluster stop")
     start.add_argument("--name", metavar="NAME", help="name of the cluster, also for `%%cluster attach NAME`")
     start.add_argument(
-        "--lease",
+        "--idle-timeout",
         type=_seconds,
         metavar="S",
-        help="idle timeout: seconds that a detached cluster lives while no notebook is attached (default: 3600)",
+        help="seconds that a detached cluster lives while no notebook is attached (default: 3600)",
     )
+    former_options(start)
 
 
 def _distributed_parser() -> _Parser:
@@ -292,7 +297,7 @@ def _distributed_parser() -> _Parser:
     parser.add_argument("--cluster", metavar="NAME", help="cluster to run on (default: the current one)")
     _add_ranks(parser)
     parser.add_argument("--timeout", type=_seconds, metavar="S", help="interrupt the ranks after S seconds")
-    parser.add_argument("--watch", action="store_true", help="show the dashboard above the output")
+    parser.add_argument("--dashboard", action="store_true", help="show the dashboard above the output")
     parser.add_argument(
         "--no-wait",
         action="store_true",
@@ -300,6 +305,7 @@ def _distributed_parser() -> _Parser:
     )
     parser.add_argument("--name", default="", metavar="NAME", help="the cell's name in tracebacks and in `lab.results`")
     parser.add_argument("--quiet", action="store_true", help="show no outputs, only errors")
+    former_options(parser)
     return parser
 
 

@@ -33,6 +33,7 @@ from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocati
 
 from ..analysis.check_reports import DriftReport
 from ..protocol.commands import Change
+from ..renamed import with_former_names
 from .core import adaptation, arguments, process_groups
 from .core.arguments import BucketCaps, ReducerOptions
 from .core.buckets import BucketInfo, OrderFollower
@@ -57,6 +58,7 @@ __all__ = ["DistributedDataParallel"]
 _RUNTIME = ("_sync", "_monitors", "_live", "_precision", "logger", "device_mesh")
 
 
+@with_former_names
 class DistributedDataParallel(TorchDDP):
     """Trains one model on several ranks: each backward leaves the ranks' average in `param.grad`.
 
@@ -455,7 +457,7 @@ class DistributedDataParallel(TorchDDP):
         self._sync.describe()
 
     @staticmethod
-    def define_comm_hook(
+    def register_named_comm_hook(
         name: str, hook: Callable[..., Any], state: Callable[[DistributedDataParallel], object] | None = None
     ) -> None:
         """Gives a comm hook a name that `reconfigure` accepts, for any model. Call it on all ranks.
@@ -469,7 +471,7 @@ class DistributedDataParallel(TorchDDP):
             TypeError: the hook is not callable.
             ValueError: it has another signature, or the name is one of torch's hooks.
         """
-        changes.define_hook(name, hook, state)
+        changes.name_hook(name, hook, state)
 
     def _register_fused_optim(
         self, optim: type[torch.optim.Optimizer], *args: Any, optim_params: Any = None, **kwargs: Any
@@ -531,7 +533,7 @@ class DistributedDataParallel(TorchDDP):
         """One record for each bucket, in the order of launch, with the times of the last finished backward."""
         return self._sync.buckets()
 
-    def follow_order(self, threshold: float | None, every: int = 20) -> None:
+    def rebuild_buckets_on_reorder(self, threshold: float | None, every: int = 20) -> None:
         """Rebuilds the buckets when gradients become ready in a different order than the bucket layout assumes.
 
         All ranks must call it with the same arguments.
@@ -562,7 +564,7 @@ class DistributedDataParallel(TorchDDP):
             order: ``"ready"`` (as rank 0's gradients became ready last), ``"registration"``, ``"reversed"``, or the
                 qualified names of all trained parameters.
             comm_hook: ``"none"``, ``"fp16"``, ``"bf16"``, ``"powersgd"``, or a name that was given to a hook on all
-                ranks with `define_comm_hook`.
+                ranks with `register_named_comm_hook`.
 
         Raises:
             ValueError: the change is invalid for this model.
@@ -799,7 +801,7 @@ _FORWARDED = {
     "named_module_buffers": "_sync.buffers.named",
     "process_group": "_sync.group",
     "reducer": "_sync.reducer",
-    "reducer_id": "_sync.reducer_id",
+    "model_id": "_sync.model_id",
     "skip_all_reduce_unused_params": "_sync.options.skip_all_reduce_unused_params",
     "static_graph": "_sync.options.static_graph",
 }

@@ -21,6 +21,7 @@ from torch._C._dynamo import eval_frame
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from .. import native, recording
+from ..renamed import with_former_names
 from .core import agreement, buckets, comm_hooks
 from .core.outputs import find_tensors
 from .distributed import DistributedDataParallel
@@ -33,11 +34,12 @@ _C = native.load()
 _observations: weakref.WeakKeyDictionary[TorchDDP, Observation] = weakref.WeakKeyDictionary()
 
 
+@with_former_names
 class Observation:
     """The result of `observe`: `remove`, or the end of a ``with`` block, ends the recording of this model.
 
     Attributes:
-        reducer_id: the number of the model in events.
+        model_id: the number of the model in events.
         reducer: the C++ side of the observation; torch's reducer is the model's.
     """
 
@@ -47,11 +49,11 @@ class Observation:
         named = [(name, p) for name, p in model.module.named_parameters() if id(p) in held]
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
-        self.reducer_id = agreement.agree([], model.process_group, model.device, collective=False)
+        self.model_id = agreement.agree([], model.process_group, model.device, collective=False)
         self.reducer = _C.Observation(
             reducer=model.reducer,
             parameters=self._parameters,
-            reducer_id=self.reducer_id,
+            reducer_id=self.model_id,
             process_group_index=agreement.process_group_index(model.process_group),
             static_graph=model.static_graph,
         )
@@ -111,7 +113,7 @@ class Observation:
             dict(zip(self._names, self._parameters, strict=True)),
             model.process_group,
             model.mixed_precision,
-            reducer=self.reducer_id,
+            reducer=self.model_id,
             generation=self.reducer.generation(),
             first_step=self.reducer.step(),
             module=type(model.module).__name__,

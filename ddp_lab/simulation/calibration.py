@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .link_model import LinkModel
+from .link_model import CommModel
 from .simulator import Configuration, simulate_many
 from .workload import Workload
 
@@ -43,7 +43,7 @@ def as_recorded(workload: Workload) -> Configuration | None:
     return Configuration(workload.caps_mb) if workload.caps else None
 
 
-def anchored(workload: Workload, link: LinkModel) -> tuple[Workload, LinkModel]:
+def anchored(workload: Workload, link: CommModel) -> tuple[Workload, CommModel]:
     """Workload and link with which a simulation of the recorded configuration takes `step_ns`.
 
     Args:
@@ -69,7 +69,7 @@ def anchored(workload: Workload, link: LinkModel) -> tuple[Workload, LinkModel]:
     return replace(bare, waits_ns=workload.step_ns - float(_steps(bare, recorded, [link])[0])), link
 
 
-def _steps(workload: Workload, configuration: Configuration, links: Sequence[LinkModel]) -> npt.NDArray[np.float64]:
+def _steps(workload: Workload, configuration: Configuration, links: Sequence[CommModel]) -> npt.NDArray[np.float64]:
     return simulate_many(workload, [configuration] * len(links), links).step_ns
 
 
@@ -82,12 +82,12 @@ class Measured:
     step_ns: Sequence[float]
 
 
-def errors(runs: Sequence[Measured], link: LinkModel) -> npt.NDArray[np.float64]:
+def errors(runs: Sequence[Measured], link: CommModel) -> npt.NDArray[np.float64]:
     """Predicted over measured step, minus 1, of every configuration of every run."""
     return np.concatenate([_predicted(run, link) / np.asarray(run.step_ns, np.float64) - 1 for run in runs])
 
 
-def _predicted(run: Measured, link: LinkModel) -> npt.NDArray[np.float64]:
+def _predicted(run: Measured, link: CommModel) -> npt.NDArray[np.float64]:
     """ns of each configuration; what the recorded one takes is known, and its error taken from all."""
     recorded = as_recorded(run.workload)
     if recorded is None or run.workload.step_ns is None:
@@ -96,7 +96,7 @@ def _predicted(run: Measured, link: LinkModel) -> npt.NDArray[np.float64]:
     return np.asarray(np.maximum(found[1:] + run.workload.step_ns - found[0], 0.0))
 
 
-def calibrated(runs: Sequence[Measured], link: LinkModel, rounds: int = 6) -> LinkModel:
+def calibrated(runs: Sequence[Measured], link: CommModel, rounds: int = 6) -> CommModel:
     """The link with `compute_slowdown` and `comm_slowdown` fitted to measured steps.
 
     Searches a coarse grid, then around its best points with decreasing steps; the loss is the root mean square of the
@@ -134,6 +134,6 @@ def _descend(loss: Callable[[tuple[float, ...]], float], start: tuple[float, ...
     return best
 
 
-def _with(link: LinkModel, values: Sequence[float]) -> LinkModel:
+def _with(link: CommModel, values: Sequence[float]) -> CommModel:
     changes: dict[str, Any] = dict(zip(_GRID, values, strict=True))
     return replace(link, **changes)

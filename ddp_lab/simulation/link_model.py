@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ALGORITHMS", "Fit", "LinkModel", "Point", "hops", "traffic"]
+__all__ = ["ALGORITHMS", "CommModel", "Fit", "Point", "hops", "traffic"]
 
 ALGORITHMS = ("ring", "tree", "halving_doubling", "one_host", "hierarchical")
 Point = tuple[float, float, int]  # bytes, nanoseconds, ranks
@@ -75,7 +75,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class LinkModel:
+class CommModel:
     """Time of an all-reduce as a function of bytes and ranks, and its contention with computation.
 
     Attributes:
@@ -100,7 +100,7 @@ class LinkModel:
     ns_per_byte: float
     overhead_ns: float = 0.0
     algorithm: str = "ring"
-    inside: LinkModel | None = None
+    inside: CommModel | None = None
     ranks_per_node: int = 1
     between: str = "ring"
     lanes: int = 1
@@ -165,7 +165,7 @@ class LinkModel:
         """Bandwidth of the link in 10⁹ bytes per second."""
         return 1 / self.ns_per_byte if self.ns_per_byte else math.inf
 
-    def scaled(self, factor: float) -> LinkModel:
+    def scaled(self, factor: float) -> CommModel:
         """The same link on which every all-reduce takes `factor` times as long."""
         inside = None if self.inside is None else self.inside.scaled(factor)
         times = {name: getattr(self, name) * factor for name in ("latency_ns", "ns_per_byte", "overhead_ns")}
@@ -174,7 +174,7 @@ class LinkModel:
     @classmethod
     def fitted(
         cls, points: Iterable[Point], *, algorithm: str | None = "ring", per_size: bool = True, lanes: int = 1
-    ) -> LinkModel:
+    ) -> CommModel:
         """Fits latency, bandwidth and overhead to measured all-reduces.
 
         Repetitions of one size count with their median. Errors are relative to the time, with Huber's weights
@@ -199,7 +199,7 @@ class LinkModel:
             chosen = ALGORITHMS[best if unexplained[best] < _CLEARLY_BETTER * unexplained[0] else 0]
             return cls.fitted(points, algorithm=chosen, per_size=per_size, lanes=lanes)
         if algorithm == "hierarchical":
-            raise ValueError("fit the links inside a node and between nodes separately, then build a LinkModel of both")
+            raise ValueError("fit the links inside a node and between nodes separately, then build a CommModel of both")
         size, ranks, time = _medians(points)
         several = float(len(set(ranks.tolist())) > 1)
         terms = np.array(

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .link_model import LinkModel
+from .link_model import CommModel
 from .race import Gain
 from .simulator import Assignment, Configuration, Hook, simulate_many
 from .workload import Workload
@@ -123,7 +123,7 @@ def _rounded(value: float) -> float:
 
 
 def candidates(
-    workload: Workload, link: LinkModel, present: Setting, count: int, hooks: Iterable[str | None] = (None,)
+    workload: Workload, link: CommModel, present: Setting, count: int, hooks: Iterable[str | None] = (None,)
 ) -> list[tuple[Setting, float]]:
     """The best few settings by simulation; see [Note: which settings to try].
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from .._schedule import Replay
 from ..analysis.step_metrics import covered
 from ..bucketing import assign_buckets
-from .link_model import LinkModel
+from .link_model import CommModel
 from .workload import Workload
 
 __all__ = ["Assignment", "Configuration", "Hook", "Prediction", "Predictions", "caps_of", "simulate", "simulate_many"]
@@ -175,7 +175,7 @@ class Predictions:
     other_ns: _Floats
 
 
-def simulate(workload: Workload, configuration: Configuration, link: LinkModel) -> Prediction:
+def simulate(workload: Workload, configuration: Configuration, link: CommModel) -> Prediction:
     """Predicts one configuration's step, with the times of every bucket.
 
     Args:
@@ -187,7 +187,7 @@ def simulate(workload: Workload, configuration: Configuration, link: LinkModel) 
 
 
 def simulate_many(
-    workload: Workload, configurations: Sequence[Configuration], links: LinkModel | Sequence[LinkModel]
+    workload: Workload, configurations: Sequence[Configuration], links: CommModel | Sequence[CommModel]
 ) -> Predictions:
     """Predicts the steps of many configurations at once.
 
@@ -199,7 +199,7 @@ def simulate_many(
     Raises:
         ValueError: the number of links differs from the number of configurations.
     """
-    each = [links] * len(configurations) if isinstance(links, LinkModel) else list(links)
+    each = [links] * len(configurations) if isinstance(links, CommModel) else list(links)
     if len(each) != len(configurations):
         raise ValueError(f"{len(configurations)} configurations, but {len(each)} links")
     found = {field.name: np.zeros(len(configurations)) for field in fields(Predictions)}
@@ -217,7 +217,7 @@ def simulate_many(
 class _Run:
     """Configurations that share slowdown and overlap, replayed together."""
 
-    def __init__(self, workload: Workload, configurations: list[Configuration], links: list[LinkModel]) -> None:
+    def __init__(self, workload: Workload, configurations: list[Configuration], links: list[CommModel]) -> None:
         self.base = workload.alone(links[0].compute_slowdown)
         self.configurations, self.links, self.world_size = configurations, links, workload.world_size
         known: dict[Any, Assignment] = {}

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ..analysis.comparison import LEVEL, Difference, Key, compare_series, largest
 from ..analysis.steps import Steps
 from ..formatting import counted
+from ..renamed import with_former_arguments
 from .judged_steps import WARM_UP, Layout, aligned
 from .records import ReducerInfo
 from .timeline import Timeline
@@ -123,11 +124,12 @@ def _change(one: Difference) -> str:
     return f"{times}, {one.change_percent:+.1f} % ({LEVEL} %: {one.low_percent:+.1f} to {one.high_percent:+.1f} %)"
 
 
+@with_former_arguments
 def compare(
     run_a: Timeline | str | os.PathLike[str],
     run_b: Timeline | str | os.PathLike[str],
     *,
-    reducers: tuple[int | None, int | None] = (None, None),
+    models: tuple[int | None, int | None] = (None, None),
 ) -> Comparison:
     """Compares two recorded runs of a model: which phases, ranks and buckets are slower or faster, with intervals.
 
@@ -137,7 +139,7 @@ def compare(
     Args:
         run_a: a timeline, a file of `Timeline.save`, or a folder of `ddp-lab run`.
         run_b: the other one; changes are reported from the first to this one.
-        reducers: which model of each; None for the most recently active.
+        models: which model of each; None for the most recently active.
 
     Raises:
         ValueError: a run has no model, or fewer than 5 complete steps, or the runs have nothing in common.
@@ -145,7 +147,7 @@ def compare(
     """
     names = _names(run_a, run_b)
     loaded = [run if isinstance(run, Timeline) else Timeline.load(run) for run in (run_a, run_b)]
-    infos = [_model(*three) for three in zip(loaded, reducers, names, strict=True)]
+    infos = [_model(*three) for three in zip(loaded, models, names, strict=True)]
     known = [_steps(*three) for three in zip(loaded, infos, names, strict=True)]
     steps, layouts = zip(*known, strict=True)
     common = [rank for rank in steps[0].ranks if rank in steps[1].ranks]

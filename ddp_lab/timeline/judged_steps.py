@@ -198,7 +198,7 @@ def facts(
     described = layout.description or {"parameters": (), "buckets": (), "group_ranks": ()}
     parameters, buckets = described["parameters"], described["buckets"]
     shown = aligned(views, steps, len(buckets) if layout.description else None)
-    late = stragglers.find_late(
+    late = stragglers.find_stragglers(
         shown.begin, shown.places(), shown.forward_ns(), minimum_ns=minimum_ms * 1e6, minimum_share=minimum_share
     )
     found = Facts(

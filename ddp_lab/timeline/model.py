@@ -177,7 +177,7 @@ class TimelineModel:
             self._interrupted = {(number, session) for number, one in self._ranks.items() for session in one.sessions}
             self._start()
 
-    def raw(self) -> Saved:
+    def events(self) -> Saved:
         """The data that `save` writes: raw events in the order of arrival, descriptions, and the ranks' status."""
         with self._lock:
             chunks = [*self._store.thinned(), *self._store.since(self._store.start)[0]]
@@ -186,7 +186,7 @@ class TimelineModel:
         return Saved(chunks, described, ranks)
 
     def restore(self, saved: Saved) -> None:
-        """Fills an empty timeline with the data of another timeline's `raw`."""
+        """Fills an empty timeline with the data of another timeline's `events`."""
         with self._lock:
             self.recorded = True
             for number, about in saved.ranks.items():
@@ -198,10 +198,10 @@ class TimelineModel:
                 self._ranks[number].events += len(chunk)
                 self._append(number, chunk)
 
-    def own_numbers(self, reducer: int) -> dict[int, int]:
+    def own_numbers(self, model: int) -> dict[int, int]:
         """rank -> that rank's own number of this reducer, for the running ranks that have it."""
         with self._lock:
-            found = {rank: self._book.own_number(rank, known.life, reducer) for rank, known in self._ranks.items()}
+            found = {rank: self._book.own_number(rank, known.life, model) for rank, known in self._ranks.items()}
             return {rank: own for rank, own in found.items() if own is not None}
 
     # ---- who and what -----------------------------------------------------------------------------------
@@ -250,11 +250,11 @@ class TimelineModel:
         last = max((table.last_step for table in tables), default=-1)
         return ReducerInfo(reducer, module, ranks, generations, buckets, last, self._latest.get(reducer, 0))
 
-    def assignment(self, reducer: int, generation: int | None = None) -> dict[str, Any]:
+    def assignment(self, model: int, generation: int | None = None) -> dict[str, Any]:
         """The bucket layout: the description that the ranks sent (see tutorials/site/descriptions.md).
 
         Args:
-            reducer: which model.
+            model: which model.
             generation: which version of the layout; None for the newest.
 
         Raises:
@@ -262,35 +262,35 @@ class TimelineModel:
         """
         with self._lock:
             try:
-                return self._book.assignment(reducer, generation)
+                return self._book.assignment(model, generation)
             except KeyError:
                 known = {number: self._book.generations(number) for number in self._book.reducers()}
-                asked = f"reducer {reducer}, generation {'newest' if generation is None else generation}"
+                asked = f"model {model}, generation {'newest' if generation is None else generation}"
                 raise ValueError(f"no bucket layout of {asked}; known (reducer: generations): {known}") from None
 
-    def watched_gradients(self, reducer: int | None, last_steps: int | None = None) -> list[dict[str, Any]]:
+    def watched_gradients(self, model: int | None, last_steps: int | None = None) -> list[dict[str, Any]]:
         """Descriptions of a model's monitored steps, oldest first; for None those of all models."""
         with self._lock:
-            return self._book.watched.described("gradients", reducer, last_steps)
+            return self._book.watched.described("gradients", model, last_steps)
 
-    def drift_records(self, reducer: int | None = None, last_steps: int | None = None) -> list[DriftRecord]:
+    def drift_records(self, model: int | None = None, last_steps: int | None = None) -> list[DriftRecord]:
         """Comparisons of the ranks' replicas, by model and step."""
         with self._lock:
-            return [drift_record(one) for one in self._book.watched.described("drift", reducer, last_steps)]
+            return [drift_record(one) for one in self._book.watched.described("drift", model, last_steps)]
 
-    def inspection_count(self, reducer: int, kind: str = "drift") -> int:
+    def inspection_count(self, model: int, kind: str = "drift") -> int:
         """How many descriptions of type ``"drift"`` or ``"gradients"`` of a model have arrived in total."""
         with self._lock:
-            return self._book.watched.arrived[kind, reducer]
+            return self._book.watched.arrived[kind, model]
 
-    def inspections(self, reducer: int) -> list[Inspection]:
+    def inspections(self, model: int) -> list[Inspection]:
         """The ranks' answers to requests for gradient norms and checksums, oldest step first."""
         with self._lock:
-            return self._book.inspections(reducer, self._info(reducer).ranks)
+            return self._book.inspections(model, self._info(model).ranks)
 
-    def kept(self, reducer: int) -> Kept:
+    def kept(self, model: int) -> Kept:
         """Which steps of a model are kept: [Note: old steps are thinned] in `step_table.py`."""
-        held = self.held_steps(reducer)
+        held = self.held_steps(model)
         if not len(held):
             return Kept(0, 0, -1, 0, 0)
         gaps = np.flatnonzero(np.diff(held) > 1)
@@ -329,36 +329,36 @@ class TimelineModel:
         with self._lock:
             return list(self._book.mark_names)
 
-    def layouts(self, reducer: int, generation: int | None = None) -> list[Layout]:
+    def layouts(self, model: int, generation: int | None = None) -> list[Layout]:
         """The bucket layouts of a model that have complete steps, in the order of their newest step.
 
         Args:
-            reducer: which model.
+            model: which model.
             generation: only steps with this version of the layout; None for all.
         """
         with self._lock:
             done = []
-            for table in self._tables.get(reducer, {}).values():
+            for table in self._tables.get(model, {}).values():
                 rows = table.rows()
                 ended = rows[table.steps[rows, _END] > 0]
                 done.append((table.step[ended], table.generation[ended]))
-            known = self._book.generations(reducer) if generation is None else (generation,)
-            described = {number: self.assignment(reducer, number) for number in known}
+            known = self._book.generations(model) if generation is None else (generation,)
+            described = {number: self.assignment(model, number) for number in known}
         return layouts(done, described)
 
-    def judged(self, reducer: int) -> Layout | None:
+    def judged(self, model: int) -> Layout | None:
         """The layout whose steps are analysed: see [Note: the layout that is judged]."""
-        return newest(self.layouts(reducer))
+        return newest(self.layouts(model))
 
-    def views_of(self, reducer: int, steps: npt.NDArray[np.int64]) -> list[TableView]:
+    def views_of(self, model: int, steps: npt.NDArray[np.int64]) -> list[TableView]:
         """Copies of the rows of these steps in a model's tables."""
         with self._lock:
-            return [span_columns.view_of(rank, reducer, one, steps) for rank, one in self._tables_of(reducer).items()]
+            return [span_columns.view_of(rank, model, one, steps) for rank, one in self._tables_of(model).items()]
 
-    def held_steps(self, reducer: int) -> npt.NDArray[np.int64]:
+    def held_steps(self, model: int) -> npt.NDArray[np.int64]:
         """Numbers of the steps in a model's tables, ascending."""
         with self._lock:
-            held = [table.step[table.rows()] for table in self._tables.get(reducer, {}).values()]
+            held = [table.step[table.rows()] for table in self._tables.get(model, {}).values()]
             return np.unique(np.concatenate([np.empty(0, np.int64), *held]))
 
     def changed_steps(self, seen: dict[tuple[int, int], int]) -> dict[int, list[int]]:
@@ -375,33 +375,33 @@ class TimelineModel:
                     changed.setdefault(reducer, set()).update(steps.tolist())
         return {reducer: sorted(steps) for reducer, steps in changed.items() if steps}
 
-    def views(self, reducer: int | None = None, last_steps: int | None = None) -> list[TableView]:
-        """Copies of the tables behind `spans`, `steps` and `sync`, for drawing without pandas."""
+    def views(self, model: int | None = None, last_steps: int | None = None) -> list[TableView]:
+        """Copies of the tables behind `spans`, `steps` and `all_reduces`, for drawing without pandas."""
         made = []
         with self._lock:
-            for of in sorted(self._tables) if reducer is None else [reducer]:
+            for of in sorted(self._tables) if model is None else [model]:
                 steps = self.held_steps(of)
                 made += self.views_of(of, steps if last_steps is None else steps[max(0, len(steps) - last_steps) :])
         return made
 
-    def columns(self, reducer: int | None = None, last_steps: int | None = None) -> Columns:
+    def columns(self, model: int | None = None, last_steps: int | None = None) -> Columns:
         """The columns of `spans` as numpy arrays."""
         with self._lock:
-            views, sizes = self.views(reducer, last_steps), self._book.sizes()
+            views, sizes = self.views(model, last_steps), self._book.sizes()
         return span_columns.span_columns(views, sizes)
 
-    def step_columns(self, reducer: int | None = None, last_steps: int | None = None) -> Columns:
+    def step_columns(self, model: int | None = None, last_steps: int | None = None) -> Columns:
         """The columns of `steps` as numpy arrays."""
-        return span_columns.step_columns(self.views(reducer, last_steps))
+        return span_columns.step_columns(self.views(model, last_steps))
 
-    def sync_columns(self, reducer: int | None = None, last_steps: int | None = None) -> Columns:
-        """The columns of `sync` as numpy arrays."""
+    def sync_columns(self, model: int | None = None, last_steps: int | None = None) -> Columns:
+        """The columns of `all_reduces` as numpy arrays."""
         ranks_of = {one.reducer: len(one.ranks) for one in self.reducers()}
-        return span_columns.sync_columns(self.columns(reducer, last_steps), dict(sorted(ranks_of.items())))
+        return span_columns.sync_columns(self.columns(model, last_steps), dict(sorted(ranks_of.items())))
 
-    def model(self, reducer: int | None = None) -> ReducerInfo | None:
+    def model(self, model: int | None = None) -> ReducerInfo | None:
         """The record of a reducer, for None of the most recently active one; None if there is none."""
-        known = [one for one in self.reducers() if one.last_step >= 0 and reducer in (None, one.reducer)]
+        known = [one for one in self.reducers() if one.last_step >= 0 and model in (None, one.reducer)]
         return known[-1] if known else None
 
 

@@ -6,7 +6,7 @@ here, the rank's number if that is free.
 
 [Note: models that are gone]
 Only the ranks know which models exist, and they report once when a model no longer exists (`ddp_lab.recording`). A rank
-with a new process has none of its former models, until `restore_from` gives it a copy of another rank's, which
+with a new process has none of its former models, until `copy_state_from` gives it a copy of another rank's, which
 continues with the next generation. A model that is missing on one of its ranks can't train, so it counts as gone.
 """
 

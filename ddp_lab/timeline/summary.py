@@ -32,7 +32,7 @@ _LEAST_COST = 0.5  # percent of the step: as for findings
 
 @dataclass(frozen=True)
 class Facts:
-    """The input of the sentences: columns of `Timeline.steps()` and `Timeline.sync()` for the analysed steps; names."""
+    """The input of the sentences: names, and columns of `Timeline.steps` and `all_reduces` of the analysed steps."""
 
     info: ReducerInfo
     steps: Mapping[str, npt.NDArray[Any]]

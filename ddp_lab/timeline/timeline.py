@@ -20,6 +20,7 @@ from ..analysis import findings
 from ..analysis.findings import Facts, Finding
 from ..files import replacing, write_text
 from ..protocol.journal import SUFFIX
+from ..renamed import with_former_names
 from ..simulation.workload import Workload
 from . import judged_steps, what_if, workloads
 from . import summary as words
@@ -36,13 +37,14 @@ if TYPE_CHECKING:
     import pandas as pd
     from ipywidgets import DOMWidget
 
-    from ..simulation.link_model import LinkModel
+    from ..simulation.link_model import CommModel
 
 __all__ = ["Inspection", "Kept", "LatePlace", "RankStatus", "RecordedRun", "ReducerInfo", "Timeline", "read_run"]
 
 _JUDGED_STEPS = 100  # complete steps that findings and stragglers are based on
 
 
+@with_former_names
 class Timeline(TimelineModel):
     """Events of all ranks, by rank, reducer, step and bucket.
 
@@ -66,7 +68,7 @@ class Timeline(TimelineModel):
         """
         return clocks_of({one.rank: one.status for one in self.ranks()})
 
-    def spans(self, reducer: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
+    def spans(self, model: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
         """One row per rank, step and bucket.
 
         Columns: ``rank``, ``reducer``, ``process_group`` (index on that rank), ``step``, ``generation`` (version
@@ -80,12 +82,12 @@ class Timeline(TimelineModel):
         end of the rank's computation, on ``clock``: "host" or "device"). ``complete``: the backward has ended.
 
         Args:
-            reducer: which model; None for all.
+            model: which model; None for all.
             last_steps: how many of the newest steps of each model; None for all that are kept.
         """
-        return _frame(self.columns(reducer, last_steps))
+        return _frame(self.columns(model, last_steps))
 
-    def steps(self, reducer: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
+    def steps(self, model: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
         """One row per rank and step.
 
         Columns: ``rank``, ``reducer``, ``step``, ``generation``, ``state`` ("running", "complete", "abandoned"),
@@ -95,9 +97,9 @@ class Timeline(TimelineModel):
         ``communication_ms`` (at least one collective in flight), of which ``hidden_ms`` is overlapped with the
         computation and ``exposed_ms`` is after it, on ``clock``.
         """
-        return _frame(self.step_columns(reducer, last_steps))
+        return _frame(self.step_columns(model, last_steps))
 
-    def sync(self, reducer: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
+    def all_reduces(self, model: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
         """Gradient sync: one row per reducer, step and bucket that all ranks have reduced.
 
         Columns: ``reducer``, ``step``, ``generation``, ``bucket``, ``bytes``, ``n_parameters``, ``ranks`` (number),
@@ -107,9 +109,9 @@ class Timeline(TimelineModel):
         that its launched collective waited for the last rank's), ``hidden_ms`` and ``exposed_ms`` (mean over the
         ranks). Between hosts, times have the uncertainty given by `clocks`.
         """
-        return _frame(self.sync_columns(reducer, last_steps))
+        return _frame(self.sync_columns(model, last_steps))
 
-    def gradients(self, reducer: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
+    def gradients(self, model: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
         """Monitored gradients (`DistributedDataParallel.watch_gradients`): one row per step and bucket.
 
         Columns: ``reducer``, ``step``, ``generation``, ``bucket`` (-1: all together), ``ranks`` (with gradients),
@@ -120,12 +122,12 @@ class Timeline(TimelineModel):
         ``cost_ms``: the cost of monitoring the step on the first rank.
 
         Args:
-            reducer: which model; None for all.
+            model: which model; None for all.
             last_steps: how many of the newest steps of each model; None for all that are kept.
         """
-        return _frame(gradient_norm_columns(self.watched_gradients(reducer, last_steps)))
+        return _frame(gradient_norm_columns(self.watched_gradients(model, last_steps)))
 
-    def drift(self, reducer: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
+    def drift(self, model: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
         """Comparisons of the ranks' replicas (`watch_drift`, `Cluster.check_drift`): one row per comparison.
 
         Columns: ``reducer``, ``step`` (synchronised backwards before it), ``ok``, ``first`` (name of the first
@@ -134,25 +136,25 @@ class Timeline(TimelineModel):
         the comparison failed, else ""). Rank 0 of the model's group reports them.
 
         Args:
-            reducer: which model; None for all.
+            model: which model; None for all.
             last_steps: how many of the newest comparisons of each model; None for all that are kept.
         """
-        return _frame(drift_columns(self.drift_records(reducer, last_steps)))
+        return _frame(drift_columns(self.drift_records(model, last_steps)))
 
-    def noise_scale(self, reducer: int | None = None, last_steps: int = 100) -> float:
+    def noise_scale(self, model: int | None = None, last_steps: int = 100) -> float:
         """The gradient noise scale over monitored steps, in batches of a rank: see [Note: gradient noise scale].
 
         Multiplied by a rank's batch size, it is the batch size up to which a larger batch still pays off. NaN if no
         step was monitored, or if the noise hides the gradient.
         """
-        chosen = self.model(reducer)
-        columns = gradient_norm_columns(self.watched_gradients(chosen.reducer if chosen else reducer, last_steps))
+        chosen = self.model(model)
+        columns = gradient_norm_columns(self.watched_gradients(chosen.reducer if chosen else model, last_steps))
         together = columns["bucket"] == ALL_BUCKETS
         return noise_scale(columns["signal"][together], columns["noise"][together])
 
-    def find_late(
+    def stragglers(
         self,
-        reducer: int | None = None,
+        model: int | None = None,
         last_steps: int = _JUDGED_STEPS,
         minimum_ms: float = 1.0,
         minimum_share: float = 0.25,
@@ -163,7 +165,7 @@ class Timeline(TimelineModel):
         if its delay varies too much to name the place; see `LatePlace.where`.
 
         Args:
-            reducer: which model; None for the most recently active.
+            model: which model; None for the most recently active.
             last_steps: how many complete steps to analyse, of the last bucket layout that has some.
             minimum_ms: smaller delays count as noise.
             minimum_share: fraction of the steps in which a rank must be late at that place.
@@ -171,33 +173,33 @@ class Timeline(TimelineModel):
         Returns:
             The straggler locations, the most expensive first.
         """
-        known = self.judgement(reducer, last_steps, minimum_ms=minimum_ms, minimum_share=minimum_share)
+        known = self.judgement(model, last_steps, minimum_ms=minimum_ms, minimum_share=minimum_share)
         return judged_steps.late_places(known) if known is not None else []
 
-    def findings(self, reducer: int | None = None, last_steps: int = _JUDGED_STEPS) -> list[Finding]:
+    def findings(self, model: int | None = None, last_steps: int = _JUDGED_STEPS) -> list[Finding]:
         """Finds what to change: each finding has its evidence, a suggested fix and an estimated saving.
 
         Args:
-            reducer: which model; None for the most recently active.
+            model: which model; None for the most recently active.
             last_steps: how many complete steps to analyse, of the last bucket layout that has some.
 
         Returns:
             The findings, the largest saving first.
         """
-        return findings.findings(self.judgement(reducer, last_steps))
+        return findings.findings(self.judgement(model, last_steps))
 
-    def judgement(self, reducer: int | None = None, last_steps: int = _JUDGED_STEPS, **options: float) -> Facts | None:
+    def judgement(self, model: int | None = None, last_steps: int = _JUDGED_STEPS, **options: float) -> Facts | None:
         """The facts behind findings, stragglers and the summary: times of the analysed steps, straggler locations.
 
         Args:
-            reducer: which model; None for the most recently active.
+            model: which model; None for the most recently active.
             last_steps: how many complete steps to analyse, see [Note: the layout that is judged].
             options: of `judged_steps.facts`.
 
         Returns:
             None if no step is complete on all ranks.
         """
-        chosen = self.model(reducer)
+        chosen = self.model(model)
         known = self.layouts(chosen.reducer) if chosen is not None else []
         layout = judged_steps.newest(known)
         if chosen is None or layout is None:
@@ -208,26 +210,26 @@ class Timeline(TimelineModel):
 
     # ---- what if ----------------------------------------------------------------------------------------
 
-    def workload(self, reducer: int | None = None, last_steps: int = 50) -> Workload:
+    def workload(self, model: int | None = None, last_steps: int = 50) -> Workload:
         """The computation of one step and the readiness of its gradients: the input of the simulator.
 
         Args:
-            reducer: which model; None for the most recently active.
+            model: which model; None for the most recently active.
             last_steps: how many steps the medians are taken over.
 
         Raises:
             ValueError: no two consecutive steps have been recorded with the current buckets.
         """
-        return workloads.workload(self, reducer, last_steps=last_steps)
+        return workloads.workload(self, model, last_steps=last_steps)
 
     def simulate(
-        self, link: LinkModel | None = None, *, reducer: int | None = None, without_rank: int | None = None, **what: Any
+        self, link: CommModel | None = None, *, model: int | None = None, without_rank: int | None = None, **what: Any
     ) -> what_if.WhatIf[Timeline]:
         """Predicts the step with other buckets, hooks, world sizes or links.
 
         Args:
             link: the communication model of an all-reduce; None: fitted to the recorded ones.
-            reducer: which model; None for the most recently active.
+            model: which model; None for the most recently active.
             without_rank: a rank that is assumed to be as fast as the others: "without the straggler".
             what: fields of `ddp_lab.simulation.simulator.Configuration`: ``bucket_cap_mb`` (None: as recorded),
                 ``order``, ``hook``, ``sync_every``, ``world_size``, ``overlap``, ``jitter_ns``.
@@ -236,7 +238,7 @@ class Timeline(TimelineModel):
             timeline.simulate(bucket_cap_mb=5).step_ms
             timeline.simulate(world_size=64, sync_every=4).timeline().figure()
         """
-        return what_if.what_if(self, link, reducer=reducer, without_rank=without_rank, **what)
+        return what_if.what_if(self, link, reducer=model, without_rank=without_rank, **what)
 
     # ---- views ------------------------------------------------------------------------------------------
 
@@ -277,32 +279,33 @@ class Timeline(TimelineModel):
         """Returns a widget that predicts the step for the settings of its sliders, beside the recorded step."""
         return self.dashboard("what_if")
 
-    def report(self, path: str | os.PathLike[str], reducer: int | None = None) -> Path:
+    def report(self, path: str | os.PathLike[str], model: int | None = None) -> Path:
         """Writes one HTML page that needs no network: findings and summary, then figures and tables.
 
         Args:
             path: the file to write.
-            reducer: which model; None for the most recently active.
+            model: which model; None for the most recently active.
         """
         target = Path(path)
-        write_text(target, _above("report.page").page(self, reducer))
+        write_text(target, _above("report.page").page(self, model))
         return target
 
-    def figure(self, view: str = "timeline", **options: Any) -> Any:
+    def figure(self, view: str = "timeline", *, model: int | None = None, **options: Any) -> Any:
         """A view as a plotly figure, for reports.
 
         Args:
             view: ``"timeline"`` (the spans of a step), ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``,
                 ``"findings"`` or ``"gradients"``.
+            model: which model; None for the most recently active.
             options: see `ddp_lab.views.figures.figure`.
         """
-        return _above("views.figures").figure(self, view, **options)
+        return _above("views.figures").figure(self, view, model=model, **options)
 
     # ---- out --------------------------------------------------------------------------------------------
 
-    def summary(self, reducer: int | None = None, last_steps: int = 200) -> str:
+    def summary(self, model: int | None = None, last_steps: int = 200) -> str:
         """A few sentences computed from the events: step time, communication, stragglers, findings, lost events."""
-        chosen = self.model(reducer)
+        chosen = self.model(model)
         if chosen is None:
             return words.NOTHING
         layout, found = self.judged(chosen.reducer), self.judgement(chosen.reducer)
@@ -332,7 +335,7 @@ class Timeline(TimelineModel):
         If there were more than ``max_events``, these are the newest ones, and a quarter as many of older, evenly spaced
         steps. `kept` of the loaded timeline reports what the file holds of a long run.
         """
-        return saved.write(Path(path), self.raw())
+        return saved.write(Path(path), self.events())
 
     @classmethod
     def load(

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..protocol.events import DTYPE, Batch, Kind
 from ..simulation.calibration import anchored
-from ..simulation.link_model import LinkModel
+from ..simulation.link_model import CommModel
 from ..simulation.simulator import Configuration, Prediction, simulate
 from ..simulation.workload import Workload
 from . import workloads
@@ -42,7 +42,7 @@ class WhatIf(Generic[_Timeline]):
     """
 
     configuration: Configuration
-    link: LinkModel
+    link: CommModel
     workload: Workload
     prediction: Prediction
     module: str
@@ -77,12 +77,12 @@ class WhatIf(Generic[_Timeline]):
 
 def what_if(
     timeline: _Timeline,
-    link: LinkModel | None,
+    link: CommModel | None,
     *,
     bucket_cap_mb: float | Sequence[float] | None = None,
     reducer: int | None = None,
     without_rank: int | None = None,
-    recorded_link: LinkModel | None = None,
+    recorded_link: CommModel | None = None,
     **options: Any,
 ) -> WhatIf[_Timeline]:
     """See `Timeline.simulate`; `recorded_link`: that of the recording, if it was measured."""
@@ -98,8 +98,8 @@ def what_if(
     return WhatIf(configuration, chosen, workload, predicted, info.module if info else "?", type(timeline))
 
 
-def fit_link(timeline: TimelineModel, reducer: int | None = None) -> LinkModel:
-    """A `LinkModel` of the recorded all-reduces of a model.
+def fit_link(timeline: TimelineModel, reducer: int | None = None) -> CommModel:
+    """A `CommModel` of the recorded all-reduces of a model.
 
     With buckets of a single size, latency and bandwidth can't be separated: all of the time then counts as bandwidth.
 
@@ -108,9 +108,7 @@ def fit_link(timeline: TimelineModel, reducer: int | None = None) -> LinkModel:
     """
     points = workloads.all_reduces(timeline, reducer)
     if not points:
-        raise ValueError(
-            "no recorded all-reduce ran without others in flight; measure the link with `Cluster.measure_link()`"
-        )
+        raise ValueError("no recorded all-reduce ran without others in flight: call `Cluster.measure_communication()`")
     info = timeline.model(reducer)
     backend = timeline.assignment(info.reducer).get("backend", "") if info else ""
     lanes = LANES.get(str(backend), 1)
@@ -118,8 +116,8 @@ def fit_link(timeline: TimelineModel, reducer: int | None = None) -> LinkModel:
     if len(sizes) == 1:
         size, ranks = points[0][0], points[0][2]
         typical = sorted(ns for _, ns, _ in points)[len(points) // 2]
-        return LinkModel(0.0, typical / (2 * (ranks - 1) / ranks * size), lanes=lanes)
-    return LinkModel.fitted(points, lanes=lanes)
+        return CommModel(0.0, typical / (2 * (ranks - 1) / ranks * size), lanes=lanes)
+    return CommModel.fitted(points, lanes=lanes)
 
 
 # ---- a prediction as the events that it would have recorded: every view shows it like a real step -----------

@@ -36,7 +36,7 @@ def figure(timeline: Timeline, view: str = "timeline", **options: Any) -> go.Fig
         timeline: the source of the events.
         view: ``"timeline"``, ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``, ``"findings"`` or
             ``"gradients"``.
-        options: ``reducer`` (which model; None for the most recently active) and ``last_steps`` (default 100; 200 for
+        options: ``model`` (which model; None for the most recently active) and ``last_steps`` (default 100; 200 for
             the overlap and the gradients). For the timeline and the buckets see `timeline_figure` and
             `buckets_figure`.
 
@@ -50,15 +50,15 @@ def figure(timeline: Timeline, view: str = "timeline", **options: Any) -> go.Fig
         return buckets_figure(timeline, **options)
     if view not in SCENES:
         raise ValueError(f"there is no view {view!r}; choose from timeline, {', '.join(SCENES)}, buckets")
-    if wrong := sorted(options.keys() - {"reducer", "last_steps"}):
-        raise TypeError(f"the view {view!r} takes reducer and last_steps, not {', '.join(wrong)}")
+    if wrong := sorted(options.keys() - {"model", "last_steps"}):
+        raise TypeError(f"the view {view!r} takes model and last_steps, not {', '.join(wrong)}")
     return _scene_figure(view, timeline, **options)
 
 
 def _scene_figure(
-    view: str, timeline: Timeline, *, reducer: int | None = None, last_steps: int | None = None
+    view: str, timeline: Timeline, *, model: int | None = None, last_steps: int | None = None
 ) -> go.Figure:
-    scene = SCENES[view](timeline, reducer, last_steps)
+    scene = SCENES[view](timeline, model, last_steps)
     upright, lane = _HEIGHTS[view]
     return to_plotly(scene, max(260, upright + lane * sum(len(panel.y.lanes) for panel in scene.panels)))
 
@@ -67,7 +67,7 @@ def timeline_figure(
     timeline: Timeline,
     step: int | None = None,
     *,
-    reducer: int | None = None,
+    model: int | None = None,
     ranks: Sequence[int] | None = None,
     whole: bool = False,
     width: int | None = None,
@@ -77,7 +77,7 @@ def timeline_figure(
     Args:
         timeline: the source of the events.
         step: which step; None for the newest complete one.
-        reducer: which model; None for the most recently active.
+        model: which model; None for the most recently active.
         ranks: which ranks; None for all.
         whole: start at the end of the previous step, to show each rank's forward and the time between the steps.
         width: in pixels; None for the width of the page.
@@ -85,7 +85,7 @@ def timeline_figure(
     Raises:
         ValueError: there is no such step, or none of these ranks took part in it.
     """
-    frame, assignment = find_step(timeline, step, reducer)
+    frame, assignment = find_step(timeline, step, model)
     rows = [row for row, rank in enumerate(frame.ranks) if ranks is None or rank in ranks]
     if not rows:
         raise ValueError(f"none of the ranks {list(ranks or ())} took part in this step; its ranks are {frame.ranks}")
@@ -97,7 +97,7 @@ def timeline_figure(
 
 
 def buckets_figure(
-    timeline: Timeline, *, reducer: int | None = None, generation: int | None = None, equal: bool = False
+    timeline: Timeline, *, model: int | None = None, generation: int | None = None, equal: bool = False
 ) -> go.Figure:
     """Returns the bucket layout as a map of the model: modules from top to bottom, with their width by size.
 
@@ -105,16 +105,16 @@ def buckets_figure(
 
     Args:
         timeline: the source of the layout.
-        reducer: which model; None for the most recently active.
+        model: which model; None for the most recently active.
         generation: which version of the layout; None for the newest.
         equal: give all parameters the same width; by default the width is in proportion to the bytes.
     """
     import plotly.graph_objects as go
 
     known = [one.reducer for one in timeline.reducers()]
-    if reducer is None and not known:
+    if model is None and not known:
         raise ValueError("no model has been recorded yet")
-    assignment = timeline.assignment(known[-1] if reducer is None else reducer, generation)
+    assignment = timeline.assignment(known[-1] if model is None else model, generation)
     buckets = len(assignment["buckets"])
     cells, _ = map_cells(assignment, equal=equal)
     idle = unused(timeline, assignment)

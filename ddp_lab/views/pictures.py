@@ -22,7 +22,7 @@ from .view_data import unused
 
 __all__ = ["NO_COLLECTIVE", "collective_svg", "picture", "rehearsal_svg", "step_svg"]
 
-NO_COLLECTIVE = "No collective has been run yet. Run one on the ranks with lab.show_collective()."
+NO_COLLECTIVE = "No collective has been run yet. Run one on the ranks with lab.animate_collective()."
 _ROW, _MOST_ROWS = 30, 9  # of the map of a model
 _STATES = ("pending", "ready", "launched", "reduced")
 _COLUMN = WIDTH / len(_STATES)

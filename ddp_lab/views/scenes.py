@@ -147,7 +147,7 @@ def collective_scene(shown: ShownCollective | None) -> Scene:
     """Returns the time and the bytes of each step of a collective."""
     if shown is None or not shown.steps:
         return Scene(
-            "Collective", empty="no collective has been run yet; run one on the ranks with lab.show_collective()"
+            "Collective", empty="no collective has been run yet; run one on the ranks with lab.animate_collective()"
         )
     numbers = np.arange(1, len(shown.steps) + 1)
     times, adds = (np.array([getattr(step, name) for step in shown.steps]) for name in ("ms", "adds"))

@@ -40,7 +40,7 @@ class Dashboard(LiveWidget):
             states that the ranks reported to the timeline.
         request_inspection: requests norm and checksum of a reducer's gradients after a step, without waiting; the
             answers arrive through the timeline. None: gradients cannot be compared.
-        link: returns the measured `LinkModel`, or None if it was not measured yet; it is compared with the gradient
+        link: returns the measured `CommModel`, or None if it was not measured yet; it is compared with the gradient
             sync. None: no comparison.
         event_cost: measures the cost of recording an event on a rank, in ns; called once, for the overhead line.
         lost: returns rank -> how its process ended, for the ranks that failed.

@@ -26,7 +26,7 @@ from .step_feed import StepFeed
 
 if TYPE_CHECKING:
     from ..control.ranks import Ranks
-    from ..simulation.link_model import LinkModel
+    from ..simulation.link_model import CommModel
     from ..timeline.recorded.player import Player
 
 __all__ = ["DashboardStatistics", "ShownTraining"]
@@ -83,7 +83,7 @@ class ShownTraining:
         wake: Callable[[], None],
         status: Callable[[], Sequence[Any]] | None = None,
         request_inspection: Callable[[int, int], None] | None = None,
-        link: Callable[[], LinkModel | None] | None = None,
+        link: Callable[[], CommModel | None] | None = None,
         event_cost: Callable[[], float | None] | None = None,
         lost: Callable[[], Mapping[int, str]] | None = None,
         collectives: CollectiveStage | None = None,

@@ -172,7 +172,7 @@ def measure(times: int = 20, names: Sequence[str] = tuple(STATES), backend: str 
         until a collective has worked), ``kept`` (how often processes and variables were the same after it).
     """
     found: dict[str, Any] = {}
-    with Cluster(2, backend=backend, watch_seconds=None) as lab:
+    with Cluster(2, backend=backend, hang_seconds=None) as lab:
         lab.run(SETUP, board=SilentBoard())
         for name in names:
             state = STATES[name]

@@ -2,7 +2,7 @@
 
 Real Gloo ranks train in episodes of some steps. In half of them, shuffled among the others, one layer of one rank
 sleeps for some milliseconds before it computes its gradients; in the other half nothing is done. What
-`Timeline.find_late` says of each episode's events is compared with what was done. The whole (600 episodes of 20
+`Timeline.stragglers` says of each episode's events is compared with what was done. The whole (600 episodes of 20
 steps) takes about 6 minutes.
 """
 
@@ -156,7 +156,7 @@ def _timelines(recorded: list[npt.NDArray[np.void]], described: list[dict[str, A
 
 def judge(episodes: Sequence[Delay | None], timelines: Sequence[Timeline]) -> list[Judged]:
     """Asks each episode's timeline who was late, with the defaults that a user gets."""
-    return [Judged(delay, timeline.find_late()) for delay, timeline in zip(episodes, timelines, strict=True)]
+    return [Judged(delay, timeline.stragglers()) for delay, timeline in zip(episodes, timelines, strict=True)]
 
 
 def _run(delays: Sequence[Delay | None], steps: int) -> list[dict[str, Any]]:

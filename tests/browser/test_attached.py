@@ -64,7 +64,7 @@ def test_a_running_job_is_followed_live(lab_page: Page, lab: Lab, job: Path) -> 
     """attach(folder).dashboard() draws the job's steps as they are made."""
     page = lab_page
     name = lab.write(
-        f"import ddp_lab\njob = ddp_lab.attach({str(job)!r})\nview = job.dashboard()\nview", "view.stop(); job.close()"
+        f"import ddp_lab\njob = ddp_lab.follow({str(job)!r})\nview = job.dashboard()\nview", "view.stop(); job.close()"
     )
     notebook = NotebookPage(page, lab, name)
     notebook.start_kernel()

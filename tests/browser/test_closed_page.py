@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.browser.conftest import Shared
 
 START = "%load_ext ddp_lab\n%cluster start -n 2 --backend gloo"
-TRAIN = """%%distributed --watch
+TRAIN = """%%distributed --dashboard
 import os, time
 model, steps = ddp_lab.DistributedDataParallel(torch.nn.Linear(8, 8)), 0
 while True:

@@ -39,9 +39,9 @@ mine()
 STOPPED = 'ddp_lab.Cluster(2, backend="gloo").inject(ddp_lab.faults.SlowRank(1, 0.002))'
 MAGIC = "%cluster use nobody"
 DOCTOR = """
-from ddp_lab.cluster.cells.doctor import Report
+from ddp_lab.cluster.cells.doctor import HangReport
 from ddp_lab.diagnostics.calls import Diagnosis
-Report(Diagnosis("busy", "rank 0 is in `time.sleep(600)`", "`%cluster interrupt` ends <that>"), ())
+HangReport(Diagnosis("busy", "rank 0 is in `time.sleep(600)`", "`%cluster interrupt` ends <that>"), ())
 """
 # The smallest contrast of a text of the output of a cell, over all that lies behind it.
 CONTRAST = """(index) => {

@@ -95,7 +95,7 @@ import ddp_lab, os
 while ddp_lab.current_cluster() is not None:
     ddp_lab.current_cluster().stop()
 for one in ddp_lab.Cluster.detached():
-    ddp_lab.Cluster.find(one.name).stop()
+    ddp_lab.Cluster.attach(one.name).stop()
 """
 # What a view says of a cluster that has stopped.
 PAST = ("was stopped", "The cluster is not running", "no longer uses", "was restarted")

@@ -156,8 +156,8 @@ def test_nothing_is_wider_than_the_page(shown: Shown) -> None:
 
 
 def test_the_facade_shows_or_refuses(shown: Shown) -> None:
-    """`show_collective` returns the widget with records and pictures; what can't be is refused before anything runs."""
-    view = shown.cluster.show_collective("reduce_scatter", bytes=1000)
+    """`animate_collective` returns the widget with records and pictures; what can't be is refused before it runs."""
+    view = shown.cluster.animate_collective("reduce_scatter", bytes=1000)
     try:
         assert view.shown is not None
         assert view.shown.bytes == 1008
@@ -169,12 +169,12 @@ def test_the_facade_shows_or_refuses(shown: Shown) -> None:
         view.close()
         view.layout.close()
     with pytest.raises(ValueError, match="no algorithm 'butterfly'"):
-        shown.cluster.show_collective("all_reduce", "butterfly")
+        shown.cluster.animate_collective("all_reduce", "butterfly")
     with pytest.raises(ValueError, match="power of two"):
-        shown.cluster.show_collective("all_reduce", "halving")
+        shown.cluster.animate_collective("all_reduce", "halving")
     running = shown.cluster.run("import time; time.sleep(600)", wait=False)
     with pytest.raises(ClusterError, match=r"ranks 0, 1, 2 are running a cell"):
-        shown.cluster.show_collective()
+        shown.cluster.animate_collective()
     shown.cluster.interrupt()
     with pytest.raises(Exception, match="interrupted"):
         running.wait()

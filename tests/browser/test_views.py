@@ -12,7 +12,7 @@ import pytest
 
 from ddp_lab.control.collectives import DEFAULT_BYTES, choices
 from ddp_lab.protocol.events import DTYPE, Batch, Kind
-from ddp_lab.simulation.link_model import LinkModel
+from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views import view_data
 from ddp_lab.views.model_map import cell_rows, map_cells
@@ -60,7 +60,7 @@ def training_of(
 def shown(browser: Browser) -> Iterator[BarePage]:
     """A dashboard of thirty steps, for tests that look, click and put back what they changed."""
     context = browser.new_context(viewport={"width": 1240, "height": 900})
-    link = LinkModel(latency_ns=1e5, ns_per_byte=0.4)
+    link = CommModel(latency_ns=1e5, ns_per_byte=0.4)
     made = BarePage(context.new_page(), training_of(), link=lambda: link, event_cost=lambda: 34.0)
     made.until(lambda: len(_titles(made)) == len(made.dashboard.tabs), "the tabs")
     yield made
@@ -309,7 +309,7 @@ def test_a_link_that_is_not_known_says_why(shown: BarePage) -> None:
     limits = {**told["limits"], "gbit": None, "recordedGbit": None, "measured": False}
     page.evaluate("(prediction) => window.fromKernel({prediction}, [])", {**told, "limits": limits})
     row = page.locator(".ddp-what-if-row", has_text="bandwidth")
-    until(lambda: "Measure it with lab.measure_link()" in row.inner_text(), 60, "the reason")
+    until(lambda: "Measure it with lab.measure_communication()" in row.inner_text(), 60, "the reason")
     assert not row.locator("input").is_visible()
     page.evaluate("(prediction) => window.fromKernel({prediction}, [])", told)
     until(row.locator("input").is_visible, 60, "a slider")

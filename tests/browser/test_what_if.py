@@ -43,7 +43,7 @@ def lab() -> Iterator[Cluster]:
     """Two ranks with a model that has trained twenty steps."""
     with Cluster(2) as cluster:
         cluster.run(MODEL, board=SilentBoard())
-        cluster.measure_link(sizes=[1 << 10, 1 << 14, 1 << 18], repeats=2)
+        cluster.measure_communication(sizes=[1 << 10, 1 << 14, 1 << 18], repeats=2)
         yield cluster
 
 

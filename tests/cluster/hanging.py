@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddp_lab import CellError
-from ddp_lab.cluster.cells.doctor import Report
+from ddp_lab.cluster.cells.doctor import HangReport
 from ddp_lab.output.board import SilentBoard
 from tests.cluster.conftest import Lab
 from tests.leftovers import wait_until
@@ -179,11 +179,11 @@ def running(lab: Lab, code: str, **options: Any) -> Iterator[None]:
             cell.wait()
 
 
-def settled(lab: Lab, kind: str) -> Report:
+def settled(lab: Lab, kind: str) -> HangReport:
     """What the doctor says as soon as it says the same of this kind for the second time: ranks may come late to
     where they hang.
     """
-    seen: list[Report] = []
+    seen: list[HangReport] = []
 
     def same() -> bool:
         seen.append(lab.doctor())
@@ -200,19 +200,19 @@ def settled(lab: Lab, kind: str) -> Report:
 def told_apart(lab: Lab, name: str) -> None:
     """Asserts the diagnosis of ranks out of step, in that cell of `APART`, which is then interrupted."""
     code, begins, words = APART[name]
-    board, before, lab.watch_seconds = Announced(), lab.watch_seconds, 0.6
+    board, before, lab.hang_seconds = Announced(), lab.hang_seconds, 0.6
     try:
         with running(lab, code, board=board):
             wait_until(lambda: bool(board.said), 20, "the word")
     finally:
-        lab.watch_seconds = before
+        lab.hang_seconds = before
     [text] = [said for _, said in board.said if "`%cluster doctor`" in said]
     assert text.startswith(begins)
     for some in words:
         assert some in text
 
 
-def diagnosed(lab: Lab, name: str) -> Report:
+def diagnosed(lab: Lab, name: str) -> HangReport:
     """Asserts the doctor's sentence about the cell of `HANGS` of that name, which is then interrupted."""
     code, kind, words = HANGS[name]
     with running(lab, code):

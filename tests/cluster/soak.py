@@ -380,7 +380,7 @@ class Soak:
 
     def _looks(self) -> None:
         self.lab.status()
-        self.lab.vitals()
+        self.lab.health()
         self.lab.doctor()
 
     def _models(self) -> None:

@@ -255,7 +255,7 @@ def test_later_errors_are_folded(lab: Lab, tmp_path: Path) -> None:
         "while not mark.exists(): time.sleep(0.001)\ntime.sleep(0.02)\nraise TypeError('second')"
     )
     error = failure(lab, code)
-    assert [(each.rank, each.name, each.consequence) for each in error.failures.values()] == [
+    assert [(each.rank, each.name, each.secondary) for each in error.failures.values()] == [
         (1, "KeyError", False),
         (0, "TypeError", False),
     ]
@@ -267,8 +267,8 @@ def test_a_rank_that_waited_is_a_consequence(lab: Lab) -> None:
     for raising in (0, 1):
         error = failure(lab, f"kept = rank\nif rank == {raising}: 1 / 0\ndist.all_reduce(torch.ones(1))")
         first, second = error.failures.values()
-        assert (first.rank, first.name, first.consequence) == (raising, "ZeroDivisionError", False)
-        assert (second.rank, second.consequence) == (1 - raising, True)
+        assert (first.rank, first.name, first.secondary) == (raising, "ZeroDivisionError", False)
+        assert (second.rank, second.secondary) == (1 - raising, True)
         assert second.waited_in.startswith("all_reduce #")
         assert f"rank {1 - raising} waited for rank {raising} in {second.waited_in} and was unblocked" in plain(
             error.report
@@ -427,7 +427,7 @@ def test_a_dead_rank_ends_the_cell() -> None:
         # The barrier: a rank that a busy machine has not let begin would be stopped, not freed.
         error = failure(own, "import os\ndist.barrier()\nif rank == 1: os._exit(3)\ndist.all_reduce(torch.ones(1))")
         assert str(error) == "rank 1 ended with exit code 3"
-        assert [each.consequence for each in error.failures.values()] == [False, True]
+        assert [each.secondary for each in error.failures.values()] == [False, True]
         own.restart()
         assert own.sum_of_ones() == {0: 2.0, 1: 2.0}
 
@@ -435,7 +435,7 @@ def test_a_dead_rank_ends_the_cell() -> None:
 def test_ranks_of_the_readme_train_on_different_batches(lab: Lab) -> None:
     """README's first training ends on both ranks, which then are at different places of different random numbers."""
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    [training] = re.findall(r"```python\n%%distributed --watch\n(.*?)```", readme, re.DOTALL)
+    [training] = re.findall(r"```python\n%%distributed --dashboard\n(.*?)```", readme, re.DOTALL)
     lab.run("torch.manual_seed(0)")  # as in ranks that have just been forked
     assert page_of(lab, training) == "rank 0 │ rank 0 of 2 is done\nrank 1 │ rank 1 of 2 is done"
     numbers = lab.pull("torch.rand(1).item()")

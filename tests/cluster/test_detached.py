@@ -1,4 +1,4 @@
-"""A detached cluster outlives its client, is found again by name, serves one client at a time, ends with its lease."""
+"""A detached cluster outlives its client, is found again by name, serves one client at a time, ends when idle."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def abandoned() -> Iterator[Callable[[], Lab]]:
         assert process.stdout.readline() == "begun\n"
         os.killpg(process.pid, signal.SIGKILL)
     try:
-        yield lambda: Lab.find("train")  # type: ignore[return-value]
+        yield lambda: Lab.attach("train")  # type: ignore[return-value]
     finally:
         if [one for one in Lab.detached() if one.name == "train"]:
-            Lab.find("train", take_over=True).stop()
+            Lab.attach("train", take_over=True).stop()
 
 
 def test_found_again_after_the_client_was_killed(abandoned: Callable[[], Lab]) -> None:
@@ -96,7 +96,7 @@ def test_found_again_after_the_client_was_killed(abandoned: Callable[[], Lab]) -
 
 
 def _interrupts_the_orphan(lab: Lab) -> None:
-    [left] = lab.left
+    [left] = lab.missed_cells
     assert (left.label, left.ranks, left.running, left.errors) == ("orphan", (0, 1), (0, 1), {})
     assert left.text == {0: "begun 0\n", 1: "begun 1\n"}
     assert str(left).startswith("orphan is still running on ranks 0–1, for ")
@@ -119,12 +119,12 @@ def test_what_ended_meanwhile_is_reported(abandoned: Callable[[], Lab], tmp_path
         run.wait()
     gate.touch()
     with abandoned() as lab:
-        leftovers.wait_until(lambda: not lab.left[0].running, 10, "the end of the cell")
-        [left] = lab.left
+        leftovers.wait_until(lambda: not lab.missed_cells[0].running, 10, "the end of the cell")
+        [left] = lab.missed_cells
         assert (left.label, left.ranks, left.text) == ("held", (0, 1), {0: "last words\n", 1: "last words\n"})
         assert left.errors == {0: "ZeroDivisionError: division by zero"}
     with abandoned() as lab:
-        assert lab.left == ()
+        assert lab.missed_cells == ()
     os.kill(pid, signal.SIGKILL)
     leftovers.wait_until(lambda: Lab.detached()[0].ranks == (1, 2), 5, "the end of rank 1")
     with abandoned() as lab:
@@ -180,11 +180,11 @@ def test_one_client_at_a_time(abandoned: Callable[[], Lab]) -> None:
     """A second client gets an error that names the first; taking over ends the first one's wait and leaves its cell."""
     second = """
         try:
-            Cluster.find('train')
+            Cluster.attach('train')
         except ClusterError as error:
             print(error)
-        lab = Cluster.find('train', take_over=True)
-        print([cell.running for cell in lab.left])
+        lab = Cluster.attach('train', take_over=True)
+        print([cell.running for cell in lab.missed_cells])
         lab.interrupt()
         lab.detach()
         """
@@ -211,7 +211,7 @@ def _made_idle(lab: Lab) -> Lab:
 def test_a_client_that_does_not_let_go(abandoned: Callable[[], Lab]) -> None:
     """Whoever would take over from a client that is stopped is told so, and the ranks stay with that client."""
     holder = """
-        lab = Cluster.find('train')
+        lab = Cluster.attach('train')
         print('attached')
         time.sleep(600)
         """
@@ -224,7 +224,7 @@ def test_a_client_that_does_not_let_go(abandoned: Callable[[], Lab]) -> None:
             with pytest.raises(
                 ClusterError, match=rf"taken over: process {process.pid} did not disconnect; stop that process"
             ):
-                Lab.find("train", take_over=True)
+                Lab.attach("train", take_over=True)
             [seen] = [one for one in Lab.detached() if one.name == "train"]
             assert seen.attached == process.pid
         finally:
@@ -252,7 +252,7 @@ def test_a_fork_server_that_is_killed() -> None:
         with pytest.raises((CellError, ClusterError), match="fork server was killed by SIGKILL"):
             lab.run("1")
         lab.detach()
-        lab = Lab.find("bare")  # type: ignore[assignment]
+        lab = Lab.attach("bare")  # type: ignore[assignment]
         assert lab.status()[0].state == "lost"
         with pytest.raises((CellError, ClusterError), match="fork server was killed by SIGKILL"):
             lab.run("1")
@@ -269,7 +269,7 @@ def test_magics_of_a_detached_cluster(capsys: pytest.CaptureFixture[str], tmp_pa
         return "".join(capsys.readouterr())
 
     later = "`%cluster attach mine` re-attaches, for 60 s after the last client disconnects"
-    asked: dict[str, Any] = {"n": 1, "name": "mine", "backend": "gloo", "detach": True, "lease_seconds": 60}
+    asked: dict[str, Any] = {"n": 1, "name": "mine", "backend": "gloo", "detach": True, "idle_timeout": 60}
     lab = commands.start(**asked)
     try:
         assert f"it outlives this notebook: {later}" in said()
@@ -301,14 +301,14 @@ def test_magics_of_a_detached_cluster(capsys: pytest.CaptureFixture[str], tmp_pa
         lab.stop()
         for one in Lab.detached():
             if one.name == "mine":
-                Lab.find("mine", take_over=True).stop()
+                Lab.attach("mine", take_over=True).stop()
 
 
-def test_the_lease_ends_it(tmp_path: Path, abandoned: Callable[[], Lab]) -> None:
+def test_the_idle_timeout_ends_it(tmp_path: Path, abandoned: Callable[[], Lab]) -> None:
     """When nobody comes, every process and every file goes. Who attaches meanwhile may use another cluster, too; a
     panel says to the client who uses it, and then that it has ended."""
     before = set(leftovers.processes())
-    lab = Lab(1, detach=True, lease_seconds=0.3, backend="gloo").start()
+    lab = Lab(1, detach=True, idle_timeout=0.3, backend="gloo").start()
     assert lab.name == "lab-1"
     panel = ClusterPanel(lab)
     lab.run(f"import os, atexit, pathlib; atexit.register(pathlib.Path({str(tmp_path / 'end')!r}).touch)")
@@ -325,7 +325,7 @@ def test_the_lease_ends_it(tmp_path: Path, abandoned: Callable[[], Lab]) -> None
     again.detach()
     panel.refresh()
     assert panel.about["why"] == "This notebook no longer uses the cluster lab-1 (re-attach: %cluster attach lab-1)."
-    leftovers.wait_until(lambda: set(leftovers.processes()) <= before, 10, "the end of the lease")
+    leftovers.wait_until(lambda: set(leftovers.processes()) <= before, 10, "the end of the idle timeout")
     panel.refresh()
     assert panel.about["why"].startswith("The cluster was stopped. ")
     panel.close()
@@ -333,7 +333,7 @@ def test_the_lease_ends_it(tmp_path: Path, abandoned: Callable[[], Lab]) -> None
     assert (tmp_path / "end").exists()
     assert "lab-1" not in [one.name for one in Lab.detached()]
     with pytest.raises(ClusterError, match="no detached cluster is named 'lab-1': "):
-        Lab.find("lab-1")
+        Lab.attach("lab-1")
 
 
 def test_a_keeper_that_is_killed_leaves_nothing() -> None:
@@ -397,8 +397,8 @@ def test_a_home_that_can_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_arguments_that_make_no_sense() -> None:
-    """A name that is none and a lease that is none are refused."""
+    """A name that is none and an idle timeout that is none are refused."""
     with pytest.raises(ValueError, match="letters, digits"):
         Lab(2, detach=True, name="../x")
-    with pytest.raises(ValueError, match="lease_seconds=0"):
-        Lab(2, detach=True, lease_seconds=0)
+    with pytest.raises(ValueError, match="idle_timeout=0"):
+        Lab(2, detach=True, idle_timeout=0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddp_lab import CellError, ClusterError
-from ddp_lab.cluster.cells.doctor import Report
+from ddp_lab.cluster.cells.doctor import HangReport
 from ddp_lab.diagnostics.rank_state import Examined, Place
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import APART, HANGS, MODEL, Announced, diagnosed, running, settled, told_apart
@@ -112,7 +112,7 @@ def test_a_paused_backward(lab: Lab) -> None:
 
 def test_a_cell_without_progress_says_so_once(lab: Lab) -> None:
     """While ranks wait for each other longer than the watch time the cell is told why, once; outputs are progress."""
-    board, lab.watch_seconds = Announced(), 0.6
+    board, lab.hang_seconds = Announced(), 0.6
     try:
         with running(lab, HANGS["sleep"][0], board=board):
             wait_until(lambda: bool(board.said), 20, "the word")
@@ -128,17 +128,17 @@ def test_a_cell_without_progress_says_so_once(lab: Lab) -> None:
         )
         assert talking.said == []
     finally:
-        lab.watch_seconds = 10.0
+        lab.hang_seconds = 10.0
 
 
 def test_a_wait_for_a_rank_that_has_ended(lab: Lab) -> None:
     """A rank that waits for one whose cell is over is reported, not that they are out of step."""
-    board, lab.watch_seconds = Announced(), 0.6
+    board, lab.hang_seconds = Announced(), 0.6
     try:
         with running(lab, "if rank == 0: dist.all_reduce(torch.ones(1))", board=board):
             wait_until(lambda: bool(board.said), 20, "the word")
     finally:
-        lab.watch_seconds = 10.0
+        lab.hang_seconds = 10.0
     text = board.said[0][1]
     assert text.startswith("no progress for ")
     assert "rank 1 has finished the cell; rank 0 still waits in all_reduce #" in text
@@ -153,7 +153,7 @@ def test_ranks_that_run_apart(lab: Lab, name: str) -> None:
 
 def test_ranks_that_catch_up_are_left_alone(lab: Lab) -> None:
     """Each rank is ahead in turn, by collectives that it does not wait for: they catch up, and nothing is said."""
-    board, lab.watch_seconds = Announced(), 0.6
+    board, lab.hang_seconds = Announced(), 0.6
     code = (
         "import time\nfor i in range(12):\n    works = []\n    for j in range(40):\n"
         "        if rank == i % 2: time.sleep(0.004)\n"
@@ -162,7 +162,7 @@ def test_ranks_that_catch_up_are_left_alone(lab: Lab) -> None:
     try:
         lab.run(code, board=board)
     finally:
-        lab.watch_seconds = 10.0
+        lab.hang_seconds = 10.0
     assert board.said == []
 
 
@@ -172,7 +172,7 @@ def test_what_is_in_flight(lab: Lab) -> None:
     with running(lab, code.replace("= [", "= rank == 0 and [") + "time.sleep(600)"):
         wait_until(lambda: lab.doctor().diagnosis.kind == "ahead", 20, "the diagnosis")
         report = lab.doctor()
-        vitals, status = lab.vitals(), lab.status()
+        vitals, status = lab.health(), lab.status()
     assert "rank 1 has not entered it" in report.diagnosis.sentence
     assert re.search(r"in flight: 3, oldest all_reduce #\d+ of 1 MiB for [\d.]+ s", str(report))
     for told in (vitals[0].in_flight, status[0].in_flight):
@@ -182,12 +182,12 @@ def test_what_is_in_flight(lab: Lab) -> None:
 
 def test_a_cell_that_computes_is_left_alone(lab: Lab) -> None:
     """Nobody waits: however long it takes, nothing is said."""
-    board, lab.watch_seconds = Announced(), 0.3
+    board, lab.hang_seconds = Announced(), 0.3
     try:
         lab.run("import time; time.sleep(2)", board=board)
         assert board.said == []
     finally:
-        lab.watch_seconds = 10.0
+        lab.hang_seconds = 10.0
 
 
 def test_a_dead_rank_is_named(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_the_text_has_a_few_frames_of_each_rank() -> None:
     user = [Place("<cell %%distributed [3]>", line, "deep", "x" * 500, users=True) for line in range(9, 0, -1)]
     library = Place("/lib/torch/x.py", 7, "wrapped", "call()", users=False)
     ranks = [Examined(rank, "running", stack=(library, *user)) for rank in range(3)]
-    lines = str(Report.of(ranks)).splitlines()
+    lines = str(HangReport.of(ranks)).splitlines()
     frames = [line.strip() for line in lines if line.startswith(" " * 6)]
     assert [frame.partition(" in ")[0] for frame in frames] == [
         "… 5 more frames", *(f"%%distributed [3] line {line}" for line in (6, 7, 8, 9)),
@@ -230,7 +230,7 @@ def test_the_text_has_a_few_frames_of_each_rank() -> None:
 def test_the_report_escapes_what_ranks_say() -> None:
     """Text of a rank can't bring markup into the notebook."""
     place = Place("<cell <b>x</b>>", 1, "<i>", "f('<script>')", users=True)
-    shown = Report.of([Examined(0, "running", stack=(place,))])._repr_html_()
+    shown = HangReport.of([Examined(0, "running", stack=(place,))])._repr_html_()
     assert "<script>" not in shown
     assert "<b>x" not in shown
     assert "&lt;script&gt;" in shown

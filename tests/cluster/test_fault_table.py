@@ -250,7 +250,7 @@ def away() -> Iterator[Lab]:
         yield Lab(2, detach=True, name="away").start()
     finally:
         with contextlib.suppress(ClusterError):  # it has ended
-            Lab.find("away", take_over=True).stop()
+            Lab.attach("away", take_over=True).stop()
 
 
 def hit_while_detached(case: Case, lab: Lab) -> None:
@@ -263,19 +263,19 @@ def hit_while_detached(case: Case, lab: Lab) -> None:
     strike(pid, case.fault)
     if case.process == "keeper" and case.fault == "SIGKILL":
         with pytest.raises(ClusterError, match="no detached cluster is named 'away'"):
-            Lab.find("away")
+            Lab.attach("away")
         TABLE.append(f"{case!s:45}          no detached cluster is named 'away'")
         return
     begin, said = time.monotonic(), ""
     try:
-        found = Lab.find("away")
+        found = Lab.attach("away")
     except ClusterError as error:  # what it needs to attach can't go on
         said = str(error)
         assert re.search(expected(case, pid), said), said
         assert case.process in ("keeper", "controller", "heart monitor"), said
         TABLE.append(f"{case!s:45} {time.monotonic() - begin:5.1f} s  {said}")
         do_as_told(case, said, pid)
-        found = Lab.find("away")
+        found = Lab.attach("away")
     try:
         if case.fault != "SIGKILL" and not said:
             said = until_said(case, lambda: str(found.doctor()), expected(case, pid))

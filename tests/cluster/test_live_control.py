@@ -212,7 +212,7 @@ def test_a_cell_that_fails_meanwhile(lab: Lab) -> None:
 
 
 def _found_late(lab: Lab, rank: int, parameter: str) -> bool:
-    late = lab.timeline.find_late(last_steps=15)
+    late = lab.timeline.stragglers(last_steps=15)
     return (rank, parameter) in [(place.rank, place.parameter) for place in late]
 
 

@@ -42,14 +42,16 @@ def test_watches_begin_and_end_while_a_cell_trains(lab: Lab, tmp_path: Path) -> 
         for every in (1, 2, 1, 3, 1):
             lab.watch_gradients(every)
             _wait_more(lab, "gradients")
-            assert lab.looks()["gradients"] == every
+            assert lab.monitoring()["gradients"] == every
             assert lab.check_drift().ok
             lab.watch_gradients(0)
-            wait_until(lambda: lab.looks() == {"gradients": 0, "drift": 0, "pending": 0}, 30, "the end of the watch")
+            wait_until(
+                lambda: lab.monitoring() == {"gradients": 0, "drift": 0, "pending": 0}, 30, "the end of the watch"
+            )
         lab.watch_drift(5)
         _wait_more(lab, "drift")
         lab.watch_drift(0)
-        wait_until(lambda: lab.looks()["drift"] == 0, 30, "the end of the comparisons")
+        wait_until(lambda: lab.monitoring()["drift"] == 0, 30, "the end of the comparisons")
     finally:
         lab.interrupt()
         with pytest.raises((CellError, KeyboardInterrupt)):
@@ -103,4 +105,4 @@ def test_nonsense_is_refused(lab: Lab) -> None:
     with pytest.raises(ClusterError, match="at least 0"):
         lab.watch_gradients(-1)
     with pytest.raises(ValueError, match="the timeline has no model 77"):
-        lab.watch_drift(5, reducer=77)
+        lab.watch_drift(5, model=77)

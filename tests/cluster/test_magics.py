@@ -136,8 +136,8 @@ def test_timeout_option(notebook: Notebook) -> None:
 
 
 def test_watch(notebook: Notebook) -> None:
-    """`--watch` shows the dashboard above the cell's own output."""
-    shown = notebook.run("%%distributed --watch\nprint('trained')")
+    """`--dashboard` shows the dashboard above the cell's own output."""
+    shown = notebook.run("%%distributed --dashboard\nprint('trained')")
     assert shown.status == "ok", shown.error
     first, *_, last = shown.page.blocks.values()
     assert "application/vnd.jupyter.widget-view+json" in first

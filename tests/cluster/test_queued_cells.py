@@ -114,7 +114,7 @@ def test_a_cell_behind_one_that_fails_on_a_single_rank(lab: Lab, gate: Path) -> 
     gate.touch()
     with pytest.raises(CellError, match="rank 1 did not run the cell: cell first") as caught:
         second.wait()
-    assert [(each.rank, each.consequence) for each in caught.value.failures.values()] == [(1, False), (0, True)]
+    assert [(each.rank, each.secondary) for each in caught.value.failures.values()] == [(1, False), (0, True)]
     assert "rank 0 waited for rank 1 in all_reduce" in plain(caught.value.report)
     with pytest.raises(CellError):
         first.wait()

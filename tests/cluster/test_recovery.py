@@ -83,8 +83,8 @@ def raise_while_peers_wait(lab: Lab) -> None:
         lab.run("if rank == 1:\n    raise ValueError('on purpose')\ndist.all_reduce(t)")
     failures = caught.value.failures
     assert list(failures) == [1, 0]
-    assert (failures[1].name, failures[1].message, failures[1].consequence) == ("ValueError", "on purpose", False)
-    assert failures[0].consequence
+    assert (failures[1].name, failures[1].message, failures[1].secondary) == ("ValueError", "on purpose", False)
+    assert failures[0].secondary
 
 
 def test_raise_while_peers_wait(steady: Lab) -> None:
@@ -624,7 +624,7 @@ def test_a_crash_tells_its_line() -> None:
         assert lines[0].startswith(
             "[rank 1] a new process (the former one was killed by SIGSEGV (signal 11)); its variables are lost"
         )
-        assert "`ddp_lab.restore_from(0)`" in lines[0]
+        assert "`ddp_lab.copy_state_from(0)`" in lines[0]
 
 
 def test_a_rank_that_answers_nobody() -> None:

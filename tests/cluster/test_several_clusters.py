@@ -28,7 +28,7 @@ def run(code: str, name: str, cluster: str | None = None, wait: bool = True) -> 
         ranks=None,
         label=name,
         timeout=None,
-        watch=False,
+        dashboard=False,
         wait=wait,
         quiet=False,
     )

@@ -24,7 +24,7 @@ THREADS_OF_A_GROUP = 2  # of the Gloo group within
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     """Two ranks, with what the states need."""
-    with Lab(2, backend="shm", watch_seconds=None) as cluster:
+    with Lab(2, backend="shm", hang_seconds=None) as cluster:
         cluster.run(SETUP)
         yield cluster
 
@@ -99,7 +99,7 @@ def test_ranks_that_run_apart(lab: Lab, name: str) -> None:
 
 def test_a_cluster_says_that_it_goes_through_gloo() -> None:
     """Where its ranks can't share memory one line says why, and the ranks' records name Gloo; later it is as before."""
-    with Lab(2, backend="shm", watch_seconds=None) as lab:
+    with Lab(2, backend="shm", hang_seconds=None) as lab:
         lab.run("import os; os.environ['DDP_LAB_HOST_ID'] = str(rank)")
         with pytest.warns(FallbackWarning, match=r"shm: ranks 0 and 1 are on different hosts; .* use Gloo"):
             lab.rejoin()
@@ -130,7 +130,7 @@ for _ in range(2):
 def test_a_rank_that_dies_is_replaced() -> None:
     """Its peer ends, a new process takes its place, and both train on; nothing is left in /dev/shm."""
     before = set(os.listdir("/dev/shm"))
-    with Lab(2, backend="shm", watch_seconds=None) as lab:
+    with Lab(2, backend="shm", hang_seconds=None) as lab:
         with pytest.raises(CellError, match="rank 1 was killed by SIGKILL"):
             lab.run("import os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.all_reduce(torch.ones(1))")
         assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}

@@ -36,7 +36,7 @@ def test_a_thousand_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # so the controller, which nobody can ask, gives back what is free
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", str(64 << 10))
     ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)  # so does this process
-    with Lab(2, watch_seconds=None) as lab:
+    with Lab(2, hang_seconds=None) as lab:
         soak = Soak(lab, SEED)
         try:
             soak.run(CELLS)

@@ -163,8 +163,8 @@ def test_a_magic_that_can_not_start(lab: Lab, capsys: pytest.CaptureFixture[str]
 
 def test_calls_that_make_no_sense(lab: Lab) -> None:
     """Each is refused with its reason, and nothing has changed."""
-    with pytest.raises(ValueError, match="watch_seconds=0: give a time in seconds, or None"):
-        Lab(1, watch_seconds=0)
+    with pytest.raises(ValueError, match="hang_seconds=0: give a time in seconds, or None"):
+        Lab(1, hang_seconds=0)
     with pytest.raises(ClusterError, match="the cluster is already running"):
         lab.start()
     with pytest.raises(ClusterError, match="only a cluster started with detach=True"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_lab.errors import CellError
-from ddp_lab.simulation.link_model import LinkModel
+from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.widgets.controls.buckets import compared
 from ddp_lab.widgets.controls.what_if import WhatIfStage
@@ -26,7 +26,7 @@ for _ in range(8):
 def test_a_cluster_predicts_its_own_step(lab: Lab) -> None:
     """After some steps the cluster measures its link and predicts other caps and worlds, buckets and all."""
     lab.run(TRAINING)
-    link = lab.measure_link(sizes=[1 << 10, 1 << 14, 1 << 18], repeats=2)
+    link = lab.measure_communication(sizes=[1 << 10, 1 << 14, 1 << 18], repeats=2)
     assert link.lanes == 1
     assert link.fit is not None
     one, many = lab.simulate(bucket_cap_mb=1000), lab.simulate(bucket_cap_mb=0)
@@ -43,7 +43,7 @@ def test_a_cluster_predicts_its_own_step(lab: Lab) -> None:
 def test_another_link(lab: Lab) -> None:
     """A link that is given is used as it is: without latency and without limit nothing but computation is left."""
     lab.run(TRAINING)
-    free = lab.simulate(LinkModel(0.0, 0.0))
+    free = lab.simulate(CommModel(0.0, 0.0))
     assert free.breakdown["exposed"] == pytest.approx(0.0, abs=1e-6)
 
 

@@ -10,7 +10,7 @@ using ddp_lab::Contention;
 using ddp_lab::Costs;
 using ddp_lab::Replay;
 using ddp_lab::Replayed;
-using ddp_lab::ScheduleError;
+using ddp_lab::BucketStateError;
 
 namespace {
 
@@ -72,7 +72,7 @@ TEST("parameters in no bucket wait for nobody; without a bucket there is computa
 }
 
 TEST("a bucket without a parameter is refused") {
-  CHECK(!check::thrown<ScheduleError>([] { two_gradients(1).run({0, 0}, alike(2, 0, 1), {}); }).empty());
+  CHECK(!check::thrown<BucketStateError>([] { two_gradients(1).run({0, 0}, alike(2, 0, 1), {}); }).empty());
 }
 
 int main() { return check::run(); }

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ddp_lab import ScheduleError, _schedule
+from ddp_lab import BucketStateError, _schedule
 
 
 def test_replay_program(program: Callable[..., bytes], variant: str) -> None:
@@ -34,5 +34,5 @@ def test_refusals() -> None:
     for wrong in (math.nan, math.inf, -1.0):
         with pytest.raises(ValueError, match="finite and at least 0"):
             replay.run([[1, 0]], **{**zeros, "transfer": np.full((1, 2), wrong)}, contention=contention)
-    with pytest.raises(ScheduleError, match="bucket 0"):
+    with pytest.raises(BucketStateError, match="bucket 0"):
         replay.run([[1, 1]], **zeros, contention=contention)

@@ -8,7 +8,7 @@
 
 using ddp_lab::BucketSchedule;
 using ddp_lab::BucketState;
-using ddp_lab::ScheduleError;
+using ddp_lab::BucketStateError;
 
 namespace {
 
@@ -58,7 +58,7 @@ TEST("a bucket is pending, ready, launched, reduced in this order") {
 TEST("before the first arm() a schedule is finished and takes no gradient") {
   BucketSchedule schedule({{0}, {1}});
   CHECK(schedule.finished() && schedule.missing().empty());
-  CHECK(has(check::thrown<ScheduleError>([&] { schedule.mark_ready(0); }), "parameter 0"));
+  CHECK(has(check::thrown<BucketStateError>([&] { schedule.mark_ready(0); }), "parameter 0"));
 }
 
 TEST("arm() in the middle of a backward discards it") {
@@ -84,31 +84,31 @@ TEST("an impossible transition says which parameter or bucket, and in which stat
   BucketSchedule schedule({{0, 2}, {3}});
   schedule.arm();
   schedule.mark_ready(2);
-  const std::string twice = check::thrown<ScheduleError>([&] { schedule.mark_ready(2); });
+  const std::string twice = check::thrown<BucketStateError>([&] { schedule.mark_ready(2); });
   CHECK(has(twice, "parameter 2") && has(twice, "bucket 0") && has(twice, "pending") && has(twice, "1 of 2"));
-  CHECK(has(check::thrown<ScheduleError>([&] { schedule.mark_ready(1); }), "parameter 1 is in none of the 2"));
-  CHECK(has(check::thrown<ScheduleError>([&] { schedule.mark_ready(99); }), "parameter 99"));
-  const std::string early = check::thrown<ScheduleError>([&] { schedule.mark_reduced(0); });
+  CHECK(has(check::thrown<BucketStateError>([&] { schedule.mark_ready(1); }), "parameter 1 is in none of the 2"));
+  CHECK(has(check::thrown<BucketStateError>([&] { schedule.mark_ready(99); }), "parameter 99"));
+  const std::string early = check::thrown<BucketStateError>([&] { schedule.mark_reduced(0); });
   CHECK(has(early, "bucket 0") && has(early, "pending") && has(early, "1 of its 2"));
-  CHECK(has(check::thrown<ScheduleError>([&] { schedule.mark_reduced(2); }), "bucket 2 does not exist"));
+  CHECK(has(check::thrown<BucketStateError>([&] { schedule.mark_reduced(2); }), "bucket 2 does not exist"));
   schedule.mark_ready(0);
   schedule.mark_reduced(0);
-  CHECK(has(check::thrown<ScheduleError>([&] { schedule.mark_reduced(0); }), "reduced"));
+  CHECK(has(check::thrown<BucketStateError>([&] { schedule.mark_reduced(0); }), "reduced"));
 }
 
 TEST("a refused transition changes nothing") {
   BucketSchedule schedule({{0, 1}, {2}});
   schedule.arm();
   schedule.mark_ready(0);
-  check::thrown<ScheduleError>([&] { schedule.mark_ready(0); });
-  check::thrown<ScheduleError>([&] { schedule.mark_reduced(0); });
+  check::thrown<BucketStateError>([&] { schedule.mark_ready(0); });
+  check::thrown<BucketStateError>([&] { schedule.mark_reduced(0); });
   CHECK((schedule.missing() == std::vector<std::size_t>{1, 2}));
   CHECK(schedule.mark_ready(1).end == 1);
 }
 
 TEST("a bucket without parameters and a parameter in two buckets are refused") {
-  CHECK(has(check::thrown<ScheduleError>([] { BucketSchedule({{0}, {}}); }), "bucket 1"));
-  const std::string shared = check::thrown<ScheduleError>([] { BucketSchedule({{4}, {1, 4}}); });
+  CHECK(has(check::thrown<BucketStateError>([] { BucketSchedule({{0}, {}}); }), "bucket 1"));
+  const std::string shared = check::thrown<BucketStateError>([] { BucketSchedule({{4}, {1, 4}}); });
   CHECK(has(shared, "parameter 4") && has(shared, "bucket 0") && has(shared, "bucket 1"));
 }
 

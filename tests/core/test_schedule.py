@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ddp_lab import ScheduleError, _schedule
+from ddp_lab import BucketStateError, _schedule
 
 BucketSchedule = _schedule.BucketSchedule
 STATES = ["pending", "ready", "launched", "reduced"]
@@ -87,7 +87,7 @@ class AnyCaller(RuleBasedStateMachine):
     def mark_ready(self, parameter: int) -> None:
         bucket = next((b for b, members in enumerate(self.buckets) if parameter in members), None)
         if bucket is None or parameter in self.arrived:
-            with pytest.raises(ScheduleError, match=rf"parameter {parameter}\b"):
+            with pytest.raises(BucketStateError, match=rf"parameter {parameter}\b"):
                 self.schedule.mark_ready(parameter)
             return
         before = self.launched()
@@ -97,7 +97,7 @@ class AnyCaller(RuleBasedStateMachine):
     @rule(bucket=st.integers(0, 20))
     def mark_reduced(self, bucket: int) -> None:
         if bucket >= self.launched() or bucket in self.reduced:
-            with pytest.raises(ScheduleError, match=rf"bucket {bucket}\b"):
+            with pytest.raises(BucketStateError, match=rf"bucket {bucket}\b"):
                 self.schedule.mark_reduced(bucket)
             return
         self.schedule.mark_reduced(bucket)
@@ -121,11 +121,11 @@ def test_impossible_transitions_tell_the_story() -> None:
     schedule = BucketSchedule([[1, 2], [0]])
     schedule.arm()
     schedule.mark_ready(1)
-    with pytest.raises(ScheduleError, match=r"parameter 1 .* bucket 0 is pending .* 1 of 2 gradients"):
+    with pytest.raises(BucketStateError, match=r"parameter 1 .* bucket 0 is pending .* 1 of 2 gradients"):
         schedule.mark_ready(1)
-    with pytest.raises(ScheduleError, match=r"bucket 1 can't be reduced: it is pending .* 0 of 2 buckets"):
+    with pytest.raises(BucketStateError, match=r"bucket 1 can't be reduced: it is pending .* 0 of 2 buckets"):
         schedule.mark_reduced(1)
-    with pytest.raises(ScheduleError, match="parameter 1 is in bucket 0 and in bucket 1"):
+    with pytest.raises(BucketStateError, match="parameter 1 is in bucket 0 and in bucket 1"):
         BucketSchedule([[1], [1]])
 
 
@@ -133,12 +133,12 @@ def test_the_schedule_needs_no_torch() -> None:
     """`_schedule` imports, works and raises its own exception in a process where torch can't be imported."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from ddp_lab import ScheduleError, _schedule\n"
+        "from ddp_lab import BucketStateError, _schedule\n"
         "schedule = _schedule.BucketSchedule([[0]])\n"
         "schedule.arm()\n"
         "assert schedule.mark_ready(0) == [0]\n"
         "try: schedule.mark_ready(0)\n"
-        "except ScheduleError: print('no torch needed')\n"
+        "except BucketStateError: print('no torch needed')\n"
         "assert not any('torch' in line for line in open('/proc/self/maps'))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

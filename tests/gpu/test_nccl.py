@@ -94,7 +94,7 @@ def _on_rank(rank: int, size: int, folder: str) -> None:
                     assert torch.equal(a, b), f"hook {hook}, view {as_view}, step {step}: {name}"
             assert len(ours.buckets()) > 1
             assert ours.buckets()[0].device == "cuda:0"
-            _check_spans(ours.reducer_id, len(ours.buckets()))
+            _check_spans(ours.model_id, len(ours.buckets()))
     Path(folder, f"done-{rank}").touch()
     dist.destroy_process_group()
 

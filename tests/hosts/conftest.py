@@ -36,5 +36,5 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 @pytest.fixture(scope="module")
 def lab(network: Network) -> Iterator[Lab]:
     """One rank on a, two on b."""
-    with Lab(hosts="a:1,b:2", watch_seconds=None) as cluster:
+    with Lab(hosts="a:1,b:2", hang_seconds=None) as cluster:
         yield cluster

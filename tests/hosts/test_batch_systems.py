@@ -44,7 +44,7 @@ from ddp_lab import Cluster
 from ddp_lab.errors import CellError
 
 _SUM = "t = torch.ones(1); dist.all_reduce(t); t.item()"
-with Cluster(engines="slurm", watch_seconds=None) as lab:
+with Cluster(launcher="slurm", hang_seconds=None) as lab:
     assert lab.run(_SUM).values == {0: 2.0, 1: 2.0}
     steps = lab.run("import os; os.environ['SLURM_STEP_ID']").values
     assert len(set(steps.values())) == 1, steps
@@ -121,7 +121,7 @@ def test_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that mpiexec starts, here on this machine, train and are interrupted."""
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
         monkeypatch.setenv(name, "1")
-    with Lab(hosts={socket.gethostname(): 2}, engines="mpi", watch_seconds=None) as lab:
+    with Lab(hosts={socket.gethostname(): 2}, launcher="mpi", hang_seconds=None) as lab:
         run = lab.run("dist.barrier() if rank else __import__('time').sleep(1000)", wait=False)
         wait_until(lambda: set(run.status().ranks.values()) == {"running"}, 20, "the cell runs")
         lab.interrupt()

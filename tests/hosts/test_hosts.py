@@ -209,8 +209,11 @@ def _newest(lab: Lab) -> int:
         ({"hosts": "a:1,nowhere.invalid:1"}, "host nowhere.invalid could not be reached with ssh: .*resolve"),
         ({"hosts": "b:1", "python": "/no/python"}, "host b: .*/no/python.*Give a Python that exists there"),
         ({"hosts": "a:1", "python": "/usr/bin/python3"}, "host a.*(Python: 3|can't import ddp_lab|has no torch)"),
-        ({"hosts": "a:1", "address": "10.255.255.1"}, "10.255.255.1: no interface of this machine has this address"),
-        ({"hosts": "a:1", "address": "127.0.0.1"}, "host a can't reach 127.0.0.1 port .*refused.*firewall"),
+        (
+            {"hosts": "a:1", "client_address": "10.255.255.1"},
+            "10.255.255.1.: no interface of this machine has this address",
+        ),
+        ({"hosts": "a:1", "client_address": "127.0.0.1"}, "host a can't reach 127.0.0.1 port .*refused.*firewall"),
     ],
 )
 def test_hosts_that_do_not_fit(network: Network, options: dict, message: str) -> None:
@@ -224,7 +227,7 @@ def test_this_machine_and_another_command_than_ssh(network: Network) -> None:
     those elsewhere.
     """
     engines = [network.ip, "netns", "exec", f"{network.bridge}{{host}}"]
-    with Lab(hosts={"localhost": 1, "b": 1}, engines=engines, watch_seconds=None) as lab:
+    with Lab(hosts={"localhost": 1, "b": 1}, launcher=engines, hang_seconds=None) as lab:
         assert set(lab.sum_of_ones().values()) == {2.0}
         assert lab.timeline.clocks == ()  # this command gives no clock of its own
         lab.push({"large": np.zeros(1 << 17)})

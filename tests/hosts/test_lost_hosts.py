@@ -30,7 +30,7 @@ WEIGHTS = "model.module.weight.detach().clone()"
 @pytest.fixture(scope="module")
 def impatient(network: Network) -> Iterator[Lab]:
     """One rank on each host; a host that is silent for 5 s is lost."""
-    with Lab(hosts="a:1,b:1", watch_seconds=None, host_seconds=5) as cluster:
+    with Lab(hosts="a:1,b:1", hang_seconds=None, host_timeout=5) as cluster:
         yield cluster
 
 
@@ -43,7 +43,7 @@ def _train_for_ever(lab: Lab) -> object:
 
 def _trains_again(lab: Lab, source: int) -> None:
     """The new rank gets model and optimizer of a living one; the next steps keep them equal."""
-    lab.run(f"ddp_lab.restore_from({source})")
+    lab.run(f"ddp_lab.copy_state_from({source})")
     lab.run("for _ in range(3): step()")
     weights = lab.pull(WEIGHTS)
     assert np.array_equal(weights[0], weights[1])
@@ -57,7 +57,7 @@ def test_a_link_that_stays_cut(impatient: Lab, network: Network) -> None:
     host.cut()
     with pytest.raises(CellError, match="rank 1 was lost with host b: it did not respond for 5 s") as raised:
         run.wait()
-    assert raised.value.failures[0].consequence
+    assert raised.value.failures[0].secondary
     assert [record.state for record in impatient.status()][1] == "lost"
     former = host.processes()
     assert former  # it does not know yet
@@ -130,7 +130,7 @@ def test_a_host_that_hears_nothing(network: Network) -> None:
     """Behind a cut cable ranks end by themselves, four times as late as their client gives them up."""
     host = network.hosts["b"]
     before = len(host.processes())
-    with Lab(hosts="b:1", watch_seconds=None, host_seconds=5) as lab:
+    with Lab(hosts="b:1", hang_seconds=None, host_timeout=5) as lab:
         run = lab.run("while True: pass", wait=False)
         host.cut()
         with pytest.raises(CellError, match="lost with host b"):

@@ -122,7 +122,7 @@ DOCTOR = """
 import ddp_lab
 
 if __name__ == "__main__":
-    with ddp_lab.Cluster(2, watch_seconds=None) as lab:
+    with ddp_lab.Cluster(2, hang_seconds=None) as lab:
         hanging = lab.run("import time\\nif rank == 0: dist.all_reduce(torch.ones(1))", wait=False)
         report = lab.doctor()
         while not report.diagnosis.stuck:

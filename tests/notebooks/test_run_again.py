@@ -18,7 +18,11 @@ CELLS = (
     "%cluster start -n 2",
     "%%distributed\nassert 'kept' not in globals()\nkept = torch.ones(1); dist.all_reduce(kept); print(kept.item())",
 )
-DETACHED = ("%load_ext ddp_lab", "%cluster start -n 2 --detach --name again --lease 60", "%%distributed\nkept = 1")
+DETACHED = (
+    "%load_ext ddp_lab",
+    "%cluster start -n 2 --detach --name again --idle-timeout 60",
+    "%%distributed\nkept = 1",
+)
 
 
 @pytest.fixture

@@ -171,12 +171,12 @@ def test_public_names_are_documented(pages: dict[Path, Page]) -> None:
     import ddp_lab
 
     anchors = set().union(*(page.anchors for path, page in pages.items() if path.parent.name == "api"))
-    modules = {"faults", "recording", "rehearsal"}
+    modules = {"fault_injection", "faults", "recording"}
     expected = {f"module-ddp_lab.{name}" for name in modules | {"comm", "errors"}}
     for name in set(ddp_lab.__all__) - modules:
         if not name.endswith("extension") and not name.startswith("__"):
             expected.add(f"ddp_lab.errors.{name}" if f"ddp_lab.errors.{name}" in anchors else f"ddp_lab.{name}")
-    for name in ("start", "run", "push", "pull", "doctor", "simulate", "tune", "dashboard", "reconfigure", "find"):
+    for name in ("start", "run", "push", "pull", "doctor", "simulate", "tune", "dashboard", "reconfigure", "attach"):
         expected.add(f"ddp_lab.Cluster.{name}")
     for name in ("spans", "since", "save", "load", "to_perfetto", "figure", "findings", "report"):
         expected.add(f"ddp_lab.Timeline.{name}")

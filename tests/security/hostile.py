@@ -48,7 +48,7 @@ def recorded(steps: int = 4) -> Timeline:
 
 def answers(timeline: Timeline, folder: Path) -> None:
     """Asks a timeline all that can be asked of it, and writes its report to a folder."""
-    for name in ("spans", "steps", "sync", "gradients", "drift", "summary", "findings", "find_late", "marks"):
+    for name in ("spans", "steps", "all_reduces", "gradients", "drift", "summary", "findings", "stragglers", "marks"):
         getattr(timeline, name)()
     for model in timeline.reducers():
         timeline.inspections(model.reducer)

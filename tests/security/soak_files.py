@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp_lab import attach
+from ddp_lab import follow
 from ddp_lab.protocol import events, journal
 from ddp_lab.timeline.comparison import compare
 from ddp_lab.timeline.timeline import Timeline, read_run
@@ -217,7 +217,7 @@ def _read(path: Path, folder: Path) -> tuple[Timeline, tuple[str, ...]]:
 
     run = tried(lambda: read_run([path], partial=True))
     if path.suffix == journal.SUFFIX:
-        job = tried(lambda: attach(str(path.parent)))
+        job = tried(lambda: follow(str(path.parent)))
         if job is not None:
             job.close()
             tried(job.timeline.summary)

@@ -25,9 +25,9 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddp_lab import attach
+from ddp_lab import follow
 from ddp_lab.cli import main
-from ddp_lab.cluster.attached import _Connection
+from ddp_lab.cluster.followed import _Connection
 from ddp_lab.control import wire_sockets
 from ddp_lab.control.wire import JSON_FRAME, Wire
 from ddp_lab.launch.serve import JournalServer
@@ -270,7 +270,7 @@ def test_whoever_reads_a_journal_checks_the_same(tmp_path: Path, name: str) -> N
     messages, why = _CROOKED[name]
     path = tmp_path / "rank0.journal"
     path.write_bytes(journals.written(messages))
-    said = [_said(lambda: read_run([path])), _said(lambda: attach(str(tmp_path)).close())]
+    said = [_said(lambda: read_run([path])), _said(lambda: follow(str(tmp_path)).close())]
     assert all("rank0.journal" in one and why in one for one in said), said
     assert said[0].replace(f"{tmp_path}/", "") == said[1]
 
@@ -279,7 +279,7 @@ def test_attach_refuses_files_of_two_runs(tmp_path: Path) -> None:
     """Journals that can't be of one run are refused by name, as `ddp-lab report` does."""
     (tmp_path / "a.journal").write_bytes(_journal())
     (tmp_path / "b.journal").write_bytes(_journal(session=2)[:-200])
-    assert "two files are of rank 0" in _said(lambda: attach(str(tmp_path)).close())
+    assert "two files are of rank 0" in _said(lambda: follow(str(tmp_path)).close())
 
 
 def test_who_serves_journals_survives_what_is_none(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_who_serves_journals_survives_what_is_none(tmp_path: Path) -> None:
         token = json.loads(server.invitation.read_text())["token"]
         os.mkfifo(tmp_path / "rank0.journal")
         with pytest.raises(ConnectionError, match=r"rank0\.journal is not a regular file"):
-            attach(server.address, token)
+            follow(server.address, token)
         (tmp_path / "rank0.journal").unlink()
         (tmp_path / "rank0.journal").write_bytes(_journal())
         connection = _Connection(server.address, token)
@@ -297,7 +297,7 @@ def test_who_serves_journals_survives_what_is_none(tmp_path: Path) -> None:
             connection._socket.send(question)
         wait_until(lambda: server.unanswered == 5, 20, "five questions")
         connection.close()
-        with attach(server.address, token) as job:
+        with follow(server.address, token) as job:
             assert job.timeline.reducers()
     finally:
         server.close()
@@ -368,7 +368,7 @@ def test_what_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
             _said(lambda path=path: compare(path, path)),
         ]
         if name == "rank0.journal":
-            refused.append(_said(lambda folder=folder: attach(str(folder)).close()))
+            refused.append(_said(lambda folder=folder: follow(str(folder)).close()))
         assert all(f"{name} is not a regular file" in one for one in refused), refused
 
 

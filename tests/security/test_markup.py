@@ -77,7 +77,7 @@ def test_doctor_and_status(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     )
     stuck = Examined(0, "running", label=NAME, seconds=9.0, stack=(place,), call=call)
     dead = Examined(1, "lost", why=TEXT, label=NAME)
-    assert_text_alone(doctor.Report.of([stuck, dead])._repr_html_(), NAME)
+    assert_text_alone(doctor.HangReport.of([stuck, dead])._repr_html_(), NAME)
     assert_text_alone(status_table.html_table([NAME], [[TEXT]]), NAME, TEXT)
 
 

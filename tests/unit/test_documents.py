@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.cluster.cells.doctor import Report
+from ddp_lab.cluster.cells.doctor import HangReport
 from ddp_lab.diagnostics.flights import Collective, Flight, GroupFlights
 from ddp_lab.diagnostics.rank_state import BucketStage, Examined, Model, Place
 
@@ -91,6 +91,6 @@ def test_the_readme_shows_what_the_doctor_prints() -> None:
     flight = Flight(10, Collective("all_reduce", "float32 [32896]", 131_584), 12.2, "bucket 0 of Net")
     flights = GroupFlights("0", "shm", (), 10, 10, 1, {}, (flight,), 1)
     waiting = Examined(0, "running", seconds=12.0, stack=(line,), models=(model,), flights=(flights,), last_cell="a")
-    printed = str(Report.of([waiting, Examined(1, "idle", last_cell="a")]))
+    printed = str(HangReport.of([waiting, Examined(1, "idle", last_cell="a")]))
     [quoted] = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert printed.startswith(quoted)

@@ -36,7 +36,7 @@ OWNERS = {
     "ddp_lab.comm": ddp_lab.comm,
     "ddp_lab.faults": ddp_lab.faults,
     "ddp_lab.recording": ddp_lab.recording,
-    "ddp_lab.rehearsal": ddp_lab.rehearsal,
+    "ddp_lab.fault_injection": ddp_lab.fault_injection,
 }
 _MADE_BY_INIT = {"timeline", "link", "module"}  # attributes of objects
 
@@ -165,7 +165,7 @@ def test_printed_texts_are_those_that_the_page_explains(pictures: ModuleType) ->
     assert set(named) == set(pictures.PRINTED)
     printed = {name: make() for name, make in pictures.PRINTED.items()}
     assert "81.3 ms per step" in printed["summary"]
-    assert "parameter='layer3.bias'" in printed["find_late"]
+    assert "parameter='layer3.bias'" in printed["stragglers"]
     assert "(about 16.0 % of the step" in printed["findings"]
     assert re.search(r"without rank 2's delay +62\.\d ms", printed["what_if"])
     assert "-24.8 %" in printed["compare"]
@@ -184,8 +184,8 @@ def test_the_configuration_page_has_every_option(option_tables: ModuleType) -> N
         assert len(lines) > 2, name
         assert all(re.fullmatch(r"\| `.+` \| .+ \| .+ \|", line) for line in lines[2:]), name
     cluster = option_tables.table("Cluster")
-    assert "| `lease_seconds` | `3600.0` |" in cluster
-    assert "| `--lease S` | 3600 |" in option_tables.table("%cluster start")
+    assert "| `idle_timeout` | `3600.0` |" in cluster
+    assert "| `--idle-timeout S` | 3600 |" in option_tables.table("%cluster start")
     assert "<!-- options" not in option_tables.filled(page)
 
 

@@ -189,7 +189,7 @@ def as_stored(timeline: ddp_lab.Timeline, comm_hook: str | None = None) -> ddp_l
 
     It ends with a typical step: that is what a dashboard shows first.
     """
-    raw, made = timeline.raw(), ddp_lab.Timeline()
+    raw, made = timeline.events(), ddp_lab.Timeline()
     ready = timeline.spans().query("step >= @WARM_UP").pivot_table("ready_ms", "step", ["rank", "bucket"])
     last = (ready - ready.median()).abs().mean(axis=1).tail(8).idxmin()
     for rank, description in raw.described:

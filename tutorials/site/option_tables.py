@@ -1,7 +1,7 @@
-"""Tables of options with their defaults, from the code itself: `<!-- options of NAME -->` on a page is one of them.
+"""Tables from the code itself: `<!-- options of NAME -->` on a page is one of options with their defaults.
 
 NAME is a class of ddp_lab (the constructor's arguments, as its docstring describes them), a magic (`%cluster start`) or
-a command (`ddp-lab run`).
+a command (`ddp-lab run`). `<!-- former names -->` is the table of renamed names.
 """
 
 import argparse
@@ -11,14 +11,24 @@ import re
 import ddp_lab
 from ddp_lab.cli import main
 from ddp_lab.notebook import magics
+from ddp_lab.renamed import TABLE
 
 _PLACE = re.compile(r"^<!-- options of (.+) -->$", re.MULTILINE)
+_FORMER = "<!-- former names -->"
 _ARGUMENT = re.compile(r"^(\w+): ", re.MULTILINE)
 
 
 def filled(page):
     """A page's text with its tables."""
-    return _PLACE.sub(lambda found: table(found[1]), page)
+    return _PLACE.sub(lambda found: table(found[1]), page).replace(_FORMER, former_names())
+
+
+def former_names():
+    """Every former name, with its present one."""
+    lines = ["| former name | name | warns |", "|---|---|---|"]
+    for row in TABLE:
+        lines.append(f"| `{row.spelled(row.old)}` | `{row.spelled(row.new)}` | {'no' if row.quiet else 'yes'} |")
+    return "\n".join(lines)
 
 
 def table(name):

@@ -226,7 +226,7 @@ def _what_if():
 
 PRINTED = {
     "summary": lambda: _run(1).summary(),
-    "find_late": lambda: "\n".join(map(str, _run(1).find_late())),
+    "stragglers": lambda: "\n".join(map(str, _run(1).stragglers())),
     "findings": lambda: "\n".join(map(str, _run(1).findings())),
     "what_if": _what_if,
     "compare": lambda: str(ddp_lab.compare(_RECORDINGS / "run-1.npz", _RECORDINGS / "run-0.npz")),

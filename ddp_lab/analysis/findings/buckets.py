@@ -127,7 +127,7 @@ def order(facts: Facts) -> Iterator[Finding]:
         evidence=f"Bucket {held_up} waits for {facts.names[last]}, gradient {place[last] + 1} of {len(usual)}, "
         f"while later buckets are ready. With buckets in the current order, a replay of the recorded steps is "
         f"{gained:.1f} % shorter.",
-        remedy="Call model.follow_order(0.1) once on all ranks: it rebuilds the buckets when the order changes.",
+        remedy="Call model.rebuild_buckets_on_reorder(0.1) once on all ranks: buckets then follow the order.",
         gain_percent=gained,
         bucket=held_up,
         parameter=facts.names[last],

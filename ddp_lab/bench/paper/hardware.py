@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...simulation.link_model import LinkModel
+from ...simulation.link_model import CommModel
 from ...simulation.simulator import Configuration, Predictions, simulate, simulate_many
 from ...simulation.workload import Workload
 from .settings import EVERY, GROUPS, PARTS
@@ -78,10 +78,10 @@ _OTHER_NS = {"ResNet50": 3 * _MS, "BERT": 20 * _MS}  # SGD: three passes over th
 _POOL_JITTER_NS = 12 * _MS  # calibrated; only in the shared pool, beyond 32 GPUs
 
 
-def link(backend: str) -> LinkModel:
+def link(backend: str) -> CommModel:
     """All-reduce over more than one of the paper's servers: a ring whose slowest link is the card."""
     chosen = BACKENDS[backend]
-    return LinkModel(
+    return CommModel(
         chosen.latency_ns, 1 / (_CARD_BYTES_PER_NS * chosen.share_of_card), algorithm="ring", lanes=chosen.lanes
     )
 

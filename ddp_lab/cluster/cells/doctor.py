@@ -33,7 +33,7 @@ _APART = 0.7  # of that time: what is found then is reported within it
 
 
 @dataclass(frozen=True)
-class Report:
+class HangReport:
     """What the doctor found; notebooks show it as a table below the sentence.
 
     Attributes:
@@ -47,12 +47,14 @@ class Report:
     processes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, ranks: Sequence[Examined], before: Sequence[Examined] = (), processes: Sequence[str] = ()) -> Report:
+    def of(
+        cls, ranks: Sequence[Examined], before: Sequence[Examined] = (), processes: Sequence[str] = ()
+    ) -> HangReport:
         """The report on these ranks and on what they did a moment before (see `diagnose`)."""
         return cls(diagnose(ranks, before), tuple(ranks), tuple(processes))
 
     @classmethod
-    def made(cls, examine: Callable[[], Sequence[Examined]], processes: Sequence[str] = ()) -> Report:
+    def made(cls, examine: Callable[[], Sequence[Examined]], processes: Sequence[str] = ()) -> HangReport:
         """The report of one examination, or of two a moment apart if any rank waits."""
         before = examine()
         if not any(one.waits for one in before):

@@ -50,17 +50,17 @@ def marked(text: str) -> str:
 
 def failure_of(rank: int, report: Mapping[str, Any]) -> RankFailure:
     """The failure that rank `rank` reported (see `ddp_lab.engine.cells.cell.run`)."""
-    whole, brief = ("\n".join(report[name]) for name in ("traceback", "brief"))
+    whole, short = ("\n".join(report[name]) for name in ("traceback", "brief"))
     return RankFailure(
         rank=rank,
         name=str(report["name"]),
         message=str(report["message"]),
         traceback=whole,
         time_ns=int(report["time_ns"]),
-        consequence=bool(report["consequence"]),
+        secondary=bool(report["consequence"]),
         waited_in=str(report["waited_in"]),
         broke_backward=bool(report["broke_backward"]),
-        brief="" if brief == whole else brief,
+        short_traceback="" if short == whole else short,
     )
 
 
@@ -77,7 +77,7 @@ def lost(rank: int, why: str, last_words: str = "") -> RankFailure:
 
 def unknown(rank: int, why: str) -> RankFailure:
     """The failure of a running rank whose report on the cell was lost."""
-    return RankFailure(rank, UNKNOWN, why, "", time.monotonic_ns(), consequence=False)
+    return RankFailure(rank, UNKNOWN, why, "", time.monotonic_ns(), secondary=False)
 
 
 def outside(rank: int, error: Any) -> RankFailure:
@@ -85,7 +85,7 @@ def outside(rank: int, error: Any) -> RankFailure:
     trace = getattr(error, "traceback", None) or ""
     trace = trace if isinstance(trace, str) else "\n".join(trace)
     name, message = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
-    return RankFailure(rank, name, message, trace, time.monotonic_ns(), consequence=False)
+    return RankFailure(rank, name, message, trace, time.monotonic_ns(), secondary=False)
 
 
 def replaced_text(replaced: Mapping[int, str], world_size: int) -> str:
@@ -95,7 +95,7 @@ def replaced_text(replaced: Mapping[int, str], world_size: int) -> str:
     text = f"a new process (the former one {why}); its variables are lost"
     if not whole:
         return text
-    return f"{text}; `ddp_lab.restore_from({whole[0]})`, in a cell on all ranks, copies those of rank {whole[0]}"
+    return f"{text}; `ddp_lab.copy_state_from({whole[0]})`, in a cell on all ranks, copies those of rank {whole[0]}"
 
 
 def timed_out(rank: int, seconds: float, time_ns: int) -> RankFailure:
@@ -105,17 +105,16 @@ def timed_out(rank: int, seconds: float, time_ns: int) -> RankFailure:
 
 def in_order(failures: Sequence[RankFailure]) -> dict[int, RankFailure]:
     """Failures by rank: causes first, each group by time; later communication errors become consequences."""
-    by_time = sorted(failures, key=lambda each: (each.consequence, each.time_ns))
+    by_time = sorted(failures, key=lambda each: (each.secondary, each.time_ns))
     marked = by_time[:1] + [
-        each if each.consequence or not _is_communication(each) else replace(each, consequence=True)
-        for each in by_time[1:]
+        each if each.secondary or not _is_communication(each) else replace(each, secondary=True) for each in by_time[1:]
     ]
     if marked and _is_communication(marked[0]):
         # The clocks of two ranks that fail within a microsecond can't order them; the kind of failure can.
-        causes = [each for each in marked[1:] if not _is_communication(each) and not each.consequence]
-        if causes and not marked[0].consequence:
-            marked = [*causes, replace(marked[0], consequence=True), *(m for m in marked[1:] if m not in causes)]
-    marked.sort(key=lambda each: each.consequence)
+        causes = [each for each in marked[1:] if not _is_communication(each) and not each.secondary]
+        if causes and not marked[0].secondary:
+            marked = [*causes, replace(marked[0], secondary=True), *(m for m in marked[1:] if m not in causes)]
+    marked.sort(key=lambda each: each.secondary)
     return {each.rank: each for each in marked}
 
 
@@ -150,8 +149,8 @@ def cell_error(failures: Mapping[int, RankFailure], label: str, run: str = "") -
     else:
         message = f"{who} failed: {_headline(first)}"
         lines = [f"{marked(f'{who} failed')} in cell {label}"]
-        lines += on_any_page(first.brief or first.traceback).splitlines() or [_headline(first)]
-        if first.brief:
+        lines += on_any_page(first.short_traceback or first.traceback).splitlines() or [_headline(first)]
+        if first.short_traceback:
             found = f"print({run or 'sys.last_value'}.failures[{first.rank}].traceback)"
             lines.append(f"all frames: `{found if run else f'import sys; {found}'}`")
     lines += _folded([each for each in failures.values() if each not in same], first)
@@ -180,7 +179,7 @@ def end_of(failures: Mapping[int, RankFailure]) -> str:
 
 def _culprit(failures: Mapping[int, RankFailure]) -> RankFailure | None:
     """The failure that a line about the cell names: the first that is not an interrupt, if there is one."""
-    own = [each for each in failures.values() if not each.consequence]
+    own = [each for each in failures.values() if not each.secondary]
     others = (each for each in own if each.name not in (INTERRUPTED, TIMEOUT))
     return next(others, next(iter(failures.values()), None))
 
@@ -253,7 +252,7 @@ def _where(failures: Mapping[int, RankFailure], silent: Sequence[int]) -> list[s
         failure = failures[rank]
         if failure.name == TIMEOUT:
             continue
-        if failure.name == INTERRUPTED or failure.consequence or _is_communication(failure):
+        if failure.name == INTERRUPTED or failure.secondary or _is_communication(failure):
             places.setdefault(_cell_lines_of(failure.traceback), []).append(rank)
         elif failure.name == LOST:
             lines.append(f"rank {rank} {_headline(failure)}.")
@@ -309,7 +308,7 @@ def _is_communication(failure: RankFailure) -> bool:
 
 
 def _same(one: RankFailure, other: RankFailure) -> bool:
-    return (one.name, one.message, one.consequence) == (other.name, other.message, other.consequence)
+    return (one.name, one.message, one.secondary) == (other.name, other.message, other.secondary)
 
 
 def _headline(failure: RankFailure) -> str:
@@ -338,7 +337,7 @@ def _folded(failures: Sequence[RankFailure], first: RankFailure) -> list[str]:
     for failure in failures:
         if failure.name == INTERRUPTED:
             stopped.append(failure.rank)
-        elif failure.consequence:
+        elif failure.secondary:
             freed.setdefault((failure.waited_in, _headline(failure)), []).append(failure.rank)
         else:
             later = (failure.time_ns - first.time_ns) / 1e6 if first.time_ns else 0.0

@@ -59,7 +59,7 @@ class CellOptions:
         kwargs: its keyword arguments.
         board: shows the outputs; None for the one that fits this process.
         timeout: seconds after which the ranks are interrupted; None for no limit.
-        watch_seconds: time without progress after which the cell reports the cause; None: it never does.
+        hang_seconds: time without progress after which the cell reports the cause; None: it never does.
         after: cells sent before to some of the same ranks that may not have ended: this one waits for them.
     """
 
@@ -69,7 +69,7 @@ class CellOptions:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     board: Board | None = None
     timeout: float | None = None
-    watch_seconds: float | None = None
+    hang_seconds: float | None = None
     after: Sequence[CellRun] = ()
 
 
@@ -109,9 +109,9 @@ class CellRun:
         self._engine_of_rank = dict(session.processes.engine_of_rank)
         self._processes = ProcessWatch(session.processes, session.members.ask)
         self._watch = None
-        if self.options.watch_seconds is not None:
+        if self.options.hang_seconds is not None:
             partial = len(self.ranks) < session.processes.placement.world_size
-            self._watch = Watch(session.members.examine, self.options.watch_seconds, partial=partial)
+            self._watch = Watch(session.members.examine, self.options.hang_seconds, partial=partial)
         self._call: FunctionCall | None = None
         self._code: str | CellText | RankFunction = CALL
         if isinstance(code, str | CellText | RankFunction):

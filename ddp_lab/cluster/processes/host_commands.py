@@ -32,42 +32,42 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "lsf": ("blaunch", _HOST),
     "sge": ("qrsh", "-inherit", _HOST),
 }
-ENGINES = ("ssh", *_COMMANDS)
+LAUNCHERS = ("ssh", *_COMMANDS)
 """The commands that start ranks on other hosts, by name."""
 
 
-def of_batch_system(engines: str | Sequence[str]) -> bool:
+def of_batch_system(launcher: str | Sequence[str]) -> bool:
     """Whether it is the command of a batch system: such a system also knows which hosts there are."""
-    return engines in _COMMANDS if isinstance(engines, str) else False
+    return launcher in _COMMANDS if isinstance(launcher, str) else False
 
 
-def check_engines(engines: str | Sequence[str]) -> None:
+def check_launcher(launcher: str | Sequence[str]) -> None:
     """Refuses values that do not name a command.
 
     Raises:
         ValueError: it is neither a known name nor a command with a place for the host.
     """
-    if isinstance(engines, str):
-        if engines not in ENGINES:
-            known = ", ".join(ENGINES)
-            raise ValueError(f'engines={engines!r}: choose one of {known}, or give a command (["kexec", "{_HOST}"])')
-    elif not any(_HOST in word for word in engines):
-        raise ValueError(f"engines={list(engines)}: a command needs {_HOST} where the host's name goes")
+    if isinstance(launcher, str):
+        if launcher not in LAUNCHERS:
+            known = ", ".join(LAUNCHERS)
+            raise ValueError(f'launcher={launcher!r}: choose one of {known}, or give a command (["kexec", "{_HOST}"])')
+    elif not any(_HOST in word for word in launcher):
+        raise ValueError(f"launcher={list(launcher)}: a command needs {_HOST} where the host's name goes")
 
 
-def host_command(engines: str | Sequence[str], host: str, python: str, host_seconds: float) -> list[str]:
+def host_command(launcher: str | Sequence[str], host: str, python: str, host_timeout: float) -> list[str]:
     """The command that starts a host's fork server and forwards its standard input and output.
 
     Args:
-        engines: one of `ENGINES`; or a command's words, with ``{host}`` where the host's name goes, to which those that
-            start the server are added.
+        launcher: one of `LAUNCHERS`; or a command's words, with ``{host}`` where the host's name goes, to which those
+            that start the server are added.
         host: the host's name.
         python: the Python there.
-        host_seconds: the time after which a silent host is lost.
+        host_timeout: the time after which a silent host is lost.
     """
-    if engines == "ssh":
-        return _ssh(host, python, host_seconds)
-    words = [word.replace(_HOST, host) for word in (_COMMANDS[engines] if isinstance(engines, str) else engines)]
+    if launcher == "ssh":
+        return _ssh(host, python, host_timeout)
+    words = [word.replace(_HOST, host) for word in (_COMMANDS[launcher] if isinstance(launcher, str) else launcher)]
     through_a_shell = Path(words[0]).name in _THROUGH_A_SHELL
     return [*words, *([_for_a_shell(python)] if through_a_shell else [python, "-m", HOST_SERVER])]
 
@@ -76,13 +76,13 @@ def _for_a_shell(python: str) -> str:
     return f"exec {shlex.quote(python)} -m {HOST_SERVER}"
 
 
-def _ssh(host: str, python: str, host_seconds: float) -> list[str]:
+def _ssh(host: str, python: str, host_timeout: float) -> list[str]:
     """The user's ``~/.ssh/config`` applies, except for options that would break the channel.
 
     No terminal, no forwarding, no prompts. An existing shared connection is used.
     """
     # Needed only if this process is killed during a network outage: nothing else would end ssh then.
-    alive = max(15, round(host_seconds))
+    alive = max(15, round(host_timeout))
     options = {
         "BatchMode": "yes",
         "ClearAllForwardings": "yes",

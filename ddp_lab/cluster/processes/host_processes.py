@@ -170,10 +170,10 @@ class HostProcesses(Processes):
 
     def _here_for(self, name: str, facts: Mapping[str, Any]) -> str:
         """The address at which a host reaches this machine."""
-        address = self._settings.starting.address
+        address = self._settings.starting.client_address
         if address is not None:
             if not machine.interface_of(address):
-                raise ClusterError(f"address {address}: no interface of this machine has this address")
+                raise ClusterError(f"client_address={address!r}: no interface of this machine has this address")
             return address
         if self.fork_server[name].host.local:
             others = [each for each in self.fork_server if not each.host.local]
@@ -260,7 +260,7 @@ def _no_way(host: Host, question: tuple[str, Mapping[str, Any]], answer: Mapping
         return with_help(
             f"host {host.name} can't reach {address} port {port}: {answer['error']}. Ranks connect to ports that the "
             "system chooses: let the firewall allow them between the hosts and this machine, or give an address that "
-            "the hosts can reach (address=..., --address)",
+            "the hosts can reach (client_address=..., --client-address)",
             "firewall",
         )
     where = arguments.get("to") or arguments.get("address")

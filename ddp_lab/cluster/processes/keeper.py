@@ -39,22 +39,24 @@ from ... import machine
 from ...errors import ClusterError
 from ...protocol import registry
 from ...protocol.entry_points import KEEPER
+from ...renamed import with_former_names
 from .launchers import Controller, ForkServer, check_files, make_run_dir, process_environment, tail
 
 _ANSWER_SECONDS = 10.0
 _END_SECONDS = 10.0
 
 
+@with_former_names
 @dataclass(frozen=True)
 class DetachedCluster:
     """A detached cluster that can be found by name.
 
     Attributes:
-        name: its name, for `Cluster.find`.
+        name: its name, for `Cluster.attach`.
         ranks: how many ranks are alive, of how many.
         attached: process id of the client that is attached; None if there is none.
         since: since when it has been attached, or not, in seconds since the epoch.
-        lease_seconds: idle timeout: how long the cluster lives without a client.
+        idle_timeout: how many seconds the cluster lives without a client.
         left_seconds: how much of that is left; None while a client is attached.
         keeper: process id of its keeper.
     """
@@ -63,7 +65,7 @@ class DetachedCluster:
     ranks: tuple[int, int]
     attached: int | None
     since: float
-    lease_seconds: float
+    idle_timeout: float
     left_seconds: float | None
     keeper: int
 
@@ -87,7 +89,7 @@ class Keeper:
         self.run_dir = run_dir
         self.notes: dict[str, Any] = dict(attached["notes"])
         self.pids: dict[str, int] = dict(attached["pids"])
-        self.lease_seconds = float(attached["seen"]["lease_seconds"])
+        self.idle_timeout = float(attached["seen"]["lease_seconds"])
         self.alone_since = float(attached["alone_since"])
         self.on_taken: Callable[[int], None] | None = None
         self._socket = connection
@@ -98,7 +100,7 @@ class Keeper:
         self._reader = threading.Thread(target=self._read, name="ddp_lab-keeper", daemon=True)
 
     @classmethod
-    def start(cls, name: str, lease_seconds: float, environment: Mapping[str, str]) -> Keeper:
+    def start(cls, name: str, idle_timeout: float, environment: Mapping[str, str]) -> Keeper:
         """Starts a keeper, with it controller and fork server, and attaches to it.
 
         Raises:
@@ -113,7 +115,7 @@ class Keeper:
                 "registry": str(registry.folder()),
                 "run_dir": str(run_dir),
                 "cwd": os.getcwd(),
-                "lease_seconds": lease_seconds,
+                "lease_seconds": idle_timeout,
                 "controller": {
                     "argv": controller.command("{keeper}"),
                     "env": process_environment({}),

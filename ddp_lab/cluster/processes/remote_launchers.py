@@ -3,7 +3,7 @@
 See [Note: a host on its own] in `ddp_lab.engine.processes.host_server`, and [Note: lost hosts] here.
 
 [Note: lost hosts]
-A host is lost when its ssh ends, or when its server has answered none of the pings of `host_seconds`. Pings are
+A host is lost when its ssh ends, or when its server has answered none of the pings of `host_timeout`. Pings are
 counted, not seconds: a notebook that was suspended for a minute has not sent any. Shorter network outages are
 survived: TCP retransmits, and no timeout here or on the ranks is shorter. A lost host's ranks count as failed. The next
 rejoin starts a server over a new connection, which first ends processes that may still run there.
@@ -26,7 +26,7 @@ from typing import Any
 from ...documentation import with_help
 from ...errors import ClusterError
 from ...formatting import exit_words
-from .host_commands import check_engines, host_command
+from .host_commands import check_launcher, host_command
 from .hosts import Host
 from .launchers import ForkServer, last_lines, open_log, tail
 
@@ -42,16 +42,16 @@ class Starting:
     """How fork servers are started on other hosts.
 
     Attributes:
-        engines: see `ddp_lab.cluster.processes.host_commands.host_command`.
+        launcher: see `ddp_lab.cluster.processes.host_commands.host_command`.
         python: path of the Python there; None: the same path as here.
-        address: the address of this machine to which the hosts connect; None: found automatically.
-        host_seconds: seconds without an answer after which a host is lost.
+        client_address: the address of this machine to which the hosts connect; None: found automatically.
+        host_timeout: seconds without an answer after which a host is lost.
     """
 
-    engines: str | Sequence[str] = "ssh"
+    launcher: str | Sequence[str] = "ssh"
     python: str | None = None
-    address: str | None = None
-    host_seconds: float = 30.0
+    client_address: str | None = None
+    host_timeout: float = 30.0
 
     def check(self) -> None:
         """Checks the values. Called only if ranks run on other hosts.
@@ -59,10 +59,10 @@ class Starting:
         Raises:
             ValueError: one of them is invalid.
         """
-        check_engines(self.engines)
-        if self.host_seconds <= 0:
+        check_launcher(self.launcher)
+        if self.host_timeout <= 0:
             raise ValueError(
-                f"host_seconds={self.host_seconds}: give the seconds after which an unresponsive host is lost"
+                f"host_timeout={self.host_timeout}: give the seconds after which an unresponsive host is lost"
             )
 
 
@@ -81,8 +81,8 @@ class HostServer(ForkServer):
         self.former: dict[str, Any] = {}
         self.stage = f"connecting to {host.name}"
         self._python = starting.python or sys.executable
-        self._seconds = starting.host_seconds
-        self._words = host_command(starting.engines, host.name, self._python, starting.host_seconds)
+        self._seconds = starting.host_timeout
+        self._words = host_command(starting.launcher, host.name, self._python, starting.host_timeout)
         self._pings = self._pongs = 0
         self._noise = ""
         self._stopping = False
@@ -402,6 +402,6 @@ class HostServers:
         made.start()
 
     def _look_after(self) -> None:
-        while not self._stopping.wait(self._starting.host_seconds / _PINGS):
+        while not self._stopping.wait(self._starting.host_timeout / _PINGS):
             for server in list(self):
                 server.look_after()

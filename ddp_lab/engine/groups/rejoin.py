@@ -65,7 +65,7 @@ def inventory() -> dict[str, Any]:
 def broken_backwards() -> list[int]:
     """Models of ours that abandoned a backward since `note_backwards`, by their numbers on all ranks. Any thread."""
     return [
-        sync.reducer_id
+        sync.model_id
         for sync in [model.sync for model in live_models()]
         if sync.reducer.stage()["in_flight"] or _given_up(sync) > _known.get(sync, 0)
     ]
@@ -85,7 +85,7 @@ def _given_up(sync: Any) -> int:
 def discard_gradients(broken: Iterable[int]) -> None:
     """Sets the gradients of these models to None: on some ranks they contain a part of a broken step."""
     for sync in [model.sync for model in live_models()]:
-        if sync.reducer_id in broken:
+        if sync.model_id in broken:
             for parameter in sync.trained.tensors:
                 parameter.grad = None
     note_backwards()

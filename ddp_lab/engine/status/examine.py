@@ -216,4 +216,4 @@ def _model(model: LiveModel) -> dict[str, Any]:
         stage = model.breakpoints.stage()
     except RuntimeError as error:  # its buckets are being rebuilt at this moment
         stage = {"error": "".join(traceback.format_exception_only(error)).strip()}
-    return {"reducer": model.sync.reducer_id, "module": type(model.sync.module).__name__, **stage}
+    return {"reducer": model.sync.model_id, "module": type(model.sync.module).__name__, **stage}

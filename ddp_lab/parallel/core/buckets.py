@@ -3,9 +3,9 @@
 [Note: an order that drifts]
 Buckets are built in the order in which gradients became ready in the first backward. If later backwards produce them in
 another order (layers are dropped, the graph depends on the data), a bucket waits for its last gradient while others
-could be launched. With `follow_order(threshold)`, rank 0 compares, every few synchronised steps, the order of the last
-backward with that of the buckets. A broadcast order tells the ranks whether to rebuild, so all rebuild in the same
-forward. Nothing is communicated in the steps between.
+could be launched. With `rebuild_buckets_on_reorder(threshold)`, rank 0 compares, every few synchronised steps, the
+order of the last backward with that of the buckets. A broadcast order tells the ranks whether to rebuild, so all
+rebuild in the same forward. Nothing is communicated in the steps between.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class GradientSynchronizer:
         seen, idle_seen: the dicts at the last check, and when all parameters were frozen.
         trained: the parameters, by their index in the reducer.
         reducer: `ddp_lab._C.Reducer`; missing before `build`.
-        reducer_id: the number of the model, equal on all its ranks.
+        model_id: the number of the model, equal on all its ranks.
         assignment: for each bucket, in the order of launch, the indices of its parameters.
         has_rebuilt_buckets: whether the layout follows the order of readiness.
         follower: rebuilds when the order of readiness changes; None: off.
@@ -69,7 +69,7 @@ class GradientSynchronizer:
     """
 
     reducer: Any
-    reducer_id: int
+    model_id: int
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class GradientSynchronizer:
         Raises:
             RuntimeError: they differ, or a rank has nothing to train; raised on all ranks.
         """
-        self.reducer_id = self._agree(self.survey, collective=collective)
+        self.model_id = self._agree(self.survey, collective=collective)
         if not self.survey.trained:  # here, because it may be so only on this rank
             raise RuntimeError(arguments.nothing_to_train(self.module))
 
@@ -182,7 +182,7 @@ class GradientSynchronizer:
             names=self.trained.names,
             assignment=self.assignment,
             process_group=self.group,
-            reducer_id=self.reducer_id,
+            reducer_id=self.model_id,
             process_group_index=agreement.process_group_index(self.group),
             expect_sparse=self.trained.sparse,
             module=module_text(self.module),
@@ -311,7 +311,7 @@ class GradientSynchronizer:
             dict(zip(self.trained.names, self.trained.tensors, strict=True)),
             self.group,
             options.mixed_precision,
-            reducer=self.reducer_id,
+            reducer=self.model_id,
             generation=self.reducer.generation(),
             first_step=self.reducer.step(),
             module=type(self.module).__name__,
@@ -381,7 +381,7 @@ class GradientSynchronizer:
     def history(self) -> dict[str, Any]:
         """The state with which a copy on another rank continues, besides comm hooks."""
         return {
-            "reducer_id": self.reducer_id,
+            "reducer_id": self.model_id,
             "generation": self.reducer.generation(),
             "step": self.reducer.step(),
             "finished": self.reducer.finished(),
@@ -396,7 +396,7 @@ class GradientSynchronizer:
         """
         if not self.hooks:
             self.hooks = list(hooks)
-        self.reducer_id = history["reducer_id"]
+        self.model_id = history["reducer_id"]
         self.reducer.set_generation(history["generation"])
         self.reducer.set_step(history["step"])
         self.reducer.set_finished(history["finished"])

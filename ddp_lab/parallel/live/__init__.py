@@ -5,4 +5,4 @@ come from the training thread, or from the thread that answers the client; they 
 the training thread.
 """
 
-__all__ = ["breakpoints", "change", "fault_injection", "model", "rehearsal"]
+__all__ = ["breakpoints", "change", "fault_injection", "injected", "model"]

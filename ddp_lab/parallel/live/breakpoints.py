@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from ..core.process_groups import set_timeout, timeout_of
 from ..core.synchronizer import GradientSynchronizer
-from .fault_injection import index_of
+from .injected import index_of
 
 __all__ = ["POINTS", "Breakpoints", "hold_timeouts", "restore_timeouts"]
 

@@ -28,7 +28,7 @@ from ..core import comm_hooks, process_groups
 from ..core.arguments import MEBIBYTE, BucketCaps
 from ..core.synchronizer import GradientSynchronizer
 
-__all__ = ["Decision", "apply", "check", "decide", "define_hook", "describe"]
+__all__ = ["Decision", "apply", "check", "decide", "describe", "name_hook"]
 
 ORDERS = ("ready", "registration", "reversed")
 
@@ -216,8 +216,8 @@ _factories: dict[str, _Factory] = {
 }
 
 
-def define_hook(name: str, hook: Callable[..., Any], state: Callable[[Any], object] | None = None) -> None:
-    """See `DistributedDataParallel.define_comm_hook`."""
+def name_hook(name: str, hook: Callable[..., Any], state: Callable[[Any], object] | None = None) -> None:
+    """See `DistributedDataParallel.register_named_comm_hook`."""
     if name in (_NONE, "fp16", "bf16", "powersgd"):
         raise ValueError(f"the name {name!r} is taken: choose another one")
     comm_hooks.check_hook(hook)

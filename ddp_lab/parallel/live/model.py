@@ -20,7 +20,7 @@ from . import breakpoints
 from . import change as changes
 from .breakpoints import Breakpoints
 from .change import Decision
-from .fault_injection import Faults, wake_all
+from .injected import Faults, wake_all
 from .reconfigure import Applied, Pending, Turn, decide_together, settle_steps
 
 __all__ = ["LiveModel", "apply_change", "check_replicas", "live_model", "live_models", "release"]
@@ -169,7 +169,7 @@ class LiveModel:
             return {"state": "dropped"}
         return {"state": "waiting"} if pending.turn.at is None else {"state": "decided", "at": pending.turn.at}
 
-    def looks(self) -> dict[str, int]:
+    def monitoring(self) -> dict[str, int]:
         """The active monitoring: ``gradients`` and ``drift`` (interval in steps; 0: off), ``pending`` requests."""
         watched = self.monitors
         return {"gradients": watched.gradients_every, "drift": watched.drift_every, "pending": len(self._looks)}
@@ -208,7 +208,7 @@ _living: weakref.WeakSet[LiveModel] = weakref.WeakSet()
 
 def live_models() -> list[LiveModel]:
     """The models of ours in this process that exist and have a reducer, in the order of their numbers."""
-    return sorted(_living, key=lambda model: model.sync.reducer_id)
+    return sorted(_living, key=lambda model: model.sync.model_id)
 
 
 def live_model(reducer: int) -> LiveModel:
@@ -218,7 +218,7 @@ def live_model(reducer: int) -> LiveModel:
         KeyError: the model no longer exists.
     """
     for model in live_models():
-        if model.sync.reducer_id == reducer:
+        if model.sync.model_id == reducer:
             return model
     raise KeyError(f"no ddp_lab model with reducer id {reducer} exists any more")
 

@@ -92,7 +92,7 @@ class Turn:
         """Before a synchronised forward: whether it is time. On rank 0 `decide` is called until it is not None."""
         if self.at is None:
             store = process_groups.needed_store_of(sync.group)
-            key = f"ddp_lab/{self._kind}/{sync.reducer_id}/{self.name}"
+            key = f"ddp_lab/{self._kind}/{sync.model_id}/{self.name}"
             if self._decides:
                 decision = decide()
                 if decision is not None:

@@ -123,7 +123,7 @@ def _groups(values: Sequence[int], group: dist.ProcessGroup) -> tuple[tuple[int,
 def _describe(sync: GradientSynchronizer, **found: object) -> None:
     """Reports a comparison's result to the timeline, on rank 0 of the group."""
     if not sync.group.rank():
-        recording.describe_fleeting({"type": "drift", "reducer": sync.reducer_id, **found})
+        recording.describe_fleeting({"type": "drift", "reducer": sync.model_id, **found})
 
 
 def _describe_report(sync: GradientSynchronizer, found: DriftReport) -> None:

@@ -153,7 +153,7 @@ def _description(found: GradientNorms, sync: GradientSynchronizer) -> dict[str, 
     bad = found.nonfinite
     return {
         "type": "gradients",
-        "reducer": sync.reducer_id,
+        "reducer": sync.model_id,
         "step": found.step,
         "generation": sync.reducer.generation(),
         "ranks": process_groups.global_ranks(sync.group),

@@ -19,7 +19,7 @@ class Inspected(Protocol):
     """A model's synchronizer, or the observation of one of torch's class."""
 
     reducer: Any
-    reducer_id: int
+    model_id: int
 
 
 # Whether each is of torch's class.
@@ -42,16 +42,16 @@ def install(model: Inspected, *, observed: bool = False) -> None:
         observed: whether it is the latter.
     """
     _models[model] = observed
-    reducer_id = model.reducer_id
-    model.reducer.set_inspection_callback(lambda step, found: _describe(reducer_id, step, found))
+    model_id = model.model_id
+    model.reducer.set_inspection_callback(lambda step, found: _describe(model_id, step, found))
 
 
-def is_observed(reducer_id: int) -> bool:
+def is_observed(model_id: int) -> bool:
     """Whether this is the number of a model of torch's class that exists."""
-    return any(observed and model.reducer_id == reducer_id for model, observed in list(_models.items()))
+    return any(observed and model.model_id == model_id for model, observed in list(_models.items()))
 
 
-def request_inspection(reducer_id: int, step: int) -> None:
+def request_inspection(model_id: int, step: int) -> None:
     """Inspects one model's gradients at the end of the first backward from `step` on, or now if it is idle.
 
     Callable from any thread. The result is a description (`recording.descriptions`) of type ``"inspection"``.
@@ -59,10 +59,10 @@ def request_inspection(reducer_id: int, step: int) -> None:
     Raises:
         KeyError: there is no such model in this process.
     """
-    models = {model.reducer_id: model for model in list(_models)}
-    if reducer_id not in models:
-        raise KeyError(f"no model has reducer id {reducer_id}; existing ids: {list(models)}")
-    model = models[reducer_id]
+    models = {model.model_id: model for model in list(_models)}
+    if model_id not in models:
+        raise KeyError(f"there is no model {model_id}; existing ones: {list(models)}")
+    model = models[model_id]
     reducer = model.reducer
     reducer.request_inspection(step)
     at_step = reducer.step()
@@ -94,13 +94,13 @@ def _inspect_now(model: Inspected) -> bool:
     if found is None:
         return False
     model.reducer.request_inspection(_NEVER)
-    _describe(model.reducer_id, *found)
+    _describe(model.model_id, *found)
     return True
 
 
-def _describe(reducer_id: int, step: int, found: list[tuple[float, int]]) -> None:
+def _describe(model_id: int, step: int, found: list[tuple[float, int]]) -> None:
     recording.describe(
-        {"type": "inspection", "reducer": reducer_id, "step": step, "buckets": _as_dicts(found, as_text=True)}
+        {"type": "inspection", "reducer": model_id, "step": step, "buckets": _as_dicts(found, as_text=True)}
     )
 
 

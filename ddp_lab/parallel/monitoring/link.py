@@ -1,4 +1,4 @@
-"""Times of all-reduces on a process group, for a model of its network (`ddp_lab.simulation.link_model.LinkModel`)."""
+"""Times of all-reduces on a process group, for a model of its network (`ddp_lab.simulation.link_model.CommModel`)."""
 
 from __future__ import annotations
 

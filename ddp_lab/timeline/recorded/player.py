@@ -41,7 +41,7 @@ class Player(Generic[_Timeline]):
         Raises:
             ValueError: the speed is not positive, or nothing was recorded.
         """
-        saved = recorded.raw()
+        saved = recorded.events()
         if not any(len(events) for _, events in saved.chunks):
             raise ValueError("there is nothing to replay: no event was recorded")
         self.timeline: _Timeline = type(recorded)()

@@ -1,4 +1,4 @@
-"""From step tables to columns: one array per column of `Timeline.spans()`, `.steps()` and `.sync()`.
+"""From step tables to columns: one array per column of `Timeline.spans()`, `.steps()` and `.all_reduces()`.
 
 Pure functions on arrays. Columns that end in ``_ns`` are host times (CLOCK_MONOTONIC) or, with ``device_`` in
 front, device times on the same axis; 0 where it has not happened. Columns that end in ``_ms`` are milliseconds as

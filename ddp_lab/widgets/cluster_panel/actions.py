@@ -146,7 +146,7 @@ class ClusterActions:
             raise DdpLabError(
                 f"{label_of(busy).capitalize()} {_run(busy)} a cell. Interrupt it or wait for its end, then rejoin."
             )
-        silent = [one.record.rank for one in self._cluster.vitals(_VITALS_SECONDS) if one.record.state == "silent"]
+        silent = [one.record.rank for one in self._cluster.health(_VITALS_SECONDS) if one.record.state == "silent"]
         if silent:
             raise DdpLabError(f"{label_of(silent).capitalize()} can't rejoin: no response. Wait, or restart the ranks.")
         self._replace("rejoin", lambda: self._cluster.rejoin(), "variables kept")

@@ -116,7 +116,7 @@ class ClusterPanel(LiveWidget):
         """Shows the state of the ranks."""
         cluster = self._cluster
         try:
-            vitals, busy = cluster.vitals(_ANSWER_SECONDS), sorted(cluster.busy_ranks())
+            vitals, busy = cluster.health(_ANSWER_SECONDS), sorted(cluster.busy_ranks())
         except ClusterError as error:
             why = str(error) if cluster.running else _end_of(cluster)
             return self._tell([], {"running": False, "why": why})

@@ -34,7 +34,7 @@ def cluster_rows(
     """Returns one JSON-able row per rank, in order.
 
     Args:
-        vitals: of `Cluster.vitals`.
+        vitals: of `Cluster.health`.
         heard: what the timeline knows (`Timeline.ranks`): steps, and the states that the ranks reported.
         processes: rank -> CPU and memory of its process.
     """

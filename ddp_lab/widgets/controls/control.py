@@ -154,4 +154,4 @@ class WatchControl(Control):
         Raises:
             ClusterError, ValueError: there is no such model, a rank does not respond, or the cluster is not running.
         """
-        self.shown = {**self.shown, **self._training.looks(reducer)}
+        self.shown = {**self.shown, **self._training.monitoring(reducer)}

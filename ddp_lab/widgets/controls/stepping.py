@@ -84,8 +84,8 @@ class StepControl(Control):
         others = [rank for rank in known if rank not in ranks]
         where = {"parameters": command.get("parameters") or (), "buckets": command.get("buckets") or ()}
         if others:
-            self._training.breakpoints(ranks=others, reducer=reducer)
-        self._training.breakpoints(*points, ranks=ranks, reducer=reducer, **where)
+            self._training.breakpoints(ranks=others, model=reducer)
+        self._training.breakpoints(*points, ranks=ranks, model=reducer, **where)
         on = f"rank{'s' if len(ranks) > 1 else ''} {enumeration([*map(str, ranks)])}" if others else "all ranks"
         return f"Breakpoints set: {enumeration([_POINTS[point] for point in points])}, on {on}."
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ...formatting import step_range
 from ...simulation.calibration import anchored
-from ...simulation.link_model import LinkModel
+from ...simulation.link_model import CommModel
 from ...simulation.settings import grid
 from ...simulation.simulator import Configuration, Prediction, simulate
 from ...simulation.workload import Workload
@@ -65,7 +65,7 @@ class _Known:
 
     reducer: int
     workload: Workload
-    link: LinkModel
+    link: CommModel
     measured: bool
     ranks: list[int]
     recorded: RecordedStep
@@ -87,7 +87,7 @@ class WhatIfStage:
 
     Args:
         timeline: the source of the steps.
-        link: returns the measured `LinkModel`, or None to fit one to the recorded all-reduces.
+        link: returns the measured `CommModel`, or None to fit one to the recorded all-reduces.
         training: controls the ranks for "Run it"; None if there are none.
         changed: called on another thread when there is something new to show.
     """
@@ -95,7 +95,7 @@ class WhatIfStage:
     def __init__(
         self,
         timeline: Timeline,
-        link: Callable[[], LinkModel | None] | None = None,
+        link: Callable[[], CommModel | None] | None = None,
         training: TrainingControl | None = None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
@@ -198,7 +198,7 @@ class WhatIfStage:
         }
 
 
-def _learn(timeline: Timeline, measured: LinkModel | None, reducer: int | None) -> _Known:
+def _learn(timeline: Timeline, measured: CommModel | None, reducer: int | None) -> _Known:
     """Reads the facts of the recording.
 
     Raises:
@@ -233,7 +233,7 @@ def _about(recorded: RecordedStep) -> str:
     )
 
 
-def _link_of(known: _Known, asked: _Asked) -> LinkModel:
+def _link_of(known: _Known, asked: _Asked) -> CommModel:
     link = known.link
     if asked.get("bandwidth") is not None:
         link = replace(link, ns_per_byte=link.ns_per_byte / _FACTORS[int(asked["bandwidth"])])

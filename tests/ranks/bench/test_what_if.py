@@ -14,7 +14,7 @@ import pytest
 from ddp_lab.bench import what_if
 from ddp_lab.bench.measuring import fresh_ranks
 from ddp_lab.bench.measuring.shaped_link import ShapedLink
-from ddp_lab.simulation.link_model import LinkModel
+from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.timeline.timeline import Timeline
 from tests.ranks.conftest import Ranks
 
@@ -35,7 +35,7 @@ def test_a_link_is_measured_alike_on_all_ranks(ranks: Ranks) -> None:
     assert {size: sizes.count(size) for size in sizes} == {1 << 12: 3, 1 << 16: 3, 1 << 20: 3}
     assert (found[0]["ranks"], found[0]["backend"]) == (2, "gloo")
     assert 0 <= found[0]["sharing"] <= 1
-    link = LinkModel.fitted([(size, ns, 2) for size, ns in found[0]["points"]], per_size=False)
+    link = CommModel.fitted([(size, ns, 2) for size, ns in found[0]["points"]], per_size=False)
     assert link.fit is not None
     assert link.fit.points == 3
     assert float(link.time_ns(1 << 20, 2)) >= float(link.time_ns(1 << 12, 2)) > 0
@@ -79,7 +79,7 @@ def test_predicted_buckets_are_the_reducers(ranks: Ranks, tmp_path: Path) -> Non
     timeline = Timeline.load(tmp_path / "0.3.npz")
     assert timeline.workload().world_size == 2
     for cap, buckets in real.items():
-        predicted = timeline.simulate(LinkModel(1e5, 1.0), bucket_cap_mb=cap)
+        predicted = timeline.simulate(CommModel(1e5, 1.0), bucket_cap_mb=cap)
         assert [sorted(bucket) for bucket in predicted.prediction.buckets] == [sorted(bucket) for bucket in buckets], (
             cap
         )

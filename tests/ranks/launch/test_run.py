@@ -258,7 +258,7 @@ def test_a_running_job_can_be_followed_and_interrupted(running: subprocess.Popen
     invitation = json.loads((tmp_path / "run" / "attach.json").read_text())
     assert stat.S_IMODE((tmp_path / "run" / "attach.json").stat().st_mode) == 0o600
     for arguments in ([str(tmp_path / "run")], [invitation["address"], invitation["token"]]):
-        with ddp_lab.attach(*arguments) as job:
+        with ddp_lab.follow(*arguments) as job:
             before = {rank.rank: rank.step for rank in job.timeline.ranks()}
             deadline = time.monotonic() + 60
             while not all(rank.step > before.get(rank.rank, 0) + 20 for rank in job.timeline.ranks()):
@@ -271,11 +271,11 @@ def test_a_running_job_can_be_followed_and_interrupted(running: subprocess.Popen
         assert not job.following
     other = invitation["token"][:60] + invitation["token"][60:][::-1]
     with pytest.raises((ConnectionError, ValueError)):
-        ddp_lab.attach(invitation["address"], other)
+        ddp_lab.follow(invitation["address"], other)
     with pytest.raises(ValueError, match=r"attach\.json"):
-        ddp_lab.attach(invitation["address"])
+        ddp_lab.follow(invitation["address"])
     with pytest.raises(FileNotFoundError, match="neither the folder of a run nor HOST:PORT"):
-        ddp_lab.attach("nowhere")
+        ddp_lab.follow("nowhere")
 
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=120)

@@ -73,7 +73,7 @@ def _change_on_rank(rank: int, size: int, kind: str, as_view: bool) -> None:
     from ddp_lab import DistributedDataParallel
 
     what, buckets, hook, tolerance = CHANGES[kind]
-    DistributedDataParallel.define_comm_hook("mine", _own_hook, lambda model: [])
+    DistributedDataParallel.register_named_comm_hook("mine", _own_hook, lambda model: [])
     model = _model(gradient_as_bucket_view=as_view)
     for step in range(3):
         _step(model, rank, step)

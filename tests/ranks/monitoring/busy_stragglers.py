@@ -33,7 +33,7 @@ class OnCores:
 
 def judged(timeline: Timeline, delay: Delay | None) -> dict[str, Any]:
     """What findings, the view of stragglers and the summary say of one run."""
-    found, late = timeline.findings(), timeline.find_late()
+    found, late = timeline.findings(), timeline.stragglers()
     facts = SlowFacts(timeline)
     facts.look("page", ["findings", "stragglers"], None)
     seen = facts.update(force=True)

@@ -26,7 +26,7 @@ def _timeline(rank: int, size: int) -> Any:
     observation = ddp_lab.observe(model)
     assert ddp_lab.observe(model) is observation
     _, events, _ = recorded(lambda: train(model, rank, 6))
-    return events, ddp_lab.recording.descriptions(0)[0], observation.reducer_id
+    return events, ddp_lab.recording.descriptions(0)[0], observation.model_id
 
 
 def test_a_timeline_tells_as_much_as_of_our_class(ranks: Ranks) -> None:
@@ -129,7 +129,7 @@ def test_a_backward_that_fails_is_abandoned(ranks: Ranks) -> None:
 
 def _two_models(rank: int, size: int) -> None:
     models = [TorchDDP(mlp(), bucket_cap_mb=CAP_MB) for _ in range(2)]
-    numbers = [ddp_lab.observe(model).reducer_id for model in models]
+    numbers = [ddp_lab.observe(model).model_id for model in models]
 
     def train_both() -> None:
         for step in range(3):
@@ -194,14 +194,14 @@ def _inspected(rank: int, size: int) -> Any:
     observation = ddp_lab.observe(model)
     train(model, rank, 2)
     known = ddp_lab.recording.descriptions(0)[1]
-    request_inspection(observation.reducer_id, 3)
+    request_inspection(observation.model_id, 3)
     for step in range(3):
         model.zero_grad()
         model(samples(rank, step)).square().mean().backward()
         if step == 1:  # the model's step 3
             gradients = [p.grad.clone() for p in model.parameters()]
     (found,) = [one for one in ddp_lab.recording.descriptions(known)[0] if one["type"] == "inspection"]
-    assert (found["reducer"], found["step"]) == (observation.reducer_id, 3)
+    assert (found["reducer"], found["step"]) == (observation.model_id, 3)
     norm = sum(bucket["norm"] ** 2 for bucket in found["buckets"]) ** 0.5
     assert norm == pytest.approx(float(torch.cat([g.flatten() for g in gradients]).norm()), rel=1e-5)
     return found["buckets"]

@@ -88,7 +88,7 @@ def _saved(folder: Path, cls: type) -> Any:
 
 def _both(program: Any, name: str) -> None:
     theirs = program(torch.nn.parallel.DistributedDataParallel)
-    with ddp_lab.install():
+    with ddp_lab.replace_torch_ddp():
         ours = program(ddp_lab.DistributedDataParallel)
     assert_same(ours, theirs, name)
 

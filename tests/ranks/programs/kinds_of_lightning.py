@@ -112,7 +112,7 @@ def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     for name in KINDS:
         theirs = fit(name)
-        with ddp_lab.install():
+        with ddp_lab.replace_torch_ddp():
             ours = fit(name)
         assert ours.refusal == theirs.refusal, (name, ours.refusal, theirs.refusal)
         assert bool(ours.refusal) == name.endswith("refused"), (name, ours.refusal)

@@ -12,7 +12,7 @@ def main(path: str, which: str) -> None:
     if which == "ours":
         import ddp_lab
 
-        ddp_lab.install()
+        ddp_lab.replace_torch_ddp()
     from accelerate import Accelerator
 
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ def main(path: str, which: str, strategy: str, optimization: str) -> None:
     if which == "ours":
         import ddp_lab
 
-        ddp_lab.install()
+        ddp_lab.replace_torch_ddp()
     import lightning
 
     class Net(lightning.LightningModule):

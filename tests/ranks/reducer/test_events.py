@@ -81,7 +81,7 @@ def _steps_on_rank(rank: int, size: int) -> list[Any]:
             model(x).sum().backward()
 
     events, descriptions = _recorded(train)
-    assert set(events["reducer"]) == {model.reducer_id}
+    assert set(events["reducer"]) == {model.model_id}
     assert set(events["process_group"]) == {process_group_index(dist.group.WORLD)}
     assert sorted(set(events["step"])) == [0, 1, 2, 3]
     rebuilt = events[events["kind"] == Kind.REBUILT]
@@ -107,7 +107,7 @@ def _steps_on_rank(rank: int, size: int) -> list[Any]:
         assert times is not None
         assert 0 <= times.first_ready_ms <= times.ready_ms <= times.launched_ms <= times.reduced_ms
         assert times.reduced_ms <= times.backward_ms
-    return [model.reducer_id, json.dumps(assignment["buckets"])]
+    return [model.model_id, json.dumps(assignment["buckets"])]
 
 
 def _options_with_a_hook(rank: int, size: int) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def _ids_on_rank(rank: int, size: int) -> dict[str, list[int]]:
     assert [model.sync.owner() for model in live_models()] == [first, mine, again, last]
     del again
     assert [model.sync.owner() for model in live_models()] == [first, mine, last]
-    return {"world": [first.reducer_id, last.reducer_id], "half": [mine.reducer_id, mine.reducer_id]}
+    return {"world": [first.model_id, last.model_id], "half": [mine.model_id, mine.model_id]}
 
 
 def test_reducer_ids_are_agreed_and_never_reused(ranks: Ranks) -> None:
@@ -256,16 +256,16 @@ def _inspection_on_rank(rank: int, size: int) -> list[Any]:
         gradients = [dict(model.module.named_parameters())[name].grad for name in info.parameters]
         norm = torch.cat([gradient.flatten() for gradient in gradients]).double().norm().item()
         assert abs(bucket["norm"] - norm) <= 1e-9 * norm
-    request_inspection(model.reducer_id, 4)
+    request_inspection(model.model_id, 4)
     _, described = _recorded(lambda: run(2, 4))
     (later,) = [d for d in described if d["type"] == "inspection"]
-    assert (later["reducer"], later["step"]) == (model.reducer_id, 4)
+    assert (later["reducer"], later["step"]) == (model.model_id, 4)
 
     _, start = recording.descriptions(0)
-    request_inspection(model.reducer_id, 0)  # long past: now
+    request_inspection(model.model_id, 0)  # long past: now
     (now,) = [d for d in recording.descriptions(start)[0] if d["type"] == "inspection"]
     assert now["step"] == 5
-    request_inspection(model.reducer_id, 100)  # never reached: when the model has been idle for a while
+    request_inspection(model.model_id, 100)  # never reached: when the model has been idle for a while
     deadline = time.monotonic() + 30
     found = [now]
     while len(found) < 2 and time.monotonic() < deadline:

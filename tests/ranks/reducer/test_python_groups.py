@@ -232,7 +232,7 @@ def _described(rank: int, size: int) -> tuple[list[int], int]:
     group = PythonGroup(halves[rank % 2])
     model = Ours(Net(), process_group=group)
     _trained(model, rank)
-    return process_groups.global_ranks(group), model.reducer_id
+    return process_groups.global_ranks(group), model.model_id
 
 
 def test_members_tell_each_other_who_they_are(ranks: Ranks) -> None:

@@ -95,7 +95,7 @@ def test_forward_and_backward_on_any_buckets(ranks: Ranks) -> None:
 
 
 def _refused_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import ScheduleError
+    from ddp_lab import BucketStateError
 
     mixed = Branches((torch.float32, torch.float64))
     with pytest.raises(RuntimeError, match="must have the same dtype and device"):
@@ -107,7 +107,7 @@ def _refused_on_rank(rank: int, size: int) -> None:
         ([[0, 1], [2]], "every parameter must be in a bucket"),
         ([[0, 1], [2, 3, 4]], "there is no parameter 4"),
     ):
-        with pytest.raises((RuntimeError, ScheduleError), match=message):
+        with pytest.raises((RuntimeError, BucketStateError), match=message):
             _reducer(module, assignment)
     with pytest.raises(RuntimeError, match="Buckets with more than one variable cannot include variables that expect"):
         _reducer(module, [[0, 1, 2, 3]], expect_sparse=[True, False, False, False])

@@ -54,7 +54,7 @@ def _train(rank: int, size: int, endpoint: dict[str, str], late_rank: int | None
         optimizer.step()
     assert telemetry.flush("trained")
     telemetry.stop()
-    return {"reducer": model.reducer_id, "buckets": len(model.buckets())}
+    return {"reducer": model.model_id, "buckets": len(model.buckets())}
 
 
 def test_every_span_of_a_training_is_complete_and_in_order(wire: Wire, timeline: Timeline, ranks: Ranks) -> None:
@@ -97,7 +97,7 @@ def test_sizes_come_from_the_assignment(wire: Wire, timeline: Timeline, ranks: R
             assert set(of_bucket.bytes) == {bucket["bytes"]}
             assert set(of_bucket.n_parameters) == {len(bucket["parameters"])}
         assert described["group_ranks"] == [0, 1]
-    sync = timeline.sync(reducer)
+    sync = timeline.all_reduces(reducer)
     assert len(sync) == len(timeline.spans(reducer)) / 2
     assert [wire.statistics()[rank].dropped for rank in (0, 1)] == [0, 0]
 
@@ -107,7 +107,7 @@ def test_a_late_layer_is_named_though_wall_time_is_equal(wire: Wire, timeline: T
     told = ranks(2, _train, wire.endpoint(), 1)
     assert wire.wait_for("trained", [0, 1], 10)
     reducer = told[0]["reducer"]
-    late = timeline.find_late(reducer, minimum_ms=10)[0]
+    late = timeline.stragglers(reducer, minimum_ms=10)[0]
     assert (late.rank, late.parameter) in {(1, "2.weight"), (1, "2.bias")}
     members = timeline.assignment(reducer)["buckets"][late.bucket]["parameters"]
     names = [timeline.assignment(reducer)["parameters"][index]["name"] for index in members]
@@ -116,7 +116,7 @@ def test_a_late_layer_is_named_though_wall_time_is_equal(wire: Wire, timeline: T
     assert late.share > 0.9
     backward = timeline.steps(reducer).query("generation == 1").groupby("rank").backward_ms.median()
     assert abs(backward[0] - backward[1]) < 0.5 * late.delay_ms, "wall time names nobody"
-    sync = timeline.sync(reducer)
+    sync = timeline.all_reduces(reducer)
     waited = sync[(sync.generation == 1) & (sync.bucket == late.bucket)]
     assert (waited.last_rank == 1).mean() > 0.9
     assert waited.late_ms.median() > 10

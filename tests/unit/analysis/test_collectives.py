@@ -67,8 +67,8 @@ def test_pictures_of_every_algorithm(collective: str, algorithm: str) -> None:
 
 def test_nothing_to_show_says_what_to_do() -> None:
     """Before the first run picture and figure name the call that makes one."""
-    assert "show_collective()" in pictures.collective_svg(None)
-    with pytest.raises(ValueError, match="show_collective"):
+    assert "animate_collective()" in pictures.collective_svg(None)
+    with pytest.raises(ValueError, match="animate_collective"):
         to_plotly(collective_scene(None), 460)
 
 

@@ -113,7 +113,7 @@ def test_patterns_of_stragglers() -> None:
     always = replace(TUNED, late=lambda rank, step: {9: 9.0} if rank == 1 else {})
     patterns = {}
     for name, model in {"random": random, "data": data, "always": always}.items():
-        late = next(one for one in model.record(60).find_late(last_steps=60) if one.where == "place")
+        late = next(one for one in model.record(60).stragglers(last_steps=60) if one.where == "place")
         assert (late.rank, late.parameter) == (1, "layer9.weight")
         patterns[name] = late.pattern, late.cost_percent
     assert [pattern for pattern, _ in patterns.values()] == ["random", "data-dependent", "persistent"]
@@ -123,7 +123,7 @@ def test_patterns_of_stragglers() -> None:
 def test_a_rank_that_is_slow_everywhere() -> None:
     """20 % more on every layer of rank 0: no layer is to blame, the rank is."""
     model = replace(TUNED, late=lambda rank, step: dict.fromkeys(range(PARAMETERS), 0.2) if rank == 0 else {})
-    (late,) = model.record().find_late()
+    (late,) = model.record().stragglers()
     assert (late.rank, late.where, late.parameter) == (0, "everywhere", None)
     one = found(model, "straggler")
     assert one.title.startswith("Rank 0 is slower than the others throughout its backward")
@@ -155,7 +155,7 @@ def test_a_straggler_on_busy_cores_has_no_place() -> None:
         r"too much to name a layer\.",
         one.evidence,
     )
-    (late,) = timeline.find_late()
+    (late,) = timeline.stragglers()
     assert (late.rank, late.where) == (1, "varying")
     assert late.cost_percent == pytest.approx(one.gain_percent)
     seen = SlowFacts(timeline)
@@ -214,7 +214,7 @@ def test_an_order_that_has_changed() -> None:
     model = replace(TUNED, buckets=in_buckets(4)[::-1], order=list(range(PARAMETERS)), per_mb=0.9)
     one = found(model, "order-changed")
     assert one.gain_percent == pytest.approx(really_gained(model, replace(model, buckets=in_buckets(4))), abs=3)
-    assert "follow_order" in one.remedy
+    assert "rebuild_buckets_on_reorder" in one.remedy
 
 
 def test_unused_parameters() -> None:

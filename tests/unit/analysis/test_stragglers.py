@@ -44,15 +44,15 @@ def test_a_delay_is_named_once(ranks: int, bucket: int) -> None:
     """20 ms in one bucket of one rank are found at that bucket, though all later buckets are late as well."""
     begin, ready = _even(ranks, noise=0.1)
     ready[1, :, bucket:] += 20 * MS
-    (late,) = stragglers.find_late(begin, ready)
+    (late,) = stragglers.find_stragglers(begin, ready)
     assert (late.rank, late.place, late.share) == (1, bucket, 1.0)
     assert late.delay_ns == pytest.approx(20 * MS, rel=0.05)
 
 
 def test_noise_names_nobody() -> None:
     """Ranks that differ by less than the threshold are not called late, and one rank never is."""
-    assert stragglers.find_late(*_even(noise=0.1)) == []
-    assert stragglers.find_late(*_even(ranks=1)) == []
+    assert stragglers.find_stragglers(*_even(noise=0.1)) == []
+    assert stragglers.find_stragglers(*_even(ranks=1)) == []
 
 
 def test_late_to_the_backward() -> None:
@@ -60,7 +60,7 @@ def test_late_to_the_backward() -> None:
     begin, ready = _even()
     begin[2] += 7 * MS
     ready[2] += 7 * MS
-    (late,) = stragglers.find_late(begin, ready)
+    (late,) = stragglers.find_stragglers(begin, ready)
     assert (late.rank, late.place, late.delay_ns) == (2, -1, 7 * MS)
 
 
@@ -68,8 +68,8 @@ def test_share_of_steps() -> None:
     """A rank that is late in 30 % of the steps is found where that is asked for, with its delay in those steps."""
     begin, ready = _even()
     ready[0, :6, 2:] += 10 * MS
-    assert stragglers.find_late(begin, ready, minimum_share=0.5) == []
-    (late,) = stragglers.find_late(begin, ready, minimum_share=0.25)
+    assert stragglers.find_stragglers(begin, ready, minimum_share=0.5) == []
+    (late,) = stragglers.find_stragglers(begin, ready, minimum_share=0.25)
     assert (late.rank, late.place, late.share, late.delay_ns) == (0, 2, 0.3, 10 * MS)
 
 
@@ -80,7 +80,7 @@ def test_missing_times_and_other_orders() -> None:
     ready[:, :, [0, 5]] = ready[:, :, [5, 0]]  # the order of readiness is not that of the numbers
     ready[0, 3, 2] = 0
     ready[2, :, 1] = 0
-    (late,) = stragglers.find_late(begin, ready)
+    (late,) = stragglers.find_stragglers(begin, ready)
     assert (late.rank, late.place) == (1, 4)
 
 
@@ -96,7 +96,7 @@ def _busy(seed: int, ranks: int = 2, steps: int = 20, places: int = 24) -> tuple
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_busy_machine_raises_no_alarm(ranks: int) -> None:
     """In 150 runs with accidents at every place, nobody is called late."""
-    assert [seed for seed in range(150) if stragglers.find_late(*_busy(seed, ranks))] == []
+    assert [seed for seed in range(150) if stragglers.find_stragglers(*_busy(seed, ranks))] == []
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -107,7 +107,7 @@ def test_delays_are_named_on_a_busy_machine(ranks: int) -> None:
         begin, ready = _busy(seed, ranks)
         rank, place = seed % ranks, seed % 24
         ready[rank, :, place:] += 5 * MS
-        found = [(one.rank, one.place) for one in stragglers.find_late(begin, ready)]
+        found = [(one.rank, one.place) for one in stragglers.find_stragglers(begin, ready)]
         right += found[:1] == [(rank, place)]
         wrong += any(one != (rank, place) for one in found)
     assert right >= 98
@@ -153,7 +153,7 @@ def test_a_place_that_is_late_in_most_steps() -> None:
         begin, ready = _crowded(seed, 0.0)
         random = np.random.default_rng(seed)
         ready[1, :, 7:] += ((random.random(100) < 0.85) * 4 * MS).astype(np.int64)[:, None]
-        right += [(one.rank, one.place) for one in stragglers.find_late(begin, ready)] == [(1, 7)]
+        right += [(one.rank, one.place) for one in stragglers.find_stragglers(begin, ready)] == [(1, 7)]
     assert right >= 48
 
 
@@ -163,20 +163,20 @@ def test_patterns() -> None:
     hit = np.arange(STEPS) % 3 == 0
     forward = np.full((RANKS, STEPS), 3.0 * MS)
     ready[1, :, 2:] += (hit * 8 * MS)[:, None]
-    (late,) = stragglers.find_late(begin, ready, forward)
+    (late,) = stragglers.find_stragglers(begin, ready, forward)
     assert (late.rank, late.place, late.pattern) == (1, 2, "random")
     assert late.late.tolist() == hit.tolist()
     forward[1] += hit * 5 * MS
-    assert stragglers.find_late(begin, ready, forward)[0].pattern == "data-dependent"
+    assert stragglers.find_stragglers(begin, ready, forward)[0].pattern == "data-dependent"
     ready[1, :, 2:] += (~hit * 8 * MS)[:, None]
-    assert stragglers.find_late(begin, ready, forward)[0].pattern == "persistent"
+    assert stragglers.find_stragglers(begin, ready, forward)[0].pattern == "persistent"
 
 
 def test_slow_everywhere() -> None:
     """A rank that is a bit slower at each place is named once, with no place."""
     begin, ready = _even(noise=0.02)
     ready[3] += (0.4 * MS * np.arange(1, BUCKETS + 1)).astype(np.int64)
-    (late,) = stragglers.find_late(begin, ready)
+    (late,) = stragglers.find_stragglers(begin, ready)
     assert (late.rank, late.place) == (3, stragglers.EVERYWHERE)
     assert late.delay_ns == pytest.approx(2.4 * MS, rel=0.1)
 

@@ -43,8 +43,8 @@ def test_ranks_of_an_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     by_slots = {host.name: len(host.ranks) for host in parse_hosts("allocation")}
     assert by_slots == {"a": 4, "b": 4}
     assert {host.name: len(host.ranks) for host in parse_hosts("allocation", 4)} == {"a": 2, "b": 2}
-    assert Cluster(engines="lsf").world_size == 8
-    assert Cluster(2, engines="lsf").runs_on("a:1,b:1", None)
+    assert Cluster(launcher="lsf").world_size == 8
+    assert Cluster(2, launcher="lsf").runs_on("a:1,b:1", None)
     with pytest.raises(ValueError, match="can't be divided evenly among a, b"):
         Cluster(3, hosts="allocation")
 
@@ -52,7 +52,7 @@ def test_ranks_of_an_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_allocation(tmp_path: Path) -> None:
     """Without an allocation, or with one that can't be read, the error says what was looked for."""
     with pytest.raises(ClusterError, match=r"allocation of a batch system \(SLURM_JOB_NODELIST, .*give the hosts"):
-        Cluster(2, engines="slurm")
+        Cluster(2, launcher="slurm")
     with pytest.raises(ClusterError, match=r"PBS_NODEFILE='.*gone' can't be read: .*No such file"):
         allocated({"PBS_NODEFILE": str(tmp_path / "gone")})
     with pytest.raises(ClusterError, match=r"LSB_MCPU_HOSTS='a 4 b' can't be read"):

@@ -29,7 +29,7 @@ HERE = (
 
 
 def failed(rank: int, name: str = "ValueError", message: str = "bad", at: int = 0, **more: object) -> RankFailure:
-    return RankFailure(rank, name, message, str(more.get("traceback", "")), at, bool(more.get("consequence")))
+    return RankFailure(rank, name, message, str(more.get("traceback", "")), at, bool(more.get("secondary")))
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
@@ -42,13 +42,13 @@ def test_first_in_time_is_first(order: tuple[int, ...]) -> None:
     ]
     ordered = in_order([reported[place] for place in order])
     assert list(ordered) == [2, 0, 1]
-    assert [failure.consequence for failure in ordered.values()] == [False, True, True]
+    assert [failure.secondary for failure in ordered.values()] == [False, True, True]
 
 
 def test_a_communication_error_never_leads_over_a_cause() -> None:
     """A collective that broke a moment before the culprit's own time stamp is still a consequence."""
     ordered = in_order([failed(0, "RuntimeError", CLOSED, at=10), failed(1, at=11)])
-    assert [(rank, failure.consequence) for rank, failure in ordered.items()] == [(1, False), (0, True)]
+    assert [(rank, failure.secondary) for rank, failure in ordered.items()] == [(1, False), (0, True)]
 
 
 def test_a_lost_rank_leads() -> None:
@@ -79,7 +79,7 @@ def test_an_interrupt_hides_no_failure() -> None:
 
 def test_where_all_frames_are() -> None:
     """Of a traceback that is folded the report says how to see all of it, also of a cell that nobody waits for."""
-    folded = {0: RankFailure(0, "ValueError", "bad", "all of them", 0, False, brief="some of them")}
+    folded = {0: RankFailure(0, "ValueError", "bad", "all of them", 0, False, short_traceback="some of them")}
     waited, background = (plain(cell_error(folded, "train [2]", run).report) for run in ("", "lab.results['train']"))
     assert "`import sys; print(sys.last_value.failures[0].traceback)`" in waited
     assert "`print(lab.results['train'].failures[0].traceback)`" in background
@@ -88,7 +88,7 @@ def test_where_all_frames_are() -> None:
 def test_a_communication_error_alone_is_a_failure() -> None:
     """With no other cause, the first broken collective leads."""
     ordered = in_order([failed(0, "RuntimeError", CLOSED, at=10), failed(1, "RuntimeError", CLOSED, at=20)])
-    assert [failure.consequence for failure in ordered.values()] == [False, True]
+    assert [failure.secondary for failure in ordered.values()] == [False, True]
 
 
 def test_a_workers_error_says_why() -> None:

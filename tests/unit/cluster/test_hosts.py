@@ -131,7 +131,7 @@ def test_an_ssh_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engines", "command"),
+    ("launcher", "command"),
     [
         ("slurm", "srun --nodelist=a --nodes=1 --ntasks=1 --overlap --unbuffered --cpu-bind=none --export=ALL"),
         ("mpi", "mpiexec -n 1 -host a -bind-to none"),
@@ -140,30 +140,31 @@ def test_an_ssh_of_ones_own() -> None:
         (["docker", "exec", "-i", "lab-{host}"], "docker exec -i lab-a"),
     ],
 )
-def test_commands_of_batch_systems(engines: Any, command: str) -> None:
+def test_commands_of_batch_systems(launcher: Any, command: str) -> None:
     """Each starts the fork server on the host that is meant, with the Python that is meant."""
     words = [*command.split(), "/p/python", "-m", "ddp_lab.engine.processes.host_server"]
-    assert host_command(engines, "a", "/p/python", 30) == words
+    assert host_command(launcher, "a", "/p/python", 30) == words
 
 
 @pytest.mark.parametrize(
-    ("engines", "message"), [("pbs", "engines='pbs': choose one of ssh, slurm"), (["kexec", "-i"], "needs {host}")]
+    ("launcher", "message"), [("pbs", "launcher='pbs': choose one of ssh, slurm"), (["kexec", "-i"], "needs {host}")]
 )
-def test_wrong_engines(engines: Any, message: str) -> None:
+def test_wrong_launchers(launcher: Any, message: str) -> None:
     """What is wrong is named, and what there is."""
     with pytest.raises(ValueError, match=message):
-        Cluster(hosts="a:1", engines=engines)
+        Cluster(hosts="a:1", launcher=launcher)
 
 
 def test_a_command_that_is_not_there() -> None:
     """The start says which command is missing, and starts nothing."""
     with pytest.raises(ClusterError, match="host a can't be reached: this machine has no command kexec"):
-        Cluster(hosts="a:1", engines=["kexec", "{host}"]).start()
+        Cluster(hosts="a:1", launcher=["kexec", "{host}"]).start()
 
 
 def test_magic_line() -> None:
     """`%cluster start --hosts a:4,b:4` is understood."""
-    line = "start --hosts a:4,b:4 --engines slurm --python /p --address 10.0.0.1"
+    line = "start --hosts a:4,b:4 --launcher slurm --python /p --client-address 10.0.0.1"
     options = magics._MAGICS["cluster"][1].parse_line(line)
     assert options is not None
-    assert (options.hosts, options.engines, options.python, options.address) == ("a:4,b:4", "slurm", "/p", "10.0.0.1")
+    given = options.hosts, options.launcher, options.python, options.client_address
+    assert given == ("a:4,b:4", "slurm", "/p", "10.0.0.1")

@@ -15,7 +15,7 @@ from ddp_lab.protocol.entry_points import RankFunction
 PACKAGE = Path(entry_points.__file__).parents[1]
 NAMED = {name: getattr(entry_points, name) for name in entry_points.__all__ if name.isupper()}
 # For users' own code, which imports it by this name.
-_OTHERS = {"ddp_lab.rank_names", "ddp_lab.recording", "ddp_lab.attach"}
+_OTHERS = {"ddp_lab.rank_names", "ddp_lab.recording", "ddp_lab.follow", "ddp_lab.compare"}
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from ddp_lab.simulation.calibration import anchored, as_recorded
-from ddp_lab.simulation.link_model import LinkModel
+from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.simulation.simulator import Configuration, simulate
 from ddp_lab.simulation.workload import Workload
 
 MS, MIB = 1e6, 1 << 20
-LINK = LinkModel(0, 15 * MS / MIB)
+LINK = CommModel(0, 15 * MS / MIB)
 
 
 def _recorded(step_ms: float) -> Workload:

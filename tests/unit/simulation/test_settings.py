@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_lab.simulation.link_model import LinkModel
+from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.simulation.settings import HOOKS, Setting, candidates, grid, spread
 from ddp_lab.simulation.simulator import Assignment, simulate
 from ddp_lab.simulation.workload import Workload
@@ -23,7 +23,7 @@ def _model(layers: int = 20, layer_mb: float = 1.0) -> Workload:
 
 def test_the_best_candidate_is_the_best_of_the_grid() -> None:
     """On a slow link with latency the first candidate is what the simulator finds best in the whole grid."""
-    workload, link = _model(), LinkModel(latency_ns=2e6, ns_per_byte=2.0)
+    workload, link = _model(), CommModel(latency_ns=2e6, ns_per_byte=2.0)
     found = candidates(workload, link, DEFAULT, 3)
     best = min(simulate(workload, one.configuration, link).step_ns for one in grid(workload))
     assert found[0][1] == pytest.approx(best)
@@ -33,7 +33,7 @@ def test_the_best_candidate_is_the_best_of_the_grid() -> None:
 def test_candidates_differ() -> None:
     """Candidates differ from each other and from the user's by more than 1.7 in a cap, and in their buckets."""
     workload = _model()
-    found = [setting for setting, _ in candidates(workload, LinkModel(1e5, 1.0), DEFAULT, 4)]
+    found = [setting for setting, _ in candidates(workload, CommModel(1e5, 1.0), DEFAULT, 4)]
     assert len(found) == 4
     buckets = [Assignment.of(workload, one.configuration, {}).buckets for one in [DEFAULT, *found]]
     assert len(set(buckets)) == 5
@@ -46,7 +46,7 @@ def test_candidates_differ() -> None:
 def test_candidates_have_more_and_fewer_buckets_than_the_best() -> None:
     """However sure the simulator is, one candidate has clearly fewer buckets than its best, and one clearly more."""
     workload = _model()
-    found = [setting for setting, _ in candidates(workload, LinkModel(1e6, 1.0), DEFAULT, 3)]
+    found = [setting for setting, _ in candidates(workload, CommModel(1e6, 1.0), DEFAULT, 3)]
     counts = [len(Assignment.of(workload, one.configuration, {}).buckets) for one in found]
     assert 1 < counts[0] < 20
     assert min(counts) * 1.7 <= counts[0] <= max(counts) / 1.7
@@ -54,7 +54,7 @@ def test_candidates_have_more_and_fewer_buckets_than_the_best() -> None:
 
 def test_a_small_model_has_few_candidates() -> None:
     """A model of one parameter has one assignment of buckets, and so nothing to try."""
-    assert candidates(_model(1), LinkModel(1e5, 1.0), DEFAULT, 4) == []
+    assert candidates(_model(1), CommModel(1e5, 1.0), DEFAULT, 4) == []
     assert spread(_model(1), DEFAULT, 4) == []
 
 
@@ -76,7 +76,7 @@ def test_without_a_link_the_range_is_covered() -> None:
 
 def test_lossy_hooks_only_if_asked() -> None:
     """No candidate has a hook unless hooks are asked for."""
-    workload, link = _model(), LinkModel(1e5, 10.0)
+    workload, link = _model(), CommModel(1e5, 10.0)
     assert {one.hook for one, _ in candidates(workload, link, DEFAULT, 8)} == {None}
     assert candidates(workload, link, DEFAULT, 1, ("fp16",))[0][0].hook == "fp16"
     assert set(HOOKS) == {"fp16", "bf16"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ddp_lab import _schedule
 from ddp_lab.bucketing import assign_buckets
-from ddp_lab.simulation.link_model import LinkModel
+from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.simulation.simulator import Configuration, Hook, caps_of, simulate, simulate_many
 from ddp_lab.simulation.workload import Workload
 
@@ -26,8 +26,8 @@ def four(**options: float) -> Workload:
     return replace(made, world_size=2)
 
 
-def link(ms_per_mib: float, **options: float) -> LinkModel:
-    return LinkModel(0, ms_per_mib * MS / MIB, **options)  # type: ignore[arg-type]
+def link(ms_per_mib: float, **options: float) -> CommModel:
+    return CommModel(0, ms_per_mib * MS / MIB, **options)  # type: ignore[arg-type]
 
 
 def test_a_step_counted_by_hand() -> None:
@@ -54,7 +54,7 @@ def test_one_bucket_hides_nothing() -> None:
 
 def test_lanes() -> None:
     """Two lanes overlap latencies; transfers share the link (sharing=1) or don't (sharing=0)."""
-    latency = LinkModel(10 * MS / 2, 0)  # two hops of a ring of 2
+    latency = CommModel(10 * MS / 2, 0)  # two hops of a ring of 2
     ready = replace(four(), ready_ns=np.zeros((1, 4)), order=(0, 1, 2, 3), computed_ns=np.zeros(1))
     configuration = Configuration(1)
     assert simulate(ready, configuration, latency).exposed_ns == pytest.approx(40 * MS)
@@ -121,7 +121,7 @@ def test_hooks_and_skipped_synchronisation() -> None:
 
 def test_the_slowest_of_many() -> None:
     """Jitter costs sigma times sqrt(2 ln n), and nothing alone."""
-    link_ = LinkModel(0, 0)
+    link_ = CommModel(0, 0)
     times = [simulate(four(), Configuration(1, world_size=n, jitter_ns=MS), link_).step_ns for n in (1, 256, 16384)]
     assert times[1] - times[0] == pytest.approx(MS * math.sqrt(2 * math.log(256)))
     assert times[2] > times[1]
@@ -139,7 +139,7 @@ def workloads(draw: st.DrawFn) -> Workload:
 @given(workload=workloads(), cap=st.floats(0, 16), slowdown=st.sampled_from([0.0, 0.5]), lanes=st.integers(1, 3))
 def test_laws(workload: Workload, cap: float, slowdown: float, lanes: int) -> None:
     """Buckets begin in order after their launch, parts add up, and the step lies between its two bounds."""
-    model = LinkModel(1e4, 0.5, lanes=lanes, compute_slowdown=slowdown)
+    model = CommModel(1e4, 0.5, lanes=lanes, compute_slowdown=slowdown)
     found = simulate(workload, Configuration(cap), model)
     assert (np.diff(found.begun_ns) >= 0).all()
     assert (np.diff(found.launched_ns[0]) >= 0).all()
@@ -158,7 +158,7 @@ def test_laws(workload: Workload, cap: float, slowdown: float, lanes: int) -> No
 @given(workload=workloads(), cap=st.floats(0, 16))
 def test_the_launches_are_the_schedules(workload: Workload, cap: float) -> None:
     """Without contention each bucket is launched at the gradient at which `BucketSchedule` launches it."""
-    found = simulate(workload, Configuration(cap), LinkModel(1e4, 0.5))
+    found = simulate(workload, Configuration(cap), CommModel(1e4, 0.5))
     assert [list(bucket) for bucket in found.buckets] == assign_buckets(
         workload.sizes.tolist(), workload.keys, caps_of(cap), workload.order
     )

@@ -60,7 +60,7 @@ def test_a_rejoin_changes_no_analysis(tmp_path: Path) -> None:
     loaded = Timeline.load(after.save(tmp_path / "run.npz"))
     for timeline in (after, loaded):
         assert timeline.findings() == before.findings()
-        assert timeline.find_late() == before.find_late()
+        assert timeline.stragglers() == before.stragglers()
         assert timeline.summary() == before.summary()
         assert views(timeline) == views(before)
         assert timeline.simulate(bucket_cap_mb=1).step_ms == before.simulate(bucket_cap_mb=1).step_ms

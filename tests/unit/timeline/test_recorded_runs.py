@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_lab import attach
+from ddp_lab import follow
 from ddp_lab.cli import main
 from ddp_lab.protocol import events, journal
 from ddp_lab.protocol.events import Batch
@@ -79,10 +79,10 @@ def test_clocks_of_other_hosts_are_aligned(tmp_path: Path) -> None:
     (notice,) = two.notices
     assert notice.startswith(f"ranks 2–3 on host{hours}: {-hours / 1e6:.0f}"[:30])
     assert f"from {STEPS * 3} collectives" in notice
-    theirs, ours = two.timeline.sync(), one.timeline.sync()
+    theirs, ours = two.timeline.all_reduces(), one.timeline.all_reduces()
     assert theirs["last_rank"].tolist() == ours["last_rank"].tolist()
     assert np.abs(theirs["late_ms"] - ours["late_ms"]).max() < 0.7  # half of an all-reduce
-    assert {place.rank for place in two.timeline.find_late()} == {3}
+    assert {place.rank for place in two.timeline.stragglers()} == {3}
 
 
 def test_hosts_without_a_common_collective_are_said(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_what_stands_around_damage_is_read(tmp_path: Path) -> None:
     assert run.timeline.ranks()[1].dropped == 2 * run.timeline.ranks()[1].events // (STEPS - 2)
     with pytest.warns(UserWarning, match=notice):
         Timeline.load(tmp_path)
-    with attach(str(tmp_path)) as job:
+    with follow(str(tmp_path)) as job:
         wait_until(lambda: any(notice in one for one in job.notices()), 60, "the notice of who follows")
         wait_until(lambda: {one.state for one in job.timeline.ranks()} == {"finished"}, 60, "the end of both")
         assert [one.events for one in job.timeline.ranks()] == [one.events for one in run.timeline.ranks()]
@@ -335,7 +335,7 @@ def test_journals_of_before_are_refused(tmp_path: Path) -> None:
     """A journal without checksums is refused by name, with what to read instead; by who follows it as well."""
     path = journal.path_of(tmp_path, 0)
     path.write_bytes(b"DDPLJNL1" + bytes(100))
-    for read in (lambda: read_run([tmp_path]), lambda: attach(str(tmp_path))):
+    for read in (lambda: read_run([tmp_path]), lambda: follow(str(tmp_path))):
         with pytest.raises(ValueError, match=r"rank0\.journal can't be read: it was written by an earlier ddp_lab"):
             read()
 

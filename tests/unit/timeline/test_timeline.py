@@ -62,7 +62,7 @@ def test_steps_by_hand() -> None:
 
 def test_sync_by_hand() -> None:
     """Over the ranks: who launched last, how long the others waited, and how fast the collective then was."""
-    sync = _two_ranks().sync()
+    sync = _two_ranks().all_reduces()
     assert tuple(sync.columns) == SYNC_COLUMNS
     one = sync[(sync.step == 2) & (sync.bucket == 1)].iloc[0]
     assert (one.last_rank, one.late_ms, one.wait_ms) == (1, 4.0, {0: 4.0, 1: 0.0})
@@ -82,7 +82,7 @@ def test_sync_waits_for_all_ranks() -> None:
     running.record(Kind.BACKWARD_BEGIN, 300 * MS, reducer=0, step=10)
     running.record(Kind.GRAD_READY, 301 * MS, reducer=0, step=10, bucket=0, parameter=3)
     timeline.extend(running.batch())
-    assert timeline.sync().step.max() == 9
+    assert timeline.all_reduces().step.max() == 9
     last = timeline.spans(last_steps=1)
     assert last.step.unique().tolist() == [10]
     (open_span,) = [row for row in last.itertuples() if row.rank == 1]
@@ -123,8 +123,8 @@ def test_a_restarted_cluster_brings_new_models() -> None:
         recorder.backward(0, 900 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
         timeline.extend(recorder.batch())
     assert [one.reducer for one in timeline.reducers()] == [0, 1]
-    assert timeline.spans(reducer=1).step.tolist() == [0, 0]
-    assert len(timeline.spans(reducer=0)) == 40
+    assert timeline.spans(model=1).step.tolist() == [0, 0]
+    assert len(timeline.spans(model=0)) == 40
     assert [rank.session for rank in timeline.ranks()] == [2, 2]
     assert timeline.own_numbers(1) == {0: 0, 1: 0}, "what to ask these ranks about"
     assert timeline.own_numbers(0) == {}, "no rank has it any more"
@@ -197,7 +197,7 @@ def test_separate_groups_that_number_alike_are_separate_models() -> None:
         recorder.backward(0, 20 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
         timeline.extend(recorder.batch())
     assert {one.reducer: one.ranks for one in timeline.reducers()} == {0: (0, 1), 1: (2, 3)}
-    assert timeline.sync().reducer.tolist() == [0, 1]
+    assert timeline.all_reduces().reducer.tolist() == [0, 1]
 
 
 def test_messages_of_a_former_process_are_ignored() -> None:
@@ -291,7 +291,7 @@ def test_a_long_run_is_saved_thinned(tmp_path: Path) -> None:
     assert 4 <= loaded.kept(0).thinned <= 40
     assert loaded.kept(0).whole_from < 400 - 20
     assert str(loaded.kept(0)) in loaded.summary()
-    sync = loaded.sync()
+    sync = loaded.all_reduces()
     assert sync.step.nunique() == loaded.kept(0).steps, "all ranks keep the same steps"
     assert sync.bandwidth_gb_s.notna().all()
     assert _two_ranks().kept(0).thinned == 0
@@ -309,7 +309,7 @@ def test_columns_are_the_same_whenever_one_asks() -> None:
             for timeline in (asked, once):
                 timeline.extend(batch)
             if step % 7 == 0:
-                asked.spans(), asked.steps(last_steps=5), asked.sync()
+                asked.spans(), asked.steps(last_steps=5), asked.all_reduces()
     for timeline in (asked, once):
         for rank in (0, 1):
             timeline.describe(rank, assignment([[2, 3], [0, 1]]) | {"session": 1})
@@ -319,7 +319,7 @@ def test_columns_are_the_same_whenever_one_asks() -> None:
                 getattr(asked, table)(last_steps=last_steps), getattr(once, table)(last_steps=last_steps)
             )
     assert once.spans().n_parameters.eq(2).all()
-    assert once.sync(last_steps=40).step.unique().tolist() == list(range(110, 150))
+    assert once.all_reduces(last_steps=40).step.unique().tolist() == list(range(110, 150))
 
 
 def test_a_live_view_of_a_long_run_holds_what_is_kept() -> None:
@@ -389,14 +389,14 @@ def test_find_late_on_a_device() -> None:
                 times = {"device_begin_ns": begin + at * MS, "device_end_ns": begin + end * MS}
                 recorder.record(Kind.DEVICE_SPAN, begin, reducer=0, step=step, bucket=bucket, **times)
         timeline.extend(recorder.batch())
-    (late,) = timeline.find_late()
+    (late,) = timeline.stragglers()
     assert (late.rank, late.bucket, late.parameter, late.delay_ms) == (1, 1, None, 20.0)
     assert "Rank 1 falls behind in bucket 1 (layer0, layer1), by 20.0 ms" in timeline.summary()
 
 
 def test_find_late_names_rank_bucket_and_parameter() -> None:
     """The late rank is named with the bucket and the parameter at which it falls behind."""
-    (late,) = _two_ranks().find_late()
+    (late,) = _two_ranks().stragglers()
     assert (late.rank, late.bucket, late.parameter, late.delay_ms, late.share) == (1, 1, "layer0", 4.0, 1.0)
 
 
@@ -450,11 +450,11 @@ def test_summary_in_words() -> None:
 def test_empty(columns: tuple[str, ...]) -> None:
     """Without events every table is empty with all its columns, and the summary says what to do."""
     timeline = Timeline()
-    tables = (timeline.spans(), timeline.steps(), timeline.sync())
+    tables = (timeline.spans(), timeline.steps(), timeline.all_reduces())
     assert columns in [tuple(table.columns) for table in tables]
     assert [len(table) for table in tables] == [0, 0, 0]
     assert "Wrap the model" in timeline.summary()
-    assert timeline.find_late() == []
+    assert timeline.stragglers() == []
 
 
 def test_summary_of_one_rank_and_one_bucket() -> None:

@@ -11,7 +11,7 @@ import pytest
 from ddp_lab.analysis.steps import SLOWEST_COPY
 from ddp_lab.protocol.events import Kind
 from ddp_lab.simulation.calibration import Measured, calibrated, errors
-from ddp_lab.simulation.link_model import LinkModel
+from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.simulation.simulator import Configuration, simulate
 from ddp_lab.simulation.workload import Workload
 from ddp_lab.timeline import what_if, workloads
@@ -139,7 +139,7 @@ def test_bytes_that_travel(fields: dict[str, object]) -> None:
     assert {size for size, _, _ in workloads.all_reduces(made)} == {MIB, MIB // 2}
     assert what_if.fit_link(made).time_ns([MIB // 2, MIB], 2) == pytest.approx([2e6, 4e6])
     assert made.simulate().step_ms == pytest.approx(18.0, abs=0.1)
-    link, workload = LinkModel(0.0, 4e6 / MIB), made.workload()  # two ranks send the buffer's bytes once
+    link, workload = CommModel(0.0, 4e6 / MIB), made.workload()  # two ranks send the buffer's bytes once
     found = simulate(workload, Configuration([2.0, 1.0]), link)
     assert (found.reduced_ns - found.begun_ns).tolist() == pytest.approx([4e6, 2e6])
     feed = StepFeed(made, lambda *message: None)
@@ -148,7 +148,7 @@ def test_bytes_that_travel(fields: dict[str, object]) -> None:
 
 def test_a_hook_of_which_nobody_knows_what_it_sends() -> None:
     """Of PowerSGD no time is expected; of a hook of one's own, that of the bucket."""
-    made, link = recorded(), LinkModel(0.0, 4e6 / MIB)
+    made, link = recorded(), CommModel(0.0, 4e6 / MIB)
     feed = StepFeed(made, lambda *message: None)
     for name, wanted in [("powerSGD_hook", [None, None]), ("mine", [8e6, 4e6]), (None, [8e6, 4e6])]:
         for rank in range(2):
@@ -216,7 +216,7 @@ def test_on_devices_readiness_is_the_devices() -> None:
 
 def test_calibration_finds_the_slowdowns() -> None:
     """Steps of a contended link are predicted within 1 % after calibration, with caps and a model it has not seen."""
-    link = LinkModel(2e5, 0.9, lanes=2)
+    link = CommModel(2e5, 0.9, lanes=2)
     true = replace(link, compute_slowdown=0.45, comm_slowdown=0.8)
 
     def run(backward_ns: float, caps: list[float]) -> Measured:

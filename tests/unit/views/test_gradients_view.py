@@ -82,7 +82,7 @@ def test_comparisons_are_a_table(timeline: Timeline) -> None:
     assert table["first"].tolist() == ["", "layers.0.bias"]
     assert table.groups.tolist() == [(), ((0,), (1,))]
     assert table.cost_ms.tolist() == [1.0, 1.0]
-    assert timeline.drift(reducer=7).empty
+    assert timeline.drift(model=7).empty
     assert timeline.inspection_count(0) == 2
 
 
@@ -102,7 +102,7 @@ def test_pictures(timeline: Timeline) -> None:
     assert names == ["rank 0, before", "rank 1, before", "average", "noise scale"]
     assert "watch_gradients" in framed(gradients_scene(gradient_facts(Timeline(), 0)))
     with pytest.raises(ValueError, match="watch_gradients"):
-        timeline.figure("gradients", reducer=3)
+        timeline.figure("gradients", model=3)
 
 
 def test_nothing_is_computed_for_nobody(timeline: Timeline) -> None:
@@ -130,7 +130,7 @@ class _Ranks:
     def check_drift(self, reducer: int | None, timeout: float) -> Any:
         return self.timeline.drift_records(0)[-1]
 
-    def looks(self, reducer: int | None) -> dict[str, int]:
+    def monitoring(self, reducer: int | None) -> dict[str, int]:
         return {**self.every, "pending": 0}
 
 

@@ -45,9 +45,9 @@ def test_holds_the_times_that_spans_reports(timeline: Timeline) -> None:
 
 
 def test_gradient_sync_equals_the_timelines(timeline: Timeline) -> None:
-    """Gradient sync of a step has the numbers of `Timeline.sync()`."""
+    """Gradient sync of a step has the numbers of `Timeline.all_reduces()`."""
     frames = StepFrames(timeline)
-    for _, row in timeline.sync().iterrows():
+    for _, row in timeline.all_reduces().iterrows():
         frame = frames.frame(0, row["step"])
         assert frame is not None
         sync, overlap, bucket = frame.sync(), frame.overlap(), row["bucket"]

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from ipywidgets.widgets.widget import _instances
 
-from ddp_lab.cluster.attached import attach
 from ddp_lab.cluster.cluster import Cluster
+from ddp_lab.cluster.followed import follow
 from ddp_lab.engine.telemetry import interval_of
 from ddp_lab.protocol.events import DTYPE, Batch, Kind
-from ddp_lab.simulation.link_model import LinkModel
+from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views.paint import palette
 from ddp_lab.views.scene import Spans
@@ -255,7 +255,7 @@ def test_compares_gradients_on_request(make: Made) -> None:
 
 def test_a_followed_job_has_no_controls(tmp_path: Path) -> None:
     """Of a job that another process runs there are the views that need no ranks, and nothing is offered of them."""
-    with attach(str(tmp_path)) as job:
+    with follow(str(tmp_path)) as job:
         shown = job.dashboard()
     recorded = Timeline()
     recorded.recorded = True
@@ -470,7 +470,7 @@ def test_what_the_link_needs_for_each_bucket(make: Made) -> None:
     """With a measured link the browser gets the time that it needs for each bucket, and its limit on the bus."""
     timeline = Timeline()
     Training(4, 3).feed(timeline, 0)
-    link = LinkModel(latency_ns=0, ns_per_byte=0.5)
+    link = CommModel(latency_ns=0, ns_per_byte=0.5)
     dashboard = make(timeline, link=lambda: link)
     found = dashboard.links["0:0"]
     assert found["ns"] == [1.5 * 0.5 * 2**20] * 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddp_lab.simulation.link_model import LinkModel
+from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.simulation.simulator import Configuration, simulate
 from ddp_lab.simulation.workload import Workload
 from ddp_lab.timeline.timeline import Timeline
@@ -14,7 +14,7 @@ from ddp_lab.views.scenes import what_if_scene
 from ddp_lab.widgets.controls.what_if import NOTHING, WhatIfStage, frame_of, parts_ms
 from tests.training_events import Training
 
-LINK = LinkModel(latency_ns=1e5, ns_per_byte=0.4)
+LINK = CommModel(latency_ns=1e5, ns_per_byte=0.4)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_positions_of_another_model(timeline: Timeline) -> None:
 def test_a_prediction_is_a_complete_step() -> None:
     """The frame has the prediction's times, on every rank, relative to the first backward's begin."""
     workload = Workload.made_up([1 << 20] * 4, forward_ns=2e7, backward_ns=4e7, other_ns=5e6)
-    predicted = simulate(workload, Configuration(1.0, world_size=2), LinkModel(0, 15e6 / (1 << 20)))
+    predicted = simulate(workload, Configuration(1.0, world_size=2), CommModel(0, 15e6 / (1 << 20)))
     frame = frame_of(workload, predicted, [3], 5)
     assert (frame.reducer, frame.ranks, frame.shape, frame.complete) == (5, [3], (1, 4), True)
     times = frame.milliseconds(frame.times_ns)[0]

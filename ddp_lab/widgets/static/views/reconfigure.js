@@ -23,7 +23,7 @@ export class ReconfigureForm {
     this.list = element("input", { type: "text", class: "ddp-text", "aria-label": "size limits in MiB in launch order", placeholder: "1, 5, 25", size: "14" });
     this.order = choice("order of the parameters", ORDERS);
     const id = `ddp-hooks-${Math.random().toString(36).slice(2)}`;
-    this.hook = element("input", { type: "text", class: "ddp-text", "aria-label": "comm hook", placeholder: "unchanged", list: id, size: "11", title: "none, fp16, bf16, powersgd, or a name defined with DistributedDataParallel.define_comm_hook" });
+    this.hook = element("input", { type: "text", class: "ddp-text", "aria-label": "comm hook", placeholder: "unchanged", list: id, size: "11", title: "none, fp16, bf16, powersgd, or a name defined with DistributedDataParallel.register_named_comm_hook" });
     const names = element("datalist", { id }, ...HOOKS.map((value) => element("option", { value })));
     this.apply = button("Apply", "apply the change between two steps (Enter)", () => this.ask(), { class: "ddp-button ddp-primary" });
     this.back = button("Change back", "restore limits, order and hook from before the last change; a second measurement makes the result more reliable", () => this.asker.ask({ back: true, reducer: this.reducer }));

@@ -128,7 +128,7 @@ function rate(value) {
 
 function limitText(record, link) {
   if (record.rankCount < 2) return "";
-  if (!link?.ns) return "Limit of the link: not measured. Measure it with lab.measure_link(), which takes about a second.";
+  if (!link?.ns) return "Limit of the link: not measured. Measure it with lab.measure_communication(), which takes about a second.";
   return `Limit of the link: ${significant(link.limit)} GB/s bus bandwidth for large buffers (${link.from}).`;
 }
 

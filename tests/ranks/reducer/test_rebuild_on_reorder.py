@@ -1,4 +1,4 @@
-"""follow_order: buckets follow a graph whose order drifts, on all ranks in the same forward."""
+"""rebuild_buckets_on_reorder: buckets follow a graph whose order drifts, on all ranks in the same forward."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _order_on_rank(rank: int, size: int, threshold: float | None) -> tuple[list[
 
     torch.manual_seed(0)
     model = DistributedDataParallel(Turning(), bucket_cap_mb=1e-5)
-    model.follow_order(threshold, every=2)
+    model.rebuild_buckets_on_reorder(threshold, every=2)
 
     def train(steps: int) -> list[int]:
         for _ in range(steps):
@@ -49,7 +49,7 @@ def test_the_order_is_followed(ranks: Ranks) -> None:
 
 
 def test_a_high_threshold_keeps_the_order(ranks: Ranks) -> None:
-    """Below the threshold, and without follow_order, the order stays."""
+    """Below the threshold, and without rebuild_buckets_on_reorder, the order stays."""
     for threshold in (1.0, None):
         for before, after in ranks(2, _order_on_rank, threshold):
             assert before == after

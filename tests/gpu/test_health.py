@@ -27,12 +27,12 @@ while True:
 def test_a_rank_tells_of_its_gpu() -> None:
     """Memory grows with what a cell keeps, also while the rank trains; the share of busy time is seen."""
     with Cluster(1) as lab:
-        (before,) = lab.vitals()
+        (before,) = lab.health()
         assert before.gpu_used is not None
         lab.run(FILL, board=SilentBoard())
         run = lab.run(BUSY, wait=False, board=SilentBoard())
-        wait_until(lambda: (lab.vitals()[0].gpu_percent or 0) > 20, 20, "a busy GPU")
-        (during,) = lab.vitals()
+        wait_until(lambda: (lab.health()[0].gpu_percent or 0) > 20, 20, "a busy GPU")
+        (during,) = lab.health()
         assert during.record.state == "running"
         assert during.gpu_used is not None
         assert during.gpu_total is not None
@@ -46,6 +46,6 @@ def test_a_cpu_rank_has_none() -> None:
     """A rank on the CPU is not asked for a GPU, and has no CUDA context."""
     assert Gpu.of(torch.device("cpu")) is None
     with Cluster(1, backend="gloo") as lab:
-        (one,) = lab.vitals()
+        (one,) = lab.health()
         assert (one.gpu_used, one.gpu_total, one.gpu_percent) == (None, None, None)
         assert lab.run("torch.cuda.is_initialized()", board=SilentBoard()).values == {0: False}

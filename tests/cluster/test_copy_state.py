@@ -49,7 +49,7 @@ model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
 
 def test_training_goes_on_after_a_death() -> None:
-    """A rank is killed in its backward; after `restore_from` the losses are those of an undisturbed run."""
+    """A rank is killed in its backward; after `copy_state_from` the losses are those of an undisturbed run."""
     with Lab(2) as lab:
         for kind, arguments, victim in KINDS:
             go_on_after_a_death(lab, kind, arguments, victim)
@@ -64,7 +64,7 @@ def go_on_after_a_death(lab: Lab, kind: str, arguments: str, victim: int) -> Non
     with pytest.raises(CellError, match=f"rank {victim} was killed by SIGKILL"):
         lab.run("train(16, dies_at=7)")
     kept = lab.pids()
-    copied = lab.values(f"ddp_lab.restore_from({1 - victim})")
+    copied = lab.values(f"ddp_lab.copy_state_from({1 - victim})")
     assert {"model", "optimizer", "schedule", "train", "batch_of", "Net", "math", "step", "losses"} <= set(copied[0])
     assert copied[0] == copied[1]
     assert lab.values("rank, dist.get_rank(), step") == {0: (0, 0, 7), 1: (1, 1, 7)}
@@ -89,9 +89,9 @@ def test_ranks_that_have_them_load_their_states(lab: Lab) -> None:
         "net = torch.nn.Linear(2, 2); torch.nn.init.constant_(net.weight, float(rank))\n"
         "same, mine = net, {'of': rank}\nsampler = torch.utils.data.DistributedSampler(range(8))"
     )
-    assert {"net", "same"} <= set(lab.values("ddp_lab.restore_from(1)")[0])
+    assert {"net", "same"} <= set(lab.values("ddp_lab.copy_state_from(1)")[0])
     assert lab.values("net.weight.mean().item(), same is net, mine['of']") == {0: (1.0, True, 0), 1: (1.0, True, 1)}
-    lab.run("ddp_lab.restore_from(1, 'mine', 'sampler')")
+    lab.run("ddp_lab.copy_state_from(1, 'mine', 'sampler')")
     assert lab.values("mine['of'], sampler.rank") == {0: (1, 0), 1: (1, 1)}
     lab.run("del net, same, mine, sampler")
 
@@ -100,10 +100,10 @@ def test_what_can_not_be_copied(lab: Lab) -> None:
     """It is named with the reason: an error if it was asked for, a warning on ranks that go without it otherwise."""
     lab.run("import threading\nif rank == 0: lock, kept = threading.Lock(), 5")
     with pytest.raises(CellError, match=r"lock: .*pickle"):
-        lab.run("ddp_lab.restore_from(0, 'lock')")
+        lab.run("ddp_lab.copy_state_from(0, 'lock')")
     caught = (
         "import warnings\nwith warnings.catch_warnings(record=True) as caught:\n"
-        "    names = ddp_lab.restore_from(0)\n"
+        "    names = ddp_lab.copy_state_from(0)\n"
         "names, kept, [str(one.message) for one in caught if 'lock' in str(one.message)]"
     )
     found = lab.values(caught)
@@ -113,11 +113,11 @@ def test_what_can_not_be_copied(lab: Lab) -> None:
     assert found[1][1] == 5
     assert found[1][2][0].startswith("not copied from rank 0: lock (")
     with pytest.raises(CellError, match="has no variable nothing"):
-        lab.run("ddp_lab.restore_from(0, 'nothing')")
+        lab.run("ddp_lab.copy_state_from(0, 'nothing')")
     with pytest.raises(CellError, match="same arguments"):
-        lab.run("ddp_lab.restore_from(rank)")
+        lab.run("ddp_lab.copy_state_from(rank)")
     with pytest.raises(CellError, match="there is no rank 7"):
-        lab.run("ddp_lab.restore_from(7)")
+        lab.run("ddp_lab.copy_state_from(7)")
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
@@ -129,12 +129,12 @@ def test_what_can_not_be_sent_ends_no_rank(lab: Lab) -> None:
         "holder = [torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))]"
     )
     with pytest.raises(CellError) as failed:
-        lab.run("ddp_lab.restore_from(0, 'shy')")
+        lab.run("ddp_lab.copy_state_from(0, 'shy')")
     for failure in failed.value.failures.values():
         assert "the variables of rank 0 can't be sent: tells nothing" in failure.message
     assert set(failed.value.failures) == {0, 1}
     with pytest.raises(CellError, match=r"the model \(no variable of its own\) of the source has no counterpart here"):
-        lab.run("ddp_lab.restore_from(0, 'holder')")
+        lab.run("ddp_lab.copy_state_from(0, 'holder')")
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
     lab.run("del shy, holder")
 
@@ -142,4 +142,4 @@ def test_what_can_not_be_sent_ends_no_rank(lab: Lab) -> None:
 def test_it_is_called_on_ranks() -> None:
     """Elsewhere it says where."""
     with pytest.raises(RuntimeError, match="copies between ranks: call it in a %%distributed cell, on all ranks"):
-        ddp_lab.restore_from(0)
+        ddp_lab.copy_state_from(0)

@@ -1,4 +1,4 @@
-"""`ddp_lab.install()`: torch's name becomes ours, in this process and in trainers from PyPI."""
+"""`ddp_lab.replace_torch_ddp()`: torch's name becomes ours, in this process and in trainers from PyPI."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _install_on_rank(rank: int, size: int) -> None:
     exec("from torch.nn.parallel import DistributedDataParallel as DDP; import torch", vars(holder))
     sys.modules[holder.__name__] = holder
     try:
-        with ddp_lab.install():
+        with ddp_lab.replace_torch_ddp():
             assert holder.DDP is torch.nn.parallel.DistributedDataParallel is ddp_lab.DistributedDataParallel
             assert torch.nn.parallel.distributed.DistributedDataParallel is ddp_lab.DistributedDataParallel
             assert ddp_lab.parallel.distributed.TorchDDP is torchs
@@ -37,11 +37,11 @@ def _install_on_rank(rank: int, size: int) -> None:
             model(samples(rank, 0)).sum().backward()
             assert isinstance(model, torchs)
             assert issubclass(holder.DDP, torchs)
-            with ddp_lab.install():  # once more: the end of this block undoes nothing of the outer one
+            with ddp_lab.replace_torch_ddp():  # once more: the end of this block undoes nothing of the outer one
                 pass
             assert holder.DDP is ddp_lab.DistributedDataParallel
         assert holder.DDP is torch.nn.parallel.DistributedDataParallel is torchs
-        installed = ddp_lab.install()
+        installed = ddp_lab.replace_torch_ddp()
         assert holder.DDP is ddp_lab.DistributedDataParallel
         installed.undo()
         installed.undo()

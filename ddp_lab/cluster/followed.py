@@ -1,4 +1,4 @@
-"""`ddp_lab.attach(address)`: the live timeline and dashboard of a job that `ddp-lab run` runs."""
+"""`ddp_lab.follow(address)`: the live timeline and dashboard of a job that `ddp-lab run` runs."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def _pieces(head: bytes, data: Sequence[bytes]) -> list[journal.Piece]:
     return made
 
 
-class Attached:
-    """A job that is followed while it runs, as `attach` returns it. A context manager.
+class FollowedJob:
+    """A job that is followed while it runs, as `follow` returns it. A context manager.
 
     Attributes:
         timeline: the events that its ranks have recorded, from the beginning; grows until `close`.
@@ -104,10 +104,10 @@ class Attached:
         except BaseException:
             self._let_go()
             raise
-        self._thread = threading.Thread(target=self._follow, name="ddp_lab-attached", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name="ddp_lab-followed", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> Attached:
+    def __enter__(self) -> FollowedJob:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -179,7 +179,7 @@ class Attached:
         self.timeline.set_status(opening.rank, status)
 
 
-def attach(address: str, token: str | None = None) -> Attached:
+def follow(address: str, token: str | None = None) -> FollowedJob:
     """Follows a job of `ddp-lab run` while it trains: its timeline and dashboard, live, from a notebook.
 
     The ranks are not touched. Events recorded before are included.
@@ -195,17 +195,17 @@ def attach(address: str, token: str | None = None) -> Attached:
         ConnectionError: nothing that knows the token answers there.
 
     Example:
-        >>> job = ddp_lab.attach("ddp-lab-20260102-030405")
+        >>> job = ddp_lab.follow("ddp-lab-20260102-030405")
         >>> job.dashboard()
         >>> job.close()
     """
     folder = Path(address)
     if folder.is_dir():
-        return Attached(partial(journal.news, folder))
+        return FollowedJob(partial(journal.news, folder))
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isdigit()):
         raise FileNotFoundError(f"{address} is neither the folder of a run nor HOST:PORT")
     if token is None:
-        raise ValueError(f"attach({address!r}, token=...): the token is in the file attach.json of the run's folder")
+        raise ValueError(f"follow({address!r}, token=...): the token is in the file attach.json of the run's folder")
     connection = _Connection(address, token)
-    return Attached(connection.news, connection.close)
+    return FollowedJob(connection.news, connection.close)

@@ -1,6 +1,6 @@
-"""`ddp_lab.install()`: programs that construct torch's DistributedDataParallel get ours, without changes.
+"""`ddp_lab.replace_torch_ddp()`: programs that construct torch's DistributedDataParallel get ours, without changes.
 
-[Note: what install() reaches]
+[Note: what replace_torch_ddp() reaches]
 Trainers import the class by name (`from torch.nn.parallel import DistributedDataParallel as DDP`), so each module that
 was imported before holds a reference of its own. All of them are replaced by our class, under any name; modules
 imported later take it from `torch.nn.parallel`. Not reached are models wrapped before, classes derived from torch's
@@ -15,13 +15,13 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from .distributed import DistributedDataParallel
 
-__all__ = ["Installation", "install"]
+__all__ = ["Replacement", "replace_torch_ddp"]
 
 _OURS = __name__.split(".")[0]
 
 
-class Installation:
-    """The changes of `install`; `undo`, or the end of a ``with`` block, reverts them."""
+class Replacement:
+    """The changes of `replace_torch_ddp`; `undo`, or the end of a ``with`` block, reverts them."""
 
     def __init__(self) -> None:
         self._changed = _point_at(DistributedDataParallel, instead_of=TorchDDP)
@@ -37,14 +37,14 @@ class Installation:
                 vars(module)[name] = TorchDDP
         self._changed = []
 
-    def __enter__(self) -> Installation:
+    def __enter__(self) -> Replacement:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.undo()
 
 
-def install() -> Installation:
+def replace_torch_ddp() -> Replacement:
     """Replaces `torch.nn.parallel.DistributedDataParallel` by our class in this process, in every module that has it.
 
     Call it in each rank before the model is wrapped, e.g. as the first lines of a training script. A second call
@@ -55,11 +55,11 @@ def install() -> Installation:
 
     Example:
         >>> import ddp_lab
-        >>> ddp_lab.install()  # then accelerate, Lightning and your own code wrap their models with ours
-        >>> with ddp_lab.install():
+        >>> ddp_lab.replace_torch_ddp()  # then accelerate, Lightning and your own code wrap their models with ours
+        >>> with ddp_lab.replace_torch_ddp():
         ...     model = torch.nn.parallel.DistributedDataParallel(net)
     """
-    return Installation()
+    return Replacement()
 
 
 def _point_at(new: type, *, instead_of: type) -> list[tuple[str, str]]:

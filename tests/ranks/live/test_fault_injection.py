@@ -48,25 +48,25 @@ def _forward_ms(model: Any) -> float:
 
 
 def _slow_on_rank(rank: int, size: int) -> dict[str, float]:
-    from ddp_lab import rehearsal
+    from ddp_lab import fault_injection
 
     model = _model()
     for _ in range(3):
         plain = _step(model, rank)
     found = {}
     on_one = contextlib.nullcontext
-    with rehearsal.slow_rank(model, DELAY) if rank == 1 else on_one():
+    with fault_injection.slow_rank(model, DELAY) if rank == 1 else on_one():
         slowed = _step(model, rank)
     found["forward"] = _forward_ms(model)
     assert all(torch.equal(a, b) for a, b in zip(plain, slowed, strict=True))
-    with rehearsal.slow_layer(model, "1.weight", DELAY) if rank == 1 else on_one():
+    with fault_injection.slow_layer(model, "1.weight", DELAY) if rank == 1 else on_one():
         slowed = _step(model, rank)
     found["first bucket"], found["second bucket"] = (times.ready_ms for times in _times(model)[:2])
     assert all(torch.equal(a, b) for a, b in zip(plain, slowed, strict=True))
     _step(model, rank)
     assert not model._live.waiting
     assert not model.module._forward_pre_hooks
-    assert rehearsal.active(model) == []
+    assert fault_injection.active(model) == []
     if rank == 1:
         name = "slow layer: 50 ms before the gradient of '1.weight'"
         assert {name, f"end of {name}"} <= set(_marks())
@@ -91,9 +91,9 @@ def _average(state: object, bucket: dist.GradBucket) -> torch.futures.Future[tor
 
 
 def _link_on_rank(rank: int, size: int, hook: str | None, options: dict[str, Any]) -> None:
-    from ddp_lab import DistributedDataParallel, rehearsal
+    from ddp_lab import DistributedDataParallel, fault_injection
 
-    DistributedDataParallel.define_comm_hook("mine", _average)
+    DistributedDataParallel.register_named_comm_hook("mine", _average)
     model = _model(**options)
     for _ in range(2):
         _step(model, rank)
@@ -101,7 +101,7 @@ def _link_on_rank(rank: int, size: int, hook: str | None, options: dict[str, Any
         model.reconfigure(comm_hook=hook)
     plain = _step(model, rank)
     bucket = model.buckets()[0].bytes
-    with rehearsal.slow_link(model, DELAY, bucket / DELAY / 1e6) if rank == 1 else contextlib.nullcontext():
+    with fault_injection.slow_link(model, DELAY, bucket / DELAY / 1e6) if rank == 1 else contextlib.nullcontext():
         slowed = [_step(model, rank), _step(model, rank)]
         first, *_, last = _times(model)
         if rank == 1:  # for its own bytes, after those before it; the latency of one overlaps that of the next
@@ -135,13 +135,13 @@ def _steps(model: Any, rank: int) -> None:
 
 
 def _dropped_on_rank(rank: int, size: int) -> str:
-    from ddp_lab import rehearsal
+    from ddp_lab import fault_injection
 
     model = _model()
     for _ in range(2):
         _step(model, rank)
     if rank == 1:
-        rehearsal.drop_gradient(model, "1.weight")
+        fault_injection.drop_gradient(model, "1.weight")
     with pytest.raises(RuntimeError) as caught:
         _steps(model, rank)
     model.zero_grad()
@@ -157,7 +157,7 @@ def test_a_dropped_gradient_is_the_real_error(ranks: Ranks) -> None:
 
 
 def _refused_on_rank(rank: int, size: int) -> list[str]:
-    from ddp_lab import faults, rehearsal
+    from ddp_lab import fault_injection, faults
 
     model = _model()
     said = []
@@ -167,15 +167,15 @@ def _refused_on_rank(rank: int, size: int) -> list[str]:
         faults.SlowLink(rank, mb_per_second=0.0),
     ):
         with pytest.raises(ValueError) as caught:
-            rehearsal.inject(model, fault)
+            fault_injection.inject(model, fault)
         said.append(str(caught.value))
-    rehearsal.inject(model, faults.SlowLink(rank))
+    fault_injection.inject(model, faults.SlowLink(rank))
     with pytest.raises(ValueError) as caught:
-        rehearsal.inject(model, faults.SlowLink(rank))
-    assert rehearsal.inject(model, faults.SlowRank(rank + 1, 60.0)) is None
-    (active,) = rehearsal.active(model)
+        fault_injection.inject(model, faults.SlowLink(rank))
+    assert fault_injection.inject(model, faults.SlowRank(rank + 1, 60.0)) is None
+    (active,) = fault_injection.active(model)
     assert (active["kind"], active["rank"], active["begun"]) == ("SlowLink", rank, False)
-    rehearsal.end(model)
+    fault_injection.end(model)
     return [*said, str(caught.value)]
 
 
@@ -189,12 +189,12 @@ def test_faults_that_make_no_sense(ranks: Ranks) -> None:
 
 
 def _dies_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import rehearsal
+    from ddp_lab import fault_injection
 
     model = _model()
     _step(model, rank)
     if rank == 1:
-        rehearsal.die(model)
+        fault_injection.die(model)
     _step(model, rank)
     raise AssertionError("nobody comes here")
 
