@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from .timeline.comparison import compare as compare
     from .timeline.timeline import Timeline as Timeline
 
-    attach, install, copy_state_from = follow, replace_torch_ddp, copy_state_from  # former names
+    attach, install, restore_from = follow, replace_torch_ddp, copy_state_from  # former names
 
 
 def __getattr__(name: str) -> Any:

@@ -277,7 +277,7 @@ class Cluster:
         try:
             cluster = cls.__new__(cls)
             cluster._set_up(ClusterConfig.noted(keeper.notes, keeper.idle_timeout), keeper.name)
-            cluster.hang_seconds = keeper.notes["hang_seconds"]
+            cluster.hang_seconds = keeper.notes["watch_seconds"]
             cluster._check_only_one(detached=True)
         except BaseException:
             keeper.leave()
@@ -698,7 +698,7 @@ class Cluster:
             )
 
     def _begin(self, keeper: Keeper | None) -> Session:
-        notes = {"hang_seconds": self.hang_seconds}
+        notes = {"watch_seconds": self.hang_seconds}
         session = Session(self._config, keeper, self.timeline, self.results.give_up, notes)
         atexit.register(self._at_exit)
         self._session, self._started = session, True
