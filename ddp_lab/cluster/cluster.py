@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ..control.collectives import DEFAULT_BYTES
-from ..control.records import CellText, RankRecord, RankVitals
+from ..control.records import CellText, RankHealth, RankRecord
 from ..control.training import TrainingControl
 from ..control.wire import Wire
 from ..errors import ClusterError
@@ -442,7 +442,7 @@ class Cluster:
         """Every rank as it is now."""
         return self.session.members.records()
 
-    def health(self, seconds: float = 1.0) -> tuple[RankVitals, ...]:
+    def health(self, seconds: float = 1.0) -> tuple[RankHealth, ...]:
         """Every rank as it is now: its cell and for how long it runs, when it was last heard from, and its GPU.
 
         Args:

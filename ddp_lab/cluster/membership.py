@@ -21,7 +21,7 @@ from typing import Any
 
 from .. import machine
 from ..control.interrupts import held_back
-from ..control.records import RankRecord, RankVitals
+from ..control.records import RankHealth, RankRecord
 from ..control.wire import Wire
 from ..diagnostics.calls import mismatch_of
 from ..diagnostics.flights import in_flight_words
@@ -217,12 +217,12 @@ class Membership:
         """Every rank as it is now."""
         return self._records(self._ask("vitals"))
 
-    def health(self, seconds: float) -> tuple[RankVitals, ...]:
+    def health(self, seconds: float) -> tuple[RankHealth, ...]:
         """The value of `Cluster.health`; waits `seconds` for answers at most."""
         answers = self._ask("vitals", seconds)
         silence = self._wire.silence()
         return tuple(
-            RankVitals.of(record, answers.get(record.rank, {}), silence.get(record.rank))
+            RankHealth.of(record, answers.get(record.rank, {}), silence.get(record.rank))
             for record in self._records(answers)
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..diagnostics.rank_state import BucketStage
 
-__all__ = ["BucketStage", "CellText", "RankRecord", "RankVitals", "Reconfigured", "StepState"]
+__all__ = ["BucketStage", "CellText", "RankHealth", "RankRecord", "Reconfigured", "StepState"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RankRecord:
 
 
 @dataclass(frozen=True)
-class RankVitals:
+class RankHealth:
     """The condition of one rank.
 
     Attributes:
@@ -94,7 +94,7 @@ class RankVitals:
     gpu_percent: int | None = None
 
     @classmethod
-    def of(cls, record: RankRecord, answer: Mapping[str, Any], silent_seconds: float | None) -> RankVitals:
+    def of(cls, record: RankRecord, answer: Mapping[str, Any], silent_seconds: float | None) -> RankHealth:
         """From the rank's answer; empty if it did not answer."""
         gpu = answer.get("gpu") or {}
         of_gpu = (gpu.get(name) for name in ("used", "total", "percent"))

@@ -46,11 +46,11 @@ _JUDGED_STEPS = 100  # complete steps that findings and stragglers are based on
 
 @with_former_names
 class Timeline(TimelineModel):
-    """Events of all ranks, by rank, reducer, step and bucket.
+    """Events of all ranks, by rank, model, step and bucket.
 
-    Each model in a program has its own reducer number. Each bucket layout has a generation number, which grows with
-    every rebuild. A rank whose process was restarted keeps its number, and the models that it builds then are new
-    reducers.
+    Each model in a program has its own number: its `model_id`, which methods take as ``model`` and tables have in the
+    column ``reducer``. Each bucket layout has a generation number, which grows with every rebuild. A rank whose process
+    was restarted keeps its number, and the models that it builds then are new ones.
 
     Args:
         max_steps: how many of the newest steps of each model to keep. A quarter as many older steps are kept, too,

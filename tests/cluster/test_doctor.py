@@ -167,17 +167,17 @@ def test_ranks_that_catch_up_are_left_alone(lab: Lab) -> None:
 
 
 def test_what_is_in_flight(lab: Lab) -> None:
-    """Launched collectives that have not ended are told with the oldest and its age, by doctor, status and vitals."""
+    """Launched collectives that have not ended are told with the oldest and its age, by doctor, status and health."""
     code = "import time\nwork = [dist.all_reduce(torch.ones(1 << 18), async_op=True) for _ in range(3)]\n"
     with running(lab, code.replace("= [", "= rank == 0 and [") + "time.sleep(600)"):
         wait_until(lambda: lab.doctor().diagnosis.kind == "ahead", 20, "the diagnosis")
         report = lab.doctor()
-        vitals, status = lab.health(), lab.status()
+        health, status = lab.health(), lab.status()
     assert "rank 1 has not entered it" in report.diagnosis.sentence
     assert re.search(r"in flight: 3, oldest all_reduce #\d+ of 1 MiB for [\d.]+ s", str(report))
-    for told in (vitals[0].in_flight, status[0].in_flight):
+    for told in (health[0].in_flight, status[0].in_flight):
         assert re.fullmatch(r"3, oldest all_reduce #\d+ of 1 MiB for [\d.]+ s", told)
-    assert (vitals[1].in_flight, status[1].in_flight) == ("", "")
+    assert (health[1].in_flight, status[1].in_flight) == ("", "")
 
 
 def test_a_cell_that_computes_is_left_alone(lab: Lab) -> None:

@@ -25,7 +25,7 @@ __all__ = ["ClusterActions", "between_cells"]
 
 _PATIENCE_SECONDS = 0.5  # enough for the main thread, unless it runs a cell
 _SAID_SECONDS, _ERROR_SECONDS = 20.0, 60.0  # how long a result or an error is shown
-_VITALS_SECONDS = 2.0  # a responsive rank answers sooner, even on a busy machine
+_HEALTH_SECONDS = 2.0  # a responsive rank answers sooner, even on a busy machine
 _BUSY = "The notebook is running a cell. Interrupt it (Interrupt, or ■ in the notebook) or wait for its end, then {}."
 
 
@@ -146,7 +146,7 @@ class ClusterActions:
             raise DdpLabError(
                 f"{label_of(busy).capitalize()} {_run(busy)} a cell. Interrupt it or wait for its end, then rejoin."
             )
-        silent = [one.record.rank for one in self._cluster.health(_VITALS_SECONDS) if one.record.state == "silent"]
+        silent = [one.record.rank for one in self._cluster.health(_HEALTH_SECONDS) if one.record.state == "silent"]
         if silent:
             raise DdpLabError(f"{label_of(silent).capitalize()} can't rejoin: no response. Wait, or restart the ranks.")
         self._replace("rejoin", lambda: self._cluster.rejoin(), "variables kept")

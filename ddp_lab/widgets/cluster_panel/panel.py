@@ -116,15 +116,15 @@ class ClusterPanel(LiveWidget):
         """Shows the state of the ranks."""
         cluster = self._cluster
         try:
-            vitals, busy = cluster.health(_ANSWER_SECONDS), sorted(cluster.busy_ranks())
+            health, busy = cluster.health(_ANSWER_SECONDS), sorted(cluster.busy_ranks())
         except ClusterError as error:
             why = str(error) if cluster.running else _end_of(cluster)
             return self._tell([], {"running": False, "why": why})
-        uses = self._processes.look([one.record for one in vitals])
-        backends = {one.record.backend.rpartition(":")[2] for one in vitals if one.record.backend}
+        uses = self._processes.look([one.record for one in health])
+        backends = {one.record.backend.rpartition(":")[2] for one in health if one.record.backend}
         about = {"running": True, "name": cluster.name, "backend": ", ".join(sorted(backends)), "busy": busy}
         # Always a different value, so that the page learns that the kernel is alive.
-        self._tell(cluster_rows(vitals, cluster.timeline.ranks(), uses), {**about, "at": time.monotonic()})
+        self._tell(cluster_rows(health, cluster.timeline.ranks(), uses), {**about, "at": time.monotonic()})
 
     def _tell(self, ranks: list[dict[str, Any]], about: dict[str, Any]) -> None:
         """Sends both in one message."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...control.records import RankVitals
+from ...control.records import RankHealth
 from ...formatting import binary_size, exit_words
 from ...timeline.timeline import RankStatus
 from .processes import ProcessUse
@@ -29,20 +29,20 @@ TITLES = ("rank", "state", "device", "memory", "CPU", "GPU memory", "GPU", "step
 
 
 def cluster_rows(
-    vitals: Sequence[RankVitals], heard: Sequence[RankStatus], processes: Mapping[int, ProcessUse]
+    health: Sequence[RankHealth], heard: Sequence[RankStatus], processes: Mapping[int, ProcessUse]
 ) -> list[dict[str, Any]]:
     """Returns one JSON-able row per rank, in order.
 
     Args:
-        vitals: of `Cluster.health`.
+        health: of `Cluster.health`.
         heard: what the timeline knows (`Timeline.ranks`): steps, and the states that the ranks reported.
         processes: rank -> CPU and memory of its process.
     """
     told = {one.rank: one for one in heard}
-    return [_row(one, told.get(one.record.rank), processes.get(one.record.rank)) for one in vitals]
+    return [_row(one, told.get(one.record.rank), processes.get(one.record.rank)) for one in health]
 
 
-def _row(one: RankVitals, told: RankStatus | None, process: ProcessUse | None) -> dict[str, Any]:
+def _row(one: RankHealth, told: RankStatus | None, process: ProcessUse | None) -> dict[str, Any]:
     record, stopped = one.record, process is not None and process.stopped
     state = _state(one, told, stopped)
     return {
@@ -64,7 +64,7 @@ def _row(one: RankVitals, told: RankStatus | None, process: ProcessUse | None) -
     }
 
 
-def _state(one: RankVitals, told: RankStatus | None, stopped: bool) -> str:
+def _state(one: RankHealth, told: RankStatus | None, stopped: bool) -> str:
     """As in `RankRecord`, or ``"failed"`` or ``"interrupted"`` (its own cell broke its groups), ``"stopped"`` (a signal
     suspended the process) or ``"starting"``."""
     record = one.record
@@ -80,7 +80,7 @@ def _state(one: RankVitals, told: RankStatus | None, stopped: bool) -> str:
     return "silent" if late or told is None or told.state not in _STATES else told.state
 
 
-def _words(state: str, one: RankVitals) -> str:
+def _words(state: str, one: RankHealth) -> str:
     record = one.record
     if state == "lost":
         return exit_words(record.exit_code).removeprefix("was ") if record.exit_code is not None else "failed"
@@ -95,7 +95,7 @@ def _words(state: str, one: RankVitals) -> str:
     return state
 
 
-def _where(one: RankVitals) -> str:
+def _where(one: RankHealth) -> str:
     """How to find the process."""
     record = one.record
     parts = [f"process {record.pid}" if record.pid else "", f"on {record.host}" if record.host else ""]

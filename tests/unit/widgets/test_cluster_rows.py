@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ddp_lab.control.records import RankRecord, RankVitals
+from ddp_lab.control.records import RankHealth, RankRecord
 from ddp_lab.diagnostics.flights import in_flight_words
 from ddp_lab.output.status_table import cells_of
 from ddp_lab.timeline.timeline import RankStatus
@@ -27,16 +27,16 @@ def record(rank: int = 0, **fields: Any) -> RankRecord:
     return RankRecord(rank=rank, **{**values, "state": "idle", "cell": None, "exit_code": None, **fields})
 
 
-def row(vitals: RankVitals, told: RankStatus | None = None, use: ProcessUse | None = None) -> dict[str, Any]:
+def row(health: RankHealth, told: RankStatus | None = None, use: ProcessUse | None = None) -> dict[str, Any]:
     """The row of a single rank 0."""
-    (made,) = cluster_rows([vitals], [told] if told else [], {0: use} if use else {})
+    (made,) = cluster_rows([health], [told] if told else [], {0: use} if use else {})
     return made
 
 
 def test_a_running_rank_names_its_cell() -> None:
     """A rank that runs a cell says which, for how long, at which step, and what its process takes."""
-    vitals = RankVitals(record(state="running", cell="7-1"), "%%distributed [3]", 12.4, 0.2)
-    made = row(vitals, RankStatus(0, state="running", step=41, events=9), ProcessUse(97.5, 3 << 20, stopped=False))
+    health = RankHealth(record(state="running", cell="7-1"), "%%distributed [3]", 12.4, 0.2)
+    made = row(health, RankStatus(0, state="running", step=41, events=9), ProcessUse(97.5, 3 << 20, stopped=False))
     assert (made["words"], made["seconds"], made["step"]) == ("runs %%distributed [3]", 12.4, 41)
     assert (made["cpu"], made["memory"], made["silent"]) == (97.5, 3 << 20, 0.2)
     titles, texts = row_texts([made])
@@ -57,7 +57,7 @@ def test_a_running_rank_names_its_cell() -> None:
 )
 def test_ranks_in_trouble(fields: dict[str, Any], stopped: bool, state: str, words: str) -> None:
     """A lost rank says how it ended and has no heartbeat; one that a signal paused is told from one that is silent."""
-    made = row(RankVitals(record(**fields), silent_seconds=8.0), None, ProcessUse(0.0, 1, stopped))
+    made = row(RankHealth(record(**fields), silent_seconds=8.0), None, ProcessUse(0.0, 1, stopped))
     assert (made["state"], made["words"]) == (state, words)
     assert made["silent"] == (None if state in ("lost", "starting") else 8.0)
 
@@ -73,7 +73,7 @@ def test_ranks_in_trouble(fields: dict[str, Any], stopped: bool, state: str, wor
 def test_a_rank_that_failed_is_told_from_one_that_was_freed(broken_by: str, state: str, words: str) -> None:
     """Of two ranks whose groups were shut down, the one whose cell raised is the one that failed."""
     freed = record(state="unblocked", broken_by=broken_by)
-    made = row(RankVitals(freed, silent_seconds=0.1))
+    made = row(RankHealth(freed, silent_seconds=0.1))
     assert (made["state"], made["words"]) == (state, words)
     assert rank_rows([], [freed])[0]["state"] == cells_of(freed)["state"] == state
 
@@ -81,14 +81,14 @@ def test_a_rank_that_failed_is_told_from_one_that_was_freed(broken_by: str, stat
 @pytest.mark.parametrize(("seconds", "state"), [(SILENT_SECONDS - 0.1, "running"), (SILENT_SECONDS + 0.1, "silent")])
 def test_a_slow_answer_is_no_silence(seconds: float, state: str) -> None:
     """A rank that has not answered in time, but was heard of just before, is in the state that it told by itself."""
-    vitals = RankVitals(record(state="silent"), silent_seconds=seconds)
-    assert row(vitals, RankStatus(0, state="running"))["state"] == state
+    health = RankHealth(record(state="silent"), silent_seconds=seconds)
+    assert row(health, RankStatus(0, state="running"))["state"] == state
 
 
 def test_steps_of_a_former_process_do_not_count() -> None:
     """After a restart a rank has no step until its new process sends events, in the panel and in the dashboard."""
     heard = RankStatus(0, state="idle", step=41, last_event_ns=10**9, events=0)
-    assert row(RankVitals(record()), heard)["step"] is None
+    assert row(RankHealth(record()), heard)["step"] is None
     (made,) = rank_rows([heard], [record()])
     assert (made["step"], made["lastEvent"], made["recorded"]) == (-1, None, 0)
 
@@ -97,19 +97,19 @@ def test_what_is_in_flight() -> None:
     """Launched collectives that have not ended have a column as long as there are any."""
     oldest = {"name": "all_reduce", "number": 18, "bytes": 4 << 20, "seconds": 3.2, "bucket": ""}
     words = in_flight_words({"count": 2, "oldest": oldest})
-    made = row(RankVitals.of(record(in_flight=words), {}, 0.1))
+    made = row(RankHealth.of(record(in_flight=words), {}, 0.1))
     titles, (texts,) = row_texts([made])
     assert texts[titles.index("in flight")] == "2, oldest all_reduce #18 of 4 MiB for 3.2 s"
-    assert "in flight" not in row_texts([row(RankVitals.of(record(), {}, 0.1))])[0]
+    assert "in flight" not in row_texts([row(RankHealth.of(record(), {}, 0.1))])[0]
 
 
 def test_gpu_columns() -> None:
     """What a GPU rank answers is shown; where the driver tells nothing, there is no such column."""
     answer = {"gpu": {"used": 3 << 30, "total": 24 << 30, "percent": 88}}
-    (texts,) = row_texts([row(RankVitals.of(record(device="cuda:0"), answer, 0.1))])[1]
+    (texts,) = row_texts([row(RankHealth.of(record(device="cuda:0"), answer, 0.1))])[1]
     assert texts[3:5] == ["3 GiB of 24 GiB", "88 %"]
     silent = {"gpu": {"used": None, "total": None, "percent": None}}
-    assert "GPU" not in row_texts([row(RankVitals.of(record(), silent, 0.1))])[0]
+    assert "GPU" not in row_texts([row(RankHealth.of(record(), silent, 0.1))])[0]
 
 
 @pytest.fixture
