@@ -266,7 +266,7 @@ class TimelineModel:
             except KeyError:
                 known = {number: self._book.generations(number) for number in self._book.reducers()}
                 asked = f"model {model}, generation {'newest' if generation is None else generation}"
-                raise ValueError(f"no bucket layout of {asked}; known (reducer: generations): {known}") from None
+                raise ValueError(f"no bucket layout of {asked}; known (model: generations): {known}") from None
 
     def watched_gradients(self, model: int | None, last_steps: int | None = None) -> list[dict[str, Any]]:
         """Descriptions of a model's monitored steps, oldest first; for None those of all models."""

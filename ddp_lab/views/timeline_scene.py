@@ -34,7 +34,7 @@ def find_step(timeline: Timeline, step: int | None, reducer: int | None) -> tupl
     if frame is None:
         held = timeline.held_steps(chosen)
         known = f"choose from steps {held[0]} to {held[-1]}" if len(held) else "no step has been recorded"
-        raise ValueError(f"there are no events of step {step} of reducer {reducer}; {known}")
+        raise ValueError(f"there are no events of step {step} of model {reducer}; {known}")
     try:
         return frame, timeline.assignment(chosen, frame.generation)
     except ValueError:

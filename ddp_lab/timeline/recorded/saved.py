@@ -174,7 +174,7 @@ def _check_buckets(events: npt.NDArray[np.void], described: Sequence[dict[str, A
             continue
         bucket, parameter = named.get((one["reducer"] << 16) + one["generation"], (-1, -1))
         if bucket >= len(one["buckets"]) or parameter >= len(one["parameters"]):
-            raise ValueError(f"events of reducer {one['reducer']} name a bucket or parameter that it does not have")
+            raise ValueError(f"events of model {one['reducer']} name a bucket or parameter that it does not have")
 
 
 def _numbers(arrays: dict[str, npt.NDArray[Any]], name: str) -> list[int]:

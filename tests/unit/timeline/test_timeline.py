@@ -110,7 +110,7 @@ def test_models_and_generations_stay_apart() -> None:
     assert timeline.reducers()[0].generations == (0, 1)
     assert len(timeline.assignment(0)["buckets"]) == 2
     assert len(timeline.assignment(0, 0)["buckets"]) == 1
-    with pytest.raises(ValueError, match="no bucket layout of reducer 7"):
+    with pytest.raises(ValueError, match="no bucket layout of model 7"):
         timeline.assignment(7)
 
 
@@ -314,7 +314,7 @@ def test_columns_are_the_same_whenever_one_asks() -> None:
         for rank in (0, 1):
             timeline.describe(rank, assignment([[2, 3], [0, 1]]) | {"session": 1})
     for last_steps in (None, 1, 40, 69):
-        for table in ("spans", "steps", "sync"):
+        for table in ("spans", "steps", "all_reduces"):
             pd.testing.assert_frame_equal(
                 getattr(asked, table)(last_steps=last_steps), getattr(once, table)(last_steps=last_steps)
             )
