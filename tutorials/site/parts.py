@@ -229,7 +229,7 @@ def reports(app, exception):
 
 def skip_former_names(app, what, name, documented, skip, options):
     """Leaves former names out of the reference: what they lead to has another name."""
-    own = getattr(getattr(documented, "fget", documented), "__name__", name)
+    own = getattr(getattr(documented, "fget", documented), "__name__", None)
     return True if own != name and any(row.old == name for row in TABLE) else None
 
 
