@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .renamed import with_former_names
+from .renamed import package_name, with_former_names
 
 __all__ = [
     "BucketStateError",
@@ -93,3 +93,11 @@ class CellError(DdpLabError):
 
     def _render_traceback_(self) -> list[str]:
         return (self.report or f"{type(self).__name__}: {self}").splitlines()
+
+
+def __getattr__(name: str) -> type:
+    present = package_name(name)
+    if present not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: type = globals()[present]
+    return found

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import ddp_lab
+import ddp_lab.errors
 from ddp_lab.cluster.processes.keeper import DetachedCluster
 from ddp_lab.control.training import TrainingControl
 from ddp_lab.errors import ClusterError
@@ -85,6 +86,15 @@ def test_a_former_name_leads_to_the_present_one(row: Renamed) -> None:
     if not isinstance(owner, type):
         assert row.old not in dir(owner)
         assert row.new in dir(owner)
+
+
+def test_the_module_of_errors_has_its_former_name() -> None:
+    """`ddp_lab.errors` leads to the class as the package does, and has no other former name."""
+    row = next(row for row in TABLE if row.old == "ScheduleError")
+    found, caught = heard(lambda: ddp_lab.errors.ScheduleError)
+    assert found is ddp_lab.BucketStateError
+    assert_told(caught, row)
+    assert not hasattr(ddp_lab.errors, "install")
 
 
 def test_a_former_attribute_can_be_set() -> None:
