@@ -123,8 +123,10 @@ def methods() -> list[tuple[str, str]]:
     assert set(classes) == {row.owner for row in ARGUMENTS if row.old == "reducer="}
     found = []
     for owner, cls in classes.items():
-        for name, method in inspect.getmembers_static(cls, inspect.isfunction):
-            if not name.startswith("_") and "model" in inspect.signature(method).parameters:
+        for name in dir(cls):
+            method = inspect.getattr_static(cls, name)
+            public = inspect.isfunction(method) and not name.startswith("_")
+            if public and "model" in inspect.signature(method).parameters:
                 found.append((owner.removesuffix(".*"), name))
     return found
 
