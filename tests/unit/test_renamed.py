@@ -225,6 +225,6 @@ def test_nothing_of_ours_uses_a_former_name() -> None:
     files = list(ROOT.glob("*.md"))
     for folder in ("ddp_lab", "csrc", "tests", "tutorials/site", "tutorials/recordings"):
         files += [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".cpp", ".h", ".js")]
-    texts = {path: path.read_text(encoding="utf-8") for path in files if "renamed" not in path.stem}
+    texts = {path: path.read_text(encoding="utf-8") for path in files if "renamed" not in str(path.relative_to(ROOT))}
     found = [(path.name, one) for path, text in texts.items() for one in pattern.findall(text)]
     assert [one for one in found if one != ("__init__.py", "restore_from")] == []  # where type checkers see it
