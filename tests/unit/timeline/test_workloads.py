@@ -191,7 +191,7 @@ def test_what_follows_a_tiny_bucket_is_not_all_copying() -> None:
         batch.events["host_ns"][batch.events["kind"] == Kind.BACKWARD_END] += MS // 2
         timeline.extend(batch)
     assert timeline.workload().write_back_ns == (0.0, SLOWEST_COPY)
-    assert timeline.simulate(LinkModel(1e6, 1.0), bucket_cap_mb=25).step_ms < 40
+    assert timeline.simulate(CommModel(1e6, 1.0), bucket_cap_mb=25).step_ms < 40
 
 
 def test_on_devices_readiness_is_the_devices() -> None:
