@@ -41,7 +41,7 @@ def test_the_doctor_explains_hangs(lesson: running.Notebook) -> None:
 
 
 def test_training_goes_on_after_a_death(lesson: running.Notebook) -> None:
-    """The survivor keeps process and model, the new process gets them by `restore_from`, and both go on alike."""
+    """The survivor keeps process and model, the new process gets them by `copy_state_from`, and both go on alike."""
     killed, after = (running.text(running.cell(lesson, name)) for name in ("gone-cell", "gone-after"))
     assert "rank 1 was killed by SIGKILL" in killed
     assert "rank 0 │ the same process, with all variables" in after

@@ -79,7 +79,7 @@ def _train_slowly(rank, world_size, make_network, train):
     if rank == slow_rank:
         layer = network.get_submodule(f"layer{slow_layer}")
         layer.weight.register_hook(lambda gradient: time.sleep(0.020))
-    return train(network, bucket_cap_mb=0.5).reducer_id
+    return train(network, bucket_cap_mb=0.5).model_id
 
 
 def _slow_place(world_size):
