@@ -37,6 +37,8 @@ def _step(*lines: str) -> str:
 _BACKWARD = "scaler.scale(loss_of(model(images.to(device)), kinds.to(device))).backward()"
 _UNSCALE, _OPTIMIZE = "scaler.unscale_(optimizer)", "scaler.step(optimizer)"
 _CLIP = "torch.nn.utils.clip_grad_norm_(model.parameters(), limit)"
+_CLIP_EACH = "for one in model.parameters():\n        torch.nn.utils.clip_grad_norm_(one, limit)"
+_HOOKS = "for one in model.parameters():\n        one.register_hook(lambda g: g * (limit / g.norm()).clamp(max=1))"
 _OWN = f"with model.no_sync():\n        {_BACKWARD}"
 _AVERAGE = "for one in model.parameters():\n        dist.all_reduce(one.grad)\n        one.grad /= world_size"
 
@@ -91,7 +93,9 @@ WRONG = {
         _batches(seed="rank + int(torch.randint(1000, 10**9, ()))"): "no training can be repeated",
     },
     "2": {
-        _step(_BACKWARD, _CLIP, _OPTIMIZE): "clipped while they were scaled",
+        _step(_BACKWARD, _CLIP, _OPTIMIZE): "clipped while they were scaled.\n",
+        _step(_HOOKS, _BACKWARD, _OPTIMIZE): "The direction is wrong, too",
+        _step(_BACKWARD, _UNSCALE, _CLIP_EACH, _OPTIMIZE): "Clip all gradients together",
         _step(_BACKWARD, _OPTIMIZE): "Nothing was clipped",
         _step(_CLIP, _BACKWARD, _OPTIMIZE): "Nothing was clipped",
         _step(_BACKWARD, _OPTIMIZE, _CLIP): "Nothing was clipped",
@@ -104,7 +108,7 @@ WRONG = {
         _evaluate(
             "sampler = DistributedSampler(dataset, shuffle=False)", "dataset, batch_size=64, sampler=sampler"
         ): "repeats some",
-        _evaluate(_MINE, "mine, batch_size=64, drop_last=True"): "only 128 of 133",
+        _evaluate(_MINE, "mine, batch_size=64, drop_last=True"): "only 128 pictures",
         _evaluate(_MINE, "mine, batch_size=64", counted="[float(right.float().mean()), 1.0]"): "a mean of means",
     },
     "4": {
@@ -142,13 +146,20 @@ def test_data(lesson: running.Notebook) -> None:
 
 
 def test_steps(lesson: running.Notebook) -> None:
-    """Only half the batch per rank equals one process; more learning rate helps; one rank's own decision destroys."""
+    """Half the batch per rank equals one process; only the solution clips well; one rank's own decision destroys."""
     differences = _numbers(lesson, "batch", r"difference of the weights (\S+)")
     assert min(differences[:2]) > 0.01
     assert differences[2] < 1e-3
     same_rate, twice, half = _numbers(lesson, "batch", r"learning rate: accuracy ([\d.]+)%")
     assert same_rate < twice < half
-    assert max(_numbers(lesson, "exercise-2", r"length of the step: ([\d.]+)")) < 0.001
+    for cell, kept in (("exercise-2", False), ("solution-2", True)):
+        printed = running.text(running.cell(lesson, cell))
+        steps = re.findall(r"limit (\S+), scaling (\w+): length ([\d.]+), cosine ([\d.]+)", printed)
+        assert {step[:2] for step in steps} == {("inf", "off"), ("0.1", "off"), ("0.1", "on")}
+        for limit, scaling, length, cosine in steps:
+            right = abs(float(length) - 0.1) < 0.001 and float(cosine) == 1
+            assert right == (kept and limit != "inf"), printed
+            assert limit == "inf" or kept or (float(length) < 0.001) == (scaling == "on"), printed
     skipped = running.text(running.cell(lesson, "skip"))
     assert re.search(r"rank 0 │ decided by the own loss: loss [\d.]+, weights finite: False", skipped)
     assert "rank 1 │ decided by the own loss: loss nan, weights finite: True" in skipped

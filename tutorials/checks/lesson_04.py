@@ -94,16 +94,19 @@ def clipped_step(step, make_network, train_set, loss_of, flat_weights, torch, di
 
     full, made = change(unclipped), change(readers_step)
     wanted = full * (limit / full.norm()).clamp(max=1)
-    length = float(made.norm())
+    length, cosine = float(made.norm()), float(torch.nn.functional.cosine_similarity(made, full, dim=0))
+    turned = cosine < 0.9  # a tiny step has rounding errors, too
     if float((made - wanted).norm()) < 0.01 * limit:
         return f"Right: a step of length {length:.3f}, in the direction of the averaged gradients."
     if length == 0:
         return "Not yet: the weights have not changed."
+    found = f"Not yet: a step of length {length:.3g}, whose cosine with the averaged gradients is {cosine:.2f}."
     if length < 0.01 * limit:
-        return f"Not yet: a step of length {length:.1e}. The gradients were clipped while they were scaled."
+        also = " The direction is wrong, too: clip after the average, all together." if turned else ""
+        return f"{found} The gradients were clipped while they were scaled.{also}"
     if length > 1.01 * limit:
-        return f"Not yet: a step of length {length:.2f}. Nothing was clipped between the backward and the step."
-    return f"Not yet: a step of length {length:.3f}, in another direction. Were gradients clipped before the average?"
+        return f"{found} Clip all gradients together." if turned else f"{found} Nothing was clipped before the step."
+    return f"{found} Were gradients clipped before the average?"
 
 
 def counted_accuracy(evaluate, torch, dist, device, world_size):
@@ -130,14 +133,14 @@ def counted_accuracy(evaluate, torch, dist, device, world_size):
     if max(accuracies) - min(accuracies) > 1e-6:
         return "Not yet: each rank returns another accuracy. Add up over the ranks what each has counted."
     if seen > count + world_size:
-        return f"Not yet: {seen} pictures were evaluated, of {count}. Give each rank its own part."
+        return f"Not yet: {seen} pictures were evaluated, of a set of {count}. Give each rank its own part."
     if seen < count:
-        return f"Not yet: only {seen} of {count} pictures were evaluated."
+        return f"Not yet: only {seen} pictures of a set of {count} were evaluated."
     if seen > count and not exact:
-        return f"Not yet: {seen} pictures were evaluated, of {count}. The sampler repeats some: do without it."
+        return f"Not yet: {seen} pictures were evaluated, of a set of {count}. The sampler repeats some: do without it."
     if not exact:
         return "Not yet: a mean of means. Add up right answers and pictures, and divide at the end."
-    return f"Right: each of {count} pictures counts once, on whichever rank it is."
+    return f"Right: in a set of {count} pictures, each counts once, on whichever rank it is."
 
 
 def checkpoint(save, load, make_network, sgd, train, batches, flat_weights, torch, dist, rank, folder):
@@ -221,7 +224,7 @@ def made_by_naive_ranks(naive, one_process, flat_weights, largest_difference, di
 def second_epoch(forgotten):
     if forgotten[0] == forgotten[1]:
         return "it has the order of the first epoch"
-    return "it has a new order: shuffle=True draws one in each epoch"
+    return "it has a new order: the sampler draws one by itself"
 
 
 def equal_training(differences):
@@ -260,7 +263,7 @@ predictions = Predictions(
         on_ranks=True,
     ),
     Prediction(
-        ["it has a new order: shuffle=True draws one in each epoch", "it has the order of the first epoch"],
+        ["it has a new order: the sampler draws one by itself", "it has the order of the first epoch"],
         second_epoch,
         on_ranks=True,
     ),
@@ -278,7 +281,7 @@ predictions = Predictions(
         ["261, each once", "262, one of them twice", "522, each on both ranks"], pictures_counted, on_ranks=True
     ),
     Prediction(
-        ["the weights", "the weights and the optimizer", "the weights, the optimizer and the epoch"],
+        ["weights", "weights, optimizer", "weights, optimizer, epoch", "weights, optimizer, epoch, random state"],
         enough_to_resume,
         on_ranks=True,
     ),
