@@ -14,6 +14,8 @@ from .errors import DdpLabError
 FOLDERS = ("notebooks", "tutorials")
 QUICKSTART = Path("notebooks", "quickstart.ipynb")
 COPIED = "ddp_lab_lessons"
+VERDICT = "application/vnd.ddp_lab.verdict+json"
+"""In this form a check's verdict stands beside its text: `{"exercise": 1, "right": true, "why": "…"}`."""
 
 _PACKAGE = Path(__file__).resolve().parent
 # JupyterLab refuses either if it is given twice.

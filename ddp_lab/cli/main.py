@@ -22,7 +22,7 @@ from ..command_line import Parser, file_to_write, folder_to_write, percent, writ
 from ..errors import DdpLabError
 from ..files import write_text
 from ..printable import printable_lines
-from . import docs
+from . import docs, lessons
 
 __all__ = ["main", "run_notebook"]
 
@@ -228,9 +228,18 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"ddp_lab {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    for add in (_add_demo, _add_lab, _add_run_and_tune, _add_report, _add_compare, _add_check_install, _add_bench):
+    for add in (
+        _add_demo,
+        _add_lab,
+        lessons.add,
+        _add_run_and_tune,
+        _add_report,
+        _add_compare,
+        _add_check_install,
+        _add_bench,
+        docs.add,
+    ):
         add(commands)
-    docs.add(commands)
     return parser
 
 

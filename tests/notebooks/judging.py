@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+from ddp_lab.lesson_files import VERDICT
 
 from . import running
 
@@ -76,15 +79,26 @@ def judge(notebook: running.Notebook, wrong: Wrong) -> None:
     for solved, (number, answers) in enumerate(wrong.items()):
         assert "Not yet: " in running.text(running.cell(notebook, f"check-{number}"))
         for index, (answer, expected) in enumerate(answers.items()):
-            verdict = running.text(running.cell(notebook, f"verdict-{number}-{index}"))
+            checked = running.cell(notebook, f"verdict-{number}-{index}")
+            verdict = running.text(checked)
             assert "Not yet: " in verdict, answer
             assert "Right: " not in verdict, answer
             assert expected in verdict, answer
-        last = running.text(running.cell(notebook, f"verdict-{number}-{len(answers)}"))
+            assert expected in _data(checked, number, right=False)["why"], answer
+        accepted = running.cell(notebook, f"verdict-{number}-{len(answers)}")
+        last = running.text(accepted)
         assert "Right: " in last, last
         assert "Not yet: " not in last, last
         assert last.endswith(f"\n{solved + 1} of {len(wrong)} exercises solved")
-        assert "text/html" in running.mime_types(running.cell(notebook, f"verdict-{number}-{len(answers)}"))
+        assert "text/html" in running.mime_types(accepted)
+        assert _data(accepted, number, right=True)
+
+
+def _data(cell: running.Cell, number: str, right: bool) -> Any:
+    """The verdict as `ddp-lab lessons --check` reads it."""
+    [found] = [output.data[VERDICT] for output in cell.outputs if VERDICT in output.get("data", {})]
+    assert (found["exercise"], found["right"]) == (int(number), right)
+    return found
 
 
 def judge_predictions(notebook: running.Notebook) -> None:

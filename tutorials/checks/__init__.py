@@ -13,7 +13,7 @@ from __future__ import annotations
 import html
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import cloudpickle
@@ -22,6 +22,7 @@ from IPython import get_ipython
 from IPython.display import display
 
 import ddp_lab
+from ddp_lab.lesson_files import VERDICT
 
 __all__ = ["Checks", "Prediction", "Predictions", "on_ranks"]
 
@@ -51,7 +52,9 @@ class Checks:
             self._solved.add(number)
         else:
             self._solved.discard(number)
-        _show(word == _RIGHT, word, why, f"{len(self._solved)} of {len(self._exercises)} exercises solved")
+        total = f"{len(self._solved)} of {len(self._exercises)} exercises solved"
+        data = {"exercise": number, "right": word == _RIGHT, "why": why}
+        _show(word == _RIGHT, word, why, total, {VERDICT: data})
 
 
 @dataclass(frozen=True)
@@ -142,13 +145,14 @@ def on_ranks(
     return run
 
 
-def _show(right: bool, word: str, why: str, total: str = "") -> None:
-    """Displays a badge, an explanation, and what has been reached in the lesson."""
+def _show(right: bool, word: str, why: str, total: str = "", forms: Mapping[str, object] | None = None) -> None:
+    """Displays a badge, an explanation, what has been reached in the lesson, and further forms by MIME type."""
     mark, colour = _RIGHT_BADGE if right else _WRONG_BADGE
     badge = f"{mark} {word}:"
     lines = [line for line in (html.escape(why).replace("\n", "<br>"), total) if line]
     shown = f'<p><span style="{_BADGE}{colour}">{badge}</span>&ensp;{"<br>".join(lines)}</p>'
-    display({"text/plain": f"{badge} {why}" + (f"\n{total}" if total else ""), "text/html": shown}, raw=True)
+    plain = f"{badge} {why}" + (f"\n{total}" if total else "")
+    display({"text/plain": plain, "text/html": shown, **(forms or {})}, raw=True)
 
 
 def _called(check: Callable[..., str]) -> str:

@@ -1,0 +1,181 @@
+"""`ddp-lab lessons --check` on planted students: its table tells right answers from wrong ones, hangs and accidents."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_lab import teaching
+from ddp_lab.cli.main import main
+from ddp_lab.teaching import run
+
+from . import running
+
+LESSON = "05_data_parallel_in_fifty_lines"
+LESSONS = [path.stem for path in running.LESSONS]
+
+Change = Callable[[running.Notebook], None]
+Table = Mapping[str, Mapping[int, tuple[str, str]]]
+"""Student -> exercise -> state and reason."""
+
+
+def tables(lesson: str) -> Any:
+    """A lesson's wrong answers: exercise -> answer -> what the check says."""
+    return importlib.import_module(f"tests.notebooks.test_lesson_{lesson.split('_')[0]}").WRONG
+
+
+def answers(lesson: str, wrong: int | None = None) -> dict[str, str]:
+    """The solution of each exercise; of one a wrong answer."""
+    original = running.read(running.PROJECT / "tutorials" / f"{lesson}.ipynb")
+    found = {number: running.tagged(original, f"solution-{number}").source for number in tables(lesson)}
+    return found | ({str(wrong): next(iter(tables(lesson)[str(wrong)]))} if wrong else {})
+
+
+def with_answers(given: Mapping[str, str]) -> Change:
+    """Writes answers below the exercises, as a student does."""
+
+    def change(notebook: running.Notebook) -> None:
+        for number, answer in given.items():
+            exercise = running.tagged(notebook, f"exercise-{number}")
+            added = running.copy_of(exercise, answer, f"answer-{number}")
+            added.metadata.tags = []
+            notebook.cells.insert(notebook.cells.index(exercise) + 1, added)
+
+    return change
+
+
+def without(*tags: str) -> Change:
+    """Deletes cells."""
+
+    def change(notebook: running.Notebook) -> None:
+        for tag in tags:
+            notebook.cells.remove(running.tagged(notebook, tag))
+
+    return change
+
+
+def rewritten(**sources: str) -> Change:
+    """Replaces what stands in the cells with these tags (`_` for `-`)."""
+
+    def change(notebook: running.Notebook) -> None:
+        for name, source in sources.items():
+            running.tagged(notebook, name.replace("_", "-")).source = source
+
+    return change
+
+
+def without_ranks(source: str) -> Change:
+    """Keeps only the checks, and a cell before them: no cluster is started."""
+
+    def change(notebook: running.Notebook) -> None:
+        exercise = running.tagged(notebook, "exercise-1")
+        imports = running.copy_of(exercise, f"from checks.lesson_{LESSON[:2]} import check", "imports")
+        imports.metadata.tags, exercise.source = [], source
+        checks = [running.tagged(notebook, f"check-{number}") for number in (1, 2)]
+        notebook.cells = [imports, exercise, *checks]
+
+    return change
+
+
+def judged(folder: Path, lesson: str, students: Mapping[str, list[Change]], *options: str) -> Table:
+    """What the command writes of students who each have changed their copy of a lesson."""
+    assert main(["lessons", "--student", str(folder / "copies")]) == 0
+    for student, changes in students.items():
+        notebook = running.read(folder / "copies" / f"{lesson}.ipynb")
+        for change in changes:
+            change(notebook)
+        path = folder / "class" / student / f"{lesson}.ipynb"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(notebook))
+    written = folder / "results.json"
+    assert main(["lessons", "--check", str(folder / "class"), "--json", str(written), *options]) == 0
+    return {
+        one["student"]: {mark["exercise"]: (mark["state"], mark["why"]) for mark in one["marks"]}
+        for one in json.loads(written.read_text())["notebooks"]
+    }
+
+
+def test_a_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Right and wrong answers, a syntax error, a check that is missing or was replaced by its words."""
+    students = {
+        "ada": [with_answers(answers(LESSON))],
+        "bob": [with_answers(answers(LESSON, wrong=1))],
+        "cyd": [with_answers(answers(LESSON) | {"2": "%%distributed\nweight = = 1"})],
+        "dan": [with_answers(answers(LESSON)), without("check-1"), rewritten(check_2='print("Right: so it is")')],
+        "eve": [],
+    }
+    table = tmp_path / "results.csv"
+    found = judged(tmp_path, LESSON, students, "--csv", str(table))
+    assert found["ada"] == {1: ("passed", ""), 2: ("passed", "")}
+    assert found["bob"][1][0] == "not yet"
+    assert "Divide by world_size" in found["bob"][1][1]
+    assert found["cyd"][1] == ("passed", "")
+    assert found["cyd"][2][0] == "error"
+    assert "SyntaxError" in found["cyd"][2][1]
+    assert found["dan"] == {
+        1: ("no check", "there is no cell check(1)"),
+        2: ("no check", "the cell check(2) was changed"),
+    }
+    assert found["eve"] == {1: ("not yet", "untouched"), 2: ("not yet", "untouched")}
+    printed = capsys.readouterr().out
+    assert "ada      5       passed      passed" in printed
+    assert "5 students, 5 notebooks; all exercises passed in 1 of them" in printed
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [(row["student"], row["state"]) for row in rows[:3]] == [
+        ("ada", "passed"),
+        ("ada", "passed"),
+        ("bob", "not yet"),
+    ]
+
+
+def test_nothing_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A hang is interrupted; a hang that ignores it, a dead kernel and a broken file end their notebook alone."""
+    monkeypatch.setattr(run, "_ANSWERS_WITHIN", 5)
+    stubborn = (
+        "import time\nwhile True:\n    try:\n        time.sleep(600)\n    except KeyboardInterrupt:\n        pass"
+    )
+    students = {
+        "ada": [without_ranks("while True: pass")],
+        "bob": [without_ranks(stubborn)],
+        "cyd": [without_ranks("import os\nos._exit(1)")],
+        "eve": [without_ranks('print("Right: so it is")'), rewritten(check_2="check(3)")],
+    }
+    (tmp_path / "class" / "fay").mkdir(parents=True)
+    (tmp_path / "class" / "fay" / "broken.ipynb").write_text("{")
+    (tmp_path / "class" / "gus.ipynb").write_text(json.dumps(running.read(running.QUICKSTART)))
+    found = judged(tmp_path, LESSON, students, "--cell-timeout", "20")
+    assert found["ada"][1][0] == "error"
+    assert found["ada"][1][1].startswith("cell 2 ran longer than 20 s. ")
+    assert found["ada"][2][0] == "error"
+    why = "the notebook ended in cell 2, which ran too long and ignored an interrupt"
+    assert found["bob"] == {1: ("not run", why), 2: ("not run", why)}
+    assert found["cyd"] == {1: ("not run", "the kernel died in cell 2"), 2: ("not run", "the kernel died in cell 2")}
+    assert found["eve"][1][0] == "error"
+    assert found["eve"][2] == ("no check", "the cell check(2) was changed")
+    assert found["fay"] == found["gus"] == {}
+    printed = capsys.readouterr().out
+    assert "fay/broken.ipynb: can't be read as a notebook: " in printed
+    assert "gus.ipynb: imports the checks of no lesson" in printed
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_every_lesson(lesson: str, tmp_path: Path) -> None:
+    """Of each lesson, solutions pass; a wrong answer to an exercise does not, and the table says why."""
+    students = {"right": [with_answers(answers(lesson))]}
+    students |= {f"wrong-{number}": [with_answers(answers(lesson, int(number)))] for number in tables(lesson)}
+    found = judged(tmp_path, lesson, students)
+    assert set(found["right"].values()) == {("passed", "")}
+    for number, tried in tables(lesson).items():
+        state, why = found[f"wrong-{number}"][int(number)]
+        assert state in (teaching.NOT_YET, teaching.ERROR), number
+        assert next(iter(tried.values())) in why, number
