@@ -33,7 +33,7 @@ CXX_FILES := $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build demo test quick soak looks picture matrix coverage lab check docs outputs site format bench-record browser hosts batch clean mpi wheel
+.PHONY: build demo test quick soak looks picture handouts matrix coverage lab check docs outputs site format bench-record browser hosts batch clean mpi wheel
 
 build: $(TORCH_IS_THERE)  ## set up .venv and compile the extensions
 	@$(MAKE) -s --no-print-directory -j 2 $(PACKAGES) $(COMPILED)
@@ -136,6 +136,9 @@ looks: build browser $(TEST_PACKAGES)  ## a picture of every view in every state
 
 picture: build browser $(TEST_PACKAGES)  ## the moving pictures of README and the site, light and dark, from real trainings
 	$(BIN)/python -m tests.browser.moving_picture
+
+handouts: build browser $(TEST_PACKAGES)  ## two pages for a class, as PDF and HTML: build/handouts
+	@$(BIN)/python tutorials/site/handouts.py build/handouts
 
 matrix:  ## the whole suite with several releases of torch, each in an environment of its own, and a table
 	@$(PYTHON) tests/matrix.py build/matrix $(MATRIX)

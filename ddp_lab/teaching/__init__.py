@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .copies import copy_lessons, copy_support
-from .lessons import Lesson, lessons
+from .lessons import Lesson, lessons, source
 from .marks import ERROR, NO_CHECK, NOT_RUN, NOT_YET, PASSED, Mark
 from .results import as_csv, as_json, as_text
 from .run import Limits
@@ -26,4 +26,5 @@ __all__ = [
     "copy_support",
     "judge",
     "lessons",
+    "source",
 ]

@@ -68,8 +68,8 @@ def _mark(lesson: Lesson, cells: list[Any], run: Run, number: int) -> Mark:
     errors = [one for one in (_error(cells, run, index) for index in answers) if one][-1:]
     if verdict is None:
         errors += [_error(cells, run, check) or f"check({number}) showed no verdict"]
-        return Mark(number, ERROR, ". ".join(errors))
-    return Mark(number, ERROR if errors else NOT_YET, ". ".join([*errors, str(verdict["why"])]))
+        return Mark(number, ERROR, "; ".join(errors))
+    return Mark(number, ERROR if errors else NOT_YET, "; ".join([*errors, str(verdict["why"])]))
 
 
 def _check(cells: list[Any], number: int) -> int:

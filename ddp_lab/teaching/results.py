@@ -36,7 +36,7 @@ def _reasons(judged: Sequence[Judged]) -> Iterator[str]:
             yield _short(f"{one.notebook}: {one.problem}")
         for mark in one.marks:
             if mark.state != PASSED and mark.why != one.problem:
-                yield _short(f"{one.notebook}, exercise {mark.exercise}: {mark.state}. {mark.why}")
+                yield _short(f"{one.notebook}, exercise {mark.exercise}, {mark.state}: {mark.why}")
 
 
 def _short(text: str) -> str:

@@ -25,6 +25,7 @@ PAGES = [
     "gallery.md",
     "reference/configuration.md",
     *(f"how_to/{name}.md" for name in HOW_TO),
+    *sorted(f"teach/{path.name}" for path in (SITE / "teach").glob("*.md")),
 ]
 OWNERS = {
     "ddp_lab": ddp_lab,

@@ -33,7 +33,7 @@ def former_names():
 
 def table(name):
     """The options of a class, a magic or a command, as Markdown."""
-    return _of_class(getattr(ddp_lab, name)) if name.isidentifier() else _of_parser(_parser(name))
+    return _of_class(getattr(ddp_lab, name)) if name.isidentifier() else _of_parser(parser_of(name))
 
 
 def _of_class(owner):
@@ -67,7 +67,7 @@ def _cell(words):
 # -- options of a line
 
 
-def _parser(name):
+def parser_of(name):
     """The parser of a magic or a command."""
     first, *rest = name.split()
     if first != "ddp-lab":
@@ -85,16 +85,21 @@ def _parser(name):
 
 
 def _of_parser(parser):
-    formatter = parser._get_formatter()
     lines = ["| option | default | meaning |", "|---|---|---|"]
+    lines += [f"| `{_cell(named)}` | {default} | {_cell(meaning)} |" for named, default, meaning in options(parser)]
+    return "\n".join(lines)
+
+
+def options(parser):
+    """A parser's options: how each is written, its default, what it means."""
+    formatter = parser._get_formatter()
     for one in parser._actions:
         if one.help is argparse.SUPPRESS or one.dest in ("help", "help_torchrun"):
             continue
         value = "" if one.nargs == 0 else formatter._format_args(one, one.metavar or one.dest.upper())
         named = ", ".join(f"{name} {value}".strip() for name in one.option_strings) or value
         meaning, default = _default(one, formatter._expand_help(one))
-        lines.append(f"| `{_cell(named)}` | {default} | {_cell(meaning)} |")
-    return "\n".join(lines)
+        yield named, default, meaning
 
 
 def _default(action, words):

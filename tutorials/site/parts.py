@@ -1,6 +1,7 @@
 """What the site adds to Sphinx: pages of source files, folded solutions, cells in colour, formulas, the first page.
 
-Pictures of the views, tables of options and the gallery come from `pictures.py`, `option_tables.py` and `gallery.py`.
+Pictures of the views, tables of options, facts about lessons and the gallery come from `pictures.py`, `option_tables.py`,
+`class_notes.py` and `gallery.py`.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import re
 from pathlib import Path
 from unittest.mock import patch
 
+import class_notes
 import gallery
 import option_tables
 import outputs
@@ -75,7 +77,7 @@ def on_source_read(app, docname, content):
         content[0] = _HELP.sub(lambda found: f"```text\n{_help(found[1])}\n```", content[0])
         rows = [f"| `ddp-lab bench {name}` | {what} |" for name, what in main.BENCHMARKS.items()]
         content[0] = content[0].replace(_BENCHMARKS, "\n".join(rows))
-    content[0] = gallery.filled(option_tables.filled(pictures.filled(content[0])))
+    content[0] = gallery.filled(option_tables.filled(pictures.filled(class_notes.filled(content[0]))))
 
 
 def _help(command):

@@ -95,18 +95,49 @@ def annotated():
     """The made-up step with a number on one bar of each kind."""
     frame, assignment = find_step(_made_up(), None, None)
     scene = timeline_scene(frame, assignment["module"])
+    places = []
+    for role in _READ:
+        of = bars(scene, role)
+        longest = int(np.argmax(of.end - of.begin))
+        places.append((int(of.lane[longest]), float(of.begin[longest] + of.end[longest]) / 2))
+    return marked(scene, places)
+
+
+def late_rank():
+    """Ranks 0 and 2 of the run with a slow layer: 1 rank 2 launches late, 2 rank 0 waits for it, 3 that is exposed."""
+    frame, assignment = find_step(_run(1), None, None)
+    scene = timeline_scene(frame, assignment["module"], rows=(0, 2))
+    first, second = (lane + 1 for lane in scene.panels[0].y.headings)  # of bucket 0 on each
+    places = []
+    for role, lane in (("reducing", second + 3), ("waiting", first + 3), ("exposed", first + 6)):
+        of = bars(scene, role)
+        [bar] = np.flatnonzero(of.lane == lane)
+        places.append((lane, float(of.begin[bar] + of.end[bar]) / 2))
+    return marked(scene, places)
+
+
+def bars(scene, role):
+    """The bars of a kind in a timeline."""
+    [found] = [mark for mark in scene.panels[0].marks if isinstance(mark, Spans) and mark.role == role]
+    return found
+
+
+def marked(scene, places):
+    """A timeline's picture with numbers 1, 2, ... at places: the lane and the time in ms.
+
+    Raises:
+        ValueError: there are so many lanes that they are not as high as they could be.
+    """
     [panel] = scene.panels
-    spans = {mark.role: mark for mark in panel.marks if isinstance(mark, Spans)}
     # In pixels, of so few lanes: a rank's own is as high as a heading, a bucket's 16; a gap is above each rank.
     gap, own, line = scene_svg._GAP, scene_svg._HEADING, 16
+    if len(panel.y.lanes) > 36:
+        raise ValueError("the lanes of so many buckets are thinner")
     heights = [own if lane in panel.y.headings else line for lane in range(len(panel.y.lanes))]
     bottoms = np.cumsum([height + gap if height == own else height for height in heights]) - gap
     left, right = scene_svg._LANES_LEFT, scene_svg.WIDTH - scene_svg._RIGHT
     marks = []
-    for number, role in enumerate(_READ, 1):
-        of = spans[role]
-        longest = int(np.argmax(of.end - of.begin))
-        lane, middle = int(of.lane[longest]), float(of.begin[longest] + of.end[longest]) / 2
+    for number, (lane, middle) in enumerate(places, 1):
         share = (middle - panel.x.low) / (panel.x.top - panel.x.low)
         x, y = left + share * (right - left), bottoms[lane] - heights[lane] / 2
         marks.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='8' style='fill:#1f2328;stroke:#fff'/>")

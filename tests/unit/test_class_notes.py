@@ -1,0 +1,124 @@
+"""The pages for teachers have notes on every lesson, plans that fit, and handouts whose names exist."""
+
+from __future__ import annotations
+
+import argparse
+import html
+import importlib
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import ddp_lab
+from ddp_lab import teaching
+from ddp_lab.notebook import magics
+
+SITE = Path(__file__).resolve().parents[2] / "tutorials" / "site"
+TEACH = SITE / "teach"
+LEADS = ("Timing", "Show", "Discuss")
+SESSION = 90  # minutes
+
+
+@pytest.fixture
+def class_notes(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module that fills in what lessons say."""
+    monkeypatch.syspath_prepend(str(SITE))
+    return importlib.import_module("class_notes")
+
+
+@pytest.fixture
+def handouts(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module that makes the handouts."""
+    monkeypatch.syspath_prepend(str(SITE))
+    return importlib.import_module("handouts")
+
+
+def notes() -> str:
+    """The page of notes as it is stored."""
+    return (TEACH / "notes.md").read_text(encoding="utf-8")
+
+
+def test_every_lesson_has_notes(class_notes: ModuleType) -> None:
+    """Each lesson has a section, in the lessons' order, with time, what to show, and at least three questions."""
+    _, *parts = re.split(r"^<!-- lesson: (\w+) -->$", notes(), flags=re.MULTILINE)
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert list(sections) == list(class_notes.by_name())
+    for name, text in sections.items():
+        assert tuple(re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE)) == LEADS, name
+        assert len(re.findall(r"^\d\. .+", text, re.MULTILINE)) >= 3, name
+
+
+def test_notes_hold_facts_and_wrong_answers(class_notes: ModuleType) -> None:
+    """What the first cell states, each exercise, and each wrong answer of the tests with what the check says."""
+    page = class_notes.filled(notes())
+    assert "<!-- lesson" not in page
+    section = page.split("## Lesson 5: data parallel in fifty lines\n")[1].split("\n## ")[0]
+    assert "| **Before** | [lesson 1](../../01_ranks_and_cells.ipynb), which explains" in section
+    assert "| **Exercises** | 1. average the gradients, 2. weight the loss |" in section
+    assert "```python\nweight = samples / total\n```" in section
+    assert "they add up to 1. The average divides by world\\_size once more." in section
+    for lesson in teaching.lessons():
+        found = class_notes.wrong_answers(lesson)
+        assert list(found) == lesson.exercises, lesson.name
+        assert list(class_notes.exercises_of(lesson)) == lesson.exercises, lesson.name
+        assert all(answer and why for tried in found.values() for answer, why in tried.items()), lesson.name
+
+
+def test_hints_are_whole_or_marked(class_notes: ModuleType) -> None:
+    """A hint is the whole sentence of the check; if it can't be found, it is marked as a part."""
+    [lesson] = [one for one in teaching.lessons() if one.number == "5"]
+    assert class_notes.hint(lesson, "Divide by world_size") == "these are sums over the ranks. Divide by world_size."
+    assert class_notes.hint(lesson, "nobody says this") == "… nobody says this …"
+
+
+def test_plans_fit(class_notes: ModuleType) -> None:
+    """The lessons and talks of a session take at most 90 minutes; every lesson is in a plan or named below it."""
+    page = (TEACH / "index.md").read_text(encoding="utf-8")
+    lessons = class_notes.by_name()
+    assert set(re.findall(r"\{lesson (\w+)\}", page)) == set(lessons)
+    for plan in ("Two sessions of 90 minutes", "Four weeks"):
+        table = page.split(f"## {plan}\n")[1].split("\n## ")[0]
+        taken: dict[str, int] = {}
+        for session, minutes, what in re.findall(r"^\| ([\w ]+) \| ?(\d*) \| (.+) \|$", table, re.MULTILINE):
+            named = re.findall(r"\{lesson (\w+)\}", what)
+            assert named or minutes or session == "at home", what
+            if session.isdigit():
+                taken[session] = (
+                    taken.get(session, 0) + sum(lessons[one].minutes or 0 for one in named) + int(minutes or 0)
+                )
+        assert len(taken) == (2 if "Two" in plan else 4)
+        assert max(taken.values()) <= SESSION, (plan, taken)
+    assert "(30 min)" in class_notes.filled("{lesson data_parallel_in_fifty_lines}")
+
+
+def test_handouts_name_what_exists(handouts: ModuleType) -> None:
+    """Each magic, command, option and name of the product on a handout exists, and no option is left out."""
+    known = {"load_ext"}
+    commands: set[str] = set()
+    for name, (_, parser, *_) in magics._MAGICS.items():
+        known |= {name}
+        for one in parser._actions:
+            if isinstance(one, argparse._SubParsersAction):
+                commands |= set(one.choices)
+                known |= {option for each in one.choices.values() for option in each._option_string_actions}
+        known |= set(parser._option_string_actions)
+    for name in handouts.NAMES:
+        page = handouts.page(name)
+        assert "{{" not in page
+        text = html.unescape(re.sub(r"<style.*?</style>|<svg.*?</svg>|<[^>]+>", " ", page, flags=re.DOTALL))
+        assert [one for one in re.findall(r"%%?(\w+)", text) if one not in known] == []
+        assert [one for one in re.findall(r"(?<![\w-])--[a-z][\w-]*", text) if one not in known] == []
+        assert [one for one in re.findall(r"%cluster ([a-z]+)", text) if one not in commands] == []
+        for owner, method in (
+            ("lab", ddp_lab.Cluster),
+            ("lab.timeline", ddp_lab.Timeline),
+            ("Timeline", ddp_lab.Timeline),
+        ):
+            named = re.findall(rf"(?<![\w.]){re.escape(owner)}\.(\w+)\(", text.replace("ddp_lab.", ""))
+            assert [one for one in named if not hasattr(method, one)] == []
+    text = handouts.page("magics")
+    for option in ("--no-wait", "--backend auto|nccl|gloo|shm|mpi", "--detach", "interrupt"):
+        assert f"<code>{option}</code>" in text
+    assert [str(number) for number in range(1, 8)] == re.findall(r"<td>(\d)</td>", handouts.page("timeline"))
