@@ -13,6 +13,7 @@ from ..files import write_text
 
 __all__ = ["add"]
 
+_INTERRUPTED = 130  # exit code
 _WITH_CHECK = ("cell_timeout", "timeout", "json", "csv")
 
 
@@ -81,10 +82,16 @@ def _listed() -> str:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    """Judges the notebooks of a class."""
-    usual = teaching.Limits()
+    """Judges the notebooks of a class; Ctrl-C ends that, and the results so far are kept."""
+    usual, judged, code = teaching.Limits(), [], 0
     limits = teaching.Limits(arguments.cell_timeout or usual.cell, arguments.timeout or usual.notebook)
-    judged = teaching.judge(arguments.check, limits, _say)
+    try:
+        for one in teaching.judge(arguments.check, limits):
+            judged.append(one)
+            print(_line(one), flush=True)
+    except KeyboardInterrupt:
+        print("interrupted: the following notebooks have not run")
+        code = _INTERRUPTED
     print(f"\n{teaching.as_text(judged)}")
     if arguments.json:
         write_json(arguments.json, teaching.as_json(judged))
@@ -94,14 +101,14 @@ def _check(arguments: argparse.Namespace) -> int:
             write_text(arguments.csv, teaching.as_csv(judged))
         except OSError as error:
             raise DdpLabError(f"can't write {arguments.csv}: {error.strerror}") from error
-    return 0
+    return code
 
 
-def _say(one: teaching.Judged) -> None:
-    """Reports a notebook as soon as it has run."""
+def _line(one: teaching.Judged) -> str:
+    """What came of a notebook, in short."""
     passed = sum(mark.state == teaching.PASSED for mark in one.marks)
     what = f"{passed} of {len(one.marks)} exercises passed in {one.seconds:.0f} s" if one.marks else one.problem
-    print(f"{one.notebook}: {what}", flush=True)
+    return f"{one.notebook}: {what}"
 
 
 def _folder(text: str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,15 @@ class Judged:
     seconds: float = 0.0
 
 
-def judge(folder: Path, limits: Limits, say: Callable[[Judged], object]) -> list[Judged]:
+def judge(folder: Path, limits: Limits) -> Iterator[Judged]:
     """Runs the notebooks of a class one after the other.
 
     Args:
         folder: holds a folder or a notebook for each student.
         limits: of time, for each notebook.
-        say: called with each result at once.
+
+    Yields:
+        Each result at once.
 
     Raises:
         DdpLabError: there is no notebook, or the packages that run one are missing.
@@ -53,11 +55,8 @@ def judge(folder: Path, limits: Limits, say: Callable[[Judged], object]) -> list
     if not paths:
         raise DdpLabError(f"{folder} holds no notebook: give a folder with one folder or notebook for each student")
     by_checks = {one.checks: one for one in lessons()}
-    judged = []
     for path in paths:
-        judged.append(_judge(path, folder, by_checks, limits))
-        say(judged[-1])
-    return judged
+        yield _judge(path, folder, by_checks, limits)
 
 
 def _judge(path: Path, folder: Path, by_checks: dict[str, Lesson], limits: Limits) -> Judged:

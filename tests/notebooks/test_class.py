@@ -5,10 +5,15 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ddp_lab import teaching
@@ -165,6 +170,29 @@ def test_nothing_ends_the_run(
     printed = capsys.readouterr().out
     assert "fay/broken.ipynb: can't be read as a notebook: " in printed
     assert "gus.ipynb: imports the checks of no lesson" in printed
+
+
+def test_ctrl_c_keeps_the_results(tmp_path: Path) -> None:
+    """After Ctrl-C the notebooks that have run are in the table and the files, and the kernel is gone."""
+    for student, source in {"ada": "1 + 1", "bob": "while True: pass"}.items():
+        notebook = running.read(running.PROJECT / "tutorials" / f"{LESSON}.ipynb")
+        without_ranks(source)(notebook)
+        (tmp_path / "class" / student).mkdir(parents=True)
+        (tmp_path / "class" / student / f"{LESSON}.ipynb").write_text(json.dumps(notebook))
+    table = tmp_path / "results.csv"
+    command = [sys.executable, "-m", "ddp_lab", "lessons", "--check", str(tmp_path / "class"), "--csv", str(table)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ada/")
+        deadline = time.monotonic() + 120
+        while not psutil.Process(process.pid).children() and time.monotonic() < deadline:
+            time.sleep(0.1)  # until bob's kernel is there
+        process.send_signal(signal.SIGINT)
+        printed = process.communicate(timeout=120)[0]
+    assert process.returncode == 130, printed
+    assert "interrupted: the following notebooks have not run" in printed
+    assert "1 student, 1 notebook; all exercises passed in 0 of them" in printed
+    assert [row["student"] for row in csv.DictReader(table.read_text().splitlines())] == ["ada", "ada"]
 
 
 @pytest.mark.soak
