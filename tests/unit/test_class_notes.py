@@ -90,7 +90,8 @@ def test_plans_fit(class_notes: ModuleType) -> None:
                 )
         assert len(taken) == (2 if "Two" in plan else 4)
         assert max(taken.values()) <= SESSION, (plan, taken)
-    assert "(30 min)" in class_notes.filled("{lesson data_parallel_in_fifty_lines}")
+    link = "[Lesson 5: data parallel in fifty lines](../../05_data_parallel_in_fifty_lines.ipynb) (30 min)"
+    assert class_notes.filled("{lesson data_parallel_in_fifty_lines}") == link
 
 
 def test_handouts_name_what_exists(handouts: ModuleType) -> None:

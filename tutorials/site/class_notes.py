@@ -1,6 +1,6 @@
 """The instructor's notes: what the lessons, their checks and the tests' wrong answers know is put into the pages.
 
-`{lesson NAME}` on a page is a link with the lesson's minutes. `<!-- lesson: NAME -->` begins the notes on a lesson: it
+`{lesson NAME}` on a page is a link with the lesson's title and minutes. `<!-- lesson: NAME -->` begins the notes on a lesson: it
 becomes a heading with the facts of the lesson's first cell; the wrong answers that its tests try follow the notes.
 NAME is the notebook's name without its number, which may change.
 """
@@ -43,13 +43,16 @@ def by_name():
 def _link(name):
     lesson = by_name()[name]
     time = f" ({lesson.minutes} min)" if lesson.minutes else ""
-    return f"[{lesson.name}](../../{lesson.path.name}){time}"
+    return f"[{_title(lesson)}](../../{lesson.path.name}){time}"
+
+
+def _title(lesson):
+    return f"{lesson.name[0].upper()}{lesson.name[1:]}: {lesson.title}"
 
 
 def _section(name, notes):
     lesson = by_name()[name]
-    title = f"{lesson.name.capitalize()}: {lesson.title}"
-    return f"## {title}\n\n{_facts(lesson)}\n\n{notes.strip()}\n\n{_mistakes(lesson)}\n\n"
+    return f"## {_title(lesson)}\n\n{_facts(lesson)}\n\n{notes.strip()}\n\n{_mistakes(lesson)}\n\n"
 
 
 def _facts(lesson):
@@ -105,7 +108,7 @@ def _mistakes(lesson):
     """Folded: each wrong answer with the hint that a student gets."""
     lines = ["**Wrong answers that the checks know**"]
     for number, tried in wrong_answers(lesson).items():
-        lines += [f"<details><summary>Exercise {number}: {len(tried)}</summary>", ""]
+        lines += [f"<details><summary>Exercise {number}: {len(tried)} wrong answers</summary>", ""]
         for answer, why in tried.items():
             code = re.sub(r"^%%distributed\n", "", answer).strip("\n")
             lines += [f"```python\n{code}\n```", "", f"The check says: *{_escaped(why)}*", ""]
