@@ -61,6 +61,8 @@ def test_notes_hold_facts_and_wrong_answers(class_notes: ModuleType) -> None:
     assert "they add up to 1. The average divides by world\\_size once more." in section
     for lesson in teaching.lessons():
         found = class_notes.wrong_answers(lesson)
+        tested = importlib.import_module(f"tests.notebooks.test_{lesson.checks}").WRONG
+        assert {number: [*tried] for number, tried in found.items()} == {int(one): [*tested[one]] for one in tested}
         assert list(found) == lesson.exercises, lesson.name
         assert list(class_notes.exercises_of(lesson)) == lesson.exercises, lesson.name
         assert all(answer and why for tried in found.values() for answer, why in tried.items()), lesson.name

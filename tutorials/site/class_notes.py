@@ -1,15 +1,13 @@
 """The instructor's notes: what the lessons, their checks and the tests' wrong answers know is put into the pages.
 
-`{lesson NAME}` on a page is a link with the lesson's title and minutes. `<!-- lesson: NAME -->` begins the notes on a lesson: it
-becomes a heading with the facts of the lesson's first cell; the wrong answers that its tests try follow the notes.
-NAME is the notebook's name without its number, which may change.
+`{lesson NAME}` on a page is a link with the lesson's title and minutes. `<!-- lesson: NAME -->` begins the notes on a
+lesson: it becomes a heading with the facts of the lesson's first cell, and the wrong answers that its tests try follow
+the notes. NAME is the notebook's name without its number, which may change.
 """
 
 import ast
 import functools
-import importlib
 import re
-import sys
 from pathlib import Path
 
 from ddp_lab import teaching
@@ -74,13 +72,35 @@ def exercises_of(lesson):
 
 def wrong_answers(lesson):
     """Exercise -> answer -> what its check says, from the tests of the lesson."""
-    if str(_ROOT) not in sys.path:
-        sys.path.insert(0, str(_ROOT))
-    module = importlib.import_module(f"tests.notebooks.test_{lesson.checks}")
     return {
         int(number): {answer: hint(lesson, part) for answer, part in tried.items()}
-        for number, tried in module.WRONG.items()
+        for number, tried in _table(lesson.checks).items()
     }
+
+
+def _table(checks):
+    """`WRONG` of a lesson's tests, with the names that it needs: the tests' packages may be missing here."""
+    path = _ROOT / "tests" / "notebooks" / f"test_{checks}.py"
+    statements = ast.parse(path.read_text(encoding="utf-8")).body
+    needed, before = {"WRONG"}, set()
+    while needed != before:
+        before = set(needed)
+        for statement in statements:
+            if needed & set(_defined(statement)):
+                needed |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    kept = [statement for statement in statements if needed & set(_defined(statement))]
+    made = {}
+    exec(compile(ast.Module(kept, []), path, "exec"), made)
+    return made["WRONG"]
+
+
+def _defined(statement):
+    """The names that a statement at the top of a module defines."""
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return [(alias.asname or alias.name).partition(".")[0] for alias in statement.names]
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return [statement.name]
+    return [node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
 
 
 def hint(lesson, part):
