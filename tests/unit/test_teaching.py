@@ -100,6 +100,7 @@ def test_students_get_no_solutions(tmp_path: Path) -> None:
     text = (tmp_path / "05_data_parallel_in_fifty_lines.ipynb").read_text()
     assert "<summary><b>Answer</b></summary>" in text
     assert "# Solution" not in text
+    assert "unfold the solution" not in "".join(path.read_text() for path in copied)
     for folder in ("checks", "images", "recordings"):
         kept = {path.name for path in (TUTORIALS / folder).iterdir() if path.is_file()}
         assert {path.name for path in (tmp_path / folder).iterdir()} == kept
