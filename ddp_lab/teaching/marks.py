@@ -60,7 +60,7 @@ def _mark(lesson: Lesson, cells: list[Any], run: Run, number: int) -> Mark:
     if check in run.stopped:
         return Mark(number, ERROR, f"check({number}) {run.stopped[check]}")
     verdict = _verdict(cells[check], number)
-    if verdict is not None and verdict["right"]:
+    if verdict is not None and verdict.get("right") is True:
         return Mark(number, PASSED)
     answers = _answers(cells, number, check)
     if verdict is not None and [source(cells[one]) for one in answers] == _given(lesson, number):
@@ -69,7 +69,7 @@ def _mark(lesson: Lesson, cells: list[Any], run: Run, number: int) -> Mark:
     if verdict is None:
         errors += [_error(cells, run, check) or f"check({number}) showed no verdict"]
         return Mark(number, ERROR, "; ".join(errors))
-    return Mark(number, ERROR if errors else NOT_YET, "; ".join([*errors, str(verdict["why"])]))
+    return Mark(number, ERROR if errors else NOT_YET, "; ".join([*errors, str(verdict.get("why"))]))
 
 
 def _check(cells: list[Any], number: int) -> int:
@@ -79,10 +79,11 @@ def _check(cells: list[Any], number: int) -> int:
     return max((index for index in found if pattern.fullmatch(source(cells[index]).strip())), default=-1)
 
 
-def _verdict(cell: Any, number: int) -> Any:
+def _verdict(cell: Any, number: int) -> dict[str, Any] | None:
     """What a check has displayed as JSON; None if it has displayed nothing of the kind."""
-    shown = [one["data"][VERDICT] for one in cell["outputs"] if VERDICT in one.get("data", {})]
-    return next((one for one in reversed(shown) if one["exercise"] == number), None)
+    shown = [one["data"].get(VERDICT) for one in cell["outputs"] if "data" in one]
+    verdicts = (one for one in reversed(shown) if isinstance(one, dict) and one.get("exercise") == number)
+    return next(verdicts, None)
 
 
 def _answers(cells: list[Any], number: int, check: int) -> list[int]:

@@ -86,9 +86,14 @@ def _in_a_kernel(notebook: Any, last: int, limits: Limits, folder: Path, runtime
         if execute_reply["content"].get("ename") == _TOO_LONG:
             done.stopped[cell_index] = f"ran longer than {_limit(limits, ends)}"
 
+    class Client(NotebookClient):
+        def output(self, outs: Any, msg: Any, display_id: str | None, cell_index: int) -> Any:
+            """Drops what is printed: nobody reads it, and a loop may print without end."""
+            return None if msg["msg_type"] == "stream" else super().output(outs, msg, display_id, cell_index)
+
     # Sockets are files that only this user can open, not TCP ports.
     kernel = AsyncKernelManager(transport="ipc", connection_file=str(runtime / "kernel.json"))
-    client = NotebookClient(
+    client = Client(
         notebook,
         kernel,
         allow_errors=True,
@@ -116,6 +121,8 @@ def _in_a_kernel(notebook: Any, last: int, limits: Limits, folder: Path, runtime
         done.problem = f"the notebook ended {place}, which ran too long and ignored an interrupt"
     except DeadKernelError:
         done.problem = f"the kernel died {place}"
+    except RuntimeError as error:
+        done.problem = f"the kernel failed {place}: {error}"
     return done
 
 

@@ -144,6 +144,7 @@ def test_marks_are_read_from_the_checks(lesson: teaching.Lesson) -> None:
     everything = set(range(100))
     right = {"check-1": [shown(1, False), shown(1, True)], "check-2": [shown(2, True)]}
     done = [("passed", ""), ("passed", "")]
+    forged = {"output_type": "display_data", "data": {VERDICT: "Right", "text/plain": "Right: yes"}, "metadata": {}}
     for outputs, sources, expected in (
         (right, {}, done),
         (right | {"exercise-1": [ERROR]}, {}, done),
@@ -156,6 +157,7 @@ def test_marks_are_read_from_the_checks(lesson: teaching.Lesson) -> None:
         ),
         (right | {"check-1": [ERROR]}, {}, [("error", "NameError: name 'x'"), done[1]]),
         (right | {"check-1": [shown(2, True)]}, {}, [("error", "check(1) showed no verdict"), done[1]]),
+        (right | {"check-1": [forged]}, {}, [("error", "check(1) showed no verdict"), done[1]]),
         (right, {"check-1": "check( 1 ); # mine"}, done),
         (right, {"check-1": "print('Right: yes')"}, [("no check", "the cell check(1) was changed"), done[1]]),
         (right, {"check-1": "check(1) or check(2)"}, [("no check", "the cell check(1) was changed"), done[1]]),
