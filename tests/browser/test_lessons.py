@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ddp_lab.lesson_files import VERDICT
 from tests.benchmarks.browser import PROJECT, NotebookPage, until
 from tests.notebooks import running
 
@@ -76,5 +77,25 @@ def test_a_lesson_from_start_to_end(page: Page, lab: Lab, tmp_path: Path, name: 
             if any(tag.startswith("check-") for tag in running.tags(cell)):
                 assert "Not yet: " in running.text(cell)
         assert not notebook.errors
+    finally:
+        notebook.shut_down()
+
+
+def test_a_verdict_is_shown_as_a_badge(page: Page, lab: Lab) -> None:
+    """JupyterLab shows what a check says, not the data that stands beside it for `ddp-lab lessons --check`."""
+    checks = 'Checks(lambda answer: "Right: it is.", lambda answer: "Not yet: look again.")'
+    imports = f'import sys\nsys.path.insert(0, "tutorials")\nfrom checks import Checks\nanswer, check = 1, {checks}'
+    notebook = NotebookPage(page, lab, lab.write(imports, "check(1)", "check(2)"))
+    notebook.start_kernel()
+    try:
+        for index in notebook.code_cells():
+            notebook.run_cell(index)
+        shown = page.locator(".jp-OutputArea-output")
+        until(lambda: shown.count() == 2, 30, "two verdicts")
+        right, wrong = (one.inner_text() for one in shown.all())
+        assert right.split() == ["✓", "Right:", "it", "is.", "1", "of", "2", "exercises", "solved"]
+        assert wrong.split() == ["✗", "Not", "yet:", "look", "again.", "1", "of", "2", "exercises", "solved"]
+        for output in notebook.save().cells[1].outputs:
+            assert VERDICT in output.data
     finally:
         notebook.shut_down()
