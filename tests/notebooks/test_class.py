@@ -202,7 +202,7 @@ def test_ctrl_c_keeps_the_results(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_every_lesson(lesson: str, tmp_path: Path) -> None:
     """Of each lesson, solutions pass; a wrong answer to an exercise does not, and the table says why."""
