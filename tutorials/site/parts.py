@@ -1,7 +1,7 @@
 """What the site adds to Sphinx: pages of source files, folded solutions, cells in colour, formulas, the first page.
 
-Pictures of the views, tables of options, facts about lessons and the gallery come from `pictures.py`, `option_tables.py`,
-`class_notes.py` and `gallery.py`.
+Pictures of the views, tables of options, facts about lessons and the gallery come from `pictures.py`,
+`option_tables.py`, `class_notes.py` and `gallery.py`.
 """
 
 import contextlib
