@@ -17,15 +17,15 @@ SAME_TENSORS = "Tensors must have the same shape and dtype on all ranks; if size
 SAME_CALLS = "All ranks of a group must make the same calls in the same order."
 
 HANGS = "tutorials/11_why_does_my_cell_hang.ipynb"
-_BUSY, _ENDED, _CALLS = "A rank that is busy", "A rank that has ended", "Different calls"
+_BUSY, _ENDED, _CALLS = "A busy rank", "A rank whose cell has ended", "Mismatched collectives"
 _HEADINGS = {
     **dict.fromkeys(("busy", "paused", "silent", "stopped", "peer"), _BUSY),
     **dict.fromkeys(("ended", "subset", "unused"), _ENDED),
     **dict.fromkeys(("mismatch", "sizes", "root", "ahead", "group", "groups", "making", "crossed", "backward"), _CALLS),
     "order": _CALLS,
-    "lost": "A rank that failed",
-    "slow": "A link that is slow",
-    "unknown": "Who is asked",
+    "lost": "A failed rank",
+    "slow": "A slow interconnect",
+    "unknown": "How a hang is noticed",
 }
 
 
@@ -98,7 +98,7 @@ def diagnose_ahead(ranks: Sequence[Examined], found: Distance) -> Diagnosis:
 def hang_lesson(kind: str) -> str:
     """The lesson that explains a diagnosis, and a heading in it.
 
-    E.g. ``'tutorials/11_why_does_my_cell_hang.ipynb, "Different calls"'``; "" for a kind that is not a problem.
+    E.g. ``'tutorials/11_why_does_my_cell_hang.ipynb, "Mismatched collectives"'``; "" for a kind that is not a problem.
 
     Args:
         kind: of a `Diagnosis`.
