@@ -18,6 +18,7 @@ COMPILED := $(VENV)/.compiled-$(TAG)$(if $(MPI),-mpi)
 READY := $(VENV)/.ready-$(TAG)
 TEST_PACKAGES := $(VENV)/.test-packages-$(TAG)
 SOAK_PACKAGES := $(VENV)/.soak-packages-$(TAG)
+DOCS_PACKAGES := $(VENV)/.docs-packages-$(TAG)
 # Pure functions, the C++ programs under sanitizers, and a smoke of ranks and of cells.
 QUICK := tests/unit tests/core tests/ranks/reducer/test_gradients.py tests/cluster/test_cells.py --deselect tests/ranks/reducer/test_gradients.py::test_other_world_sizes
 # The tests of two files run side by side: while those of one wait, the others compute.
@@ -51,7 +52,7 @@ $(VENV)/.python:
 	@touch $@
 
 $(TORCH_IS_THERE): $(VENV)/.python
-	@rm -f $(VENV)/.torch-* $(VENV)/.packages-* $(VENV)/.compiled-* $(VENV)/.ready-* $(VENV)/.test-packages-* $(VENV)/.soak-packages-*
+	@rm -f $(VENV)/.torch-* $(VENV)/.packages-* $(VENV)/.compiled-* $(VENV)/.ready-* $(VENV)/.test-packages-* $(VENV)/.soak-packages-* $(VENV)/.docs-packages-*
 	@echo "installing $(TORCH) (10 s, and the time of its download)"
 	@$(INSTALL) '$(TORCH)' 'setuptools>=77' wheel 'cmake>=3.25' ninja numpy || { echo "could not install $(TORCH): is that release there for this Python? pass TORCH=torch==X.Y.Z (2.11 or later)"; exit 1; }
 	@touch $@
@@ -87,8 +88,13 @@ docs: $(TEST_PACKAGES) outputs  ## the documentation site, in build/docs, with w
 outputs: $(TEST_PACKAGES)
 	@$(BIN)/python tutorials/site/outputs.py $(EXECUTED)
 
-# Without the set-up and without running anything. Names and links that lead nowhere are errors; nothing is fetched.
-site:
+# What Sphinx needs, beside torch and JupyterLab.
+$(DOCS_PACKAGES): pyproject.toml | build
+	@$(INSTALL) '$(TORCH)' '' notebooks docs
+	@touch $@
+
+# Without running anything. Names and links that lead nowhere are errors; nothing is fetched.
+site: $(DOCS_PACKAGES)
 	@rm -rf $(DOCS)
 	$(BIN)/python -m sphinx -q -W --keep-going -n -j 2 -c tutorials/site -D executed=$(EXECUTED) -d $(DOCS)/.doctrees . $(DOCS)
 	@echo "the first page is $(DOCS)/index.html"

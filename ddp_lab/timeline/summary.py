@@ -66,16 +66,23 @@ def _cost(facts: Facts) -> str:
     steps = facts.steps
     where = f"{facts.info.module} on {counted(len(facts.info.ranks), 'rank')}"
     span = step_range(np.unique(steps["step"]).tolist())
-    total = _median(steps["step_ms"])
-    whole = f"{ms(total)} per step" if total is not None else f"{ms(_median(steps['backward_ms']))} per backward"
+    total = _of_ranks(steps, "step_ms")
+    whole = f"{ms(total)} per step" if total is not None else f"{ms(_of_ranks(steps, 'backward_ms'))} per backward"
     parts = {
-        "forward": _median(steps["forward_ms"]) if total is not None else None,
-        "backward computation": _median(steps["compute_ms"]),
-        "exposed communication after it": _median(steps["exposed_ms"]),
+        "forward": _of_ranks(steps, "forward_ms") if total is not None else None,
+        "backward computation": _of_ranks(steps, "compute_ms"),
+        "exposed communication after it": _of_ranks(steps, "exposed_ms"),
     }
     told = [f"{ms(value)} {name}" for name, value in parts.items() if value is not None]
     of_which = f", of which {enumeration(told)}" if told else ""
     return f"{where}, {span}: {whole} (median){of_which}."
+
+
+def _of_ranks(steps: Mapping[str, npt.NDArray[Any]], column: str) -> float | None:
+    """The median over the steps of each step's median over its ranks, as in the time breakdown; None if unknown."""
+    known = np.isfinite(steps[column])
+    numbers, values = steps["step"][known], steps[column][known]
+    return _median(np.array([np.median(values[numbers == number]) for number in np.unique(numbers)]))
 
 
 def _communication(facts: Facts) -> str:
@@ -91,7 +98,7 @@ def _communication(facts: Facts) -> str:
     share = f"{100 * hidden / busy:.0f} % of the communication overlapped with the backward computation"
     if buckets == 1:
         share += " (a single bucket cannot overlap: lower bucket_cap_mb)" if hidden / busy < 0.05 else ""
-    return f"{told}, {ms(_median(steps['communication_ms']))} in flight; {share}."
+    return f"{told}, {ms(_of_ranks(steps, 'communication_ms'))} in flight; {share}."
 
 
 def _longest(facts: Facts, sync: Mapping[str, npt.NDArray[Any]]) -> str:
