@@ -85,7 +85,7 @@ def test_the_faults_are_found(lesson: running.Notebook) -> None:
     summary = running.text(running.cell(lesson, "summary"))
     assert "56 buckets" in summary
     assert "Rank 1 starts its backward late" in summary
-    assert "The buckets are too small" in running.text(running.cell(lesson, "read-once"))
+    assert "The buckets are too small" in running.text(running.cell(lesson, "what-if"))
     last = running.text(running.cell(lesson, "tune"))
     assert "2 parameters never got a gradient. word_head.weight, word_head.bias" in last
     assert re.search(r"is faster than .* by [\d.]+ % of the step", last), "tune finds larger buckets, too"

@@ -14,7 +14,7 @@ def late_rank_and_cause(places, late_rank, where, cause):
         return f"Not yet: rank 1 is right, but it is not late {where}. Which sentence of the summary says where?"
     if cause != "batch":
         return f"Not yet: rank 1's {cause} takes about as long as rank 0's. Which part takes many times as long?"
-    return "Right: rank 1 starts its backward late in every step, because its next batch takes 300 ms longer to read."
+    return "Right: rank 1 starts its backward late in every step, because its next batch takes 900 ms longer to read."
 
 
 def loader(torch, rank, Batches, disk, encode):
@@ -96,7 +96,9 @@ def equal_steps(by_rank):
 
 def estimated(estimates, saved):
     ratio = saved / max(estimates["loader"], 1e-9)
-    return "less than half of it" if ratio < 0.5 else "more than twice as much" if ratio > 2 else "between the two"
+    if ratio < 0.5:
+        return "less than half of it"
+    return "more than twice as much" if ratio > 2 else "near it (half to twice)"
 
 
 def best_change(foreseen):
@@ -120,7 +122,7 @@ check = Checks(late_rank_and_cause, on_ranks(loader), fix_of_buckets, on_ranks(u
 
 predictions = Predictions(
     Prediction(["yes, by more than a tenth", "no, they take equally long"], equal_steps),
-    Prediction(["less than half of it", "between the two", "more than twice as much"], estimated),
+    Prediction(["less than half of it", "near it (half to twice)", "more than twice as much"], estimated),
     Prediction(["half the bytes", "every second step", "larger buckets"], best_change),
     Prediction(
         ["the same training, a little faster", "the second step ends with an error"], without_the_option, on_ranks=True
