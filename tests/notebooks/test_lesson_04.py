@@ -93,7 +93,7 @@ WRONG = {
         _batches(seed="rank + int(torch.randint(1000, 10**9, ()))"): "no training can be repeated",
     },
     "2": {
-        _step(_BACKWARD, _CLIP, _OPTIMIZE): "clipped while they were scaled.\n",
+        _step(_BACKWARD, _CLIP, _OPTIMIZE): "clipped while they were scaled.",
         _step(_HOOKS, _BACKWARD, _OPTIMIZE): "The direction is wrong, too",
         _step(_BACKWARD, _UNSCALE, _CLIP_EACH, _OPTIMIZE): "Clip all gradients together",
         _step(_BACKWARD, _OPTIMIZE): "Nothing was clipped",
