@@ -35,7 +35,7 @@ BucketSchedule::BucketSchedule(const std::vector<std::vector<std::size_t>>& buck
       Parameter& entry = parameters_[parameter];
       if (entry.known) {
         throw BucketStateError(name("parameter", parameter) + " is in " + name("bucket", entry.bucket) + " and in " +
-                            name("bucket", index));
+                               name("bucket", index));
       }
       entry.known = true;
       entry.bucket = index;
@@ -59,9 +59,9 @@ BucketSchedule::Range BucketSchedule::mark_ready(std::size_t parameter) {
   Bucket& bucket = buckets_[arrived.bucket];
   if (arrived.ready) {
     throw BucketStateError("the gradient of " + name("parameter", parameter) +
-                        " is ready a second time since arm(); its " + name("bucket", arrived.bucket) + " is " +
-                        to_string(bucket.state) + " and waits for " + std::to_string(bucket.waiting) + " of " +
-                        std::to_string(bucket.parameters.size()) + " gradients");
+                           " is ready a second time since arm(); its " + name("bucket", arrived.bucket) + " is " +
+                           to_string(bucket.state) + " and waits for " + std::to_string(bucket.waiting) + " of " +
+                           std::to_string(bucket.parameters.size()) + " gradients");
   }
   arrived.ready = true;
   if (--bucket.waiting > 0) return {launched_, launched_};
@@ -78,9 +78,9 @@ void BucketSchedule::mark_reduced(std::size_t bucket) {
   Bucket& reduced = buckets_[checked_bucket(bucket)];
   if (reduced.state != BucketState::kLaunched) {
     throw BucketStateError(name("bucket", bucket) + " can't be reduced: it is " + to_string(reduced.state) + " and " +
-                        std::to_string(reduced.waiting) + " of its " + std::to_string(reduced.parameters.size()) +
-                        " gradients have not arrived; " + std::to_string(launched_) + " of " +
-                        std::to_string(buckets_.size()) + " buckets have been launched");
+                           std::to_string(reduced.waiting) + " of its " + std::to_string(reduced.parameters.size()) +
+                           " gradients have not arrived; " + std::to_string(launched_) + " of " +
+                           std::to_string(buckets_.size()) + " buckets have been launched");
   }
   reduced.state = BucketState::kReduced;
   ++reduced_;
@@ -105,13 +105,13 @@ std::vector<std::size_t> BucketSchedule::missing() const {
 std::size_t BucketSchedule::checked_parameter(std::size_t parameter) const {
   if (parameter < parameters_.size() && parameters_[parameter].known) return parameter;
   throw BucketStateError(name("parameter", parameter) + " is in none of the " + std::to_string(buckets_.size()) +
-                      " buckets");
+                         " buckets");
 }
 
 std::size_t BucketSchedule::checked_bucket(std::size_t bucket) const {
   if (bucket < buckets_.size()) return bucket;
-  throw BucketStateError(name("bucket", bucket) + " does not exist: the schedule has " + std::to_string(buckets_.size()) +
-                      " buckets");
+  throw BucketStateError(name("bucket", bucket) + " does not exist: the schedule has " +
+                         std::to_string(buckets_.size()) + " buckets");
 }
 
 }  // namespace ddp_lab

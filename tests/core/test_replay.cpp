@@ -6,11 +6,11 @@
 #include "reduce/bucket_schedule.h"
 #include "reduce/replay.h"
 
+using ddp_lab::BucketStateError;
 using ddp_lab::Contention;
 using ddp_lab::Costs;
 using ddp_lab::Replay;
 using ddp_lab::Replayed;
-using ddp_lab::BucketStateError;
 
 namespace {
 
