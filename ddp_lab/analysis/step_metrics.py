@@ -31,7 +31,7 @@ __all__ = [
     "covered",
     "edges",
 ]
-__all__ += ["gradient_sync", "mean", "median", "milliseconds", "on_device", "overlap_of", "split", "waits"]
+__all__ += ["gradient_sync", "mean", "median", "milliseconds", "on_device", "overlap_of", "split", "typical", "waits"]
 
 _Times = npt.NDArray[np.int64]
 _Values = npt.NDArray[np.float64]
@@ -57,6 +57,16 @@ def median(values: _Values) -> _Values:
     low, high = np.maximum(known - 1, 0) // 2, np.minimum(known // 2, values.shape[-1] - 1)
     pair = np.take_along_axis(ordered, low, -1) + np.take_along_axis(ordered, high, -1)
     return np.asarray(pair[..., 0] / 2)
+
+
+def typical(step: _Times, values: _Values) -> float:
+    """The median over the steps of each step's median over its ranks; NaN if nothing is known.
+
+    Args:
+        step, values: shape ``[rows]``, a row for each rank and step; NaN where a value is unknown.
+    """
+    of_steps = [median(values[step == number]) for number in np.unique(step)]
+    return float(median(np.array(of_steps, np.float64)))
 
 
 def mean(values: _Values) -> _Values:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..analysis import findings
 from ..analysis.findings import Finding
+from ..analysis.step_metrics import typical
 from ..formatting import ms, names, size
 from ..timeline import judged_steps
 from ..timeline.tables import span_columns
@@ -91,12 +92,9 @@ def _median(values: npt.NDArray[Any]) -> float:
 
 def _tiles(steps: Columns) -> list[tuple[str, str]]:
     busy, hidden = np.nansum(steps["communication_ms"]), np.nansum(steps["hidden_ms"])
-    medians = {
-        "step (median)": _median(steps["step_ms"]),
-        "forward": _median(steps["forward_ms"]),
-        "backward computation": _median(steps["compute_ms"]),
-        "exposed communication": _median(steps["exposed_ms"]),
-    }
+    columns = {"step (median)": "step_ms", "forward": "forward_ms", "backward computation": "compute_ms"}
+    columns |= {"exposed communication": "exposed_ms"}
+    medians = {name: typical(steps["step"], steps[column]) for name, column in columns.items()}
     tiles = [(name, ms(value)) for name, value in medians.items() if value == value]
     tiles += [("overlapped communication", f"{100 * hidden / busy:.0f} %" if busy > 0 else "none")]
     return [*tiles, ("gradients per step", size(_median(steps["bytes"].astype(float))))]
@@ -129,11 +127,9 @@ def _bucket_table(spans: Columns, sync: Columns, assignment: dict[str, Any]) -> 
     for bucket in assignment["buckets"]:
         number, members = bucket["bucket"], [of_parameters[index] for index in bucket["parameters"]]
         mine, ours = _rows(spans, spans["bucket"] == number), _rows(sync, sync["bucket"] == number)
-        lines.append(
-            [number, size(bucket["bytes"]), len(members), _median(mine["ready_ms"]), _median(ours["late_ms"]),
-             _median(ours["all_reduce_ms"]), _median(ours["bandwidth_gb_s"]), _median(mine["exposed_ms"]),
-             names(members, 2)]
-        )  # fmt: skip
+        ready, exposed = (typical(mine["step"], mine[name]) for name in ("ready_ms", "exposed_ms"))
+        of_all = [_median(ours[name]) for name in ("late_ms", "all_reduce_ms", "bandwidth_gb_s")]
+        lines.append([number, size(bucket["bytes"]), len(members), ready, *of_all, exposed, names(members, 2)])
     head = ["bucket", "size", "parameters", "ready ms", "waiting ms", "all-reduce ms", "GB/s", "exposed ms", "holds:"]
     return ("Buckets (medians)", head, lines)
 

@@ -32,8 +32,10 @@ def copy_lessons(into: Path, solutions: bool = False) -> list[Path]:
         The notebooks.
 
     Raises:
-        DdpLabError: a notebook there differs, or the folder can't be written.
+        DdpLabError: a notebook there differs, or the folder can't be written, or is that of the lessons.
     """
+    if into.resolve() == (lesson_files.home() / "tutorials").resolve():
+        raise DdpLabError(f"{into} is where the lessons are: name another folder")
     copied = {into / one.path.name: _notebook(one, solutions) for one in lessons()}
     edited = [path for path, notebook in copied.items() if path.exists() and not _same(path, notebook)]
     if edited:
@@ -77,5 +79,5 @@ def _same(path: Path, notebook: dict[str, Any]) -> bool:
     try:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         return [source(cell) for cell in cells] == [source(cell) for cell in notebook["cells"]]
-    except (ValueError, LookupError, TypeError):  # it is not a notebook
+    except (OSError, ValueError, LookupError, TypeError):  # it can't be read, or is not a notebook
         return False

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ..formatting import counted
 from ..printable import printable
 from .marks import PASSED
 from .submissions import Judged
@@ -47,11 +48,9 @@ def _short(text: str) -> str:
 def _total(judged: Sequence[Judged]) -> str:
     whole = sum(bool(one.marks) and all(mark.state == PASSED for mark in one.marks) for one in judged)
     students = len({one.student for one in judged})
-    return f"{_count(students, 'student')}, {_count(len(judged), 'notebook')}; all exercises passed in {whole} of them"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return (
+        f"{counted(students, 'student')}, {counted(len(judged), 'notebook')}; all exercises passed in {whole} of them"
+    )
 
 
 def as_json(judged: Sequence[Judged]) -> dict[str, Any]:

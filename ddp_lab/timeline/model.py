@@ -54,7 +54,7 @@ class TimelineModel:
         """How often the timeline was cleared."""
         self.recorded = False
         """Whether it holds a recording, whose times have no relation to the present."""
-        self._interrupted: set[tuple[int, int]] = set()  # ranks and sessions whose first events were deleted
+        self._deleted: dict[tuple[int, int], int] = {}  # (rank, session) -> how many of its events `clear` has deleted
         self._start()
 
     def _start(self) -> None:
@@ -75,8 +75,8 @@ class TimelineModel:
             if rank is None:
                 return
             self.version += 1
-            if not rank.next and not self.recorded and (batch.rank, batch.session) in self._interrupted:
-                rank.next = batch.first  # what came before was deleted, not dropped (a replay begins anew)
+            if not rank.events:
+                rank.next = min(rank.next, batch.first)  # events of before a `clear` may arrive after it
             repeated = rank.next - batch.first
             taken = batch.events[max(repeated, 0) :]
             rank.dropped += max(-repeated, 0)
@@ -128,7 +128,8 @@ class TimelineModel:
         if rank.life:
             self._abandon(number)
             self._book.begin_life(number, rank.life)
-        rank.next = rank.events = rank.dropped = 0
+        rank.events = rank.dropped = 0
+        rank.next = 0 if self.recorded else self._deleted.get((number, session), 0)  # a replay begins anew
         rank.status = {}
         return rank
 
@@ -174,7 +175,9 @@ class TimelineModel:
         with self._lock:
             self.version += 1
             self.cleared += 1
-            self._interrupted = {(number, session) for number, one in self._ranks.items() for session in one.sessions}
+            self._deleted |= {
+                (number, one.sessions[-1]): one.next for number, one in self._ranks.items() if one.sessions
+            }
             self._start()
 
     def events(self) -> Saved:
@@ -199,7 +202,7 @@ class TimelineModel:
                 self._append(number, chunk)
 
     def own_numbers(self, model: int) -> dict[int, int]:
-        """rank -> that rank's own number of this reducer, for the running ranks that have it."""
+        """rank -> that rank's own number of this model, for the running ranks that have it."""
         with self._lock:
             found = {rank: self._book.own_number(rank, known.life, model) for rank, known in self._ranks.items()}
             return {rank: own for rank, own in found.items() if own is not None}
@@ -400,7 +403,7 @@ class TimelineModel:
         return span_columns.sync_columns(self.columns(model, last_steps), dict(sorted(ranks_of.items())))
 
     def model(self, model: int | None = None) -> ReducerInfo | None:
-        """The record of a reducer, for None of the most recently active one; None if there is none."""
+        """The record of a model, for None of the most recently active one; None if there is none."""
         known = [one for one in self.reducers() if one.last_step >= 0 and model in (None, one.reducer)]
         return known[-1] if known else None
 

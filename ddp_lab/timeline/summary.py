@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..analysis.findings import Finding
 from ..analysis.findings.ranks import varying_rank
+from ..analysis.step_metrics import typical
 from ..formatting import counted, enumeration, ms, names, size, step_range
 from .clocks import HostClock
 from .records import Kept, LatePlace, ReducerInfo
@@ -32,10 +33,11 @@ _LEAST_COST = 0.5  # percent of the step: as for findings
 
 @dataclass(frozen=True)
 class Facts:
-    """The input of the sentences: names, and columns of `Timeline.steps` and `all_reduces` of the analysed steps."""
+    """The input of the sentences: names, and columns of `Timeline`'s tables for the analysed steps."""
 
     info: ReducerInfo
     steps: Mapping[str, npt.NDArray[Any]]
+    spans: Mapping[str, npt.NDArray[Any]]
     sync: Mapping[str, npt.NDArray[Any]]
     late: Sequence[LatePlace]
     assignment: dict[str, Any] | None
@@ -66,23 +68,14 @@ def _cost(facts: Facts) -> str:
     steps = facts.steps
     where = f"{facts.info.module} on {counted(len(facts.info.ranks), 'rank')}"
     span = step_range(np.unique(steps["step"]).tolist())
-    total = _of_ranks(steps, "step_ms")
-    whole = f"{ms(total)} per step" if total is not None else f"{ms(_of_ranks(steps, 'backward_ms'))} per backward"
-    parts = {
-        "forward": _of_ranks(steps, "forward_ms") if total is not None else None,
-        "backward computation": _of_ranks(steps, "compute_ms"),
-        "exposed communication after it": _of_ranks(steps, "exposed_ms"),
-    }
-    told = [f"{ms(value)} {name}" for name, value in parts.items() if value is not None]
+    total, backward = (typical(steps["step"], steps[name]) for name in ("step_ms", "backward_ms"))
+    whole = f"{ms(total)} per step" if total == total else f"{ms(backward)} per backward"
+    parts = {"forward": "forward_ms"} if total == total else {}
+    parts |= {"backward computation": "compute_ms", "exposed communication after it": "exposed_ms"}
+    values = {name: typical(steps["step"], steps[column]) for name, column in parts.items()}
+    told = [f"{ms(value)} {name}" for name, value in values.items() if value == value]
     of_which = f", of which {enumeration(told)}" if told else ""
     return f"{where}, {span}: {whole} (median){of_which}."
-
-
-def _of_ranks(steps: Mapping[str, npt.NDArray[Any]], column: str) -> float | None:
-    """The median over the steps of each step's median over its ranks, as in the time breakdown; None if unknown."""
-    known = np.isfinite(steps[column])
-    numbers, values = steps["step"][known], steps[column][known]
-    return _median(np.array([np.median(values[numbers == number]) for number in np.unique(numbers)]))
 
 
 def _communication(facts: Facts) -> str:
@@ -98,13 +91,14 @@ def _communication(facts: Facts) -> str:
     share = f"{100 * hidden / busy:.0f} % of the communication overlapped with the backward computation"
     if buckets == 1:
         share += " (a single bucket cannot overlap: lower bucket_cap_mb)" if hidden / busy < 0.05 else ""
-    return f"{told}, {ms(_of_ranks(steps, 'communication_ms'))} in flight; {share}."
+    return f"{told}, {ms(typical(steps['step'], steps['communication_ms']))} in flight; {share}."
 
 
 def _longest(facts: Facts, sync: Mapping[str, npt.NDArray[Any]]) -> str:
     """The bucket with the most exposed communication, and whether its collective or a late rank causes it."""
     buckets = np.unique(sync["bucket"])
-    exposed = {int(b): _median(sync["exposed_ms"][sync["bucket"] == b]) or 0.0 for b in buckets}
+    spans = {int(b): facts.spans["bucket"] == b for b in buckets}
+    exposed = {b: typical(facts.spans["step"][of], facts.spans["exposed_ms"][of]) for b, of in spans.items()}
     late = {int(b): _median(sync["late_ms"][sync["bucket"] == b]) or 0.0 for b in buckets}
     bucket = max(exposed, key=lambda b: (exposed[b], late[b]))
     of_it = sync["bucket"] == bucket

@@ -100,7 +100,7 @@ class Timeline(TimelineModel):
         return _frame(self.step_columns(model, last_steps))
 
     def all_reduces(self, model: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
-        """Gradient sync: one row per reducer, step and bucket that all ranks have reduced.
+        """Gradient sync: one row per model, step and bucket that all ranks have reduced.
 
         Columns: ``reducer``, ``step``, ``generation``, ``bucket``, ``bytes``, ``n_parameters``, ``ranks`` (number),
         ``all_reduce_ms`` (last rank's launch to last rank's reduced), ``bandwidth_gb_s`` (bytes over that time,
@@ -316,6 +316,7 @@ class Timeline(TimelineModel):
         facts = words.Facts(
             info=chosen,
             steps=span_columns.step_columns(views),
+            spans=spans,
             sync=span_columns.sync_columns(spans, {chosen.reducer: len(chosen.ranks)}),
             late=judged_steps.late_places(found),
             assignment=layout.description,

@@ -153,11 +153,12 @@ class Dashboard(LiveWidget):
 
     def _ipython_display_(self) -> None:
         """Displays the live view and, below it, the picture that a saved notebook keeps ([Note: two outputs])."""
-        self._show({"_esm": bundle.module_text("app/dashboard.js")})  # it may have been replaced
+        self._cell_ends.begin()
+        with self._lock:
+            self._show({"_esm": bundle.module_text("app/dashboard.js")})  # it may have been replaced
         self.refresh()
         publish(*self._live())
         self._picture.display(self.svg(), self._words())
-        self._cell_ends.begin()
         self._shown.controls.go_on()
         self._refresher.start()
 

@@ -220,7 +220,7 @@ def live_model(reducer: int) -> LiveModel:
     for model in live_models():
         if model.sync.model_id == reducer:
             return model
-    raise KeyError(f"no ddp_lab model with reducer id {reducer} exists any more")
+    raise KeyError(f"there is no ddp_lab model {reducer} any more")
 
 
 def release(why: str) -> None:

@@ -19,6 +19,7 @@ from ddp_lab.timeline.timeline import Timeline, read_run
 from ddp_lab.views.paint import scene_svg
 from ddp_lab.views.scenes import overlap_scene
 from tests.training_events import Training
+from tests.unit.backwards import Bucket, Recorder, assignment
 from tests.unit.timeline.test_recorded_runs import write_journals
 
 
@@ -86,6 +87,32 @@ def test_tiles_and_summary_are_of_the_same_steps() -> None:
     [of_tile] = re.findall(r"overlapped communication</\w+>\s*<\w+[^>]*>(\d+) %", text)
     [of_summary] = re.findall(r"(\d+) % of the communication overlapped", text)
     assert of_tile == of_summary
+
+
+@pytest.mark.parametrize(
+    ("often", "seldom", "typical"),
+    [((2.0, 13.0), (3.0, 13.0), 7.5), ((2.0, 3.0, 13.0), (2.0, 3.0, 13.0), 3.0)],
+    ids=["two ranks", "three ranks"],
+)
+def test_tile_summary_and_buckets_agree(often: tuple[float, ...], seldom: tuple[float, ...], typical: float) -> None:
+    """Ranks wait differently for the only bucket that is exposed, in ms: a step is exposed for as long as it is."""
+    timeline = Timeline()
+    for rank in range(len(often)):
+        recorder = Recorder(rank)
+        for step in range(30):
+            exposed = (often if step % 5 < 3 else seldom)[rank]
+            buckets = [Bucket((1.0,), 1.0, 2.0, (0,)), Bucket((2.0,), 2.0, 10.0 + exposed, (1,))]
+            recorder.backward(step, (step + 1) * 100_000_000, buckets, 10.0)
+        timeline.describe(rank, assignment([[0], [1]], ranks=range(len(often))) | {"session": 1})
+        timeline.extend(recorder.batch())
+    text, summary = page.page(timeline), timeline.summary()
+    found = [
+        *re.findall(r"exposed communication</\w+>\s*<\w+[^>]*>([\d.]+) ms", text),
+        *re.findall(r"([\d.]+) ms exposed communication", summary),
+        *re.findall(r"Bucket 1 \(layer1\) has the most exposed communication, ([\d.]+) ms", summary),
+        *re.findall(r"<td>1</td>.*?<td>([\d.]+)</td><td[^>]*>layer1</td>", text),
+    ]
+    assert list(map(float, found)) == [typical] * 4
 
 
 def test_the_header_says_when_and_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -480,6 +480,7 @@ def test_what_is_cleared_is_not_dropped() -> None:
     recorder.backward(0, 20 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
     timeline.extend(recorder.batch())
     timeline.clear()
+    timeline.clear()  # what the first one has deleted stays deleted
     recorder.backward(1, 40 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
     timeline.extend(recorder.batch())
     assert timeline.ranks()[0].dropped == 0
@@ -488,6 +489,11 @@ def test_what_is_cleared_is_not_dropped() -> None:
     recorder.backward(2, 60 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
     timeline.extend(recorder.batch())
     assert timeline.ranks()[0].dropped == 7
+    timeline.clear()
+    recorder.next += 5
+    recorder.backward(3, 80 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
+    timeline.extend(recorder.batch())
+    assert timeline.ranks()[0].dropped == 5  # since the clear
     timeline.clear()
     restarted = Recorder(0, session=2)
     restarted.next += 3
