@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TABS", "VIEWS", "View"]
+__all__ = ["FORMER_NAMES", "TABS", "VIEWS", "View"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ VIEWS = {
         model=False,
         ranks=True,
     ),
-    "rehearsal": View("Fault injection", "Injects, lists and ends faults.", steps=False, model=False, ranks=True),
+    "fault_injection": View("Fault injection", "Injects, lists and ends faults.", steps=False, model=False, ranks=True),
     "what_if": View(
         "What if",
         "Sliders for world size, link, bucket size limit and straggler; the predicted step beside the recorded one.",
@@ -83,3 +83,6 @@ TABS = tuple(
     if not view.beside
 )
 """The names of the views in each tab."""
+
+FORMER_NAMES = {"rehearsal": "fault_injection"}
+"""Names of views that are still accepted."""

@@ -20,7 +20,7 @@ from .step_frames import StepFrame
 from .timeline_scene import timeline_scene
 from .view_data import unused
 
-__all__ = ["NO_COLLECTIVE", "collective_svg", "picture", "rehearsal_svg", "step_svg"]
+__all__ = ["NO_COLLECTIVE", "collective_svg", "faults_svg", "picture", "step_svg"]
 
 NO_COLLECTIVE = "No collective has been run yet. Run one on the ranks with lab.animate_collective()."
 _ROW, _MOST_ROWS = 30, 9  # of the map of a model
@@ -147,7 +147,7 @@ def _tiles(rank: dict[str, Any], places: Sequence[int], top: float, here: str) -
         yield text(x + _TILE / 2, y + 15, str(bucket), "", "middle", ink if share > 0.5 else _INK)
 
 
-def rehearsal_svg(timeline: Timeline, active: Sequence[dict[str, Any]]) -> str:
+def faults_svg(timeline: Timeline, active: Sequence[dict[str, Any]]) -> str:
     """Returns the active faults, and those on the timeline, as a list.
 
     Args:
@@ -156,7 +156,9 @@ def rehearsal_svg(timeline: Timeline, active: Sequence[dict[str, Any]]) -> str:
     """
     marks = [(ns, rank, name) for rank, ns, name in timeline.marks() if mark_kind(name)]
     if not marks and not active:
-        return empty_svg("Fault injection: no fault has been injected. Inject one with lab.dashboard('rehearsal').")
+        return empty_svg(
+            "Fault injection: no fault has been injected. Inject one with lab.dashboard('fault_injection')."
+        )
     first = min((ns for ns, _, _ in marks), default=0)
     lines = [(f"⚠ active: rank {one['rank']}: {one['text']}", "bold role-bad") for one in active]
     lines += [(f"{(ns - first) / 1e9:8.1f} s   rank {rank}: {name}", "") for ns, rank, name in sorted(marks)]

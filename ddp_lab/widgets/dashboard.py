@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import traitlets
 
 from ..timeline.timeline import Timeline
-from ..views.catalogue import TABS, VIEWS
+from ..views.catalogue import FORMER_NAMES, TABS, VIEWS
 from . import bundle
 from .life import REPLACED, REPLACED_MODULE, CellEnds, publish, successor_of
 from .live_widget import LiveWidget
@@ -70,7 +70,7 @@ class Dashboard(LiveWidget):
     overhead = traitlets.Dict().tag(sync=True)
     control = traitlets.Dict().tag(sync=True)
     stepping = traitlets.Dict().tag(sync=True)
-    rehearsal = traitlets.Dict().tag(sync=True)
+    injection = traitlets.Dict().tag(sync=True)
     reconfiguration = traitlets.Dict().tag(sync=True)
     watching = traitlets.Dict().tag(sync=True)
     norms = traitlets.Dict().tag(sync=True)
@@ -93,7 +93,7 @@ class Dashboard(LiveWidget):
         if views is None:
             tabs = tuple(names for names in TABS if names != ("collectives",) or means.get("collectives") is not None)
         else:
-            tabs = tuple((name,) for name in views)
+            tabs = tuple((FORMER_NAMES.get(name, name),) for name in views)
         if not tabs or not {name for names in tabs for name in names} <= set(VIEWS):
             raise ValueError(f"views={list(views or ())} is not valid; choose from {', '.join(VIEWS)}")
         self.player = player

@@ -146,7 +146,7 @@ def test_a_fault_is_injected_seen_and_ended(training: NotebookPage) -> None:
     until(lambda: not sign.is_visible(), 60, "no sign")
 
 
-@pytest.mark.parametrize("view", ["step", "rehearsal"])
+@pytest.mark.parametrize("view", ["step", "fault_injection"])
 def test_a_recording_has_no_controls(page: Page, view: str) -> None:
     """A control of a saved timeline, alone, says that it needs a running cluster, and offers nothing to press."""
     shown = BarePage(page, training_of(steps=3), views=[view])

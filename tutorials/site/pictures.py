@@ -209,7 +209,7 @@ def faults():
             events[index]["sequence"], events[index]["kind"], events[index]["parameter"] = index, Kind.MARK, index
             events[index]["host_ns"] = _ORIGIN_NS + round(seconds * 1e9)
         timeline.extend(Batch(rank, 1, 0, 0, events))
-    return pictures.rehearsal_svg(timeline, [{"rank": 0, "text": link.text()}])
+    return pictures.faults_svg(timeline, [{"rank": 0, "text": link.text()}])
 
 
 def collective(ranks=4, part=16_384, latency_ms=0.05, mb_per_second=1000):

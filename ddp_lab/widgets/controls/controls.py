@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...errors import DdpLabError
-from ...views.pictures import rehearsal_svg, step_svg
+from ...views.pictures import faults_svg, step_svg
 from ..live_widget import Refresher
 from .buckets import BucketControl, Comparing
 from .control import Control, FaultControl, WatchControl
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Controls"]
 
-_VIEWS = {"step", "rehearsal", "buckets", "gradients"}
+_VIEWS = {"step", "fault_injection", "buckets", "gradients"}
 _RATE = 8.0
 _LOOKED_AT_SECONDS, _TRAINING_SECONDS, _TROUBLE_SECONDS = 1.0, 2.0, 3.0
 _NOBODY = (
@@ -99,7 +99,7 @@ class Controls:
         return {
             "control": control,
             "stepping": shown.get("step", {}),
-            "rehearsal": shown.get("fault", {}),
+            "injection": shown.get("fault", {}),
             "watching": shown.get("watch", {}),
             "reconfiguration": {**shown.get("reconfigure", {}), "compared": self._comparison},
         }
@@ -114,9 +114,9 @@ class Controls:
         if view == "step":
             part = self._parts.get("step")
             return step_svg(part.last if isinstance(part, StepControl) else None)
-        if view == "rehearsal":
+        if view == "fault_injection":
             fault = self._parts.get("fault")
-            return rehearsal_svg(self._timeline, fault.shown["faults"] if fault is not None else ())
+            return faults_svg(self._timeline, fault.shown["faults"] if fault is not None else ())
         return None
 
     def rest(self) -> None:

@@ -244,7 +244,7 @@ def test_without_a_cluster_requests_are_heard_and_refused() -> None:
     controls.stop()
 
 
-@pytest.mark.parametrize("view", ["step", "rehearsal"])
+@pytest.mark.parametrize("view", ["step", "fault_injection"])
 def test_a_control_alone_keeps_a_picture(view: str) -> None:
     """A control's own widget has a self-contained picture before anything happened, and says how to begin."""
     dashboard = Dashboard(Timeline(), views=[view])

@@ -262,7 +262,7 @@ def test_a_followed_job_has_no_controls(tmp_path: Path) -> None:
     saved = recorded.dashboard()
     try:
         assert shown.tabs == saved.tabs
-        assert not {"step", "rehearsal", "collectives"} & {name for names in shown.tabs for name in names}
+        assert not {"step", "fault_injection", "collectives"} & {name for names in shown.tabs for name in names}
         for one, words in ((shown, "No step recorded yet. Train with"), (saved, "No step was recorded.")):
             assert [one.means[name] for name in ("compare", "link", "control")] == [False] * 3
             assert words in one.means["nothing"]
@@ -443,6 +443,7 @@ def test_views_alone(make: Made) -> None:
         assert one.tabs == [[name]]
         drawn.add(one.svg())
     assert len(drawn) == len(names)
+    assert make(timeline, views=["rehearsal"]).tabs == [["fault_injection"]]  # its former name
     with pytest.raises(ValueError, match="choose from timeline, sync"):
         Dashboard(timeline, views=["histogram"])
 

@@ -13,9 +13,9 @@ export class Alarm {
     this.node = element("div", { class: "ddp-alarms" }, this.faults.node, this.pauses.node);
   }
 
-  // stepping, rehearsal: of the kernel; live: whether the controls have a cluster
-  draw(live, stepping, rehearsal) {
-    const faults = live ? (rehearsal?.faults ?? []) : [];
+  // stepping, injection: of the kernel; live: whether the controls have a cluster
+  draw(live, stepping, injection) {
+    const faults = live ? (injection?.faults ?? []) : [];
     const several = faults.length > 1 ? `${faults.length} active faults` : "1 active fault";
     this.faults.draw(faults.length ? `${several} (${faults.slice(0, 3).map((one) => `rank ${one.rank}: ${one.text}`).join("; ")}${faults.length > 3 ? "; …" : ""}).` : "");
     const paused = live ? (stepping?.ranks ?? []).filter((one) => one.kind === "paused") : [];

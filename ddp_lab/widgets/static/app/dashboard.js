@@ -246,7 +246,7 @@ class View {
     this.notice.hidden = !notice;
     setText(this.notice, notice);
     this.drawLife();
-    this.alarm.draw(!this.past?.ended && this.model.get("control")?.live, this.model.get("stepping"), this.model.get("rehearsal"));
+    this.alarm.draw(!this.past?.ended && this.model.get("control")?.live, this.model.get("stepping"), this.model.get("injection"));
     this.drawFooter();
     this.drawTabs();
     this.looked();

@@ -5,10 +5,10 @@ import { element } from "../charts/dom.js";
 import { VIEWS } from "../generated.js";
 import { BucketsView } from "../views/buckets.js";
 import { CollectivesView } from "../views/collectives.js";
+import { FaultInjectionView } from "../views/fault_injection.js";
 import { FindingsView } from "../views/findings.js";
 import { GradientsView } from "../views/gradients.js";
 import { OverlapView } from "../views/overlap.js";
-import { RehearsalView } from "../views/rehearsal.js";
 import { StepThroughView } from "../views/step_through.js";
 import { StragglersView } from "../views/stragglers.js";
 import { SyncView } from "../views/sync.js";
@@ -22,7 +22,7 @@ const DRAWN = {
   buckets: [BucketsView, (view, facts) => view.draw(facts.record, facts.assignment, facts.bucket, facts.readiness, facts)],
   findings: [FindingsView, (view, facts) => view.draw(facts.findings, facts.means)],
   step: [StepThroughView, (view, facts) => view.draw(facts)],
-  rehearsal: [RehearsalView, (view, facts) => view.draw(facts)],
+  fault_injection: [FaultInjectionView, (view, facts) => view.draw(facts)],
   what_if: [WhatIfView, (view, facts) => view.draw(facts)],
   gradients: [GradientsView, (view, facts) => view.draw(facts.model, facts.control, facts.watching, facts.norms, facts.record?.step ?? Infinity)],
   collectives: [CollectivesView, (view, facts) => view.draw(facts.collective)],

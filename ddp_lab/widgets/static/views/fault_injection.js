@@ -17,7 +17,7 @@ function when(at, first, shift) {
   return typeof shift === "number" ? new Date((at + shift) * 1000).toLocaleTimeString() : `${(at - first).toFixed(1)} s after the first`;
 }
 
-export class RehearsalView {
+export class FaultInjectionView {
   // actions: {send(command), redraw(), say(text)}
   constructor(actions) {
     this.asker = new Asker("fault", actions);
@@ -41,7 +41,7 @@ export class RehearsalView {
     this.needs = new NeedsCluster(row, this.about, this.status.node, this.active);
     this.past = makeTable("On the timeline, newest first", ["rank", "what", "when"]);
     this.pastNode = scrolled("faults on the timeline", this.past.node, "ddp-past");
-    this.node = section("rehearsal", "fault injection", "Fault injection", this.needs.node, this.none, this.pastNode);
+    this.node = section("fault-injection", "fault injection", "Fault injection", this.needs.node, this.none, this.pastNode);
     this.showInputs();
   }
 
@@ -75,7 +75,7 @@ export class RehearsalView {
 
   // facts: of KernelFacts
   draw(facts) {
-    const { control, rehearsal: shown, faultMarks: marks } = facts;
+    const { control, injection: shown, faultMarks: marks } = facts;
     const { model: reducer, current: assignment } = this.model.pick(facts);
     this.reducer = reducer;
     const live = this.needs.draw(control);
