@@ -6,33 +6,15 @@ import argparse
 import html
 import importlib
 import re
-from pathlib import Path
-from types import ModuleType
-
-import pytest
 
 import ddp_lab
 from ddp_lab import teaching
 from ddp_lab.notebook import magics
+from tests.unit.conftest import SITE, SiteModule
 
-SITE = Path(__file__).resolve().parents[2] / "tutorials" / "site"
 TEACH = SITE / "teach"
 LEADS = ("Timing", "Show", "Discuss")
 SESSION = 90  # minutes
-
-
-@pytest.fixture
-def class_notes(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module that fills in what lessons say."""
-    monkeypatch.syspath_prepend(str(SITE))
-    return importlib.import_module("class_notes")
-
-
-@pytest.fixture
-def handouts(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module that makes the handouts."""
-    monkeypatch.syspath_prepend(str(SITE))
-    return importlib.import_module("handouts")
 
 
 def notes() -> str:
@@ -40,8 +22,9 @@ def notes() -> str:
     return (TEACH / "notes.md").read_text(encoding="utf-8")
 
 
-def test_every_lesson_has_notes(class_notes: ModuleType) -> None:
+def test_every_lesson_has_notes(site_module: SiteModule) -> None:
     """Each lesson has a section, in the lessons' order, with time, what to show, and at least three questions."""
+    class_notes = site_module("class_notes")
     _, *parts = re.split(r"^<!-- lesson: (\w+) -->$", notes(), flags=re.MULTILINE)
     sections = dict(zip(parts[::2], parts[1::2], strict=True))
     assert list(sections) == list(class_notes.by_name())
@@ -50,8 +33,9 @@ def test_every_lesson_has_notes(class_notes: ModuleType) -> None:
         assert len(re.findall(r"^\d\. .+", text, re.MULTILINE)) >= 3, name
 
 
-def test_notes_hold_facts_and_wrong_answers(class_notes: ModuleType) -> None:
+def test_notes_hold_facts_and_wrong_answers(site_module: SiteModule) -> None:
     """What the first cell states, each exercise, and each wrong answer of the tests with what the check says."""
+    class_notes = site_module("class_notes")
     page = class_notes.filled(notes())
     assert "<!-- lesson" not in page
     section = page.split("## Lesson 5: data parallel in fifty lines\n")[1].split("\n## ")[0]
@@ -68,15 +52,17 @@ def test_notes_hold_facts_and_wrong_answers(class_notes: ModuleType) -> None:
         assert all(answer and why for tried in found.values() for answer, why in tried.items()), lesson.name
 
 
-def test_hints_are_whole_or_marked(class_notes: ModuleType) -> None:
+def test_hints_are_whole_or_marked(site_module: SiteModule) -> None:
     """A hint is the whole sentence of the check; if it can't be found, it is marked as a part."""
+    class_notes = site_module("class_notes")
     [lesson] = [one for one in teaching.lessons() if one.number == "5"]
     assert class_notes.hint(lesson, "Divide by world_size") == "these are sums over the ranks. Divide by world_size."
     assert class_notes.hint(lesson, "nobody says this") == "… nobody says this …"
 
 
-def test_plans_fit(class_notes: ModuleType) -> None:
+def test_plans_fit(site_module: SiteModule) -> None:
     """The lessons and talks of a session take at most 90 minutes; every lesson is in a plan or named below it."""
+    class_notes = site_module("class_notes")
     page = (TEACH / "index.md").read_text(encoding="utf-8")
     lessons = class_notes.by_name()
     assert set(re.findall(r"\{lesson (\w+)\}", page)) == set(lessons)
@@ -96,8 +82,9 @@ def test_plans_fit(class_notes: ModuleType) -> None:
     assert class_notes.filled("{lesson data_parallel_in_fifty_lines}") == link
 
 
-def test_handouts_name_what_exists(handouts: ModuleType) -> None:
+def test_handouts_name_what_exists(site_module: SiteModule) -> None:
     """Each magic, command, option and name of the product on a handout exists, and no option is left out."""
+    handouts = site_module("handouts")
     known = {"load_ext"}
     commands: set[str] = set()
     for name, (_, parser, *_) in magics._MAGICS.items():

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 import xml.etree.ElementTree as ElementTree
+from html import escape
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import ddp_lab
 import ddp_lab.comm
 from ddp_lab.views.catalogue import VIEWS
+from tests.unit.conftest import SITE, SiteModule
 
 ROOT = Path(__file__).resolve().parents[2]
-SITE = ROOT / "tutorials" / "site"
 HOW_TO = sorted(path.stem for path in (SITE / "how_to").glob("*.md"))
 PAGES = [
     *sorted(f"guide/{path.name}" for path in (SITE / "guide").glob("*.md")),
@@ -45,27 +44,6 @@ _MADE_BY_INIT = {"timeline", "link", "module"}  # attributes of objects
 def text(page: str) -> str:
     """What stands in a page's file."""
     return (SITE / page).read_text(encoding="utf-8")
-
-
-@pytest.fixture
-def pictures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module that draws the guides' pictures."""
-    monkeypatch.syspath_prepend(str(SITE))
-    return importlib.import_module("pictures")
-
-
-@pytest.fixture
-def option_tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module that makes tables of options."""
-    monkeypatch.syspath_prepend(str(SITE))
-    return importlib.import_module("option_tables")
-
-
-@pytest.fixture
-def gallery(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module that makes the gallery's pictures and reports."""
-    monkeypatch.syspath_prepend(str(SITE))
-    return importlib.import_module("gallery")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -104,8 +82,9 @@ def test_the_dashboard_guide_has_every_view() -> None:
         assert re.search(r"`(?:lab|ddp_lab|model)\.", part), title
 
 
-def test_pictures_are_made_from_what_is_recorded(pictures: ModuleType) -> None:
+def test_pictures_are_made_from_what_is_recorded(site_module: SiteModule) -> None:
     """Each picture that a page names is SVG on a white sheet; the annotated one has a number for each kind of bar."""
+    pictures = site_module("pictures")
     named = {name for page in PAGES for name in re.findall(r"^<!-- picture: (\w+) -->$", text(page), re.MULTILINE)}
     assert named == set(pictures.PICTURES)
     for name in named:
@@ -120,9 +99,10 @@ def test_pictures_are_made_from_what_is_recorded(pictures: ModuleType) -> None:
     assert set(rows) <= set(words)
 
 
-def test_the_gallery_has_a_card_and_a_report_for_each_run(gallery: ModuleType, tmp_path: Path) -> None:
-    """Each recording but lesson 12's has a card with a picture, and a report with its own title, findings and a way
-    back."""
+def test_the_gallery_has_a_card_and_a_report_for_each_run(site_module: SiteModule, tmp_path: Path) -> None:
+    """Each recording but lesson 12's has a card with a picture, and a report with its own title, its findings and
+    a link back."""
+    gallery = site_module("gallery")
     page = text("gallery.md")
     assert re.findall(r"^<!-- run: (\w+) -->$", page, re.MULTILINE) == list(gallery.RUNS)
     recordings = {path.stem for path in (ROOT / "tutorials" / "recordings").glob("*.npz")}
@@ -136,14 +116,16 @@ def test_the_gallery_has_a_card_and_a_report_for_each_run(gallery: ModuleType, t
         report = (tmp_path / f"{name}.html").read_text(encoding="utf-8")
         assert f"<h1>{shown.title}: DigitReader on 4 ranks</h1>" in report
         assert '<a href="../gallery.html">' in report
+        assert all(escape(one.title) in report for one in shown.timeline().findings()), name
     drawn = [ElementTree.fromstring(one) for one in re.findall(r"<svg .*</svg>", filled)]
     assert len(drawn) == len(gallery.RUNS)
     assert not any(one.tag.endswith("text") for svg in drawn for one in svg.iter())
     assert len({ElementTree.tostring(svg) for svg in drawn}) == len(drawn)
 
 
-def test_the_gallery_quotes_its_reports(gallery: ModuleType) -> None:
+def test_the_gallery_quotes_its_reports(site_module: SiteModule) -> None:
     """Each figure on a card is in the summary or the findings of the run."""
+    gallery = site_module("gallery")
     cards = dict(re.findall(r"<!-- run: (\w+) -->\n\n(.*?)\n:::", text("gallery.md"), re.DOTALL))
     assert set(cards) == set(gallery.RUNS)
     step = {name: shown.timeline().steps().query("step >= 6").step_ms.median() for name, shown in gallery.RUNS.items()}
@@ -159,8 +141,9 @@ def test_the_gallery_quotes_its_reports(gallery: ModuleType) -> None:
     assert round(gallery.RUNS["slow_layer"].timeline().findings()[0].gain_percent) == 16
 
 
-def test_printed_texts_are_those_that_the_page_explains(pictures: ModuleType) -> None:
+def test_printed_texts_are_those_that_the_page_explains(site_module: SiteModule) -> None:
     """The worked example prints what its page says of it."""
+    pictures = site_module("pictures")
     page = text("guide/performance.md")
     named = re.findall(r"^<!-- printed: (\w+) -->$", page, re.MULTILINE)
     assert set(named) == set(pictures.PRINTED)
@@ -175,8 +158,9 @@ def test_printed_texts_are_those_that_the_page_explains(pictures: ModuleType) ->
     assert "<!-- picture" not in filled
 
 
-def test_the_configuration_page_has_every_option(option_tables: ModuleType) -> None:
+def test_the_configuration_page_has_every_option(site_module: SiteModule) -> None:
     """Tables are made from the code: each has rows, and each argument of a cluster is one of them."""
+    option_tables = site_module("option_tables")
     page = text("reference/configuration.md")
     named = re.findall(r"^<!-- options of (.+) -->$", page, re.MULTILINE)
     assert {"Cluster", "DistributedDataParallel", "%cluster start", "%%distributed", "ddp-lab run"} <= set(named)

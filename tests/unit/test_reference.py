@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +11,8 @@ import pytest
 import ddp_lab
 from ddp_lab.protocol.events import DTYPE, Kind
 from ddp_lab.renamed import TABLE
+from tests.unit.conftest import SITE
 
-SITE = Path(__file__).resolve().parents[2] / "tutorials" / "site"
 # What other packages of ours use, and users do not need.
 INTERNAL = {
     "Cluster": {"busy_ranks", "client", "dashboard_means", "engine_of_rank", "far_ranks", "find", "runs_on", "session"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import inspect
 import re
 import warnings
@@ -23,6 +22,7 @@ from ddp_lab.notebook import magics
 from ddp_lab.parallel.observe import Observation
 from ddp_lab.renamed import TABLE, Renamed
 from tests.training_events import Training
+from tests.unit.conftest import SITE, SiteModule
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [row for row in TABLE if not row.old.startswith("--") and not row.old.endswith("=")]
@@ -198,11 +198,10 @@ def test_a_former_option_is_accepted(row: Renamed) -> None:
     assert f"did you mean {row.old}" not in str(refused.value)
 
 
-def test_the_page_lists_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_lists_every_row(site_module: SiteModule) -> None:
     """The site's page is filled with a line for each row."""
-    monkeypatch.syspath_prepend(str(ROOT / "tutorials" / "site"))
-    page = (ROOT / "tutorials/site/reference/renamed_names.md").read_text(encoding="utf-8")
-    filled = importlib.import_module("option_tables").filled(page)
+    page = (SITE / "reference" / "renamed_names.md").read_text(encoding="utf-8")
+    filled = site_module("option_tables").filled(page)
     for row in TABLE:
         assert f"| `{row.spelled(row.old)}` | `{row.spelled(row.new)}` | {'no' if row.quiet else 'yes'} |" in filled
 
