@@ -10,6 +10,7 @@ import re
 import ddp_lab
 from ddp_lab import teaching
 from ddp_lab.notebook import magics
+from ddp_lab.renamed import TABLE
 from tests.unit.conftest import SITE, SiteModule
 
 TEACH = SITE / "teach"
@@ -66,7 +67,7 @@ def test_plans_fit(site_module: SiteModule) -> None:
     page = (TEACH / "index.md").read_text(encoding="utf-8")
     lessons = class_notes.by_name()
     assert set(re.findall(r"\{lesson (\w+)\}", page)) == set(lessons)
-    for plan in ("Two sessions of 90 minutes", "Four weeks"):
+    for plan, sessions in {"Two sessions of 90 minutes": 2, "Four weeks": 4}.items():
         table = page.split(f"## {plan}\n")[1].split("\n## ")[0]
         taken: dict[str, int] = {}
         for session, minutes, what in re.findall(r"^\| ([\w ]+) \| ?(\d*) \| (.+) \|$", table, re.MULTILINE):
@@ -76,14 +77,14 @@ def test_plans_fit(site_module: SiteModule) -> None:
                 taken[session] = (
                     taken.get(session, 0) + sum(lessons[one].minutes or 0 for one in named) + int(minutes or 0)
                 )
-        assert len(taken) == (2 if "Two" in plan else 4)
+        assert len(taken) == sessions
         assert max(taken.values()) <= SESSION, (plan, taken)
     link = "[Lesson 5: data parallel in fifty lines](../../05_data_parallel_in_fifty_lines.ipynb) (30 min)"
     assert class_notes.filled("{lesson data_parallel_in_fifty_lines}") == link
 
 
 def test_handouts_name_what_exists(site_module: SiteModule) -> None:
-    """Each magic, command, option and name of the product on a handout exists, and no option is left out."""
+    """Each magic, command, option and name of the product on a handout exists."""
     handouts = site_module("handouts")
     known = {"load_ext"}
     commands: set[str] = set()
@@ -108,7 +109,20 @@ def test_handouts_name_what_exists(site_module: SiteModule) -> None:
         ):
             named = re.findall(rf"(?<![\w.]){re.escape(owner)}\.(\w+)\(", text.replace("ddp_lab.", ""))
             assert [one for one in named if not hasattr(method, one)] == []
-    text = handouts.page("magics")
-    for option in ("--no-wait", "--backend auto|nccl|gloo|shm|mpi", "--detach", "interrupt"):
-        assert f"<code>{option}</code>" in text
-    assert [str(number) for number in range(1, 8)] == re.findall(r"<td>(\d)</td>", handouts.page("timeline"))
+
+
+def test_handouts_leave_nothing_out(site_module: SiteModule) -> None:
+    """The magics' handout has each option of a cell and of a start, and each command, without former names.
+
+    That of the timeline has each kind of bar.
+    """
+    page, parser_of = site_module("handouts").page, site_module("option_tables").parser_of
+    shown = set(re.findall(r"<code>([\w-]+)", page("magics")))
+    former = {row.old for row in TABLE if row.old.startswith("--")}
+    for magic in ("%%distributed", "%cluster start"):
+        assert set(parser_of(magic)._option_string_actions) - former - {"-h", "--help"} <= shown
+    [commands] = [one for one in parser_of("%cluster")._actions if isinstance(one, argparse._SubParsersAction)]
+    assert set(commands.choices) <= shown
+    assert shown & former == set()
+    assert "<code>--backend auto|nccl|gloo|shm|mpi</code>" in page("magics")
+    assert re.findall(r"<td>(\d)</td>", page("timeline")) == [str(number) for number in range(1, 8)]
