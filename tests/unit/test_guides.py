@@ -124,21 +124,32 @@ def test_the_gallery_has_a_card_and_a_report_for_each_run(site_module: SiteModul
 
 
 def test_the_gallery_quotes_its_reports(site_module: SiteModule) -> None:
-    """Each figure on a card is in the summary or the findings of the run."""
+    """Each measured figure on the page, with its unit, is rounded from the summary or the finding of its run."""
     gallery = site_module("gallery")
-    cards = dict(re.findall(r"<!-- run: (\w+) -->\n\n(.*?)\n:::", text("gallery.md"), re.DOTALL))
-    assert set(cards) == set(gallery.RUNS)
-    step = {name: shown.timeline().steps().query("step >= 6").step_ms.median() for name, shown in gallery.RUNS.items()}
-    assert "4 of 62 ms" in cards["healthy"].replace("\n", " ")
-    assert "61.5 ms per step" in gallery.RUNS["healthy"].timeline().summary()
-    assert "77 ms instead of 121" in cards["comm_hook"]
-    assert (round(step["comm_hook"]), round(step["slow_network"])) == (77, 121)
-    assert "by 33.4 ms in 100 %" in gallery.RUNS["late_rank"].timeline().summary()
-    assert "33 ms" in cards["late_rank"]
-    assert "67.0 ms exposed" in gallery.RUNS["tiny_buckets"].timeline().summary()
-    assert "67 ms" in cards["tiny_buckets"]
-    assert "16 % of the step" in cards["slow_layer"].replace("\n", " ")
-    assert round(gallery.RUNS["slow_layer"].timeline().findings()[0].gain_percent) == 16
+    runs = {name: shown.timeline() for name, shown in gallery.RUNS.items()}
+
+    def summary(name: str, pattern: str) -> int:
+        [found] = re.findall(pattern, runs[name].summary())
+        return round(float(found))
+
+    step, exposed = r"([\d.]+) ms per step", r"([\d.]+) ms exposed communication after"
+    late = r"starts its backward late, by ([\d.]+) ms in 100 %"
+    share = {name: round(run.findings()[0].gain_percent) for name, run in runs.items() if run.findings()}
+    quoted = {
+        "healthy": f"{summary('healthy', exposed)} of {summary('healthy', step)} ms",
+        "slow_layer": f"{share['slow_layer']} % of the step",
+        "late_rank": f"{summary('late_rank', late)} ms after the others",
+        "tiny_buckets": f"{summary('tiny_buckets', exposed)} ms after the backward",
+        "comm_hook": f"{summary('comm_hook', step)} ms instead of {summary('slow_network', step)}",
+    }
+    page = " ".join(text("gallery.md").split())
+    _, *parts = re.split(r"<!-- run: (\w+) -->", page)
+    cards = dict(zip(parts[::2], (part.partition(":::")[0] for part in parts[1::2]), strict=True))
+    for name, phrase in quoted.items():
+        assert phrase in cards[name]
+    assert f"the bucket is too big, which costs {share['one_bucket']} % of the step" in page
+    [unused] = [one for one in runs["unused"].assignment(0)["parameters"] if one["name"] == "old_head.weight"]
+    assert f"`old_head.weight` never gets a gradient, and yet its {round(unused['bytes'] / 1e6)} MB" in cards["unused"]
 
 
 def test_printed_texts_are_those_that_the_page_explains(site_module: SiteModule) -> None:
