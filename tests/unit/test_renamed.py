@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import inspect
 import re
+import subprocess
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +18,9 @@ import ddp_lab.errors
 from ddp_lab.cluster.processes.keeper import DetachedCluster
 from ddp_lab.control.training import TrainingControl
 from ddp_lab.errors import ClusterError
-from ddp_lab.notebook import magics
 from ddp_lab.parallel.observe import Observation
 from ddp_lab.renamed import TABLE, Renamed
+from tests import plain_words
 from tests.training_events import Training
 from tests.unit.conftest import SITE, SiteModule
 
@@ -169,26 +169,13 @@ def test_a_model_is_chosen_by_the_former_argument() -> None:
         ddp_lab.compare(timeline, timeline, reducers=(1, 1), models=(1, 1))  # type: ignore[call-arg]
 
 
-def parser_of(magic: str) -> argparse.ArgumentParser:
-    """The parser of a magic, or of one of its commands."""
-    name, _, command = magic.lstrip("%").partition(" ")
-    parser: argparse.ArgumentParser = magics._MAGICS[name][1]
-    for action in parser._actions if command else ():
-        if isinstance(action, argparse._SubParsersAction):
-            parser = action.choices[command]
-    return parser
-
-
 @pytest.mark.parametrize("row", OPTIONS, ids=lambda row: row.old)
-def test_a_former_option_is_accepted(row: Renamed) -> None:
+def test_a_former_option_is_accepted(row: Renamed, site_module: SiteModule) -> None:
     """It means the same as the present one; the help names it in one line alone, and a typo is never led to it."""
-    parser = parser_of(row.owner)
+    parser = site_module("option_tables").parser_of(row.owner)
     value = {"--launcher": ["slurm"], "--idle-timeout": ["5"], "--client-address": ["10.0.0.1"]}.get(row.new, [])
-    expected, (given, caught) = (
-        parser.parse_args([row.new, *value]),
-        heard(lambda: parser.parse_args([row.old, *value])),
-    )
-    assert given == expected != parser.parse_args([])
+    given, caught = heard(lambda: parser.parse_args([row.old, *value]))
+    assert given == parser.parse_args([row.new, *value]) != parser.parse_args([])
     assert_told(caught, row)
     listed, _, former = parser.format_help().partition("Former names are still accepted:")
     assert row.old not in listed
@@ -208,22 +195,20 @@ def test_the_page_lists_every_row(site_module: SiteModule) -> None:
 
 def former_names() -> re.Pattern[str]:
     """Former names in code and text, where nothing else has such a name; keys of files, in quotes, keep theirs."""
-    words = {row.old.rstrip("=") for row in TABLE if re.search("[a-z]_[a-z]|[a-z][A-Z]", row.old)} - {
-        "reducer_id"
-    }  # C++
+    words = {row.old.rstrip("=") for row in TABLE if re.search("[a-z]_[a-z]|[a-z][A-Z]", row.old)}
+    words -= {"reducer_id"}  # C++
     spelled = [re.escape(row.spelled(row.old)) for row in NAMES if row.owner in ("ddp_lab", "Cluster", "Timeline")]
     options = "|".join(row.old for row in OPTIONS)
     return re.compile(rf"""(?<!["'`\w])(?:{"|".join([*words, *spelled])})\b|(?<=[ `])(?:{options})\b""")
 
 
 def test_nothing_of_ours_uses_a_former_name() -> None:
-    """Neither the package, nor its tests, nor the documents; pytest makes errors of the warnings that remain."""
+    """Neither code, nor documents, nor notebooks; pytest makes errors of the warnings that remain."""
     pattern = former_names()
     assert pattern.search("lab.watch_seconds = 3")
     assert pattern.search("`%cluster start --lease 5`")
-    files = list(ROOT.glob("*.md"))
-    for folder in ("ddp_lab", "csrc", "tests", "tutorials/site", "tutorials/recordings"):
-        files += [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".cpp", ".h", ".js")]
-    texts = {path: path.read_text(encoding="utf-8") for path in files if "renamed" not in str(path.relative_to(ROOT))}
-    found = [(path.name, one) for path, text in texts.items() for one in pattern.findall(text)]
-    assert [one for one in found if one != ("__init__.py", "restore_from")] == []  # where type checkers see it
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    suffixes = plain_words.SUFFIXES | {".html"}
+    names = [name for name in listed.splitlines() if Path(name).suffix in suffixes and "renamed" not in name]
+    found = [(name, one) for name in names for one in pattern.findall(plain_words.text_of(ROOT / name))]
+    assert [one for one in found if one != ("ddp_lab/__init__.py", "restore_from")] == []  # where type checkers see it
