@@ -120,7 +120,7 @@ def test_an_edited_notebook_is_not_overwritten(tmp_path: Path, capsys: pytest.Ca
     edited, executed, deleted, *_ = teaching.copy_lessons(tmp_path)
     for path, change in (
         (edited, lambda cell: cell.update(source="mine")),
-        (executed, lambda cell: cell.update(outputs=[])),
+        (executed, lambda cell: cell.update(outputs=[nbformat.v4.new_output("stream", text="it ran")])),
     ):
         notebook = nbformat.read(path, as_version=4)
         change(notebook.cells[1])
