@@ -61,7 +61,10 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_versions_are_those_of_the_package() -> None:
-    """One Python that the package supports, and the torch that `make` installs, of those that a wheel is built for."""
+    """All name one Python, which the package supports, and the torch of `make`, for which wheels are built.
+
+    The image and the page on JupyterHub name the same JupyterHub.
+    """
     [python] = re.findall(r"^PYTHON=(.+)", "\n".join(named("ARG")), re.MULTILINE)
     environment = yaml.safe_load(read("environment.yml"))
     devcontainer = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"))
@@ -74,6 +77,8 @@ def test_versions_are_those_of_the_package() -> None:
     assert f"TORCH ?= torch=={torch}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
     setuptools = next(one for one in PROJECT["build-system"]["requires"] if one.startswith("setuptools"))
     assert f"'{setuptools}'" in read("install.sh")
+    [hub] = re.findall(r"'(jupyterhub==\S+)'", read("install.sh"))
+    assert f"'{hub}'" in (ROOT / "tutorials/site/how_to/jupyterhub.md").read_text(encoding="utf-8")
 
 
 def test_the_dockerfile_calls_the_steps_that_are_tested() -> None:
