@@ -27,20 +27,20 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def call(tree: Path, *command: str, code: int = 0) -> tuple[str, str]:
-    """Runs Python with the copied package; returns what it printed on stdout and on stderr."""
+def call(tree: Path, *command: str, code: int = 0, **variables: str) -> tuple[str, str]:
+    """Runs Python with the copied package and these environment variables; returns its stdout and stderr."""
     opened = tree / "browser"
     opened.write_text(f'#!/bin/sh\necho "$1" >>{tree}/opened\n')
     opened.chmod(0o755)
-    environment = {**os.environ, "BROWSER": f"{opened} %s"}
+    environment = {**os.environ, "BROWSER": f"{opened} %s", **variables}
     done = subprocess.run([sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     return done.stdout, done.stderr
 
 
-def docs(tree: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
+def docs(tree: Path, *arguments: str, code: int = 0, **variables: str) -> tuple[str, str]:
     """Runs the command."""
-    return call(tree, "-m", "ddp_lab", "docs", *arguments, code=code)
+    return call(tree, "-m", "ddp_lab", "docs", *arguments, code=code, **variables)
 
 
 @pytest.mark.parametrize("name", ["guide/dashboard", "guide/dashboard.md", "tutorials/site/guide/dashboard.html"])
@@ -61,18 +61,10 @@ def test_only_the_path_is_printed(tree: Path) -> None:
 
 def test_without_a_browser_the_address_is_reported(tree: Path) -> None:
     """Where none can be opened, the address is printed, and a line says what to do with it."""
-    environment = {
-        **os.environ,
-        "BROWSER": "/nowhere/browser %s",
-        "PATH": str(tree),
-        "DISPLAY": "",
-        "WAYLAND_DISPLAY": "",
-    }
-    command = [sys.executable, "-m", "ddp_lab", "docs"]
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0
-    assert done.stdout.startswith("file://")
-    assert "open this address in yours" in done.stderr
+    without = {"BROWSER": "/nowhere/browser %s", "PATH": str(tree), "DISPLAY": "", "WAYLAND_DISPLAY": ""}
+    printed, advice = docs(tree, **without)
+    assert printed.startswith("file://")
+    assert "open this address in yours" in advice
 
 
 @pytest.mark.parametrize(
