@@ -8,10 +8,8 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -19,8 +17,10 @@ import pytest
 from ddp_lab import teaching
 from ddp_lab.cli.main import main
 from ddp_lab.teaching import run
+from tests.leftovers import wait_until
 
 from . import running
+from .judging import Wrong
 
 LESSON = "05_data_parallel_in_fifty_lines"
 LESSONS = [path.stem for path in running.LESSONS]
@@ -30,17 +30,17 @@ Table = Mapping[str, Mapping[int, tuple[str, str]]]
 """Student -> exercise -> state and reason."""
 
 
-def tables(lesson: str) -> Any:
-    """A lesson's wrong answers: exercise -> answer -> what the check says."""
-    [checks] = [one.checks for one in teaching.lessons() if one.path.stem == lesson]
-    return importlib.import_module(f"tests.notebooks.test_{checks}").WRONG
+def wrong_answers(lesson: str) -> Wrong:
+    """Those that the lesson's own tests try."""
+    wrong: Wrong = importlib.import_module(f"tests.notebooks.test_{running.module_of(lesson)}").WRONG
+    return wrong
 
 
 def answers(lesson: str, wrong: int | None = None) -> dict[str, str]:
-    """The solution of each exercise; of one a wrong answer."""
+    """The solution of each exercise, except that exercise `wrong` gets a wrong answer."""
     original = running.read(running.PROJECT / "tutorials" / f"{lesson}.ipynb")
-    found = {number: running.tagged(original, f"solution-{number}").source for number in tables(lesson)}
-    return found | ({str(wrong): next(iter(tables(lesson)[str(wrong)]))} if wrong else {})
+    found = {number: running.tagged(original, f"solution-{number}").source for number in wrong_answers(lesson)}
+    return found | ({str(wrong): next(iter(wrong_answers(lesson)[str(wrong)]))} if wrong else {})
 
 
 def with_answers(given: Mapping[str, str]) -> Change:
@@ -190,9 +190,7 @@ def test_ctrl_c_keeps_the_results(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("ada/")
-        deadline = time.monotonic() + 120
-        while not psutil.Process(process.pid).children() and time.monotonic() < deadline:
-            time.sleep(0.1)  # until bob's kernel is there
+        wait_until(lambda: psutil.Process(process.pid).children(), 120, "bob's kernel")
         process.send_signal(signal.SIGINT)
         printed = process.communicate(timeout=120)[0]
     assert process.returncode == 130, printed
@@ -207,10 +205,10 @@ def test_ctrl_c_keeps_the_results(tmp_path: Path) -> None:
 def test_every_lesson(lesson: str, tmp_path: Path) -> None:
     """Of each lesson, solutions pass; a wrong answer to an exercise does not, and the table says why."""
     students = {"right": [with_answers(answers(lesson))]}
-    students |= {f"wrong-{number}": [with_answers(answers(lesson, int(number)))] for number in tables(lesson)}
+    students |= {f"wrong-{number}": [with_answers(answers(lesson, int(number)))] for number in wrong_answers(lesson)}
     found = judged(tmp_path, lesson, students)
     assert set(found["right"].values()) == {("passed", "")}
-    for number, tried in tables(lesson).items():
+    for number, tried in wrong_answers(lesson).items():
         state, why = found[f"wrong-{number}"][int(number)]
         assert state in (teaching.NOT_YET, teaching.ERROR), number
         assert next(iter(tried.values())) in why, number
