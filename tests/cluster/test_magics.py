@@ -135,7 +135,7 @@ def test_timeout_option(notebook: Notebook) -> None:
     assert "Cell slow [" in shown.error[2]
 
 
-def test_watch(notebook: Notebook) -> None:
+def test_dashboard_option(notebook: Notebook) -> None:
     """`--dashboard` shows the dashboard above the cell's own output."""
     shown = notebook.run("%%distributed --dashboard\nprint('trained')")
     assert shown.status == "ok", shown.error

@@ -275,7 +275,7 @@ def test_whoever_reads_a_journal_checks_the_same(tmp_path: Path, name: str) -> N
     assert said[0].replace(f"{tmp_path}/", "") == said[1]
 
 
-def test_attach_refuses_files_of_two_runs(tmp_path: Path) -> None:
+def test_follow_refuses_files_of_two_runs(tmp_path: Path) -> None:
     """Journals that can't be of one run are refused by name, as `ddp-lab report` does."""
     (tmp_path / "a.journal").write_bytes(_journal())
     (tmp_path / "b.journal").write_bytes(_journal(session=2)[:-200])

@@ -376,7 +376,7 @@ def test_device_times_are_kept_apart() -> None:
     assert spans.clock.tolist() == ["device", "device"]
 
 
-def test_find_late_on_a_device() -> None:
+def test_stragglers_on_a_device() -> None:
     """Where devices compute, the host's times of readiness say nothing: the bucket is named by device times."""
     timeline = Timeline()
     for rank in (0, 1):
@@ -394,7 +394,7 @@ def test_find_late_on_a_device() -> None:
     assert "Rank 1 falls behind in bucket 1 (layer0, layer1), by 20.0 ms" in timeline.summary()
 
 
-def test_find_late_names_rank_bucket_and_parameter() -> None:
+def test_stragglers_name_rank_bucket_and_parameter() -> None:
     """The late rank is named with the bucket and the parameter at which it falls behind."""
     (late,) = _two_ranks().stragglers()
     assert (late.rank, late.bucket, late.parameter, late.delay_ms, late.share) == (1, 1, "layer0", 4.0, 1.0)

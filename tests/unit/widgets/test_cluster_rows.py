@@ -70,12 +70,12 @@ def test_ranks_in_trouble(fields: dict[str, Any], stopped: bool, state: str, wor
         ("rank 1", "unblocked", "unblocked because rank 1 failed; the next cell rejoins"),
     ],
 )
-def test_a_rank_that_failed_is_told_from_one_that_was_freed(broken_by: str, state: str, words: str) -> None:
+def test_a_rank_that_failed_is_told_from_one_that_was_unblocked(broken_by: str, state: str, words: str) -> None:
     """Of two ranks whose groups were shut down, the one whose cell raised is the one that failed."""
-    freed = record(state="unblocked", broken_by=broken_by)
-    made = row(RankHealth(freed, silent_seconds=0.1))
+    broken = record(state="unblocked", broken_by=broken_by)
+    made = row(RankHealth(broken, silent_seconds=0.1))
     assert (made["state"], made["words"]) == (state, words)
-    assert rank_rows([], [freed])[0]["state"] == cells_of(freed)["state"] == state
+    assert rank_rows([], [broken])[0]["state"] == cells_of(broken)["state"] == state
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(SILENT_SECONDS - 0.1, "running"), (SILENT_SECONDS + 0.1, "silent")])
