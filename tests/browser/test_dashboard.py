@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from tests.browser.conftest import Shared
 
 FEED = """
-import json
-import threading, time
+import json, time
 from tests.training_events import Training
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.widgets.dashboard import Dashboard
@@ -223,8 +222,8 @@ def test_an_idle_kernel_is_left_alone_and_its_end_is_told(notebook: Open, lab: L
 
 
 def test_a_dashboard_whose_output_was_replaced_does_nothing_more(notebook: Open) -> None:
-    """Its cell has run again and shows another one: its thread ends, and no cell's end keeps a picture of it. Displayed
-    once more, it follows again."""
+    """Its cell has run again and shows another one: its thread ends, no cell's end keeps a picture of it, and it has no
+    copy of the browser's script. Displayed once more, it follows again."""
     opened = notebook(
         "made = globals().get('made', []) + [Dashboard(timeline)]\nmade[-1]",
         "while made[0]._refresher.running: time.sleep(0.05)\n"

@@ -27,7 +27,7 @@ def test_quickstart_draws_the_training_while_it_runs(lab_page: Page, lab: Lab) -
     page = lab_page
     notebook = NotebookPage(page, lab, lab.copy(QUICKSTART))
     notebook.start_kernel()
-    training = _index_of(notebook, "%%distributed --")
+    training = _index_of(notebook, "%%distributed --dashboard")
     try:
         for index in notebook.code_cells():
             if index < training:
