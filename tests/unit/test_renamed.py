@@ -197,7 +197,8 @@ def former_names() -> re.Pattern[str]:
     """Former names in code and text, where nothing else has such a name; keys of files, in quotes, keep theirs."""
     words = {row.old.rstrip("=") for row in TABLE if re.search("[a-z]_[a-z]|[a-z][A-Z]", row.old)}
     words -= {"reducer_id"}  # C++
-    spelled = [re.escape(row.spelled(row.old)) for row in NAMES if row.owner in ("ddp_lab", "Cluster", "Timeline")]
+    variables = {"ddp_lab": ("ddp_lab",), "Cluster": ("Cluster", "lab"), "Timeline": ("Timeline", "timeline")}
+    spelled = [rf"{name}\.{row.old}" for row in NAMES for name in variables.get(row.owner, ())]
     options = "|".join(row.old for row in OPTIONS)
     return re.compile(rf"""(?<!["'`\w])(?:{"|".join([*words, *spelled])})\b|(?<=[ `])(?:{options})\b""")
 
@@ -206,6 +207,7 @@ def test_nothing_of_ours_uses_a_former_name() -> None:
     """Neither code, nor documents, nor notebooks; pytest makes errors of the warnings that remain."""
     pattern = former_names()
     assert pattern.search("lab.watch_seconds = 3")
+    assert pattern.search("print(lab.vitals())")
     assert pattern.search("`%cluster start --lease 5`")
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     suffixes = plain_words.SUFFIXES | {".html"}
