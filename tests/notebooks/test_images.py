@@ -92,7 +92,7 @@ print("known to", *classes)
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
-    """What the Dockerfile makes of this clone. torch comes from where pip is configured to look, if it is."""
+    """What the Dockerfile makes of this clone; torch comes from pip's extra index, if one is configured."""
     folder = tmp_path_factory.mktemp("image")
     listed = subprocess.run(["git", "ls-files"], cwd=running.PROJECT, capture_output=True, text=True, check=True).stdout
     for name in listed.splitlines():

@@ -41,6 +41,7 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def named(instruction: str) -> list[str]:
+    """The arguments of each instruction of this name."""
     return [rest for name, rest in instructions() if name == instruction]
 
 
