@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from ddp_lab import native
+from ddp_lab import documentation, native
 
 HIDDEN_RANK = Path(__file__).parents[1] / "programs" / "hidden_rank.py"
 NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -47,7 +47,7 @@ def _named() -> set[str]:
 
 @pytest.mark.parametrize("how", ["user", "namespace"])
 def test_hidden_ranks_share_memory_all_the_same(how: str) -> None:
-    """Rank 0 says so in one line, no name is left while they use it, and a death is told."""
+    """Rank 0 says so once, no name is left while they use it, and a death is told."""
     if how == "namespace" and subprocess.run([*NAMESPACE, "true"], check=False, stderr=subprocess.DEVNULL).returncode:
         pytest.skip("may make no process namespace")
     before = _named()
@@ -59,7 +59,9 @@ def test_hidden_ranks_share_memory_all_the_same(how: str) -> None:
         assert [(backend, looked) for backend, looked, _, _ in told] == [("shm", False)] * 3
         [said] = told[0][3]
         assert said.startswith("shm: ")
-        assert "; this group's memory is in /dev/shm, and its tensors are copied\nMore: " in said
+        assert said.endswith(
+            f"; this group's memory is in /dev/shm, and its tensors are copied\n{documentation.more('shm-falls-back')}"
+        )
         assert [told[rank][3] for rank in (1, 2)] == [[], []]
         if how == "namespace":
             assert {process for _, _, process, _ in told} == {1}
