@@ -104,7 +104,7 @@ class StepFrame:
         return np.where(sync.last >= 0, np.asarray([*self.ranks, -1])[sync.last], -1)
 
     def sync(self) -> GradientSync:
-        """Returns the gradient sync of the buckets whose events have arrived: columns of `Timeline.sync`."""
+        """Returns the gradient sync of the buckets whose events have arrived: columns of `Timeline.all_reduces`."""
         return step_metrics.gradient_sync(self.times_ns[..., LAUNCHED], self.times_ns[..., REDUCED], self.bucket_bytes)
 
     def overlap(self) -> Overlap:

@@ -83,7 +83,7 @@ def waiting(timeline: Timeline, reducer: int | None = None, last_steps: int = 10
 
 
 def waiting_of(columns: Columns, ranks: Sequence[int], buckets: int = 0) -> Waiting:
-    """Returns how long the others waited for each rank, from columns of `Timeline.sync`; at least `buckets` columns."""
+    """Returns how long the others waited for each rank, from columns of `Timeline.all_reduces`; at least `buckets`."""
     buckets = max(buckets, int(columns["bucket"].max(initial=-1)) + 1)
     cells, share = np.zeros((len(ranks), buckets)), np.zeros(len(ranks))
     steps = len(np.unique(columns["step"]))
@@ -100,7 +100,7 @@ def sync(timeline: Timeline, reducer: int | None = None, last_steps: int = 100) 
 
 
 def sync_of(columns: Columns, ranks: Sequence[int]) -> Sync:
-    """Returns the gradient sync of each bucket, from columns of `Timeline.sync` of one model."""
+    """Returns the gradient sync of each bucket, from columns of `Timeline.all_reduces` of one model."""
     bucket = np.unique(columns["bucket"]).astype(np.int64)
     late, reduce, speed = (
         np.array([step_metrics.median(columns[name][columns["bucket"] == one]) for one in bucket])
