@@ -43,15 +43,28 @@ WRONG = {
         _launch(**_ADDRESS, **_SIZE): "without RANK",
         _launch(**_ADDRESS, **_SIZE, RANK="'0'"): "the numbers are 0, 0, 0",
         _launch(**_ADDRESS, **_SIZE, RANK="rank"): "are strings",
+        _launch(**_ADDRESS, **_SIZE, **_RANK).replace("return ", ""): "Return what each process printed",
         _launch(**_ADDRESS, **_RANK, WORLD_SIZE="str(rank)"): "WORLD_SIZE is '0', but should be '3'",
         _launch(**_RANK, **_SIZE, MASTER_ADDR="f'host{rank}'", MASTER_PORT="str(port)"): "MASTER_ADDR is 'host0'",
     },
+}
+
+CAME_TRUE = {
+    2: "−1",
+    3: "one address, its number and the number of processes",
+    4: "get waits for the key",
 }
 
 
 def test_checks(lesson: running.Notebook) -> None:
     """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
     judge(lesson, WRONG)
+
+
+def test_predictions(lesson: running.Notebook) -> None:
+    """What the folded answers say has come true, where it does not depend on the machine."""
+    for number, outcome in CAME_TRUE.items():
+        assert f"What happened: {outcome}. " in running.text(running.tagged(lesson, f"compare-{number}"))
 
 
 def test_launchers_and_stores(lesson: running.Notebook) -> None:

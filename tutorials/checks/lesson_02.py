@@ -61,10 +61,14 @@ def launcher(launch):
         tells.write_text(_TELLS)
         adds_up.write_text(_ADDS_UP)
         try:
-            told = [json.loads(printed.splitlines()[-1]) for printed in launch(tells, 3, port)]
+            outputs = launch(tells, 3, port)
         except TypeError as error:
             return f"Not yet: launch() raised TypeError: {error}. The values of environment variables are strings."
-        except json.JSONDecodeError:
+        if not outputs:
+            return f"Not yet: launch() returned {outputs!r}. Return what each process printed."
+        try:
+            told = [json.loads(printed.splitlines()[-1]) for printed in outputs]
+        except (IndexError, json.JSONDecodeError):
             return "Not yet: a process printed something else than its script. Start `command` for each rank."
         missing = [name for name in _VARIABLES if any(variables[name] is None for variables in told)]
         if missing:
@@ -88,12 +92,16 @@ def larger_advantage(times):
     return "for 4 bytes" if small > large else "for 4 MiB"
 
 
-def number_outside(number):
+def number_outside(dist, group):
+    try:
+        number = dist.get_rank(group)
+    except (RuntimeError, ValueError):
+        return "an error"
     return {None: "None", -1: "−1"}.get(number, "its number among all ranks")
 
 
 def what_torchrun_gives(told):
-    addresses = {variables[name] for variables in told.values() for name in variables if name == "MASTER_ADDR"}
+    addresses = {variables.get("MASTER_ADDR") for variables in told.values()} - {None}
     if len(addresses) > 1:
         return "the addresses of all processes"
     own = all(variables.get("RANK") == str(rank) for rank, variables in told.items())
