@@ -7,12 +7,12 @@ from . import Checks, Prediction, Predictions, on_ranks
 
 def accumulated(torch, dist, ddp_lab, world_size, make_network, loss_of, images, labels, pieces, accumulate):
     training = _Training(torch, dist, ddp_lab, world_size, make_network, loss_of, images, labels)
-    met, found = training.by(lambda model, optimizer: accumulate(model, optimizer, pieces[:4]))
-    if met == 0:
+    synced, found = training.by(lambda model, optimizer: accumulate(model, optimizer, pieces[:4]))
+    if synced == 0:
         return "Not yet: no backward synchronised with the other rank. The last piece must be outside no_sync()."
-    if met > 1:
+    if synced > 1:
         return (
-            f"Not yet: {met} of 4 backwards synchronised with the other rank. Put all but one inside no_sync(), "
+            f"Not yet: {synced} of 4 backwards synchronised with the other rank. Put all but one inside no_sync(), "
             "forward *and* backward."
         )
     if torch.allclose(found, training.of_one_process((0, 4, 0.1)), atol=1e-6):
@@ -29,12 +29,12 @@ def accumulated(torch, dist, ddp_lab, world_size, make_network, loss_of, images,
 
 def whole_epoch(torch, dist, ddp_lab, world_size, make_network, loss_of, images, labels, pieces, epoch):
     training = _Training(torch, dist, ddp_lab, world_size, make_network, loss_of, images, labels)
-    met, found = training.by(lambda model, optimizer: epoch(model, optimizer, pieces, 4))
+    synced, found = training.by(lambda model, optimizer: epoch(model, optimizer, pieces, 4))
     first, two = found.clone(), [(0, 4, 0.1), (4, 8, 0.1)]
     dist.broadcast(first, 0)
-    apart = (found - first).abs().max()
-    dist.all_reduce(apart, dist.ReduceOp.MAX)
-    if apart > 1e-6:
+    drift = (found - first).abs().max()
+    dist.all_reduce(drift, dist.ReduceOp.MAX)
+    if drift > 1e-6:
         return "Not yet: the ranks' parameters differ. A rank took a step with gradients that were not averaged."
     if torch.allclose(found, training.of_one_process(*two), atol=1e-6):
         return "Not yet: pieces 9 and 10 have no effect."
@@ -42,8 +42,8 @@ def whole_epoch(torch, dist, ddp_lab, world_size, make_network, loss_of, images,
         return "Not yet: the last step is half as long as it should be. Take the mean of 2 pieces, not of 4."
     if not torch.allclose(found, training.of_one_process(*two, (8, 10, 0.1)), atol=1e-6):
         return "Not yet: these are not three steps of 4, 4 and 2 pieces. Are gradients zeroed between steps?"
-    if met > 3:
-        return f"Not yet: the steps are right, but {met} backwards synchronised with the other rank. Three are enough."
+    if synced > 3:
+        return f"Not yet: the steps are right, but {synced} backwards synchronised the ranks. Three are enough."
     return "Right: all 10 pieces count, each with the same weight within its step."
 
 
@@ -68,14 +68,14 @@ class _Training:
         """The number of backwards of `train(model, optimizer)` that synchronised, and the parameters after it."""
 
         def count(state, bucket):
-            met.append(bucket.is_last())
+            synced.append(bucket.is_last())
             work = self.dist.all_reduce(bucket.buffer() / self.world_size, async_op=True)
             return work.get_future().then(lambda done: done.value()[0])
 
-        model, met = self.ddp_lab.DistributedDataParallel(self.make_network(32)), []
+        model, synced = self.ddp_lab.DistributedDataParallel(self.make_network(32)), []
         model.register_comm_hook(None, count)
         train(model, self.torch.optim.SGD(model.parameters(), lr=0.1))
-        return sum(met), self.torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+        return sum(synced), self.torch.nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
 def long_iterations(rounds):
