@@ -26,10 +26,21 @@ WRONG = {
     },
 }
 
+CAME_TRUE = {
+    1: "in the original network",
+    2: "0",
+}
+
 
 def test_checks(lesson: running.Notebook) -> None:
     """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
     judge(lesson, WRONG)
+
+
+def test_predictions(lesson: running.Notebook) -> None:
+    """What the folded answers say has come true, where it does not depend on the machine."""
+    for number, outcome in CAME_TRUE.items():
+        assert f"What happened: {outcome}. " in running.text(running.tagged(lesson, f"compare-{number}"))
 
 
 def test_the_four_steps(lesson: running.Notebook) -> None:

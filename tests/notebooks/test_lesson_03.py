@@ -40,12 +40,25 @@ WRONG = {
     },
 }
 
+CAME_TRUE = {
+    1: "2 steps, 64 KiB",
+    2: "first is 2, second is 1",
+    3: "32",
+    4: "it continues, and the collective is not completed",
+}
+
 
 def test_checks(lesson: running.Notebook) -> None:
     """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
     judge(lesson, WRONG)
     verdict = running.text(running.cell(lesson, f"verdict-2-{len(WRONG['2'])}"))
     assert "each of 4 ranks sent 1.6 times the buffer" in verdict
+
+
+def test_predictions(lesson: running.Notebook) -> None:
+    """What the folded answers say has come true, where it does not depend on the machine."""
+    for number, outcome in CAME_TRUE.items():
+        assert f"What happened: {outcome}. " in running.text(running.tagged(lesson, f"compare-{number}"))
 
 
 def test_messages_and_works(lesson: running.Notebook) -> None:

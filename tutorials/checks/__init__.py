@@ -15,6 +15,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import cloudpickle
 import ipywidgets
@@ -24,7 +25,7 @@ from IPython.display import display
 import ddp_lab
 from ddp_lab.lesson_files import VERDICT
 
-__all__ = ["Checks", "Prediction", "Predictions", "on_ranks"]
+__all__ = ["Checks", "Prediction", "Predictions", "call_with_names", "on_ranks"]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not find these files
 
@@ -46,7 +47,7 @@ class Checks:
 
     def __call__(self, number: int) -> None:
         """Shows whether the exercise is solved, and how many of the lesson are."""
-        verdict = _called(self._exercises[number - 1])
+        verdict = call_with_names(self._exercises[number - 1])
         word, _, why = verdict.partition(": ")
         if word == _RIGHT:
             self._solved.add(number)
@@ -74,8 +75,8 @@ class Prediction:
     def came_true(self) -> str:
         """The choice that came true; else what is missing, as "Not yet: …"."""
         if self.on_ranks:
-            return str(ddp_lab.current_cluster().run(_called, self.outcome).values[0])
-        return _called(self.outcome)
+            return str(ddp_lab.current_cluster().run(call_with_names, self.outcome).values[0])
+        return call_with_names(self.outcome)
 
 
 class Predictions:
@@ -138,7 +139,7 @@ def on_ranks(
     """
 
     def run() -> str:
-        said = ddp_lab.current_cluster().run(_called, check, ranks=ranks, timeout=timeout).values
+        said = ddp_lab.current_cluster().run(call_with_names, check, ranks=ranks, timeout=timeout).values
         rank = next((rank for rank, verdict in said.items() if verdict.startswith(_NOT_YET)), min(said))
         return said[rank] if len(set(said.values())) == 1 else f"{said[rank]} (This is what rank {rank} found.)"
 
@@ -155,11 +156,11 @@ def _show(right: bool, word: str, why: str, total: str = "", forms: Mapping[str,
     display({"text/plain": plain, "text/html": shown, **(forms or {})}, raw=True)
 
 
-def _called(check: Callable[..., str]) -> str:
-    """What a check says, with the names of this process: the notebook's, or a rank's."""
+def call_with_names(function: Callable[..., Any]) -> Any:
+    """What a function returns, given the variables that its parameters name: the notebook's, or a rank's."""
     names = get_ipython().user_ns
-    wanted = list(inspect.signature(check).parameters)
+    wanted = list(inspect.signature(function).parameters)
     missing = [name for name in wanted if name not in names]
     if missing:
         return f"Not yet: there is no {missing[0]} yet. Run the cells above first."
-    return check(**{name: names[name] for name in wanted})
+    return function(**{name: names[name] for name in wanted})

@@ -57,12 +57,12 @@ def bars(measured):
     return figure.update_layout(template="plotly_white", barmode="stack", height=340, margin={"t": 40})
 
 
-def forward(torch, ddp_lab, Reader, scans, forward_by_hand):
+def forward(torch, ddp_lab, Reader, images, forward_by_hand):
     network, seen = Reader(), []
     network.register_forward_pre_hook(lambda module, inputs: seen.append((module, threading.current_thread().name)))
     model = ddp_lab.DataParallel(network, device_ids=["cpu:0", "cpu:1"])
     model.forward = lambda x: x  # its own one, which is to be written here
-    output = forward_by_hand(model, scans)
+    output = forward_by_hand(model, images)
     if not seen:
         return "Not yet: the network did not run. Don't call `model`: use its four methods instead of its forward."
     modules, threads = {id(module) for module, _ in seen}, sorted(thread for _, thread in seen)
@@ -82,19 +82,19 @@ def forward(torch, ddp_lab, Reader, scans, forward_by_hand):
             f"Not yet: this returns a {type(output).__name__} of {len(output)}. Gather the outputs on "
             "model.output_device."
         )
-    if len(output) != len(scans):
+    if len(output) != len(images):
         return (
-            f"Not yet: there are {len(output)} outputs for {len(scans)} images. Is each replica called with its own "
+            f"Not yet: there are {len(output)} outputs for {len(images)} images. Is each replica called with its own "
             "part?"
         )
-    if not torch.allclose(output, Reader()(scans), atol=1e-5):
+    if not torch.allclose(output, Reader()(images), atol=1e-5):
         return "Not yet: the numbers differ from the network's own. Are all parts there, in their order?"
     return "Right: two replicas, two threads, one output. You have written DataParallel."
 
 
 def place_of_the_gradient(original, copied):
-    places = [original.grad is not None, copied.is_leaf and copied.grad is not None]
-    return {(True, False): "in the original network", (False, True): "in the replica"}.get(tuple(places), "in both")
+    places = original.grad is not None, copied.is_leaf and copied.grad is not None
+    return {(True, False): "in the original network", (False, True): "in the replica", (True, True): "in both"}[places]
 
 
 def images_counted(counting):

@@ -4,13 +4,16 @@ from contextlib import suppress
 from datetime import timedelta
 from uuid import uuid4
 
-from . import Checks, Prediction, Predictions, _called, on_ranks
+from . import Checks, Prediction, Predictions, call_with_names, on_ranks
 
 
-def a_barrier_out_of_a_store(dist, rank, world_size, store, kinds, meet):
+def a_barrier_out_of_a_store(dist, rank, world_size, store, kinds, barrier):
     new = [uuid4().hex]  # names that no check has used before
     dist.broadcast_object_list(new, src=0)
-    theirs, notes = dist.PrefixStore(f"meet {new[0]}", store), dist.PrefixStore(f"notes {new[0]}", kinds["FileStore"])
+    theirs, notes = (
+        dist.PrefixStore(f"barrier {new[0]}", store),
+        dist.PrefixStore(f"notes {new[0]}", kinds["FileStore"]),
+    )
     before = store.num_keys()
     for name, late in (("first", world_size - 1), ("second", 0)):
         if rank == late:
@@ -21,13 +24,13 @@ def a_barrier_out_of_a_store(dist, rank, world_size, store, kinds, meet):
         else:
             notes.set(f"{name}: {rank} calls", "")
         try:
-            meet(theirs, name)
+            barrier(theirs, name)
         except RuntimeError as error:
             return f"Not yet: rank {rank} waits for a key that no rank sets: {str(error).splitlines()[0]}."
         alone = not notes.check([f"{name}: the late one calls"])
         notes.set(f"{name}: gone on", "")
         if alone and name == "first":
-            found = f"rank {rank} continued although rank {late} had not called meet()"
+            found = f"rank {rank} continued although rank {late} had not called barrier()"
             return f"Not yet: {found}. Set a key, and wait for the keys of the other ranks."
         if alone:
             found = f"the first barrier is right, but rank {rank} did not wait in the second"
@@ -38,8 +41,8 @@ def a_barrier_out_of_a_store(dist, rank, world_size, store, kinds, meet):
             "need such a barrier before they have a group."
         )
     return (
-        "Right: no rank continues before all ranks have called meet(), each time. torch ends init_process_group() in "
-        "this way."
+        "Right: no rank continues before all ranks have called barrier(), each time. torch ends init_process_group() "
+        "in this way."
     )
 
 
@@ -72,7 +75,9 @@ def stores_with_the_key(lab):
     without = [name for name, there in found.items() if not there]
     if not without:
         return "in all four"
-    return f"in all but the {without[0]}" if len(without) == 1 else "only in the TCPStore"
+    if len(without) == 1:
+        return f"in all but the {without[0]}"
+    return f"only in the {' and the '.join(name for name, there in found.items() if there)}"
 
 
 def methods_of_training(called):
@@ -83,7 +88,7 @@ def methods_of_training(called):
 
 
 def slower_by(lab, times):
-    if not all(lab.run(_called, adds_up).values.values()):
+    if not all(lab.run(call_with_names, adds_up).values.values()):
         return "Not yet: solve exercise 2 first."
     ratio = times["postbox"][-1] / times["gloo"][-1]
     return "less than 3 times" if ratio < 3 else "3 to 300 times" if ratio < 300 else "more than 300 times"
