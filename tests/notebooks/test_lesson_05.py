@@ -26,6 +26,15 @@ WRONG = {
     },
 }
 
+CAME_TRUE = {
+    1: "average",
+    2: "equal except for the last digits",
+    3: "no, it stays below 0.1 %",
+    4: "2",
+    5: "with LayerNorm only",
+    6: "zero, or in the last digits",
+}
+
 
 def _differences(lesson: running.Notebook, cell: str, of: str) -> list[float]:
     """The numbers that ranks print behind a word."""
@@ -37,6 +46,12 @@ def _differences(lesson: running.Notebook, cell: str, of: str) -> list[float]:
 def test_checks(lesson: running.Notebook) -> None:
     """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
     judge(lesson, WRONG)
+
+
+def test_predictions(lesson: running.Notebook) -> None:
+    """What the folded answers say has come true."""
+    for number, outcome in CAME_TRUE.items():
+        assert f"What happened: {outcome}. " in running.text(running.tagged(lesson, f"compare-{number}"))
 
 
 def test_averaging_equals_one_process(lesson: running.Notebook) -> None:

@@ -26,9 +26,9 @@ def divided_work(lab):
 def mean_over_unequal_shares(lab):
     from sklearn.datasets import load_digits
 
-    scans = load_digits().data
-    means, wanted = lab.pull("float(mean)"), scans.mean()
-    mean_of_means = (scans[:1000].mean() + scans[1000:].mean()) / 2
+    images = load_digits().data
+    means, wanted = lab.pull("float(mean)"), images.mean()
+    mean_of_means = (images[:1000].mean() + images[1000:].mean()) / 2
     if all(abs(mean - wanted) < 1e-4 for mean in means.values()):
         return f"Right: {wanted:.6f} on every rank."
     if len(set(means.values())) > 1:
@@ -66,7 +66,10 @@ def fate_of_rank_0(lab):
         return "Not yet: run the cell above once more, then this one."
     if 0 in lab.lost():
         return "its process ends as well"
-    return "its cell ends with an error" if 0 in error.failures else "it continues with its own value"
+    if 0 not in error.failures:
+        return "it continues with its own value"
+    timed_out = "timed out" in error.failures[0].message.lower()
+    return "it waits until its timeout" if timed_out else "its cell ends with an error"
 
 
 check = Checks(divided_work, mean_over_unequal_shares)

@@ -93,7 +93,7 @@ def broken_promise(lab):
 
 
 def complete_block(torch, wrap, step, device):
-    """How often a gradient of a layer in three reentrant checkpoints arrives until DDP raises an error."""
+    """When DDP takes a gradient as complete that arrives three times: at the last arrival before its error."""
     checkpoint = torch.utils.checkpoint.checkpoint
 
     class Repeated(torch.nn.Module):
