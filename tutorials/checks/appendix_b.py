@@ -10,16 +10,14 @@ from . import Checks, Prediction, Predictions, call_with_names, on_ranks
 def a_barrier_out_of_a_store(dist, rank, world_size, store, kinds, barrier):
     new = [uuid4().hex]  # names that no check has used before
     dist.broadcast_object_list(new, src=0)
-    theirs, notes = (
-        dist.PrefixStore(f"barrier {new[0]}", store),
-        dist.PrefixStore(f"notes {new[0]}", kinds["FileStore"]),
-    )
+    theirs = dist.PrefixStore(f"barrier {new[0]}", store)
+    notes = dist.PrefixStore(f"notes {new[0]}", kinds["FileStore"])
     before = store.num_keys()
     for name, late in (("first", world_size - 1), ("second", 0)):
         if rank == late:
             notes.wait([f"{name}: {other} calls" for other in range(world_size) if other != late])
-            with suppress(RuntimeError):  # gives the others time to go on alone
-                notes.wait([f"{name}: gone on"], timedelta(seconds=0.9))
+            with suppress(RuntimeError):  # gives the others time to continue alone
+                notes.wait([f"{name}: continued"], timedelta(seconds=0.9))
             notes.set(f"{name}: the late one calls", "")
         else:
             notes.set(f"{name}: {rank} calls", "")
@@ -28,7 +26,7 @@ def a_barrier_out_of_a_store(dist, rank, world_size, store, kinds, barrier):
         except RuntimeError as error:
             return f"Not yet: rank {rank} waits for a key that no rank sets: {str(error).splitlines()[0]}."
         alone = not notes.check([f"{name}: the late one calls"])
-        notes.set(f"{name}: gone on", "")
+        notes.set(f"{name}: continued", "")
         if alone and name == "first":
             found = f"rank {rank} continued although rank {late} had not called barrier()"
             return f"Not yet: {found}. Set a key, and wait for the keys of the other ranks."
