@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from . import running
 from .judging import judge
 
@@ -62,7 +64,7 @@ WRONG = {
         _4.format(_NAMES[:1], _FROZEN, "network", False): "the full names of the two parameters",
         _4.format(_NAMES, _FROZEN, "None", False): "should return the network",
         _4.format(_NAMES, "network.requires_grad_(False)", "network", False): "no longer learns",
-        _4.format(_NAMES, "pass", "network", False): "still wants gradients",
+        _4.format(_NAMES, "pass", "network", False): "still requires gradients",
         _4.format(_NAMES, _FROZEN, "network", True): "What is find_unused_parameters=True good for now",
     },
     "5": {
@@ -81,7 +83,10 @@ def test_checks(lesson: running.Notebook) -> None:
 
 
 def test_the_faults_are_found(lesson: running.Notebook) -> None:
-    """The late rank in the first run, the tiny buckets in the second, the unused head in the third."""
+    """The late rank in the first run, the tiny buckets in the second, the unused head in the third.
+
+    Without `find_unused_parameters` the head makes the second step fail.
+    """
     summary = running.text(running.cell(lesson, "summary"))
     assert "56 buckets" in summary
     assert "Rank 1 starts its backward late" in summary
@@ -89,6 +94,7 @@ def test_the_faults_are_found(lesson: running.Notebook) -> None:
     last = running.text(running.cell(lesson, "tune"))
     assert "2 parameters never got a gradient. word_head.weight, word_head.bias" in last
     assert re.search(r"is faster than .* by [\d.]+ % of the step", last), "tune finds larger buckets, too"
+    assert "step 2: Expected to have finished reduction" in running.text(running.cell(lesson, "option"))
 
 
 def test_the_fixes_help(lesson: running.Notebook) -> None:
@@ -98,5 +104,6 @@ def test_the_fixes_help(lesson: running.Notebook) -> None:
     [report] = [output.data["text/markdown"] for output in running.cell(lesson, "report").outputs]
     losses = re.findall(r"loss (\d\.\d{4})", result)
     assert len(losses) == 4
+    assert float(losses[-1]) == pytest.approx(float(losses[0]), rel=0.01)
     assert f"steps is {losses[-1]}; it was {losses[0]}" in report
     assert len(re.findall(r"\| \d+ % \| \d+ % \|", report)) == 3

@@ -14,7 +14,7 @@ def late_rank_and_cause(places, late_rank, where, cause):
         return f"Not yet: rank 1 is right, but it is not late {where}. Which sentence of the summary says where?"
     if cause != "batch":
         return f"Not yet: rank 1's {cause} takes about as long as rank 0's. Which part takes many times as long?"
-    return "Right: rank 1 starts its backward late in every step, because its next batch takes 900 ms longer to read."
+    return "Right: rank 1 starts its backward late in every step, because its next batch takes so long to read."
 
 
 def loader(torch, rank, Batches, disk, encode):
@@ -66,10 +66,10 @@ def unused_head(torch, unused, make_network, options):
         return f"Not yet: {frozen[0]} no longer learns, although the forward uses it."
     network(torch.zeros(2, 8, dtype=torch.long)).sum().backward()
     if any(one.requires_grad and one.grad is None for one in network.parameters()):
-        return "Not yet: make_network returns a network whose head still wants gradients, so that it is still sent."
+        return "Not yet: make_network returns a network whose head still requires gradients, so that it is still sent."
     if options.get("find_unused_parameters"):
         return "Not yet: the head is no longer sent. What is find_unused_parameters=True good for now?"
-    return "Right: every parameter that is sent has a gradient, and nobody has to search for unused ones."
+    return "Right: every parameter that is sent has a gradient, so DDP need not search for unused ones."
 
 
 def report_numbers(step_ms, speed_up, largest):
@@ -102,13 +102,14 @@ def estimated(estimates, saved):
 
 
 def best_change(foreseen):
-    saves = {"half the bytes": foreseen["half the bytes"], "every second step": foreseen["every second step"]}
-    saves["larger buckets"] = min(foreseen[name] for name in foreseen if name.endswith("MiB"))
-    return min(saves, key=saves.get)
+    step_ms = {name: foreseen[name] for name in ("half the bytes", "every second step")}
+    step_ms["larger buckets"] = min(foreseen[name] for name in foreseen if name.endswith("MiB"))
+    return min(step_ms, key=step_ms.get)
 
 
 def without_the_option(message):
-    return "the second step ends with an error" if message else "the same training, a little faster"
+    failed = message.startswith("step 2: ")
+    return "the second step ends with an error" if failed else "the same training, a little faster"
 
 
 def same_loss(losses):

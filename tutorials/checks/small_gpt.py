@@ -10,7 +10,7 @@ ALPHABET = " .abcdefghijklmnopqrstuvwxyz"
 
 
 def sums(count, seed):
-    """Text with so many sums, such as "three plus four is seven. "."""
+    """Text of `count` sums, such as "three plus four is seven. "."""
     draw = random.Random(seed)
     pairs = [(draw.randrange(10), draw.randrange(10)) for _ in range(count)]
     return "".join(f"{NUMBERS[a]} plus {NUMBERS[b]} is {NUMBERS[a + b]}. " for a, b in pairs)
