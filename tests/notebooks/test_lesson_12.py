@@ -47,7 +47,7 @@ def test_checks(lesson: running.Notebook) -> None:
 
 
 def test_the_simulator_foresees_a_recorded_run(lesson: running.Notebook) -> None:
-    """From the run on 2 ranks, the one on 4 is predicted better than by any number of ranks beside it."""
+    """Of the steps simulated from the run on 2 ranks, the one on 4 ranks is nearest to the run recorded on 4."""
     drawn = _drawn(lesson, "recorded")
     names = drawn[0]["x"]
     assert names == ["recorded, 2 ranks", "recorded, 4 ranks", "simulated from 2, 4 ranks"]

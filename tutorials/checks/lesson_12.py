@@ -16,7 +16,7 @@ _SHARED = {  # the nearest first; the files in which Linux lists it for each pro
 
 
 def nearest_shared(cpus):
-    """The nearest thing that each processor shares with each of them: a row for each."""
+    """For each processor a row: the nearest thing that it shares with each of the processors."""
     return [_row(cpu, cpus) for cpu in cpus]
 
 
