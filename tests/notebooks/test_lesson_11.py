@@ -40,8 +40,8 @@ def test_the_doctor_explains_hangs(lesson: running.Notebook) -> None:
     assert "rank 1 is in `time.sleep(0.1)`" in told["exercise-2"]
 
 
-def test_training_goes_on_after_a_death(lesson: running.Notebook) -> None:
-    """The survivor keeps process and model, the new process gets them by `copy_state_from`, and both go on alike."""
+def test_the_training_continues_after_a_failed_rank(lesson: running.Notebook) -> None:
+    """Rank 0 keeps process and model, the new process gets the model by `copy_state_from`; both continue alike."""
     killed, after = (running.text(running.cell(lesson, name)) for name in ("gone-cell", "gone-after"))
     assert "rank 1 was killed by SIGKILL" in killed
     assert "rank 0 │ the same process, with all variables" in after
