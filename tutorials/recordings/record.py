@@ -5,7 +5,8 @@ the others has one fault. So that the pictures are much the same on any machine,
 that is set here: each layer sleeps in its backward, and a comm hook holds each bucket back for as long as the link
 would need for it.
 
-Lesson 12: the same network on two and on four ranks, over a ring that passes each message on by itself.
+Lesson 12 has the same network on two and on four ranks. There the comm hook is a ring all-reduce, which sends each
+message separately.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Link:
 
 
 class Ring(Link):
-    "A comm hook: a ring all-reduce, message by message; each message takes the link's latency and time for its bytes."
+    "A comm hook: a ring all-reduce; each of its messages takes the latency, and time for its bytes."
 
     def send(self, buffer, future):
         try:
@@ -137,7 +138,7 @@ class Run:
         options: of `train`.
         kind: of the finding that gains most; "" if there is nothing to gain.
         rank: whom that finding names.
-        comm_hook: the hook of torch that `Link` stands for, besides the link.
+        comm_hook: the hook of torch that the file shows in place of ours.
     """
 
     options: str
@@ -185,7 +186,7 @@ def record(lab: ddp_lab.Cluster, run: Run, path: Path, steps: int = STEPS, tries
 
 
 def as_stored(timeline: ddp_lab.Timeline, comm_hook: str | None = None) -> ddp_lab.Timeline:
-    """The same timeline without the first steps, of a model with this comm hook: ours stands for it and for the link.
+    """The same timeline without the first steps, of a model with `comm_hook` in place of ours.
 
     It ends with a typical step: that is what a dashboard shows first.
     """
@@ -207,7 +208,14 @@ def as_stored(timeline: ddp_lab.Timeline, comm_hook: str | None = None) -> ddp_l
 
 
 def record_scaling(ranks: int, path: Path, tries: int = 20) -> ddp_lab.Timeline:
-    """The same for one of lesson 12's runs: the machine may not disturb its ranks."""
+    """Records one of lesson 12's runs, until no other process disturbs its ranks.
+
+    Returns:
+        The run as it is read from the file.
+
+    Raises:
+        RuntimeError: each try was disturbed.
+    """
     with ddp_lab.Cluster(ranks, backend="shm") as lab:
         lab.run(TRAIN)
         for _ in range(tries):
@@ -220,8 +228,10 @@ def record_scaling(ranks: int, path: Path, tries: int = 20) -> ddp_lab.Timeline:
 
 
 def main(folder: Path, names: Iterable[str]) -> None:
-    """Writes recordings into a folder."""
+    """Writes the recordings with these names into a folder."""
     chosen = set(names)
+    if unknown := chosen - {*RUNS, *SCALING}:
+        raise SystemExit(f"There are no recordings {', '.join(unknown)}: choose from {', '.join([*RUNS, *SCALING])}.")
     with ddp_lab.Cluster(RANKS, backend="shm") as lab:
         lab.run(TRAIN)
         for name in [name for name in RUNS if name in chosen]:
