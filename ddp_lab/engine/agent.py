@@ -9,8 +9,7 @@ The agent signals until the cell's code has been interrupted once, because singl
 handler raises nothing where an exception would hit IPython's own code instead of the cell. It does not run for a signal
 just before a sleep begins. Python drops exceptions while it forks a data loader's worker, and in destructors. And an
 exception in `__enter__` or `__exit__` could leave a lock taken on which Python itself would later wait forever (a data
-loader's queues): the first signal during such a call does nothing, and only one that finds the same call still waiting
-ends it.
+loader's queues): signals during such a call do nothing until it has lasted `_ENTERING_SECONDS` since the first.
 
 An interrupt names its cells: one that has not begun on this rank is interrupted when it does. If all that has not
 helped within `_REST_SECONDS`, works that Gloo has forgotten are ended, and a wait in the rendezvous store (for a group
@@ -59,6 +58,7 @@ _FORK_TIMES = 3
 _NEWS_SECONDS = 0.1
 _GRACE_SECONDS = 0.05
 _REST_SECONDS = 0.3
+_ENTERING_SECONDS = 0.3
 _STILL_SECONDS = 0.01  # without movement
 _MOVING_SECONDS = 2.0
 _RELEASED = "the cell was interrupted or failed"
@@ -100,7 +100,8 @@ class Agent:
         # The running cell, since when (host time in ns), and its label.
         self._began: tuple[str, int, str] | None = None
         self._raised = False  # the running cell's own code has been interrupted
-        self._entering: FrameType | None = None  # where the last signal was let pass; the main thread's
+        # The call in which signals do nothing, and when the first came; the main thread's.
+        self._entering: tuple[FrameType, float] | None = None
         self._asking: Asking | None = None
         self._report_unraisable = sys.unraisablehook
 
@@ -219,9 +220,11 @@ class Agent:
         if not _in_the_cell(frame):
             return
         entering = _entering(frame)
-        if entering is not None and entering is not self._entering:
-            self._entering = entering
-            return
+        if entering is not None:
+            if self._entering is None or self._entering[0] is not entering:
+                self._entering = entering, time.monotonic()
+            if time.monotonic() - self._entering[1] < _ENTERING_SECONDS:
+                return
         self._entering = None
         self._raised = True
         raise KeyboardInterrupt

@@ -151,13 +151,14 @@ def test_a_forked_process_never_is_a_rank(steady: Lab, ends: str, code: int) -> 
 
 
 def test_an_interrupt_leaves_no_lock_taken(steady: Lab) -> None:
-    """Interrupted again and again where a lock has just been taken, a rank ends its cell with the lock given back; one
-    that waits for a lock is interrupted all the same."""
+    """Interrupted again and again where a lock has just been taken, a rank ends its cell with the lock given back, also
+    if that call takes longer than the time between two signals; one that waits for a lock is interrupted all the
+    same."""
     steady.run(
         "import threading; lock = threading.Lock()\n"
         "class Held:\n"
-        "    def __enter__(self): lock.acquire(); time.sleep(0.02)\n"
-        "    def __exit__(self, *error): time.sleep(0.02); lock.release()"
+        "    def __enter__(self): lock.acquire(); time.sleep(0.08)\n"
+        "    def __exit__(self, *error): time.sleep(0.08); lock.release()"
     )
     for _ in range(5):
         interrupted(steady, State("while True:\n    with Held(): time.sleep(0.02)", ("with Held()", "with Held()")))
