@@ -422,6 +422,7 @@ class Membership:
     def _on_exit(self, rank: int) -> None:
         """On the fork server's reader thread: a rank's process has ended."""
         self.suspect = True
+        self._wire.forget([rank])
         self._free_others(rank, None)
         with self._lock:
             cells = list(self._open)

@@ -17,6 +17,7 @@ from ..errors import ClusterError
 from ..formatting import label_of
 from ..protocol.events import Batch
 from ..timeline.clocks import HostClocks
+from .cells.messages import CellMessages
 from .membership import Membership
 from .processes.host_processes import HostProcesses
 from .processes.startup import Processes, Progress, ignore
@@ -96,6 +97,7 @@ class Session:
         self.missed: dict[int, dict[str, Any]] = {}
         self._config, self._timeline, self._on_lost, self._notes = config, timeline, on_lost, notes
         self._wire: Wire | None = None
+        self._cells: CellMessages | None = None
         self._members: Membership | None = None
 
     @property
@@ -113,6 +115,17 @@ class Session:
         if self._wire is None:
             raise ClusterError("the cluster is still starting")
         return self._wire
+
+    @property
+    def cells(self) -> CellMessages:
+        """What sends cells over the wire.
+
+        Raises:
+            ClusterError: the cluster is still starting.
+        """
+        if self._cells is None:
+            raise ClusterError("the cluster is still starting")
+        return self._cells
 
     @property
     def members(self) -> Membership:
@@ -161,6 +174,7 @@ class Session:
         """Gives every rank a new process, and all of them new groups."""
         self.processes.fork_server.on_exit = None
         self.processes.end_engines()
+        self.wire.forget(self.processes.engine_of_rank)
         self.processes.fork_engines(progress)
         self.members.join(progress)
 
@@ -189,6 +203,7 @@ class Session:
         wire = self._wire = self._new_wire(self.processes.reach(progress))
         if self._config.hosts is not None:
             self.clocks = HostClocks(wire, self.processes.clocks, machine.host_clock(), self._timeline.set_status)
+        self._cells = CellMessages(wire)
         wire.on_batch(self._take_batch)
         wire.on_description(self._timeline.describe)
         wire.on_status(self._timeline.set_status)

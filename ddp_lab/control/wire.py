@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,12 +80,14 @@ class Wire:
         self._on_batch: list[Callable[[events.Batch], object]] = []
         self._on_description: list[Callable[[int, dict[str, Any]], object]] = []
         self._on_status: list[Callable[[int, dict[str, Any]], object]] = []
+        self._on_cell: list[Callable[[int, str, str, list[bytes]], object]] = []
         self._statistics: dict[int, WireStatistics] = {}
         self._markers: dict[int, deque[str]] = {}
         self._peers: dict[int, bytes] = {}  # rank -> routing id, since its hello
+        self._connections: dict[int, int] = {}  # rank -> how often it has said hello
         self._heard: dict[int, float] = {}  # rank -> when its last message arrived, in seconds; the receiver thread's
-        self._waiting: dict[int, deque[bytes]] = {}  # for ranks that have not said hello
-        self._outgoing: deque[tuple[int, bytes]] = deque()
+        self._waiting: dict[int, deque[list[bytes]]] = {}  # for ranks that have not said hello
+        self._outgoing: deque[tuple[int, list[bytes]]] = deque()
         self._requests: dict[int, _Request] = {}
         self._ids = itertools.count(1)
         self._error: Exception | None = None
@@ -124,10 +126,19 @@ class Wire:
         """Calls `handler(rank, status)` for every status that a rank sends."""
         self._on_status.append(handler)
 
+    def on_cell(self, handler: Callable[[int, str, str, list[bytes]], object]) -> None:
+        """Calls `handler(rank, cell, kind, frames)` for what a rank says of a cell, in the rank's order."""
+        self._on_cell.append(handler)
+
     def connected(self) -> set[int]:
         """The ranks that have said hello."""
         with held_back(), self._lock:
             return set(self._peers)
+
+    def connections(self) -> dict[int, int]:
+        """rank -> how often it has connected: again after a broken connection, and in a new process."""
+        with held_back(), self._lock:
+            return dict(self._connections)
 
     def wait_connected(self, ranks: Iterable[int], timeout: float) -> set[int]:
         """Waits until these ranks have said hello; returns those that had not after `timeout` seconds."""
@@ -136,15 +147,22 @@ class Wire:
             self._lock.wait_for(lambda: self._closing or chosen <= self._peers.keys(), timeout)
             return chosen - self._peers.keys()
 
-    def send(self, ranks: Iterable[int] | None, message: Mapping[str, Any]) -> None:
+    def forget(self, ranks: Iterable[int]) -> None:
+        """Notes that the processes of these ranks have ended: messages wait until their successors say hello."""
+        with held_back(), self._lock:
+            for rank in ranks:
+                self._peers.pop(rank, None)
+
+    def send(self, ranks: Iterable[int] | None, message: Mapping[str, Any], frames: Sequence[bytes] = ()) -> None:
         """Sends a control message, e.g. ``{"op": "interrupt"}``; returns at once.
 
         Args:
             ranks: to whom; None for every rank that has said hello. A rank named here that has not said hello
                 yet gets the message when it does (the last 64 are kept).
             message: JSON-able, with an ``"op"``.
+            frames: data that is not JSON; the rank's handler finds it as ``message["frames"]``.
         """
-        payload = json.dumps(message).encode()
+        payload = [json.dumps(message).encode(), *frames]
         with held_back(), self._lock:
             if self._closing:
                 return
@@ -305,7 +323,11 @@ class Wire:
         rank, message = descriptions.message_of(frames)
         self._heard[rank] = time.monotonic()
         kind = message["type"]
-        if kind == "describe":
+        if kind == "cell":
+            said = [bytes(frame) for frame in frames[2:]]
+            for take in self._on_cell:
+                take(rank, message["cell"], message["kind"], said)
+        elif kind == "describe":
             for description in message["descriptions"]:
                 for describe in self._on_description:
                     describe(rank, {**description, "session": message["session"]})
@@ -338,6 +360,7 @@ class Wire:
         if message["type"] == "hello":
             with self._lock:
                 self._peers[rank] = peer
+                self._connections[rank] = self._connections.get(rank, 0) + 1
                 kept = self._waiting.pop(rank, ())
                 self._outgoing.extendleft((rank, payload) for payload in reversed(kept))
                 self._lock.notify_all()
@@ -367,9 +390,9 @@ class Wire:
                 with self._lock:
                     self._waiting.setdefault(rank, deque(maxlen=WAITING_CONTROL)).append(payload)
 
-    def _sent(self, peer: bytes, payload: bytes) -> bool:
+    def _sent(self, peer: bytes, payload: list[bytes]) -> bool:
         try:
-            self._sockets.control.send_multipart([peer, payload], zmq.NOBLOCK)
+            self._sockets.control.send_multipart([peer, *payload], zmq.NOBLOCK)
         except zmq.Again:  # its queue is full because it does not read
             return False
         except zmq.ZMQError as error:

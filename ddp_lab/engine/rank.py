@@ -24,9 +24,9 @@ from .groups import rejoin as regroup
 
 _PRELOADED = (
     *("..parallel.distributed", ".agent", ".model_control", ".telemetry"),
-    *(".cells.last_cell", ".cells.name_lookup", ".cells.progress_bars", ".cells.spawned"),
+    *(".cells.delivery", ".cells.last_cell", ".cells.name_lookup", ".cells.progress_bars", ".cells.spawned"),
 )
-_IDLE_SECONDS = 0.25
+_QUIET_SECONDS = 1.0
 
 
 class _Rank:
@@ -128,7 +128,8 @@ def _start_services(shell: Any, spec: Mapping[str, Any]) -> None:
     """The object that from now on answers the client and sends it events."""
     from . import model_control
     from .agent import Agent
-    from .cells import last_cell, name_lookup, progress_bars, sources, spawned
+    from .cells import cell, last_cell, name_lookup, progress_bars, sources, spawned
+    from .cells.delivery import Delivery
     from .status import examine, flights
     from .telemetry import Telemetry
 
@@ -143,8 +144,10 @@ def _start_services(shell: Any, spec: Mapping[str, Any]) -> None:
     telemetry.on_control("event_cost", _event_cost)
     if spec.get("detached"):
         last_cell.install(telemetry)
+    Delivery(shell.kernel, telemetry).install()
     model_control.install(telemetry)
     name_lookup.install(telemetry)
+    cell.prepare(shell)
     sources.install()
     spawned.install()
     telemetry.start()
@@ -174,17 +177,17 @@ def _warm_up_tracebacks() -> None:
     """Pays the cost of the first traceback through `torch.distributed` before a user waits for it.
 
     It takes 0.15 s, in which torch's source is parsed; a rank that waited for one that failed would keep its peers'
-    cell open for that long. So each rank formats one when it is first idle.
+    cell open for that long. So each rank formats one when no cell has run for a second.
     """
     import torch.distributed as dist
     from IPython.core import ultratb
 
     from .cells import cell
 
-    idle = 0
-    while idle < 2:
-        time.sleep(_IDLE_SECONDS)
-        idle = idle + 1 if cell.running() is None else 0
+    before: tuple[str | None, str | None] | None = None
+    while (now := (cell.latest(), cell.running())) != before or now[1] is not None:
+        before = now
+        time.sleep(_QUIET_SECONDS)
     formatter: Any = ultratb.AutoFormattedTB
     nothing: Any = None
     try:

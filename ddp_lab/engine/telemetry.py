@@ -1,4 +1,4 @@
-"""Rank side of the wire: drains the recorder and publishes events, answers control messages.
+"""Rank side of the wire: drains the recorder and publishes events, sends what cells say, answers control messages.
 
 Two threads of a rank, both idle while nothing happens:
 
@@ -8,7 +8,8 @@ Two threads of a rank, both idle while nothing happens:
 - the *control thread* sleeps on its socket until a control message arrives, and runs the message's handler.
 
 Nothing here ever waits for the client. While the client does not read, nothing is drained: the recorder's ring is
-the bounded buffer, which overwrites the oldest events, and the next batch contains the number of dropped ones.
+the bounded buffer, which overwrites the oldest events, and the next batch contains the number of dropped ones. What
+cells say is kept until the client reads it; while no client is connected, only the last `UNREAD_BYTES` of it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from .. import recording
 from ..printable import Dropped
@@ -36,6 +38,7 @@ BATCH_SECONDS = 0.0008  # of the client's time that a batch may take
 MAX_BATCH = 8_192  # events; 590 kB
 QUEUE = 64  # batches that wait in the socket before draining stops: 38 MB at most
 LINGER_MS = 200
+UNREAD_BYTES = 8 << 20  # of what cells say, kept while no client is connected
 
 _log = logging.getLogger(__name__)
 _Handler = Callable[[dict[str, Any]], Mapping[str, Any] | None]
@@ -107,7 +110,8 @@ class Telemetry:
             "time": lambda _: {"ns": time.monotonic_ns()},
         }
         self._lock = threading.Lock()  # guards the data socket and everything below it
-        self._outbox: deque[list[bytes]] = deque()
+        self._outbox: deque[Sequence[bytes]] = deque()
+        self._attached = False  # a client is connected
         self._status: dict[str, Any] | None = None
         self._last_status: dict[str, Any] | None = None
         self._cursor = 0
@@ -133,7 +137,7 @@ class Telemetry:
         self._control = socket_for(self._context, zmq.DEALER, self._endpoint, "control", self._name())
         # A new client, or a restored connection, is noticed by the connecting side: only then can it say hello.
         # Monitored from before the first connection, which may be established at once.
-        self._connected = self._control.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._connected = self._control.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._control.connect(self._endpoint["control"])
         self._stop_read, self._stop_write = os.pipe()
         for run, name in ((self._flush_for_ever, "flusher"), (self._answer_for_ever, "control")):
@@ -191,6 +195,32 @@ class Telemetry:
             if time.monotonic() >= deadline:
                 return False
 
+    def send_cell(self, cell: str, kind: str, *frames: bytes) -> None:
+        """Sends what a cell says, after everything that was sent before.
+
+        Not on the main thread while a cell's own code runs: an interrupt could end it between two frames.
+
+        Args:
+            cell: id of the cell run.
+            kind: what the frames are; see `ddp_lab.engine.cells.delivery`.
+            frames: its data.
+        """
+        with self._lock:
+            if self._context is None:
+                return
+            self._outbox.append([*self._json("cell", cell=cell, kind=kind), *frames])
+            if not self._send_outbox():
+                self._forget_unread()
+                self.wake()
+
+    def _forget_unread(self) -> None:
+        """Drops the oldest of what waits for a client that may never come. Needs the lock."""
+        if self._attached:
+            return
+        size = sum(len(frame) for message in self._outbox for frame in message)
+        while size > UNREAD_BYTES:
+            size -= sum(len(frame) for frame in self._outbox.popleft())
+
     def send_status(self, status: Mapping[str, Any]) -> None:
         """Sends this rank's state; of several between two drains only the last."""
         with self._lock:
@@ -218,7 +248,7 @@ class Telemetry:
         """Drains now, and then at the usual rate while events arrive: call it when a cell begins."""
         self._wake.set()
 
-    def _json(self, kind: str, **fields: Any) -> list[bytes]:
+    def _json(self, kind: str, /, **fields: Any) -> list[bytes]:
         return [b"j", json.dumps({"type": kind, "rank": self.rank, "session": self.session, **fields}).encode()]
 
     def _publish(self) -> bool:
@@ -297,8 +327,9 @@ class Telemetry:
     def on_control(self, op: str, handler: _Handler) -> None:
         """Calls `handler(message)` on the control thread when the client sends ``{"op": op, ...}``.
 
-        What it returns (a JSON-able mapping, or None for an empty one) is the reply to a `Wire.request`; an
-        exception is sent as ``{"error": text}``. Later messages wait for it, so it must be short.
+        Data that is not JSON is in ``message["frames"]``. What it returns (a JSON-able mapping, or None for an empty
+        one) is the reply to a `Wire.request`; an exception is sent as ``{"error": text}``. Later messages wait for it,
+        so it must be short.
         """
         self._handlers[op] = handler
 
@@ -314,8 +345,11 @@ class Telemetry:
             while not self._stopping:
                 ready = dict(poller.poll())
                 if self._connected in ready:
-                    self._connected.recv_multipart()
-                    self._say({"type": "hello", "pid": os.getpid()})
+                    self._attached = parse_monitor_message(self._connected.recv_multipart())["event"] != (
+                        zmq.EVENT_DISCONNECTED
+                    )
+                    if self._attached:
+                        self._say({"type": "hello", "pid": os.getpid()})
                 if self._control in ready:
                     self._take(self._control.recv_multipart())
             with contextlib.suppress(zmq.Again):
@@ -332,11 +366,11 @@ class Telemetry:
         """Answers a message; invalid ones are dropped, and sometimes logged."""
         try:
             message = json.loads(frames[0])
-            sound = len(frames) == 1 and isinstance(message, dict) and isinstance(message.get("op"), str)
+            sound = isinstance(message, dict) and isinstance(message.get("op"), str)
         except (ValueError, RecursionError):
             sound = False
         if sound:
-            self._answer(message)
+            self._answer(message, frames[1:])
             return
         self._complain("invalid message: %r", frames[0][:80])
 
@@ -345,8 +379,10 @@ class Telemetry:
         if self._dropped.one_more():
             _log.warning(f"{text} (%d such so far)", *arguments, self._dropped.count)
 
-    def _answer(self, message: dict[str, Any]) -> None:
+    def _answer(self, message: dict[str, Any], frames: list[bytes]) -> None:
         handler = self._handlers.get(message["op"])
+        if frames:
+            message["frames"] = frames
         try:
             if handler is None:
                 raise ValueError(f"rank {self.rank} does not know the control message {message['op']!r}")

@@ -168,6 +168,7 @@ _MESSAGES: dict[str, dict[str, _Check]] = {
     "describe": {"descriptions": _a_list, "session": integer(0, _WIDE)},
     "status": {"status": _an_object},
     "flushed": {"cell": text},
+    "cell": {"cell": text, "kind": text},
     "error": {"text": text},
     "hello": {},
     "bye": {},
@@ -176,18 +177,22 @@ _MESSAGES: dict[str, dict[str, _Check]] = {
 
 
 def message_of(frames: list[Any]) -> tuple[int, dict[str, Any]]:
-    """The sending rank of a message of the wire, and the message; its last frame is JSON.
+    """The sending rank of a message of the wire, and the message; its second frame is JSON.
+
+    Only messages of type ``"cell"`` have more frames.
 
     Raises:
         ValueError: it is invalid; the message says why.
     """
-    if len(frames) != 2:
+    if len(frames) < 2:
         raise ValueError(f"a message has {len(frames)} frames, expected 2")
     message = json.loads(bytes(frames[1]))
     _an_object(message, "a message")
     kind = message.get("type")
     if not isinstance(kind, str) or kind not in _MESSAGES:
         raise ValueError(f"a message has the unknown type {str(kind)[:40]!r}")
+    if len(frames) > 2 and kind != "cell":
+        raise ValueError(f"a message of type {kind!r} has {len(frames)} frames, expected 2")
     rank = message.get("rank")
     _RANK(rank, f"the rank in a message of type {kind!r}")
     for name, one in _MESSAGES[kind].items():

@@ -18,7 +18,6 @@ from ddp_lab.cluster.cells.results import RemoteValue
 from ddp_lab.output.board import OutputBoard, SilentBoard
 from ddp_lab.output.terminal import plain
 from tests.cluster.conftest import Lab
-from tests.cluster.hanging import Announced
 from tests.cluster.pages import Page
 
 
@@ -63,17 +62,6 @@ def test_no_output_is_lost(lab: Lab) -> None:
         result = lab.run(f"print('line', {number}); rank + {number}")
         assert [result.text(rank) for rank in (0, 1)] == [f"line {number}\n{number + rank}\n" for rank in (0, 1)]
         assert result.values == {0: number, 1: number + 1}
-
-
-def test_outputs_that_do_not_come_are_told(lab: Lab) -> None:
-    """A rank that does not say that all its outputs have been sent keeps nobody waiting, and the cell says so."""
-    lab.run("kernel = get_ipython().kernel; kernel._publish_status = lambda *_, **__: None", ranks=[1])
-    board = Announced()
-    result = lab.run("rank", board=board)
-    lab.run("del kernel._publish_status, kernel", ranks=[1])
-    assert dict(result.values) == {0: 0, 1: 1}
-    [(ranks, said)] = board.said
-    assert (ranks, said.split(" and ")[0]) == ([1], "the last outputs of rank 1 did not arrive")
 
 
 def test_ranks_keep_no_outputs(lab: Lab) -> None:

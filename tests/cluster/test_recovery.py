@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-import ipyparallel
 import psutil
 import pytest
 
 from ddp_lab import CellError
+from ddp_lab.cluster.cells.messages import CellMessages
 from ddp_lab.output.board import LineBoard
 from tests import leftovers
 from tests.benchmarks.recovery import SETUP, STATES, State, interrupted
@@ -200,12 +200,12 @@ def test_fifty_of_fifty(steady: Lab) -> None:
     assert state(steady) == before
 
 
-def test_an_interrupt_between_two_sends(steady: Lab) -> None:
-    """An interrupt that comes when one rank has been sent the cell, and the other not yet, ends it on both."""
+def test_an_interrupt_as_the_cell_is_sent(steady: Lab) -> None:
+    """An interrupt that comes when the cell has just been sent ends it on both ranks."""
     before = state(steady)
 
     def press(frame: FrameType, event: str, argument: object) -> None:
-        if event == "return" and frame.f_code is ipyparallel.Client._send.__code__:
+        if event == "return" and frame.f_code is CellMessages.send.__code__:
             sys.setprofile(None)
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -543,39 +543,44 @@ def test_rank_and_controller_are_killed() -> None:
 
 
 @pytest.mark.soak
-def test_a_controller_that_is_gone_for_good() -> None:
-    """One whose successors are killed, too, is given up: the cell ends and says who, how and what to do, and `restart`
-    gives a cluster that works."""
+def test_a_controller_that_is_gone_for_good(tmp_path: Path) -> None:
+    """One whose successors are killed, too, is given up: a sentence says so, the cell ends with its values, and
+    `restart` gives a cluster that works."""
     with Lab(2) as lab:
-        for _ in range(2):
-            run = lab.run("import time; time.sleep(600)", wait=False)
+        for number in range(2):
+            said, gate = Announced(), tmp_path / f"gate {number}"
+            code = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\nrank"
+            run = lab.run(code, wait=False, board=said)
 
             def given_up() -> bool:
-                if not run.done and (pid := lab.pids().get("controller")):  # noqa: B023  it is called here
+                if pid := lab.pids().get("controller"):
                     with contextlib.suppress(ProcessLookupError):  # it has just been seen to be gone
                         os.kill(pid, signal.SIGKILL)
-                return run.done  # noqa: B023
+                return any("`%cluster restart` starts new ones" in text for _, text in said.said)  # noqa: B023
 
-            leftovers.wait_until(given_up, 60, "the end of the cell")
-            with pytest.raises(CellError, match=r"the controller was killed by SIGKILL") as caught:
-                run.wait()
-            assert "`%cluster restart` starts new processes" in caught.value.failures[0].message
+            leftovers.wait_until(given_up, 60, "that it is given up")
+            assert any("the controller was killed by SIGKILL" in text for _, text in said.said)
+            gate.touch()
+            assert run.wait().values == {0: 0, 1: 1}
             lab.restart()
             assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
-def test_a_stopped_controller_is_told_of(steady: Lab) -> None:
-    """A cell whose controller was stopped by a signal says how it is continued, and goes on when it is."""
+def test_a_stopped_controller_keeps_no_cell_waiting(steady: Lab) -> None:
+    """While the controller is stopped by a signal, cells run; they and the doctor say how it is continued."""
     said, pid = Announced(), steady.pids()["controller"]
     os.kill(pid, signal.SIGSTOP)
     try:
-        run = steady.run("rank", wait=False, board=said)
+        assert steady.values("rank") == {0: 0, 1: 1}
+        run = steady.run("import time\nwhile True: time.sleep(0.01)", wait=False, board=said)
         wanted = f"the controller is stopped (SIGSTOP): `kill -CONT {pid}` resumes it"
         leftovers.wait_until(lambda: [text for _, text in said.said if text == wanted], 10, "what is said")
         assert wanted in str(steady.doctor())
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert run.wait().values == {0: 0, 1: 1}
+    run.interrupt()
+    with pytest.raises(CellError):
+        run.wait()
 
 
 def test_rank_killed_in_a_cell() -> None:

@@ -80,12 +80,9 @@ def unknown(rank: int, why: str) -> RankFailure:
     return RankFailure(rank, UNKNOWN, why, "", time.monotonic_ns(), secondary=False)
 
 
-def outside(rank: int, error: Any) -> RankFailure:
-    """The failure of a rank on which the request for the cell itself failed."""
-    trace = getattr(error, "traceback", None) or ""
-    trace = trace if isinstance(trace, str) else "\n".join(trace)
-    name, message = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
-    return RankFailure(rank, name, message, trace, time.monotonic_ns(), secondary=False)
+def outside(rank: int, name: str, message: str, traceback: str) -> RankFailure:
+    """The failure of a rank outside the cell's own code."""
+    return RankFailure(rank, name, message, traceback, time.monotonic_ns(), secondary=False)
 
 
 def replaced_text(replaced: Mapping[int, str], world_size: int) -> str:
@@ -211,13 +208,6 @@ def announcement(failure: RankFailure, others: Sequence[int]) -> str:
     """One line for a cell that continues on other ranks after one failed."""
     verb = "continue" if len(others) > 1 else "continues"
     return f"✗ {_headline(failure)} ({label_of(others)} {verb}; interrupt the cell to stop)"
-
-
-def cut_short(ranks: Sequence[int]) -> str:
-    """One line for ranks that have answered but whose last outputs have not arrived."""
-    return (
-        f"the last outputs of {label_of(ranks)} did not arrive and may be missing (`%cluster restart` starts new ranks)"
-    )
 
 
 def waiting(label: str, ahead: Sequence[str]) -> str:

@@ -1,106 +1,92 @@
-"""One cell as ipyparallel messages, below ipyparallel's documented surface, and answers to `input()` on ranks.
+"""Cells on their way to the ranks and back, and answers to `input()` on ranks.
 
-[Note: one request]
-Each rank gets one apply request that calls `ddp_lab.engine.cells.cell.run` there by name. The callbacks for its
-messages are attached to the request's future before the request is sent (`message_future_hook`), so none is missed.
+See [Note: one wire] in `ddp_lab.engine.cells.delivery`.
 """
 
 from __future__ import annotations
 
 import getpass
+import json
+import pickle
 from collections import deque
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ipyparallel import Reference
-from ipyparallel.serialize import pack_apply_message
-
-from ...control.interrupts import let_through
+from ...control.interrupts import held_back, let_through
 from ...control.records import CellText
-from ...errors import ClusterError
-from ...protocol.entry_points import CALL, RUN_CELL, RankFunction
+from ...control.wire import Wire
+from ...protocol.entry_points import CALL, RankFunction
 
 QUESTION = "ddp_lab_question"
 _NOBODY = "input() can't be answered because the notebook does not wait for this cell: run it without --no-wait"
 _NO_INPUT = "the notebook could not ask for input: {error}"
 
-_RUN = Reference(RUN_CELL.expression)
-_OUTPUTS = {"stream", "display_data", "execute_result", "update_display_data", "clear_output", "error", QUESTION}
+Take = Callable[[int, str, Sequence[bytes]], None]
 
 
-def send(
-    client: Any,
-    engines: Mapping[int, int],
-    cell: Mapping[str, Any],
-    code: str | CellText | RankFunction,
-    take: Callable[[int, str, Any], None],
-) -> None:
-    """Sends a cell to every rank and returns at once. See [Note: one request].
+class CellMessages:
+    """Sends cells to ranks, and gives what they say of each cell to whoever waits for it.
 
     Args:
-        client: the ipyparallel client.
-        engines: rank -> engine id.
-        cell: ``id``, ``label``, ``sources`` (as `ddp_lab.engine.cells.cell.run`), ``after`` (id -> label of cells that
-            the ranks may still run; if one fails, a rank does not run this one), and for a function ``args``,
-            ``kwargs``.
-        code: a cell's text, or a function that ranks import.
-        take: called in the client's I/O thread with rank, kind and content: ``"begun"``, of each output its IOPub type
-            and content, ``"reply"`` with the rank's report (or an exception), and ``"idle"`` after the last output.
-
-    Raises:
-        ClusterError: a rank no longer has an engine; nothing was sent.
+        wire: to the ranks.
     """
-    idents = {}
-    for rank, engine in engines.items():
-        uuid = client._engines.get(engine)
-        if uuid is None:
-            raise ClusterError(
-                f"rank {rank} has no process: it failed or never started (`%cluster rejoin` starts a new one)"
-            )
-        idents[rank] = uuid.encode()
-    buffers = _pack(cell, code)
-    for rank, ident in idents.items():
-        client._send(
-            client._mux_stream,
-            "apply_request",
-            buffers=buffers,
-            ident=ident,
-            metadata={},
-            track_outstanding=True,
-            message_future_hook=partial(_attach, rank, take),
-        )
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._takers: dict[str, Take] = {}  # by cell; the wire's thread only reads it
+        wire.on_cell(self._on_cell)
+
+    def send(self, ranks: Iterable[int], cell: Mapping[str, Any], code: str | CellText | RankFunction) -> None:
+        """Sends a cell to ranks and returns at once.
+
+        Args:
+            ranks: to whom.
+            cell: ``id``, ``label``, ``sources`` (as `ddp_lab.engine.cells.cell.run`), ``after`` (id -> label of cells
+                that the ranks may still run; if one fails, a rank does not run this one), and for a function ``args``,
+                ``kwargs``.
+            code: a cell's text, or a function that ranks import.
+        """
+        head = {"id": cell["id"], "label": cell["label"], "sources": cell["sources"]}
+        if not isinstance(code, RankFunction) or code == CALL:  # push and pull also run after a failed cell
+            head["after"] = cell["after"]
+        if isinstance(code, RankFunction):
+            buffers: list[pickle.PickleBuffer] = []
+            called = pickle.dumps((cell["args"], cell["kwargs"]), protocol=5, buffer_callback=buffers.append)
+            function = {"function": [code.module, code.name]}
+            self._wire.send(ranks, {"op": "cell", "cell": head, **function}, [called, *map(bytes, buffers)])
+            return
+        text = code if isinstance(code, CellText) else CellText(code)
+        self._wire.send(ranks, {"op": "cell", "cell": {**head, "code": text.text, "first_line": text.first_line}})
+
+    def listen(self, cell_id: str, take: Take) -> None:
+        """From now on calls `take`, on the wire's thread, for what ranks say of a cell.
+
+        Args:
+            cell_id: the cell's id.
+            take: called with rank, kind and data; see `content`.
+        """
+        with held_back():
+            self._takers[cell_id] = take
+
+    def forget(self, cell_id: str) -> None:
+        """Drops what ranks still say of a cell."""
+        with held_back():
+            self._takers.pop(cell_id, None)
+
+    def _on_cell(self, rank: int, cell_id: str, kind: str, frames: Sequence[bytes]) -> None:
+        take = self._takers.get(cell_id)
+        if take is not None:
+            take(rank, kind, frames)
 
 
-def _pack(cell: Mapping[str, Any], code: str | CellText | RankFunction) -> Any:
-    head: dict[str, Any] = {"id": cell["id"], "label": cell["label"], "sources": cell["sources"]}
-    if not isinstance(code, RankFunction) or code == CALL:  # push and pull also run after a failed cell
-        head["after"] = cell["after"]
-    if isinstance(code, str):
-        code = CellText(code)
-    if isinstance(code, CellText):
-        return pack_apply_message(_RUN, ({**head, "code": code.text, "first_line": code.first_line},), {})
-    function = Reference(code.expression)
-    return pack_apply_message(_RUN, (head, function, cell["args"], cell["kwargs"]), {})
-
-
-def _attach(rank: int, take: Callable[[int, str, Any], None], future: Any) -> None:
-    """Attaches the callbacks to a request that has not been sent yet."""
-    metadata = future.output.metadata
-
-    def on_message(message: Mapping[str, Any]) -> None:
-        kind = message["header"]["msg_type"]
-        if kind in _OUTPUTS:
-            # ipyparallel keeps a copy of all outputs, joined again for each message: quadratic for much output.
-            metadata["stdout"] = metadata["stderr"] = ""
-            metadata["outputs"] = []
-            take(rank, kind, message["content"])
-        elif kind == "status" and message["content"]["execution_state"] == "busy":
-            take(rank, "begun", None)
-
-    future.iopub_callbacks.append(on_message)
-    future.output.add_done_callback(lambda _: take(rank, "idle", None))
-    future.add_done_callback(lambda done: take(rank, "reply", done.result()))
+def content(kind: str, frames: Sequence[bytes]) -> dict[str, Any]:
+    """What a rank says: nothing for ``"begun"``; for ``"reply"`` the report; else an output's content."""
+    if not frames:
+        return {}
+    said: dict[str, Any] = json.loads(frames[0])
+    if kind == "reply":
+        said["blob"] = b"".join(frames[1:]) or None
+    return said
 
 
 class Answers:

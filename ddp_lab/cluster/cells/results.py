@@ -15,8 +15,6 @@ from ...output.logs import CellOutputs
 from ...output.terminal import Line, TerminalText
 from . import failures as reports
 
-_TRAILING_S = 2.0  # how long after a rank's reply its last outputs may arrive
-
 
 @dataclass(frozen=True)
 class RemoteValue:
@@ -117,7 +115,6 @@ class RankState:
     Attributes:
         report: the return value of `ddp_lab.engine.cells.cell.run`.
         failure: why there will be no report.
-        idle: whether all its outputs have arrived.
         begun_s: when it began, in seconds on the monotonic clock; None if it has not.
         ended_s: when it ended, in seconds on the monotonic clock.
         shown: the text that it showed for the last expression's value.
@@ -125,7 +122,6 @@ class RankState:
 
     report: Mapping[str, Any] | None = None
     failure: RankFailure | None = None
-    idle: bool = False
     begun_s: float | None = None
     ended_s: float = 0.0
     shown: str = ""
@@ -183,13 +179,8 @@ class RankStates:
         return min((state.begun_s for state in self._states.values() if state.begun_s is not None), default=None)
 
     def finished(self) -> bool:
-        """Whether every rank has ended and its last outputs have arrived, or are overdue."""
-        now = time.monotonic()
-        return all(state.ended and (state.idle or now - state.ended_s > _TRAILING_S) for state in self._states.values())
-
-    def cut_short(self) -> tuple[int, ...]:
-        """The ranks that have answered but whose last outputs have not arrived."""
-        return tuple(rank for rank, state in self._states.items() if state.ended and not state.idle)
+        """Whether every rank has ended. Its outputs have arrived: a rank replies after them."""
+        return all(state.ended for state in self._states.values())
 
     def take_output(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
         """Keeps an output message."""
@@ -202,7 +193,6 @@ class RankStates:
         state = self._states[failure.rank]
         state.failure = failure
         state.ended_s = time.monotonic()
-        state.idle = True
 
     def failures(self) -> dict[int, RankFailure]:
         """Failures by rank, causes first (see `failures.in_order`)."""

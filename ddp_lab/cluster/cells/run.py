@@ -1,7 +1,7 @@
 """CellRun: one cell, or one function, on some ranks: sent, shown while it runs, and collected.
 
-ipyparallel's I/O thread only appends to a queue (`CellRun._put`); the thread that waits takes from it and shows. It
-allows interrupts only while it sleeps; see [Note: interrupts of the client].
+The wire's thread only appends to a queue (`CellRun._put`); the thread that waits takes from it and shows. It allows
+interrupts only while it sleeps; see [Note: interrupts of the client].
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _GRACE_S = 5.0  # how long an interrupted rank may take to end
 _FREED_S = 0.15  # how long the peers of a lost rank may take to end by themselves: their collectives fail
 _ENDED_S = 1.0  # until a rank whose process was terminated is known to be lost
 _VIEW_S = 1.0  # between two updates of the progress line
+_RESULT_LOST = "finished the cell, but its result was lost with a connection"
 _LATE_S = 3.0  # from this duration on, pages opened while the cell runs get its view
 
 
@@ -105,9 +106,7 @@ class CellRun:
         self.options = options
         self.ranks = tuple(sorted(ranks))
         self._session = session
-        self._client = session.processes.client
-        self._engine_of_rank = dict(session.processes.engine_of_rank)
-        self._processes = ProcessWatch(session.processes, session.members.ask)
+        self._processes = ProcessWatch(session.processes, session.wire, session.members.ask)
         self._watch = None
         if self.options.hang_seconds is not None:
             partial = len(self.ranks) < session.processes.placement.world_size
@@ -122,7 +121,7 @@ class CellRun:
         self._board = self.options.board or default_board(self.ranks)
         outputs = CellOutputs(self.ranks, session.processes.logs, cell_id)
         self._states = RankStates(self.ranks, outputs, None if session.clocks is None else session.clocks.on_axis)
-        self._inbox: deque[tuple[int, str, Any]] = deque()
+        self._inbox: deque[tuple[int, str, Sequence[bytes]]] = deque()
         self._unshown: list[tuple[int, str, Any]] = []
         self._answers = Answers(lambda rank, message: session.wire.send([rank], message))
         self._wake = threading.Event()
@@ -132,7 +131,6 @@ class CellRun:
         self._refresh_after = 0.0
         self._timed_out: tuple[int, ...] | None = None
         self._given_up: dict[int, str] = {}  # rank -> why its process is terminated on purpose, or was replaced
-        self._gone: dict[int, float] = {}  # rank -> when its engine was found missing, for a reason yet unknown
         self._silent: tuple[int, ...] = ()
         self._announced = False
         self._lost_s = 0.0  # when the first rank was found lost
@@ -160,7 +158,9 @@ class CellRun:
         self._view = view
         if view is not None:
             view.show(self)
-        messages.send(self._client, self._engines(), self._cell(), self._code, self._put)
+        self._check_ranks()
+        self._session.cells.listen(self.cell_id, self._put)
+        self._session.cells.send(self.ranks, self._cell(), self._code)
         ahead = self.waits_for
         if ahead:
             if view is None:
@@ -170,14 +170,13 @@ class CellRun:
             self._states.begin(self._begin)
         return self
 
-    def _engines(self) -> dict[int, int]:
-        missing = [rank for rank in self.ranks if rank not in self._engine_of_rank]
+    def _check_ranks(self) -> None:
+        missing = [rank for rank in self.ranks if rank not in self._session.processes.engine_of_rank]
         if missing:
             have = "has no process: it" if len(missing) == 1 else "have no processes: they"
             raise ClusterError(
                 f"{label_of(missing)} {have} failed or never started (`%cluster rejoin` starts new ones)"
             )
-        return {rank: self._engine_of_rank[rank] for rank in self.ranks}
 
     def _cell(self) -> dict[str, Any]:
         options = self.options
@@ -187,9 +186,9 @@ class CellRun:
         args, kwargs = (self._call.args, {}) if self._call else (tuple(options.args), dict(options.kwargs))
         return {**cell, "args": args, "kwargs": kwargs}
 
-    def _put(self, rank: int, kind: str, content: Any) -> None:
-        """On ipyparallel's I/O thread."""
-        self._inbox.append((rank, kind, content))
+    def _put(self, rank: int, kind: str, frames: Sequence[bytes]) -> None:
+        """On the wire's thread."""
+        self._inbox.append((rank, kind, frames))
         self._wake.set()
 
     # -- waiting
@@ -428,7 +427,7 @@ class CellRun:
                 break
             if now >= self._refresh_at:
                 self._show()
-            if now >= look_at or self._given_up or self._gone:
+            if now >= look_at or self._given_up:
                 look_at = now + _LOOK_S
                 self._look(now)
             if tick is not None:
@@ -439,30 +438,30 @@ class CellRun:
             with let_through():
                 self._wake.wait(max(0.0, min(self._refresh_at, look_at, until) - time.monotonic()))
         self._feed_board()
-        if self._states.finished() and (ranks := self._states.cut_short()):
-            self._board.announce(ranks, reports.cut_short(ranks), stays=True)
         self._board.refresh(final=True)
         if not self._states.open():
-            self._end = self._end or time.monotonic()
-            self._values()
+            self._finish()
+
+    def _finish(self) -> None:
+        self._end = self._end or time.monotonic()
+        self._session.cells.forget(self.cell_id)
+        self._values()
 
     def _take(self) -> None:
         while self._inbox:
-            rank, kind, content = self._inbox.popleft()
-            state = self._states[rank]
+            rank, kind, frames = self._inbox.popleft()
+            state, content = self._states[rank], messages.content(kind, frames)
             if kind == "begun":
                 state.begun_s = state.begun_s or time.monotonic()
                 if self._said_waits:
                     self._said_waits = False
                     self._board.announce(self.ranks, f"{self.label} is running …")
-            elif kind == "idle":
-                state.idle = True
             elif kind == "reply":
                 state.ended_s = time.monotonic()
-                if isinstance(content, Mapping):
+                if "outside" not in content:
                     state.report = content
                 elif not state.ended:
-                    self._take_error(rank, content)
+                    self._states.give_up(reports.outside(rank, **content["outside"]))
                 self._session.members.note_end(rank, self.cell_id, state.word != "done")
             elif kind == QUESTION:
                 self._answers.take(rank, content)
@@ -473,13 +472,6 @@ class CellRun:
                     self._unshown.append((rank, kind, content))
         if self._unshown and self._refresh_at == _NEVER:
             self._refresh_at = max(time.monotonic() + _FIRST_REFRESH_S, self._refresh_after)
-
-    def _take_error(self, rank: int, error: Any) -> None:
-        """The request itself failed: its engine exited, or failed outside the cell."""
-        if getattr(error, "ename", type(error).__name__) == "EngineError":
-            self._gone[rank] = time.monotonic()
-        else:
-            self._states.give_up(reports.outside(rank, error))
 
     def _lose(self, rank: int, why: str) -> None:
         self._states.give_up(reports.lost(rank, why, self._session.members.last_words(rank)))
@@ -505,8 +497,6 @@ class CellRun:
         for rank in self._states.open():
             if rank in gone:
                 self._lose(rank, gone[rank])
-            elif now - self._gone.get(rank, now) > _ENDED_S:
-                self._lose(rank, "its process ended while the cell ran")
         if self._lost_s and now - self._lost_s > _FREED_S and not self._interrupted_peers:
             self._interrupted_peers = True
             self.interrupt()
@@ -533,10 +523,9 @@ class CellRun:
         for line in news.lines:
             self._board.announce(self.ranks, line, stays=True)
         if news.again:
-            engines = {rank: self._engine_of_rank[rank] for rank in news.again}
-            messages.send(self._client, engines, self._cell(), self._code, self._put)
-        for rank, why in news.lost.items():
-            self._states.give_up(reports.unknown(rank, why))
+            self._session.cells.send(news.again, self._cell(), self._code)
+        for rank in news.lost:
+            self._states.give_up(reports.unknown(rank, _RESULT_LOST))
             self._session.members.note_end(rank, self.cell_id, True)
 
     def _ask(self) -> None:
@@ -564,8 +553,7 @@ class CellRun:
                 self._session.members.end_silent(self._states.open())
                 self._collect(tick, _ENDED_S)
         self._silent = self._states.open()
-        self._end = self._end or time.monotonic()
-        self._values()
+        self._finish()
 
     def _collect(self, tick: Callable[[], None] | None, seconds: float) -> None:
         if self._follower is not None:

@@ -4,11 +4,12 @@ Slow parts run in parallel: the fork server imports torch while the controller s
 ipyparallel. Every wait here checks the processes it waits for, and raises with the end of a log if one has exited.
 
 [Note: a controller that was killed]
-The ranks don't need the controller; only cells and their outputs travel through it. So code that waits for a cell
-monitors it (`Processes.look_after`): if it has ended, a successor is started, to which engines and client connect by
-themselves (see [Note: a controller that takes over] in `ddp_lab.engine.processes.controller`), and the ranks keep
-their state. The client's sockets have names of their own, so that pending answers of engines reach them. A client does
-not learn which engines were unregistered while it had no connection: forking new ones requires a new client.
+Neither ranks nor cells need the controller: only joining, rejoining and ipyparallel's own requests (`%%px`) travel
+through it. Code that waits for a cell monitors it (`Processes.look_after`): if it has ended, a successor is started, to
+which engines and client connect by themselves (see [Note: a controller that takes over] in
+`ddp_lab.engine.processes.controller`). The client's sockets have names of their own, so that pending answers of engines
+reach them. A client does not learn which engines were unregistered while it had no connection: forking new ones
+requires a new client.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ... import machine
@@ -51,19 +51,6 @@ _IMPORT_SECONDS = 1.5  # typical; only the bar's speed depends on it
 _CONNECTING = "starting the controller"
 
 
-@dataclass(frozen=True)
-class Succession:
-    """The controllers that a cluster has had.
-
-    Attributes:
-        ends: how each has ended, e.g. ``"the controller was killed by SIGKILL (signal 9)"``.
-        answers: whether the one that runs now answers.
-    """
-
-    ends: Sequence[str] = ()
-    answers: bool = True
-
-
 class Processes:
     """Controller, fork server and engines of one cluster, and the ipyparallel client connected to them.
 
@@ -84,11 +71,9 @@ class Processes:
         self.prepared: dict[int, dict[str, Any]] = {}
         self._connection: dict[str, dict[str, Any]] = {}
         self._former_clients: list[Any] = []
-        self._looking = threading.Lock()  # guards the next four
+        self._looking = threading.Lock()  # guards the next three
         self._ends: list[str] = []
         self._ended_s: list[float] = []
-        self._controller_answers = True
-        self._question: Any = None  # a socket on which the newest controller has not answered yet
         self._up = False
         self._heard = self._reached = 0  # controllers ended before the client connected; before all engines answered
         self.keeper = keeper
@@ -150,8 +135,8 @@ class Processes:
         needed = [pid for name, pid in self._on_this_machine() if not name.startswith("rank")]
         return self.controller.ended is not None or bool(self._ends) or any(map(machine.hindrances, needed))
 
-    def look_after(self) -> Succession:
-        """How this cluster's former controllers ended; if the last one has ended, starts a new one.
+    def look_after(self) -> tuple[str, ...]:
+        """How this cluster's former controllers ended, in words; if the last one has ended, starts a new one.
 
         See [Note: a controller that was killed]. Any thread.
 
@@ -172,30 +157,12 @@ class Processes:
                     self.controller.remember(known)
                 self.controller.start_again()
                 self._ends.append(ended)
-                self._drop_question()
-            if self._up and not self._controller_answers and self._question is None and self._connection:
-                self._question = self._say_to_controller("connection_request")
-            if self._question is not None and self._question.poll(0):
-                self._controller_answers = True
-                self._question.close(0)
-                self._question = None
-            return Succession(tuple(self._ends), self._controller_answers)
-
-    def _drop_question(self) -> None:
-        self._controller_answers = False
-        if self._question is not None:
-            self._question.close(0)
-            self._question = None
-
-    @property
-    def controller_ends(self) -> int:
-        """How many controllers have ended, as far as known."""
-        return len(self._ends)
+            return tuple(self._ends)
 
     def conditions(self) -> list[str]:
         """A line on each process that can't continue and each controller that ended; not on suspended ranks."""
         try:
-            ends = [f"{end}. The controller was restarted." for end in self.look_after().ends]
+            ends = [f"{end}. The controller was restarted." for end in self.look_after()]
         except ClusterError as error:
             ends = [f"{error}\n`%cluster restart` starts new processes"]
         return [*self.hindered(of_rank=machine.used_up), *ends]
@@ -278,12 +245,12 @@ class Processes:
 
     def _connect_again(self) -> None:
         """Makes a new client if the controller was restarted since: see [Note: a controller that was killed]."""
-        if len(self.look_after().ends) == self._heard:
+        if len(self.look_after()) == self._heard:
             return
         for rank, engine in self.engine_of_rank.items():
             if rank in self.fork_server.exits:
                 self.unregister(engine, wait=True)
-        self._former_clients.append(self.client)  # cells wait for answers that arrive there
+        self._former_clients.append(self.client)  # the user may have views of it
         self._connect(ignore)
 
     def _start_controller(self) -> None:
@@ -366,7 +333,7 @@ class Processes:
             ClusterError: it raised on a rank, or a rank's process exited.
         """
         ipyparallel = importlib.import_module("ipyparallel")
-        ends = len(self.look_after().ends)
+        ends = len(self.look_after())
         if ends != self._reached:  # messages sent before engines reconnect are lost
             self._wait_reachable(set(calls), range(self.placement.world_size), progress)
             self._reached = ends
@@ -455,7 +422,6 @@ class Processes:
     def _close_clients(self) -> None:
         with held_back(), self._looking:
             self._up = False
-            self._drop_question()
         for client in (*self._former_clients, self.client):
             if client is not None:
                 client.close(linger=0)
@@ -473,7 +439,7 @@ class Processes:
                 self.fork_server.check()
             if not self._up:
                 self.controller.check()
-            elif len(now := self.look_after().ends) > ends and doing != _CONNECTING:
+            elif len(now := self.look_after()) > ends and doing != _CONNECTING:
                 raise ClusterError(
                     f"{now[-1]} ({doing}). The controller was restarted and the ranks are alive: try again"
                 )

@@ -71,6 +71,11 @@ def running() -> str | None:
     return _running
 
 
+def latest() -> str | None:
+    """The id of the cell that began last; callable from any thread."""
+    return _begun[-1] if _begun else None
+
+
 class _Forgetful(dict[int, Any]):
     """Where IPython would keep, for %notebook, all that cells print, display and raise: the client has it."""
 
@@ -108,7 +113,8 @@ def run(cell: Mapping[str, Any], function: Callable[..., Any] | None = None, arg
         raise RuntimeError(f"cell {end.label} has already run on this rank")
     _begun.append(end.cell_id)
     _let_peers_be_freed()
-    _prepare(shell, end.label, _first_line(cell))
+    prepare(shell)
+    sources.name_cells(shell, end.label, _first_line(cell))
     try:
         for begun in before_cell:
             begun(end.cell_id, end.label)
@@ -286,15 +292,12 @@ def _first_line(cell: Mapping[str, Any]) -> int:
     return int(cell.get("first_line", 1)) + above.count("\n")
 
 
-def _prepare(shell: Any, label: str, first_line: int) -> None:
-    """Gives the shell our loop runner, a compiler that knows the cell's label, and no memory of outputs; cheap when
-    already done.
-    """
+def prepare(shell: Any) -> None:
+    """Gives the shell our loop runner and no memory of outputs; cheap when already done."""
     if shell.loop_runner is not await_runner.run_to_end:
         shell.loop_runner = await_runner.run_to_end
         shell.history_manager.outputs = _Forgetful()
         shell.history_manager.exceptions = _Forgetful()
-    sources.name_cells(shell, label, first_line)
 
 
 def _remember_sources(sources: Mapping[str, str]) -> None:

@@ -185,6 +185,37 @@ def test_a_client_that_is_gone_stops_nobody(ranks: Ranks) -> None:
     assert ranks(1, _without_a_client, endpoint) == [(True, None)]
 
 
+def _says_much(rank: int, size: int, endpoint: dict[str, str], megabytes: int, done: str) -> None:
+    telemetry = _telemetry(endpoint, rank)
+    left = threading.Event()
+    telemetry.on_control("leave", lambda _: left.set())
+    telemetry.start()
+    for number in range(megabytes):
+        telemetry.send_cell("much", str(number), bytes(1 << 20))
+    Path(done).touch()
+    assert left.wait(60)
+    telemetry.stop()
+
+
+def test_what_cells_say_is_bounded_without_a_client(ranks: Ranks, tmp_path: Path) -> None:
+    """What a rank says while no client is connected is kept as far as its socket's queue holds it, and the last 8 MB
+    of the rest; all of it comes in order."""
+    with Wire(str(tmp_path)) as first:
+        endpoint, keys = first.endpoint(), first.keys()
+    done, said = tmp_path / "done", []
+    thread, _ = _in_background(ranks, 1, _says_much, endpoint, 200, str(done))
+    wait_until(done.exists, 60, "the rank has said everything")
+    with Wire(str(tmp_path), keys) as wire:
+        wire.on_cell(lambda rank, cell, kind, frames: said.append((rank, cell, int(kind), len(frames[0]))))
+        wait_until(lambda: said and said[-1] == (0, "much", 199, 1 << 20), 10, "the last of it")
+        wire.send([0], {"op": "leave"})
+        thread.join()
+    numbers = [number for _, _, number, _ in said]
+    assert numbers == sorted(numbers)
+    assert 8 <= len(numbers) <= 64 + 8
+    assert numbers[-7:] == list(range(193, 200))
+
+
 def _while_the_client_dies(rank: int, size: int, endpoint: dict[str, str]) -> tuple[int, str | None]:
     telemetry = _telemetry(endpoint, rank)
     telemetry.start()
@@ -346,7 +377,7 @@ def test_messages_that_are_none_are_counted_by_ranks(wire: Wire, ranks: Ranks) -
     try:
         assert wire.wait_connected([0], 60) == set()
         for _ in range(10):  # no more at a time than a socket's queue holds
-            wire._outgoing.extend((0, NO_MESSAGES[number % len(NO_MESSAGES)]) for number in range(100))
+            wire._outgoing.extend((0, [NO_MESSAGES[number % len(NO_MESSAGES)]]) for number in range(100))
             assert wire.request([0], "ping", 10) == {0: {}}
     finally:
         wire.send(None, {"op": "leave"})

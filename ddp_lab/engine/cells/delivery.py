@@ -1,0 +1,153 @@
+"""Cells arrive over the client's wire; their outputs and results return over it.
+
+[Note: one wire]
+The control thread receives a cell and schedules it in the kernel's event loop, behind the lock that ipykernel's own
+requests take: so cells and ipyparallel's (`%%px`) take turns on the main thread, in the order in which they arrived.
+While a cell runs, the kernel's parent message is one of ours. What the kernel publishes with this parent (text,
+displays, questions) goes to the wire, on the thread that publishes; everything else goes to ipyparallel, as before. A
+forked process writes its text to the files that the rank reads. A rank sends all that it says over one socket: its
+reply comes after all outputs and events.
+
+What a rank says of a cell, by kind: ``"begun"``; an output's IOPub type, with the content as JSON; ``"reply"``, with
+the report as JSON and the pickled value in pieces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import importlib
+import json
+import logging
+import os
+import pickle
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from ..telemetry import Telemetry
+from . import cell
+from .file_output import FileOutput
+from .stdin import QUESTION
+
+_PARENT = "ddp_lab_cell"  # type of the message that a cell's outputs refer to
+_OUTPUTS = {"stream", "display_data", "execute_result", "update_display_data", "clear_output", "error", QUESTION}
+_DELIMITER = b"<IDS|MSG>"
+_PIECE = 32 << 20  # bytes of a frame; the client refuses larger ones
+
+_log = logging.getLogger(__name__)
+
+
+class Delivery:
+    """Runs the cells that the client sends; made and installed on the rank's main thread.
+
+    Args:
+        kernel: this engine's.
+        telemetry: connection to the client.
+    """
+
+    def __init__(self, kernel: Any, telemetry: Telemetry) -> None:
+        self._kernel, self._telemetry = kernel, telemetry
+        self._loop: asyncio.AbstractEventLoop = kernel.io_loop.asyncio_loop
+        self._context = contextvars.copy_context()  # one for all cells: a context variable keeps its value
+        self._pid = os.getpid()
+        self._publisher = kernel.iopub_socket  # and its thread
+        self._publish = self._publisher.send_multipart
+        self._streams = {1: sys.stdout, 2: sys.stderr}
+        self._files = FileOutput(self._streams)
+
+    def install(self) -> None:
+        """Begins to take cells, and their outputs."""
+        self._publisher.send_multipart = self._send
+        self._telemetry.on_control("cell", self._take)
+
+    # Cells
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        """On the control thread."""
+        asyncio.run_coroutine_threadsafe(self._in_turn(message), self._loop)
+
+    async def _in_turn(self, message: Mapping[str, Any]) -> None:
+        async with self._kernel._main_asyncio_lock:
+            self._context.run(self._run, message)
+
+    def _run(self, message: Mapping[str, Any]) -> None:
+        cell_id = message["cell"]["id"]
+        self._kernel.set_parent([], _parent(cell_id))
+        self._telemetry.send_cell(cell_id, "begun")
+        try:
+            report = _report(message)
+        except BaseException as error:  # noqa: BLE001  the client waits for a reply, whatever happens
+            _log.warning("cell %s: the request failed", cell_id, exc_info=True)
+            report = {"outside": _failure(error)}
+        blob = memoryview(report.pop("blob", None) or b"")
+        self._files.drain()
+        for stream in self._streams.values():
+            stream.flush()
+        pieces = [bytes(blob[start : start + _PIECE]) for start in range(0, len(blob), _PIECE)]
+        self._telemetry.send_cell(cell_id, "reply", json.dumps(report).encode(), *pieces)
+
+    # Outputs
+
+    def _send(self, frames: Sequence[Any], *args: Any, **kwargs: Any) -> None:
+        """In the place of the publisher's `send_multipart`."""
+        if threading.current_thread() is self._publisher.thread:
+            self._route(frames, *args, **kwargs)
+        else:  # a signal to the main thread must not hit the wire's sending
+            self._publisher.schedule(lambda: self._route(frames, *args, **kwargs))
+
+    def _route(self, frames: Sequence[Any], *args: Any, **kwargs: Any) -> None:
+        """On the publisher's thread, or in a forked process."""
+        said = _of_a_cell([bytes(frame) for frame in frames])
+        if said is None:
+            self._publish(frames, *args, **kwargs)
+        elif os.getpid() == self._pid:
+            self._telemetry.send_cell(*said)
+        elif said[1] == "stream":
+            text = json.loads(said[2])
+            os.write(1 if text["name"] == "stdout" else 2, text["text"].encode(errors="replace"))
+
+
+def _of_a_cell(frames: Sequence[bytes]) -> tuple[str, str, bytes] | None:
+    """Cell, type and content of a published message if a cell's output; else None."""
+    _, header, parent, _, content = frames[frames.index(_DELIMITER) + 1 :][:5]
+    if _PARENT.encode() not in parent:
+        return None
+    refers, kind = json.loads(parent), json.loads(header)["msg_type"]
+    if refers.get("msg_type") != _PARENT or kind not in _OUTPUTS:
+        return None
+    return refers["msg_id"], kind, content
+
+
+def _parent(cell_id: str) -> dict[str, Any]:
+    """The message to which the outputs of a cell refer."""
+    header = {
+        "msg_id": cell_id,
+        "msg_type": _PARENT,
+        "username": "",
+        "session": "",
+        "date": datetime.now(timezone.utc).isoformat(),
+        "version": "5.3",
+    }
+    return {"header": header, "parent_header": {}, "metadata": {}, "content": {}}
+
+
+def _report(message: Mapping[str, Any]) -> dict[str, Any]:
+    function, args, kwargs = None, (), {}
+    if "function" in message:
+        module, name = message["function"]
+        function = getattr(importlib.import_module(module), name)
+        args, kwargs = pickle.loads(message["frames"][0], buffers=message["frames"][1:])
+    report: dict[str, Any] = cell.run(message["cell"], function, args, kwargs)
+    return report
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    return {
+        "name": type(error).__name__,
+        "message": cell.text_of(error),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
