@@ -1,7 +1,7 @@
 """Cluster: the ranks that cells run on.
 
-A cluster is a controller, a fork server and one engine per rank on this machine, an ipyparallel client, and a wire
-for events and control. The code of the ranks is in `ddp_lab.engine`; this side refers to it by name only, and never
+A cluster is a controller, a fork server and one engine per rank on this machine, and a wire for cells, events and
+control. The code of the ranks is in `ddp_lab.engine`; this side refers to it by name only, and never
 imports torch.
 """
 
@@ -474,7 +474,7 @@ class Cluster:
 
     @property
     def client(self) -> Any:
-        """The connected `ipyparallel.Client`."""
+        """The connected `ipyparallel.Client`; it connects when it is first asked for."""
         return self.session.processes.client
 
     @property

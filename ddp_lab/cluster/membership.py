@@ -43,7 +43,7 @@ class Membership:
     """Joins the ranks and knows whether their groups are intact.
 
     Args:
-        processes: the cluster's processes, all engines registered.
+        processes: the cluster's processes.
         wire: the channel to the ranks.
         backend: the default group's backend; ``"auto"`` chooses it by the devices.
         clocks: of several hosts; None: all share one clock.
@@ -375,25 +375,15 @@ class Membership:
             "groups": sorted(found.values(), key=_in_order_of_creation),
             "group_count": max(answer["group_count"] for answer in answers.values()),
             "broken": sorted({reducer for answer in answers.values() for reducer in answer["broken"]}),
-            "detached": processes.keeper is not None,
         }
-        functions = {**dict.fromkeys(processes.engine_of_rank, "rejoin"), **dict.fromkeys(new, "join")}
-        endpoint = self._wire.endpoint()
+        functions = {**dict.fromkeys(range(self._world_size), "rejoin"), **dict.fromkeys(new, "join")}
         calls = {
-            engine: (
-                functions[rank],
-                {
-                    **common,
-                    **processes.place_of(rank),
-                    "rank": rank,
-                    "endpoint": processes.endpoint_of(rank, endpoint),
-                },
-            )
-            for rank, engine in processes.engine_of_rank.items()
+            rank: (function, {**common, **processes.place_of(rank), "rank": rank})
+            for rank, function in functions.items()
         }
         joined = processes.call(calls, "joining, first collective", progress)
-        for rank, engine in processes.engine_of_rank.items():
-            self._joined[rank] = {**self._joined.get(rank, {}), **answers[rank], **joined[engine]}
+        for rank in joined:
+            self._joined[rank] = {**self._joined.get(rank, {}), **answers[rank], **joined[rank]}
         for said in dict.fromkeys(line for answer in joined.values() for line in answer["warnings"]):
             warnings.warn(said, FallbackWarning, stacklevel=2)
         self.suspect = False

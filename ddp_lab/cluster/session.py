@@ -152,14 +152,15 @@ class Session:
         """Connects to a running cluster and asks its ranks for their state."""
         self._listen(ignore)
         members = self._meet()
-        self.processes.open_again({int(rank): engine for rank, engine in keeper.notes["engine_of_rank"].items()})
+        joined = keeper.notes["joined"]
+        self.processes.open_again({int(rank): (found["engine"], found["uuid"]) for rank, found in joined.items()})
         servers = self.processes.fork_server
         living = [rank for rank in servers.pids if rank not in servers.exits and not members.is_stopped(rank)]
         self.wire.wait_connected(living, _HELLO_SECONDS)
         answers = self.wire.request(living, "introduce", _ANSWER_SECONDS)
         told = {rank: answer for rank, answer in answers.items() if answer.get("cell")}
         running = {rank: answer["cell"]["id"] for rank, answer in told.items() if answer["cell"]["ended"] is None}
-        members.adopt({int(rank): found for rank, found in keeper.notes["joined"].items()}, running)
+        members.adopt({int(rank): found for rank, found in joined.items()}, running)
         self.missed = {rank: answer for rank, answer in told.items() if _is_news(answer, keeper.alone_since)}
 
     def ask_missed(self) -> tuple[MissedCell, ...]:
@@ -174,7 +175,6 @@ class Session:
         """Gives every rank a new process, and all of them new groups."""
         self.processes.fork_server.on_exit = None
         self.processes.end_engines()
-        self.wire.forget(self.processes.engine_of_rank)
         self.processes.fork_engines(progress)
         self.members.join(progress)
 
@@ -203,7 +203,8 @@ class Session:
         wire = self._wire = self._new_wire(self.processes.reach(progress))
         if self._config.hosts is not None:
             self.clocks = HostClocks(wire, self.processes.clocks, machine.host_clock(), self._timeline.set_status)
-        self._cells = CellMessages(wire)
+        self._cells = self.processes.messages = CellMessages(wire)
+        self.processes.wire = wire
         wire.on_batch(self._take_batch)
         wire.on_description(self._timeline.describe)
         wire.on_status(self._timeline.set_status)
@@ -227,8 +228,7 @@ class Session:
         """Stores what a later client must know; called whenever ranks have joined."""
         keeper = self.processes.keeper
         if keeper is not None:
-            own = {"engine_of_rank": self.processes.engine_of_rank, "joined": self.members.joined}
-            keeper.note(**self._config.notes(), **self._notes, **own)
+            keeper.note(**self._config.notes(), **self._notes, joined=self.members.joined)
 
     def _take_batch(self, batch: Batch) -> None:
         """On the wire's thread: events of all hosts are stored on one time axis."""

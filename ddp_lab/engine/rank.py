@@ -1,7 +1,8 @@
-"""An engine's steps to be a rank: join, rejoin.
+"""An engine's steps to be a rank: connect to the client, join, rejoin.
 
-The client calls these functions by name, each on all ranks: `prepare` (rank 0 opens the rendezvous, every rank
-reports its facts), then `join` or `rejoin` with arguments that the client made from the answers.
+`connect` is called when the engine has registered. Then the client calls functions by name, each on all ranks:
+`prepare` (rank 0 opens the rendezvous, every rank reports its facts), then `join` or `rejoin` with arguments that the
+client made from the answers.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class _Rank:
     listener: socket.socket | None = None
     held: socket.socket | None = None  # reserves a port for a store that the user's code may open
     store: Any = None
+    kernel: Any = None
     telemetry: Any = None
     agent: Any = None
 
@@ -51,6 +53,18 @@ def preload() -> None:
         importlib.import_module(name, __package__)
 
 
+def connect(kernel: Any, rank: int, client: Mapping[str, Any]) -> None:
+    """From now on this rank answers the client.
+
+    Args:
+        kernel: the engine's.
+        rank: this rank.
+        client: ``endpoint`` (of its wire), ``world_size``, ``detached`` (whether another client may come later).
+    """
+    _rank.kernel = kernel
+    _start_services(kernel.shell, rank, client)
+
+
 def prepare(address: str) -> dict[str, Any]:
     """Reports this rank's facts; rank 0 also opens the next rendezvous, on a port that the system chooses.
 
@@ -62,8 +76,8 @@ def prepare(address: str) -> dict[str, Any]:
         address: of rank 0's host, where the others reach it; loopback if all are on that host.
 
     Returns:
-        ``rank``, ``pid``, ``host``, ``port`` and ``users_port`` (None but on rank 0), and what a rejoin must
-        rebuild: ``groups`` and ``group_count``.
+        ``rank``, ``pid``, ``host``, ``engine`` and ``uuid`` (by which the controller knows it), ``port`` and
+        ``users_port`` (None but on rank 0), and what a rejoin must rebuild: ``groups`` and ``group_count``.
     """
     rank, port, users_port = int(os.environ["DDP_LAB_RANK"]), None, None
     if rank == 0:
@@ -78,24 +92,23 @@ def prepare(address: str) -> dict[str, Any]:
         _rank.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # listeners with this option may use the port
         users_port = _rank.held.getsockname()[1]
     about = {"rank": rank, "pid": os.getpid(), "host": socket.gethostname()}
+    about |= {"engine": _rank.kernel.engine_id, "uuid": _rank.kernel.ident}
     return {**about, "port": port, "users_port": users_port, **regroup.inventory()}
 
 
 def join(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes this engine a rank: process group, agent, telemetry, names in the namespace; then one all-reduce.
+    """Makes this engine a rank: process group, names in the namespace; then one all-reduce.
 
     Args:
         spec: ``rank``, ``world_size``, ``local_rank``, ``local_world_size``, ``host_index``, ``backend``, ``address``
             and ``port`` (of the rendezvous), ``users_port``, ``interface`` (by which the host reaches the others),
-            ``device``, ``endpoint`` (of the client's wire), ``detached`` (whether another client may come later), and
-            ``groups``, ``group_count`` and ``broken`` of earlier ranks.
+            ``device``, and ``groups``, ``group_count`` and ``broken`` of earlier ranks.
 
     Returns:
         ``device`` and ``backend`` in words; ``warnings``: missing features of the default group.
     """
     import torch
     import torch.distributed as dist
-    from IPython import get_ipython
 
     import ddp_lab
 
@@ -106,10 +119,8 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
     if device.type == "cuda":
         _check_torch_sees(device)
         torch.cuda.set_device(device)
-    shell = get_ipython()
-    _start_services(shell, spec)
     told, _ = _make_groups(spec, {})
-    shell.user_ns.update(
+    _rank.kernel.shell.user_ns.update(
         rank=spec["rank"],
         world_size=spec["world_size"],
         local_rank=spec["local_rank"],
@@ -124,7 +135,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {"device": _device_name(device), "backend": _backend(), "warnings": told}
 
 
-def _start_services(shell: Any, spec: Mapping[str, Any]) -> None:
+def _start_services(shell: Any, rank: int, client: Mapping[str, Any]) -> None:
     """The object that from now on answers the client and sends it events."""
     from . import model_control
     from .agent import Agent
@@ -136,13 +147,13 @@ def _start_services(shell: Any, spec: Mapping[str, Any]) -> None:
     registry.install()
     flights.install(Path(shell.kernel.parent.profile_dir.location))
     progress_bars.install()
-    _rank.telemetry = telemetry = Telemetry(spec["endpoint"], spec["rank"], spec["world_size"])
-    _rank.agent = Agent(telemetry, spec["rank"])
+    _rank.telemetry = telemetry = Telemetry(client["endpoint"], rank, client["world_size"])
+    _rank.agent = Agent(telemetry, rank)
     _rank.agent.install(shell.kernel)
     telemetry.on_control("entered_at", examine.entered_at)
     telemetry.on_control("inspect", _inspect)
     telemetry.on_control("event_cost", _event_cost)
-    if spec.get("detached"):
+    if client["detached"]:
         last_cell.install(telemetry)
     Delivery(shell.kernel, telemetry).install()
     model_control.install(telemetry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -29,10 +30,15 @@ for number in map(int, os.listdir("/proc/self/fd")):
 """
 
 
-def test_cells_and_requests_take_turns(lab: Lab, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def view(lab: Lab) -> Any:
+    """The same ranks for ipyparallel."""
+    return lab.client[:]
+
+
+def test_cells_and_requests_take_turns(lab: Lab, view: Any, tmp_path: Path) -> None:
     """A cell that is sent while one of ipyparallel runs, or awaits, begins when that has ended; and the other way
     round."""
-    view = lab.client[:]
     view.execute("import asyncio\nawait asyncio.sleep(0)", block=True)
     lab.run("order = []\nimport os, time")
     begun = [tmp_path / f"begun {rank}" for rank in (0, 1)]
@@ -105,7 +111,7 @@ def test_a_broken_connection_loses_no_cell(lab: Lab) -> None:
         assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
-def test_a_cell_that_was_lost_is_sent_again(lab: Lab) -> None:
+def test_a_cell_that_was_lost_is_sent_again(lab: Lab, view: Any) -> None:
     """A cell that is lost with a connection is sent again, and runs once."""
     lab.run("count = 0\nfrom ddp_lab.engine.rank import _rank\ndelivery = _rank.telemetry._handlers['cell']")
     drop = (
@@ -116,5 +122,5 @@ def test_a_cell_that_was_lost_is_sent_again(lab: Lab) -> None:
     run = lab.run("count += 1; count", wait=False)
     time.sleep(0.5)
     assert not run.done
-    lab.client[1].execute(_BREAK, block=True)
+    view.client[1].execute(_BREAK, block=True)
     assert run.wait().values == {0: 1, 1: 1}

@@ -217,7 +217,7 @@ def test_a_rank_that_can_not_join() -> None:
     with pytest.raises(ClusterError, match=r"failed on rank \d: .*nothing0") as raised:
         Lab(2, backend="gloo", env={"GLOO_SOCKET_IFNAME": "nothing0"}).start()
     trace = [line for line in str(raised.value).splitlines()[1:] if line]
-    assert "Traceback" in trace[1]
+    assert trace[0].startswith("Traceback")
     assert max(map(len, trace)) > 40
 
 

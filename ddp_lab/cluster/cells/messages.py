@@ -8,6 +8,7 @@ from __future__ import annotations
 import getpass
 import json
 import pickle
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from ...control.interrupts import held_back, let_through
 from ...control.records import CellText
 from ...control.wire import Wire
 from ...protocol.entry_points import CALL, RankFunction
+from .comms import CommRelay
 
 QUESTION = "ddp_lab_question"
 _NOBODY = "input() can't be answered because the notebook does not wait for this cell: run it without --no-wait"
@@ -34,6 +36,7 @@ class CellMessages:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self._takers: dict[str, Take] = {}  # by cell; the wire's thread only reads it
+        self._comms = CommRelay(lambda rank, message, frames: wire.send([rank], message, frames))
         wire.on_cell(self._on_cell)
 
     def send(self, ranks: Iterable[int], cell: Mapping[str, Any], code: str | CellText | RankFunction) -> None:
@@ -50,13 +53,25 @@ class CellMessages:
         if not isinstance(code, RankFunction) or code == CALL:  # push and pull also run after a failed cell
             head["after"] = cell["after"]
         if isinstance(code, RankFunction):
-            buffers: list[pickle.PickleBuffer] = []
-            called = pickle.dumps((cell["args"], cell["kwargs"]), protocol=5, buffer_callback=buffers.append)
-            function = {"function": [code.module, code.name]}
-            self._wire.send(ranks, {"op": "cell", "cell": head, **function}, [called, *map(bytes, buffers)])
+            message = {"op": "cell", "cell": head, "function": [code.module, code.name]}
+            self._wire.send(ranks, message, _arguments(cell["args"], cell["kwargs"]))
             return
         text = code if isinstance(code, CellText) else CellText(code)
         self._wire.send(ranks, {"op": "cell", "cell": {**head, "code": text.text, "first_line": text.first_line}})
+
+    def call(self, calls: Mapping[int, tuple[RankFunction, Sequence[Any]]]) -> Calls:
+        """Lets ranks call a function each, between two cells; returns at once.
+
+        Args:
+            calls: rank -> the function and its arguments. A rank that has not connected gets it when it does.
+        """
+        made = Calls(f"call-{uuid.uuid4().hex}")
+        with held_back():  # all or none: ranks wait for each other
+            self.listen(made.call_id, made.take)
+            for rank, (function, args) in calls.items():
+                message = {"op": "call", "call": made.call_id, "function": [function.module, function.name]}
+                self._wire.send([rank], message, _arguments(args, {}))
+        return made
 
     def listen(self, cell_id: str, take: Take) -> None:
         """From now on calls `take`, on the wire's thread, for what ranks say of a cell.
@@ -74,9 +89,37 @@ class CellMessages:
             self._takers.pop(cell_id, None)
 
     def _on_cell(self, rank: int, cell_id: str, kind: str, frames: Sequence[bytes]) -> None:
-        take = self._takers.get(cell_id)
+        take = self._comms.take if kind.startswith("comm_") else self._takers.get(cell_id)
         if take is not None:
             take(rank, kind, frames)
+
+
+class Calls:
+    """The answers of ranks that call a function each; filled on the wire's thread.
+
+    Attributes:
+        values: rank -> what the function returned.
+        errors: rank -> ``name``, ``message`` and ``traceback`` of what it raised.
+    """
+
+    def __init__(self, call_id: str) -> None:
+        self.call_id = call_id
+        self.values: dict[int, Any] = {}
+        self.errors: dict[int, dict[str, str]] = {}
+
+    def take(self, rank: int, kind: str, frames: Sequence[bytes]) -> None:
+        """Takes a rank's answer."""
+        said = content(kind, frames)
+        if "outside" in said:
+            self.errors[rank] = said["outside"]
+        else:
+            self.values[rank] = pickle.loads(said["blob"])
+
+
+def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[bytes]:
+    buffers: list[pickle.PickleBuffer] = []
+    called = pickle.dumps((tuple(args), dict(kwargs)), protocol=5, buffer_callback=buffers.append)
+    return [called, *map(bytes, buffers)]
 
 
 def content(kind: str, frames: Sequence[bytes]) -> dict[str, Any]:

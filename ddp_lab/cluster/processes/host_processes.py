@@ -19,6 +19,7 @@ from ...documentation import with_help
 from ...errors import ClusterError
 from . import hosts as hosts_
 from .hosts import Host
+from .launchers import RankProcess
 from .remote_launchers import HostServer, HostServers, Server, Starting
 from .startup import LOOPBACK, Processes, Progress, ignore
 
@@ -88,10 +89,6 @@ class HostProcesses(Processes):
         found = set(self._here.values())
         return found.pop() if len(found) == 1 else _EVERYWHERE
 
-    def open(self, progress: Progress) -> None:
-        super().open(progress)
-        _drop_late_replies(self.client)
-
     def place_of(self, rank: int) -> dict[str, Any]:
         host = self._host_of(rank)
         return {
@@ -132,12 +129,12 @@ class HostProcesses(Processes):
     def _start_controller(self) -> None:
         self.controller.start(self._listening)
 
-    def _fork(self, environments: Mapping[int, Mapping[str, str]], progress: Progress) -> None:
+    def _fork(self, ranks: Mapping[int, RankProcess], progress: Progress) -> None:
         self._wait(lambda: self.fork_server.ready or None, "starting engines", progress)
         self._find_ways()
         engine = self._connection["engine"]
         connections = {name: {**engine, "interface": f"tcp://{here}"} for name, here in self._here.items()}
-        self.fork_server.fork(connections, environments)
+        self.fork_server.fork(connections, ranks)
 
     def _bring_back(self, progress: Progress) -> None:
         """Reconnects to hosts that were lost.
@@ -236,20 +233,6 @@ class HostProcesses(Processes):
 
     def _host_of(self, rank: int) -> Host:
         return self.fork_server.of_rank(rank).host
-
-
-def _drop_late_replies(client: Any) -> None:
-    """Lets the client ignore answers to requests that it has given up, which ipyparallel would print.
-
-    They arrive when the connection to a lost host works again, before its ranks have been terminated.
-    """
-    handle = client._queue_handlers["apply_reply"]
-
-    def unless_late(message: Mapping[str, Any]) -> None:
-        if message["parent_header"].get("msg_id") in client.outstanding:
-            handle(message)
-
-    client._queue_handlers["apply_reply"] = unless_late
 
 
 def _no_way(host: Host, question: tuple[str, Mapping[str, Any]], answer: Mapping[str, Any]) -> str:

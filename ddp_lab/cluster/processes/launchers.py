@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -182,6 +183,19 @@ class Controller:
         self._process = None
 
 
+@dataclass(frozen=True)
+class RankProcess:
+    """What a rank's process needs at its start.
+
+    Attributes:
+        environment: its own variables.
+        client: how it connects to the client, as `ddp_lab.engine.rank.connect`.
+    """
+
+    environment: Mapping[str, str]
+    client: Mapping[str, Any]
+
+
 class ForkServer:
     """The process that imports torch once and forks the ranks' engines; see `ddp_lab.engine.processes.fork_server`.
 
@@ -231,22 +245,22 @@ class ForkServer:
         self._reader = threading.Thread(target=self._read, name="ddp_lab-fork-server", daemon=True)
         self._reader.start()
 
-    def fork(self, connection: Mapping[str, Any], environments: Mapping[int, Mapping[str, str]]) -> None:
+    def fork(self, connection: Mapping[str, Any], ranks: Mapping[int, RankProcess]) -> None:
         """Requests one engine per rank; they start when torch is imported.
 
         Args:
             connection: how an engine connects to the controller.
-            environments: rank -> variables of that rank's process alone.
+            ranks: rank -> what its process needs.
         """
         with self._lock:
-            for rank in environments:
+            for rank in ranks:
                 for known in (self.exits, self.pids, self.reasons):
                     known.pop(rank, None)
-        ranks = [
-            {"rank": rank, "env": dict(variables), "log": str(self.log_of(rank))}
-            for rank, variables in environments.items()
+        asked = [
+            {"rank": rank, "env": dict(one.environment), "log": str(self.log_of(rank)), "client": dict(one.client)}
+            for rank, one in ranks.items()
         ]
-        self._send({"op": "fork", "connection": connection, "ranks": ranks})
+        self._send({"op": "fork", "connection": connection, "ranks": asked})
 
     def signal(self, rank: int, number: int) -> None:
         """Sends a signal to one rank's process; SIGKILL also to the processes that it has started."""

@@ -28,7 +28,7 @@ from ...errors import ClusterError
 from ...formatting import exit_words
 from .host_commands import check_launcher, host_command
 from .hosts import Host
-from .launchers import ForkServer, last_lines, open_log, tail
+from .launchers import ForkServer, RankProcess, last_lines, open_log, tail
 
 _PINGS = 6  # within the time after which a host is lost
 _LEASE = 4  # multiple of that time after which a host gives up its client
@@ -336,16 +336,16 @@ class HostServers:
     def fork(
         self,
         connections: Mapping[str, Mapping[str, Any]],
-        environments: Mapping[int, Mapping[str, str]],
+        ranks: Mapping[int, RankProcess],
     ) -> None:
         """Requests one engine per rank.
 
         Args:
             connections: host's name -> how its engines connect to the controller.
-            environments: rank -> variables of that rank's process alone.
+            ranks: rank -> what its process needs.
         """
         for server in self:
-            chosen = {rank: environments[rank] for rank in server.host.ranks if rank in environments}
+            chosen = {rank: ranks[rank] for rank in server.host.ranks if rank in ranks}
             if chosen:
                 server.fork(connections[server.host.name], chosen)
 

@@ -1,15 +1,14 @@
-"""The processes of one local cluster as a whole: starts them together, connects, replaces engines, ends them.
+"""Starts a cluster's processes and connects to them: controller, fork server, one engine per rank.
 
-Slow parts run in parallel: the fork server imports torch while the controller starts and this process imports
-ipyparallel. Every wait here checks the processes it waits for, and raises with the end of a log if one has exited.
+Controller and fork server start together; while the fork server imports torch, the client waits for no other. An engine
+that has a kernel connects to the client's wire, over which it is asked to join.
 
 [Note: a controller that was killed]
-Neither ranks nor cells need the controller: only joining, rejoining and ipyparallel's own requests (`%%px`) travel
+Neither ranks nor cells need the controller: only the start of an engine and ipyparallel's own requests (`%%px`) travel
 through it. Code that waits for a cell monitors it (`Processes.look_after`): if it has ended, a successor is started, to
-which engines and client connect by themselves (see [Note: a controller that takes over] in
-`ddp_lab.engine.processes.controller`). The client's sockets have names of their own, so that pending answers of engines
-reach them. A client does not learn which engines were unregistered while it had no connection: forking new ones
-requires a new client.
+which engines connect by themselves (see [Note: a controller that takes over] in
+`ddp_lab.engine.processes.controller`). ipyparallel's client does not learn which engines were unregistered while it had
+no connection: it is replaced when it is asked for again.
 """
 
 from __future__ import annotations
@@ -21,16 +20,17 @@ import math
 import shutil
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ... import machine
 from ...control.interrupts import held_back
+from ...control.wire import Wire
 from ...errors import ClusterError
 from ...protocol.entry_points import RANK, RankFunction
+from ..cells.messages import CellMessages
 from .devices import Placement
-from .launchers import Controller, ForkServer, check_files, make_run_dir
+from .launchers import Controller, ForkServer, RankProcess, check_files, make_run_dir
 
 if TYPE_CHECKING:
     from .keeper import Keeper
@@ -45,19 +45,14 @@ _LOOK_SECONDS = 1.0  # between two checks of a wait whether a process can contin
 _HINDERED_SECONDS, _UNSEEN_SECONDS = 10.0, 2.0  # for a wait on a process that can't; without visible progress
 _ANSWER_SECONDS = 10.0  # for the controller's first answer, before it is asked again
 _LIMIT_SECONDS = 180.0  # limit of a start whose processes are all alive
-_AGAIN_SECONDS = 0.5  # until a new engine that has not answered is asked again
+_AGAIN_SECONDS = 0.5  # until an engine that has not answered is asked again
 _SUCCESSORS, _SUCCESSOR_SECONDS = 5, 60.0  # at most so many controllers may end within that time
 _IMPORT_SECONDS = 1.5  # typical; only the bar's speed depends on it
 _CONNECTING = "starting the controller"
 
 
 class Processes:
-    """Controller, fork server and engines of one cluster, and the ipyparallel client connected to them.
-
-    [Note: an engine that is registered]
-    An engine counts as registered after a heartbeat. Heartbeats use a connection of their own: the one for requests
-    may not exist yet, and requests to an engine that the controller does not know there are lost silently. So a new
-    engine is sent an empty request repeatedly, until it has answered once.
+    """Controller, fork server and engines of one cluster.
 
     Args:
         placement: how many ranks, where, with which variables.
@@ -66,8 +61,12 @@ class Processes:
 
     def __init__(self, placement: Placement, keeper: Keeper | None = None) -> None:
         self.placement = placement
-        self.client: Any = None
+        self.wire: Wire | None = None
+        self.messages: CellMessages | None = None
         self.engine_of_rank: dict[int, int] = {}
+        self._uuids: dict[int, str] = {}  # of engines, by which the controller knows them
+        self._client: Any = None
+        self._reached: set[str] = set()  # uuids of engines that have answered the client
         self.prepared: dict[int, dict[str, Any]] = {}
         self._connection: dict[str, dict[str, Any]] = {}
         self._former_clients: list[Any] = []
@@ -75,7 +74,7 @@ class Processes:
         self._ends: list[str] = []
         self._ended_s: list[float] = []
         self._up = False
-        self._heard = self._reached = 0  # controllers ended before the client connected; before all engines answered
+        self._heard = 0  # controllers that had ended when the client connected
         self.keeper = keeper
         if keeper is None:
             check_files()
@@ -150,11 +149,8 @@ class Processes:
                 if len(self._ended_s) == _SUCCESSORS:
                     self.controller.check()
                 self._ended_s.append(now)
-                if self.client is not None:
-                    gone = {engine for rank, engine in self.engine_of_rank.items() if rank in self.fork_server.exits}
-                    # ipyparallel's own: engine id -> the uuid by which the controller knows it
-                    known = {one: self.client._engines[one] for one in self.client.ids if one not in gone}
-                    self.controller.remember(known)
+                living = [engine for rank, engine in self.engine_of_rank.items() if rank not in self.fork_server.exits]
+                self.controller.remember({engine: self._uuids[engine] for engine in living})
                 self.controller.start_again()
                 self._ends.append(ended)
             return tuple(self._ends)
@@ -196,163 +192,171 @@ class Processes:
         return frozenset()
 
     def open(self, progress: Progress) -> None:
-        """Starts the rest, after `reach`, and waits until every rank's engine is registered.
+        """Starts the rest, after `reach`, and waits until every rank has answered.
 
         Raises:
             ClusterError: a process ended meanwhile; the message contains the end of its log.
         """
         self._start_controller()
         progress(0.02, _CONNECTING)
-        self._connect(progress)
+        self._connection = self._wait(self.controller.connection, _CONNECTING, progress)
         self.fork_engines(progress)
         self._up = True
 
-    def open_again(self, engine_of_rank: Mapping[int, int]) -> None:
-        """Connects to an earlier client's engines; ranks without one, or with a lost one, are terminated."""
+    def open_again(self, engines: Mapping[int, tuple[int, str]]) -> None:
+        """Connects to an earlier client's ranks; those that have not joined are terminated.
+
+        Args:
+            engines: rank -> id and uuid of its engine, of all that have joined.
+        """
         self._up = True
+        self._know(engines)
         self.look_after()
-        self._connect(ignore)
-        there = set(self.client.ids)
-        self.engine_of_rank = {rank: engine for rank, engine in engine_of_rank.items() if engine in there}
+        self._connection = self._wait(self.controller.connection, _CONNECTING, ignore)
         for rank in self.fork_server.pids:
             if rank in self.fork_server.exits and rank in self.engine_of_rank:
                 self.unregister(self.engine_of_rank[rank])
             elif rank not in self.fork_server.exits and rank not in self.engine_of_rank:
                 self.fork_server.signal(rank, 9)
 
-    def _connect(self, progress: Progress) -> None:
-        ipyparallel = importlib.import_module("ipyparallel")  # takes a third of a second, during which they start
-        self._connection = self._wait(self.controller.connection, _CONNECTING, progress)
+    @property
+    def client(self) -> Any:
+        """The connected ipyparallel client, made when it is first asked for; it knows the engines of all living ranks.
+
+        Raises:
+            ClusterError: the controller does not answer.
+        """
+        if self._client is None or len(self.look_after()) > self._heard:
+            if self._client is not None:
+                self._former_clients.append(self._client)  # the user may have views of it
+            self._client = self._connected_client()
+            self._reached.clear()
+
+        def living() -> set[int]:
+            return {engine for rank, engine in self.engine_of_rank.items() if rank not in self.fork_server.exits}
+
+        self._wait(lambda: living() <= set(self._client.ids) or None, _CONNECTING, ignore)
+        self._wait_reachable(living())
+        return self._client
+
+    def _wait_reachable(self, engines: set[int]) -> None:
+        """Waits until each of these has answered a request.
+
+        An engine counts as registered after a heartbeat. Heartbeats use a connection of their own: the one for requests
+        may not exist yet, and requests to an engine that the controller does not know there are lost silently. So an
+        engine is sent an empty request repeatedly, until it has answered once.
+        """
+        ipyparallel = importlib.import_module("ipyparallel")
+        asked: dict[int, list[Any]] = {engine: [] for engine in engines if self._uuids[engine] not in self._reached}
+        again = 0.0
+
+        def reached() -> bool | None:
+            nonlocal again
+            missing = [engine for engine, sent in asked.items() if not any(one.ready() for one in sent)]
+            if missing and time.monotonic() >= again:
+                again = time.monotonic() + _AGAIN_SECONDS
+                with held_back():
+                    for engine in missing:
+                        asked[engine].append(self._client[engine].apply_async(ipyparallel.Reference("int")))
+            return None if missing else True
+
+        self._wait(reached, _CONNECTING, ignore)
+        self._reached.update(self._uuids[engine] for engine in asked)
+
+    def _connected_client(self) -> Any:
+        ipyparallel = importlib.import_module("ipyparallel")  # takes a third of a second
 
         def connected() -> Any:
-            if not self._up:
-                self.controller.check()
-            elif not question.poll(0):  # until then a client would wait without seeing what happens
+            if not question.poll(0):  # until then a client would wait without seeing what happens
                 return None
             try:
                 return ipyparallel.Client(
                     self._connection["client"],
-                    context=_context(),
                     profile_dir=str(self._run_dir / "profile"),
                     timeout=_ANSWER_SECONDS,
                 )
             except TimeoutError:
                 return None
 
-        with self._say_to_controller("connection_request") as question, _without_signing_warning():
-            self.client = self._wait(connected, _CONNECTING, progress)
         self._heard = len(self._ends)
-
-    def _connect_again(self) -> None:
-        """Makes a new client if the controller was restarted since: see [Note: a controller that was killed]."""
-        if len(self.look_after()) == self._heard:
-            return
-        for rank, engine in self.engine_of_rank.items():
-            if rank in self.fork_server.exits:
-                self.unregister(engine, wait=True)
-        self._former_clients.append(self.client)  # the user may have views of it
-        self._connect(ignore)
+        with self._say_to_controller("connection_request") as question, _without_signing_warning():
+            return self._wait(connected, _CONNECTING, ignore)
 
     def _start_controller(self) -> None:
         self.controller.start()
 
-    def _fork(self, environments: Mapping[int, Mapping[str, str]], progress: Progress) -> None:
+    def _fork(self, ranks: Mapping[int, RankProcess], progress: Progress) -> None:
         assert isinstance(self.fork_server, ForkServer)
-        self.fork_server.fork(self._connection["engine"], environments)
+        self.fork_server.fork(self._connection["engine"], ranks)
 
     def fork_engines(self, progress: Progress, ranks: Sequence[int] | None = None) -> None:
-        """Forks one engine per rank and waits until all have registered; then `prepare`s all ranks.
+        """Forks one engine per rank, and `prepare`s all ranks.
 
         Args:
             progress: called with the progress.
             ranks: those whose processes are new, replacing failed ones; None for all.
         """
+        assert self.wire is not None
         ranks = range(self.placement.world_size) if ranks is None else ranks
-        self._connect_again()
-        former = {self.engine_of_rank[rank] for rank in ranks if rank in self.engine_of_rank}
-        for engine in former.intersection(self.client.ids):  # it may have ended unnoticed
-            self.unregister(engine, wait=True)
-        self._wait_unregistered(former)
+        self.look_after()
         self._bring_back(progress)
-        known = set(self.client.ids)
-        environments = {rank: {"DDP_LAB_RANK": str(rank), **self.placement.rank_environments[rank]} for rank in ranks}
-        self._fork(environments, progress)
-
-        def registered() -> set[int] | None:
-            self.fork_server.check(ranks)
-            ids = set(self.client.ids) - known
-            return ids if len(ids) == len(ranks) else None
-
-        ids = self._wait(registered, "starting engines", progress)
-        kept = {engine for rank, engine in self.engine_of_rank.items() if rank not in ranks}
-        self._wait_reachable(ids, ranks, progress)
-        self._prepare(ids | kept, "starting engines", progress)
-
-    def _wait_reachable(self, engines: set[int], ranks: Sequence[int], progress: Progress) -> None:
-        """Waits until each of these has answered a request. See [Note: an engine that is registered]."""
-        ipyparallel = importlib.import_module("ipyparallel")
-        asked: dict[int, list[Any]] = {engine: [] for engine in engines}
-        again = 0.0
-
-        def reached() -> bool | None:
-            nonlocal again
-            self.fork_server.check(ranks)
-            missing = [engine for engine, sent in asked.items() if not any(one.ready() for one in sent)]
-            if missing and time.monotonic() >= again:
-                again = time.monotonic() + _AGAIN_SECONDS
-                with held_back():
-                    for engine in missing:
-                        asked[engine].append(self.client[engine].apply_async(ipyparallel.Reference("int")))
-            return None if missing else True
-
-        self._wait(reached, "starting engines", progress)
+        self.wire.forget(ranks)
+        endpoint = self.wire.endpoint()
+        common = {"world_size": self.placement.world_size, "detached": self.keeper is not None}
+        made = {
+            rank: RankProcess(
+                {"DDP_LAB_RANK": str(rank), **self.placement.rank_environments[rank]},
+                {**common, "endpoint": self.endpoint_of(rank, endpoint)},
+            )
+            for rank in ranks
+        }
+        self._fork(made, progress)
+        self._prepare("starting engines", progress)
 
     def _bring_back(self, progress: Progress) -> None:
         """Makes sure that there is a fork server."""
 
     def prepare(self, doing: str) -> None:
         """Asks every rank to prepare to join again; fills `prepared` with the answers by rank."""
-        self._prepare(self.engine_of_rank.values(), doing, ignore)
+        self._prepare(doing, ignore)
 
-    def _prepare(self, engines: Iterable[int], doing: str, progress: Progress) -> None:
-        answers = self.call(dict.fromkeys(engines, ("prepare", self.place_of(0)["address"])), doing, progress)
-        self.engine_of_rank = {answer["rank"]: engine for engine, answer in answers.items()}
-        self.prepared = {answer["rank"]: answer for answer in answers.values()}
+    def _prepare(self, doing: str, progress: Progress) -> None:
+        asked = ("prepare", self.place_of(0)["address"])
+        self.prepared = self.call(dict.fromkeys(range(self.placement.world_size), asked), doing, progress)
+        self._know({rank: (answer["engine"], answer["uuid"]) for rank, answer in self.prepared.items()})
+
+    def _know(self, engines: Mapping[int, tuple[int, str]]) -> None:
+        self.engine_of_rank = {rank: engine for rank, (engine, _) in engines.items()}
+        self._uuids = dict(engines.values())
 
     def call(self, calls: Mapping[int, tuple[Any, ...]], doing: str, progress: Progress) -> dict[int, Any]:
-        """Calls functions of `ddp_lab.engine.rank` on engines and waits for all answers.
+        """Calls functions of `ddp_lab.engine.rank` on ranks and waits for all answers.
 
         Args:
-            calls: engine id -> the function's name and its arguments.
+            calls: rank -> the function's name and its arguments.
             doing: the name of the step, for progress and errors.
 
         Returns:
-            engine id -> what it returned.
+            rank -> what it returned.
 
         Raises:
             ClusterError: it raised on a rank, or a rank's process exited.
         """
-        ipyparallel = importlib.import_module("ipyparallel")
-        ends = len(self.look_after())
-        if ends != self._reached:  # messages sent before engines reconnect are lost
-            self._wait_reachable(set(calls), range(self.placement.world_size), progress)
-            self._reached = ends
-        with held_back():  # all or none: ranks wait for each other
-            pending = {}
-            for engine, (function, *arguments) in calls.items():
-                reference = ipyparallel.Reference(RankFunction(RANK, function).expression)
-                pending[engine] = self.client[engine].apply_async(reference, *arguments)
+        assert self.messages is not None
+        self.look_after()
+        asked = {rank: (RankFunction(RANK, function), arguments) for rank, (function, *arguments) in calls.items()}
+        pending = self.messages.call(asked)
 
         def answered() -> dict[int, Any] | None:
             self.fork_server.check(range(self.placement.world_size))
-            for engine, result in pending.items():
-                if result.ready() and not result.successful():
-                    raise ClusterError(self._failure(engine, result, doing))
-            if all(result.ready() for result in pending.values()):
-                return {engine: result.get() for engine, result in pending.items()}
-            return None
+            for rank, error in list(pending.errors.items()):
+                raise ClusterError(_failure(rank, error, doing))
+            return pending.values if len(pending.values) == len(calls) else None
 
-        replies: dict[int, Any] = self._wait(answered, doing, progress)
+        try:
+            replies: dict[int, Any] = self._wait(answered, doing, progress)
+        finally:
+            self.messages.forget(pending.call_id)
         return replies
 
     def end_engines(self) -> None:
@@ -363,36 +367,22 @@ class Processes:
         self._wait(lambda: ranks <= self.fork_server.exits.keys() or None, "ending ranks", ignore)
         for engine in self.engine_of_rank.values():
             self.unregister(engine)
-        self._wait_unregistered(set(self.engine_of_rank.values()))
         self.engine_of_rank = {}
 
-    def _wait_unregistered(self, engines: set[int]) -> None:
-        """Waits until the controller has forgotten these: a new engine may get the id of an old one."""
-        self._wait(lambda: not engines & set(self.client.ids) or None, "ending ranks", ignore)
+    def unregister(self, engine: int) -> None:
+        """Tells the controller that an engine's process has exited: nothing else does."""
+        self._say_to_controller("unregistration_request", {"id": engine}).close()
 
-    def unregister(self, engine: int, wait: bool = False) -> None:
-        """Tells the controller that an engine's process has exited: nothing else does.
-
-        Args:
-            engine: its id.
-            wait: whether to wait until the controller has done it.
-        """
-        with self._say_to_controller("unregistration_request", {"id": engine}) as socket:
-            if wait:  # requests are answered in order
-                self._say_to_controller("connection_request", socket=socket)
-                self._wait(lambda: socket.poll(0) or None, _CONNECTING, ignore)
-
-    def _say_to_controller(self, what: str, content: Mapping[str, Any] | None = None, socket: Any = None) -> Any:
-        """Sends a request to the controller; returns the socket on which it may answer: a new one if none is given."""
+    def _say_to_controller(self, what: str, content: Mapping[str, Any] | None = None) -> Any:
+        """Sends a request to the controller; returns the socket on which it may answer."""
         util = importlib.import_module("ipyparallel.util")
         session = importlib.import_module("jupyter_client.session")
         info = self._connection["client"]
-        if socket is None:
-            zmq = importlib.import_module("zmq")
-            socket = zmq.Context.instance().socket(zmq.DEALER)
-            socket.linger = 1000
-            address = f"{info['interface']}:{info['registration']}"
-            util.connect(socket, address, curve_serverkey=info["curve_serverkey"].encode())
+        zmq = importlib.import_module("zmq")
+        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket.linger = 1000
+        address = f"{info['interface']}:{info['registration']}"
+        util.connect(socket, address, curve_serverkey=info["curve_serverkey"].encode())
         with _without_signing_warning():
             sender = session.Session(
                 key=info["key"].encode(),
@@ -422,10 +412,10 @@ class Processes:
     def _close_clients(self) -> None:
         with held_back(), self._looking:
             self._up = False
-        for client in (*self._former_clients, self.client):
+        for client in (*self._former_clients, self._client):
             if client is not None:
                 client.close(linger=0)
-        self._former_clients, self.client = [], None
+        self._former_clients, self._client = [], None
 
     def _wait(self, look: Callable[[], Any], doing: str, progress: Progress) -> Any:
         """Polls until `look` returns something other than None."""
@@ -462,22 +452,11 @@ class Processes:
             return 0.75, f"starting engines {len(self.fork_server.pids)}/{n}"
         return {"connecting to the hosts": 0.02, _CONNECTING: 0.05}.get(doing, 0.9), doing
 
-    def _failure(self, engine: int, result: Any, doing: str) -> str:
-        rank = {number: rank for rank, number in self.engine_of_rank.items()}.get(engine)
-        error: Any = result.exception()
-        if getattr(error, "ename", "") == ClusterError.__name__:  # which says what to do
-            return f"{doing} failed on rank {rank}: {error.evalue}"
-        trace = getattr(error, "traceback", None) or ""
-        trace = trace if isinstance(trace, str) else "\n".join(trace)
-        return f"{doing} failed on rank {rank}: {error}\n{trace}".rstrip()
 
-
-def _context() -> Any:
-    """Gives the sockets of one client a name by which also a new controller recognises them."""
-    zmq = importlib.import_module("zmq")
-    made = zmq.Context(zmq.Context.instance())
-    made.sockopts[zmq.IDENTITY] = uuid.uuid4().hex.encode()
-    return made
+def _failure(rank: int, error: Mapping[str, str], doing: str) -> str:
+    if error["name"] == ClusterError.__name__:  # which says what to do
+        return f"{doing} failed on rank {rank}: {error['message']}"
+    return f"{doing} failed on rank {rank}: {error['name']}: {error['message']}\n{error['traceback']}".rstrip()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 __all__ = [
     "await_runner",
     "cell",
+    "delivery",
     "last_cell",
     "name_lookup",
     "progress_bars",

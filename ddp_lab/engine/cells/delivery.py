@@ -9,7 +9,8 @@ forked process writes its text to the files that the rank reads. A rank sends al
 reply comes after all outputs and events.
 
 What a rank says of a cell, by kind: ``"begun"``; an output's IOPub type, with the content as JSON; ``"reply"``, with
-the report as JSON and the pickled value in pieces.
+the report as JSON and the pickled value in pieces. Messages of a widget's comm that a cell has opened have content and
+metadata as JSON, and buffers, also after the cell.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import pickle
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -51,28 +52,54 @@ class Delivery:
 
     def __init__(self, kernel: Any, telemetry: Telemetry) -> None:
         self._kernel, self._telemetry = kernel, telemetry
-        self._loop: asyncio.AbstractEventLoop = kernel.io_loop.asyncio_loop
+        self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()  # one for all cells: a context variable keeps its value
         self._pid = os.getpid()
         self._publisher = kernel.iopub_socket  # and its thread
         self._publish = self._publisher.send_multipart
+        self._comms: set[str] = set()  # that cells have opened; the publisher's thread
         self._streams = {1: sys.stdout, 2: sys.stderr}
         self._files = FileOutput(self._streams)
 
     def install(self) -> None:
         """Begins to take cells, and their outputs."""
         self._publisher.send_multipart = self._send
-        self._telemetry.on_control("cell", self._take)
+        self._telemetry.on_control("cell", lambda message: self._take(self._run, message))
+        self._telemetry.on_control("call", lambda message: self._take(self._call, message))
+        self._telemetry.on_control("comm", lambda message: self._take(self._comm, message))
 
     # Cells
 
-    def _take(self, message: Mapping[str, Any]) -> None:
+    def _take(self, run: Callable[[Mapping[str, Any]], None], message: Mapping[str, Any]) -> None:
         """On the control thread."""
-        asyncio.run_coroutine_threadsafe(self._in_turn(message), self._loop)
+        asyncio.run_coroutine_threadsafe(self._in_turn(run, message), self._loop)
 
-    async def _in_turn(self, message: Mapping[str, Any]) -> None:
+    async def _in_turn(self, run: Callable[[Mapping[str, Any]], None], message: Mapping[str, Any]) -> None:
         async with self._kernel._main_asyncio_lock:
-            self._context.run(self._run, message)
+            self._context.run(run, message)
+
+    def _call(self, message: Mapping[str, Any]) -> None:
+        """Calls a function between two cells."""
+        report: dict[str, Any] = {}
+        try:
+            function, args, kwargs = _called(message)
+            report["blob"] = pickle.dumps(function(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001  the client waits for a reply, whatever happens
+            report["outside"] = _failure(error)
+        self._reply(message["call"], report)
+
+    def _comm(self, message: Mapping[str, Any]) -> None:
+        """Gives a widget what the page says."""
+        self._kernel.set_parent([], _parent(""))
+        kind = message["type"]
+        said = {
+            "header": {"msg_type": kind},
+            "msg_type": kind,
+            "parent_header": {},
+            "buffers": message.get("frames", []),
+        }
+        said |= {"content": message["content"], "metadata": message["metadata"]}
+        getattr(self._kernel.comm_manager, kind)(None, [], said)
 
     def _run(self, message: Mapping[str, Any]) -> None:
         cell_id = message["cell"]["id"]
@@ -83,10 +110,13 @@ class Delivery:
         except BaseException as error:  # noqa: BLE001  the client waits for a reply, whatever happens
             _log.warning("cell %s: the request failed", cell_id, exc_info=True)
             report = {"outside": _failure(error)}
-        blob = memoryview(report.pop("blob", None) or b"")
         self._files.drain()
         for stream in self._streams.values():
             stream.flush()
+        self._reply(cell_id, report)
+
+    def _reply(self, cell_id: str, report: dict[str, Any]) -> None:
+        blob = memoryview(report.pop("blob", None) or b"")
         pieces = [bytes(blob[start : start + _PIECE]) for start in range(0, len(blob), _PIECE)]
         self._telemetry.send_cell(cell_id, "reply", json.dumps(report).encode(), *pieces)
 
@@ -101,7 +131,7 @@ class Delivery:
 
     def _route(self, frames: Sequence[Any], *args: Any, **kwargs: Any) -> None:
         """On the publisher's thread, or in a forked process."""
-        said = _of_a_cell([bytes(frame) for frame in frames])
+        said = self._of_a_cell([bytes(frame) for frame in frames])
         if said is None:
             self._publish(frames, *args, **kwargs)
         elif os.getpid() == self._pid:
@@ -110,16 +140,17 @@ class Delivery:
             text = json.loads(said[2])
             os.write(1 if text["name"] == "stdout" else 2, text["text"].encode(errors="replace"))
 
-
-def _of_a_cell(frames: Sequence[bytes]) -> tuple[str, str, bytes] | None:
-    """Cell, type and content of a published message if a cell's output; else None."""
-    _, header, parent, _, content = frames[frames.index(_DELIMITER) + 1 :][:5]
-    if _PARENT.encode() not in parent:
-        return None
-    refers, kind = json.loads(parent), json.loads(header)["msg_type"]
-    if refers.get("msg_type") != _PARENT or kind not in _OUTPUTS:
-        return None
-    return refers["msg_id"], kind, content
+    def _of_a_cell(self, frames: Sequence[bytes]) -> tuple[Any, ...] | None:
+        """Cell, kind and data of a published message if it is a cell's; else None."""
+        _, header, parent, metadata, content, *buffers = frames[frames.index(_DELIMITER) + 1 :]
+        refers, kind = json.loads(parent), json.loads(header)["msg_type"]
+        ours = refers.get("msg_type") == _PARENT
+        if kind.startswith("comm_"):
+            comm_id = json.loads(content)["comm_id"]
+            if ours and kind == "comm_open":
+                self._comms.add(comm_id)
+            return ("", kind, content, metadata, *buffers) if comm_id in self._comms else None
+        return (refers["msg_id"], kind, content) if ours and kind in _OUTPUTS else None
 
 
 def _parent(cell_id: str) -> dict[str, Any]:
@@ -136,13 +167,17 @@ def _parent(cell_id: str) -> dict[str, Any]:
 
 
 def _report(message: Mapping[str, Any]) -> dict[str, Any]:
-    function, args, kwargs = None, (), {}
-    if "function" in message:
-        module, name = message["function"]
-        function = getattr(importlib.import_module(module), name)
-        args, kwargs = pickle.loads(message["frames"][0], buffers=message["frames"][1:])
-    report: dict[str, Any] = cell.run(message["cell"], function, args, kwargs)
+    called = _called(message) if "function" in message else ()
+    report: dict[str, Any] = cell.run(message["cell"], *called)
     return report
+
+
+def _called(message: Mapping[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """A function that the client names, its arguments and keyword arguments."""
+    module, name = message["function"]
+    function = getattr(importlib.import_module(module), name)
+    args, kwargs = pickle.loads(message["frames"][0], buffers=message["frames"][1:])
+    return function, args, kwargs
 
 
 def _failure(error: BaseException) -> dict[str, Any]:

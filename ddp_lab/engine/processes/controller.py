@@ -4,11 +4,9 @@
 
 [Note: a controller that takes over]
 A killed controller gets a successor without much disturbance: started again with the same folder, it listens at the
-same addresses with the same keys and knows the registered engines. The sockets of engines and client reconnect by
-themselves; messages between them wait until all have reconnected (`ddp_lab.engine.processes.patient_queue`). So it
-keeps its secret key in a file of its folder, and its socket names are increasing numbers, so that a successor can
-choose unused ones. Messages inside the killed process are lost: `ddp_lab.cluster.cells.run` finds the cells that this
-affects.
+same addresses with the same keys and knows the registered engines, whose sockets reconnect by themselves. So it keeps
+its secret key in a file of its folder, and its socket names are increasing numbers, so that a successor can choose
+unused ones. Requests of ipyparallel inside the killed process, or made before all have reconnected, are lost.
 """
 
 from __future__ import annotations
@@ -92,8 +90,6 @@ def _hub_class(app: Any) -> Any:
 def _controller_class() -> Any:
     from ipyparallel.controller import app
 
-    from .patient_queue import PatientQueue
-
     app.Hub = _hub_class(app)
 
     class Controller(app.IPController):  # type: ignore[misc]
@@ -109,12 +105,6 @@ def _controller_class() -> Any:
             if self.reuse_files:
                 self._names = itertools.count(_NAMES_OF_A_SUCCESSOR)
             super().load_secondary_config()
-
-        def init_schedulers(self) -> None:
-            if self.restore_engines:
-                PatientQueue.expected = len(self.hub.engines) + 1  # the client
-                self.mq_class = f"{PatientQueue.__module__}.{PatientQueue.__name__}"
-            super().init_schedulers()
 
         def next_port(self, pool_name: str = "common") -> int:
             transports = {"engine": self.engine_transport, "client": self.client_transport}

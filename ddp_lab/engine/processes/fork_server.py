@@ -3,7 +3,7 @@
 `python -m ddp_lab.engine.processes.fork_server PARENT RUN_DIR` reads one JSON object a line from standard input and
 answers the same way on standard output:
 
-    {"op": "fork", "connection": {...}, "ranks": [{"rank": 0, "env": {...}, "log": "..."}, ...]}
+    {"op": "fork", "connection": {...}, "ranks": [{"rank": 0, "env": {...}, "log": "...", "client": {...}}, ...]}
     {"op": "signal", "rank": 0, "signal": 15}
     {"op": "ping"}, and the questions of `ddp_lab.engine.processes.reach`, with an "id"
 
@@ -252,7 +252,15 @@ def _run_rank(spec: Mapping[str, Any], log_path: str, connection: Mapping[str, A
     config.IPEngine.enable_nanny = False  # the fork server notices an exit, the agent relays interrupts
     config.IPEngine.max_heartbeat_misses = 0  # a paused controller must not end a rank
     config.IPEngine.timeout = 60.0
-    engine = IPEngine.instance(config=config, connection_info_env=json.dumps(connection))
+
+    class Engine(IPEngine):  # type: ignore[misc]
+        """Answers the client as soon as it has a kernel; the controller counts it as registered after a heartbeat."""
+
+        async def complete_registration(self, *arguments: Any) -> None:
+            await super().complete_registration(*arguments)
+            importlib.import_module(entry_points.RANK).connect(self.kernel, spec["rank"], spec["client"])
+
+    engine = Engine.instance(config=config, connection_info_env=json.dumps(connection))
     engine.initialize([])
     # For crashes in C code; ipykernel's own would write to a pipe that is no longer read.
     faulthandler.enable(log, all_threads=False)
