@@ -26,6 +26,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import datetime, timezone
 from typing import Any
 
@@ -72,7 +73,7 @@ class Delivery:
 
     def _take(self, run: Callable[[Mapping[str, Any]], None], message: Mapping[str, Any]) -> None:
         """On the control thread."""
-        asyncio.run_coroutine_threadsafe(self._in_turn(run, message), self._loop)
+        asyncio.run_coroutine_threadsafe(self._in_turn(run, message), self._loop).add_done_callback(_log_failure)
 
     async def _in_turn(self, run: Callable[[Mapping[str, Any]], None], message: Mapping[str, Any]) -> None:
         async with self._kernel._main_asyncio_lock:
@@ -178,6 +179,11 @@ def _called(message: Mapping[str, Any]) -> tuple[Callable[..., Any], tuple[Any, 
     function = getattr(importlib.import_module(module), name)
     args, kwargs = pickle.loads(message["frames"][0], buffers=message["frames"][1:])
     return function, args, kwargs
+
+
+def _log_failure(done: Future[None]) -> None:
+    if (error := done.exception()) is not None:
+        _log.error("a message of the client was not answered", exc_info=error)
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
