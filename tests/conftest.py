@@ -24,6 +24,7 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 os.environ[leftovers.MARK] = str(os.getpid())
+os.environ["DDP_LAB_EARLY"] = "0"  # most notebooks here start no cluster, or soon another one
 # Some machines keep no bytecode: each of hundreds of processes would compile torch's source anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from IPython.core.error import UsageError
 
 from ..cluster.cells.failures import marked
+from ..cluster.processes import early
 from ..cluster.processes.host_commands import LAUNCHERS
 from ..control.records import CellText
 from ..errors import ClusterError
@@ -37,6 +38,7 @@ def load(shell: Any) -> None:
 def unload(shell: Any) -> None:
     """Stops the current cluster and removes the magics."""
     commands.stop_quietly()
+    early.end()
     for part in _PARTS:
         part.unload(shell)
     for name, (kind, _, _) in _MAGICS.items():

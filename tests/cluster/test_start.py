@@ -6,14 +6,26 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ddp_lab
 from ddp_lab import ClusterError, documentation
+from ddp_lab.cluster.processes import early
 from ddp_lab.notebook import commands
+from tests import leftovers
 from tests.cluster.conftest import Lab
+
+_LOAD = """
+from IPython.core.interactiveshell import InteractiveShell
+InteractiveShell.instance().run_line_magic("load_ext", "ddp_lab")
+from ddp_lab.cluster.processes import early
+found = early._early
+print(found.server.pid, found.controller.pid, found.run_dir)
+"""
 
 
 def test_names_in_the_namespace(lab: Lab) -> None:
@@ -275,3 +287,58 @@ assert "ipywidgets" not in sys.modules
     assert done.returncode == 0, done.stderr
     assert "on 0" in done.stdout
     assert "on 1" in done.stdout
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], early.Early]]:
+    """Starts what `%load_ext` starts."""
+
+    def begin() -> early.Early:
+        early.begin()
+        assert early._early is not None
+        return early._early
+
+    monkeypatch.delenv("DDP_LAB_EARLY")
+    yield begin
+    early.end()
+
+
+def test_a_cluster_takes_early_processes(begun: Callable[[], early.Early]) -> None:
+    """Once, if it would give its own the same variables; a second call of `begin` starts no others."""
+    found = begun()
+    assert begun() is found
+    server, controller = found.server.pid, found.controller.pid
+    for expected in (True, False):
+        with Lab() as lab:
+            assert lab.sum_of_ones() == dict.fromkeys(range(lab.world_size), float(lab.world_size))
+            assert (lab.pids()["fork server"] == server, lab.pids()["controller"] == controller) == (expected, expected)
+    assert not found.run_dir.exists()
+
+
+@pytest.mark.parametrize("options", [{"env": {"SOME": "thing"}}, {"detach": True}], ids=["variables", "detached"])
+def test_early_processes_that_do_not_fit_are_ended(begun: Callable[[], early.Early], options: Any) -> None:
+    """A cluster with other variables, or a detached one, starts its own processes, and ends the early ones."""
+    found = begun()
+    pids = [found.server.pid, found.controller.pid]
+    with Lab(**options) as lab:
+        assert set(lab.values("import os; os.environ.get('SOME')").values()) == {options.get("env", {}).get("SOME")}
+        assert not any(leftovers.alive(pid) for pid in pids if pid is not None)
+        assert not found.run_dir.exists()
+        lab.stop()  # leaving the block would only detach
+
+
+def test_early_processes_end_with_who_loaded_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`%load_ext` starts them; unused, they end with the process, and leave no folder."""
+    monkeypatch.delenv("DDP_LAB_EARLY")
+    done = subprocess.run([sys.executable, "-c", _LOAD], capture_output=True, text=True, timeout=60, check=True)
+    server, controller, run_dir = done.stdout.split()
+    for pid in (int(server), int(controller)):
+        leftovers.wait_until(lambda pid=pid: not leftovers.alive(pid), 10, "the end of the early processes")  # type: ignore[misc]
+    assert not Path(run_dir).exists()
+
+
+def test_no_early_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DDP_LAB_EARLY=0 turns them off."""
+    monkeypatch.setenv("DDP_LAB_EARLY", "0")
+    early.begin()
+    assert early._early is None

@@ -2,6 +2,7 @@
 
 __all__ = [
     "devices",
+    "early",
     "host_commands",
     "host_processes",
     "hosts",

@@ -17,6 +17,7 @@ from typing import Any
 from ... import machine
 from ...documentation import with_help
 from ...errors import ClusterError
+from . import early
 from . import hosts as hosts_
 from .hosts import Host
 from .launchers import RankProcess
@@ -56,6 +57,7 @@ class HostProcesses(Processes):
     fork_server: HostServers
 
     def __init__(self, settings: HostSettings) -> None:
+        early.end()  # its controller does not listen where hosts can reach it
         super().__init__(hosts_.provisional(settings.hosts))
         self._settings = settings
         self.fork_server = HostServers(settings.hosts, self._run_dir, settings.starting)

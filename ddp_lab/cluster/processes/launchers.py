@@ -127,11 +127,13 @@ class Controller:
         return [sys.executable, "-m", CONTROLLER, parent, str(self._run_dir), *options]
 
     def start(self, engine_address: str | None = None) -> None:
-        """Starts it and returns at once.
+        """Starts it and returns at once, also if it was started before.
 
         Args:
             engine_address: where engines of other hosts connect; ``"0.0.0.0"`` for every address of this machine.
         """
+        if self._process is not None:
+            return
         self._command = self.command(str(os.getpid()), engine_address)
         self.start_again()
 
@@ -240,7 +242,9 @@ class ForkServer:
         return [sys.executable, "-m", FORK_SERVER, parent, str(self._run_dir)]
 
     def start(self) -> None:
-        """Starts it and returns at once; it imports torch meanwhile."""
+        """Starts it and returns at once, also if it was started before; it imports torch meanwhile."""
+        if self._process is not None:
+            return
         self._process = _started(self.command(str(os.getpid())), self._log, self._environment, pipes=True)
         self._reader = threading.Thread(target=self._read, name="ddp_lab-fork-server", daemon=True)
         self._reader.start()
@@ -306,6 +310,12 @@ class ForkServer:
         self._reader.join()
         self._process.stdout.close()
         self._process = None
+
+    def kill(self) -> None:
+        """Ends it at once, whatever it does; it must have forked no rank."""
+        if self._process is not None:
+            self._process.kill()
+        self.stop()
 
     @property
     def _log(self) -> Path:

@@ -29,6 +29,7 @@ from ...control.wire import Wire
 from ...errors import ClusterError
 from ...protocol.entry_points import RANK, RankFunction
 from ..cells.messages import CellMessages
+from . import early
 from .devices import Placement
 from .launchers import Controller, ForkServer, RankProcess, check_files, make_run_dir
 
@@ -78,10 +79,14 @@ class Processes:
         self.keeper = keeper
         if keeper is None:
             check_files()
-            self._run_dir = make_run_dir()
-            self.controller = Controller(self._run_dir)
-            self.fork_server: ForkServer | HostServers = ForkServer(self._run_dir, placement.environment)
+            taken = early.take(placement.environment)
+            self._run_dir = taken.run_dir if taken else make_run_dir()
+            self.controller = taken.controller if taken else Controller(self._run_dir)
+            self.fork_server: ForkServer | HostServers = (
+                taken.server if taken else ForkServer(self._run_dir, placement.environment)
+            )
         else:
+            early.end()
             self._run_dir = keeper.run_dir
             self.controller, self.fork_server = keeper.controller, keeper.fork_server
         self.logs = self._run_dir / "outputs"  # of cells that print much

@@ -1,0 +1,103 @@
+"""A cluster's first processes, started before it is wanted: the controller, and the fork server, which imports torch.
+
+[Note: early processes]
+`%load_ext ddp_lab` starts them. Importing torch is most of a start; so a cluster that is wanted seconds later
+is ready in tenths of a second. They have the variables of a cluster with default arguments. A cluster takes them if it
+would give its own the same ones; else it starts others. They end with this process, or unused after `_UNUSED_SECONDS`.
+With DDP_LAB_EARLY=0 in the environment there are none.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...control.interrupts import held_back
+from .devices import place
+from .launchers import Controller, ForkServer, make_run_dir, process_environment
+
+_OFF = "DDP_LAB_EARLY"
+_UNUSED_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Early:
+    """Processes that no cluster has taken.
+
+    Attributes:
+        run_dir: a cluster's folder.
+        controller: runs.
+        server: runs.
+        variables: all that the fork server has.
+        timer: ends them.
+    """
+
+    run_dir: Path
+    controller: Controller
+    server: ForkServer
+    variables: Mapping[str, str]
+    timer: threading.Timer
+
+    @property
+    def ended(self) -> bool:
+        """Whether one of them has ended."""
+        return self.server.failed or self.controller.ended is not None
+
+
+_lock = threading.Lock()
+_early: Early | None = None
+
+
+def begin() -> None:
+    """Starts early processes, unless there are some; returns at once."""
+    global _early
+    with held_back(), _lock:
+        if _early is not None or os.environ.get(_OFF) == "0":
+            return
+        environment = place(None, None, {}).environment
+        run_dir = make_run_dir()
+        controller, server = Controller(run_dir), ForkServer(run_dir, environment)
+        server.start()
+        controller.start()
+        timer = threading.Timer(_UNUSED_SECONDS, end)
+        timer.name, timer.daemon = "ddp_lab-early", True
+        timer.start()
+        _early = Early(run_dir, controller, server, process_environment(environment), timer)
+
+
+def take(environment: Mapping[str, str]) -> Early | None:
+    """The early processes, if a cluster with these variables can use them; else they are ended.
+
+    Args:
+        environment: the cluster's variables, as `Placement.environment`.
+    """
+    global _early
+    with held_back(), _lock:
+        early = _early
+        if early is None or early.variables != process_environment(environment) or early.ended:
+            _end()
+            return None
+        _early = None
+        early.timer.cancel()
+        return early
+
+
+def end() -> None:
+    """Ends the early processes, if no cluster has taken them."""
+    with held_back(), _lock:
+        _end()
+
+
+def _end() -> None:
+    global _early
+    early, _early = _early, None
+    if early is None:
+        return
+    early.timer.cancel()
+    early.server.kill()
+    early.controller.stop()
+    shutil.rmtree(early.run_dir, ignore_errors=True)
