@@ -100,6 +100,7 @@ WRONG = {
         _step(_CLIP, _BACKWARD, _OPTIMIZE): "Nothing was clipped",
         _step(_BACKWARD, _OPTIMIZE, _CLIP): "Nothing was clipped",
         _step(_OWN, _UNSCALE, _CLIP, _AVERAGE, _OPTIMIZE): "clipped before the average",
+        _step(_BACKWARD, _UNSCALE, _CLIP, _OPTIMIZE).removesuffix("scaler.update()"): "Call scaler.update()",
         "%%distributed\ndef step(*_):\n    pass": "have not changed",
     },
     "3": {
@@ -115,7 +116,7 @@ WRONG = {
         _checkpoint(save=f"torch.save({_STATE}, path)" + _WAIT): "that write the file are 0, 1",
         _checkpoint(save="pass"): "that write the file are none",
         _checkpoint(save=_RANK_0): "before the file existed",
-        _checkpoint(save=_RANK_0.replace(".module", "") + _WAIT): "begin with module",
+        _checkpoint(save=_RANK_0.replace(".module", "") + _WAIT): "begin with `module.`",
         _checkpoint(load="pass"): "does not have the saved weights",
         _checkpoint(load=_NETWORK): "without its momentum",
         _checkpoint(following='state["epoch"]'): "The next epoch is 2",

@@ -82,9 +82,17 @@ def clipped_step(step, make_network, train_set, loss_of, flat_weights, torch, di
         optimize(network, torch.optim.SGD(network.parameters(), lr=1.0))
         return flat_weights(network) - before
 
+    class Scaler(torch.amp.GradScaler):
+        updated = False
+
+        def update(self, *arguments):
+            self.updated = True
+            super().update(*arguments)
+
+    scaler = Scaler(device.type)
+
     def readers_step(network, optimizer):
-        model = ddp_lab.DistributedDataParallel(network)
-        step(model, optimizer, torch.amp.GradScaler(device.type), images, kinds, limit)
+        step(ddp_lab.DistributedDataParallel(network), optimizer, scaler, images, kinds, limit)
 
     def unclipped(network, optimizer):
         loss_of(network(images), kinds).backward()
@@ -97,11 +105,13 @@ def clipped_step(step, make_network, train_set, loss_of, flat_weights, torch, di
     wanted = full * (limit / full.norm()).clamp(max=1)
     length, cosine = float(made.norm()), float(torch.nn.functional.cosine_similarity(made, full, dim=0))
     turned = cosine < 0.9  # a tiny step has rounding errors, too
+    if float((made - wanted).norm()) < 0.01 * limit and not scaler.updated:
+        return "Not yet: the step is right, but the scale stays as it is. Call scaler.update() after scaler.step()."
     if float((made - wanted).norm()) < 0.01 * limit:
         return f"Right: a step of length {length:.3f}, in the direction of the averaged gradients."
     if length == 0:
         return "Not yet: the weights have not changed."
-    found = f"Not yet: a step of length {length:.3g}, whose cosine with the averaged gradients is {cosine:.2f}."
+    found = f"Not yet: with another batch, a step of length {length:.3g} and cosine {cosine:.2f}."
     if length < 0.01 * limit:
         also = " The direction is wrong, too: clip after the average, all together." if turned else ""
         return f"{found} The gradients were clipped while they were scaled.{also}"
@@ -134,14 +144,14 @@ def counted_accuracy(evaluate, torch, dist, device, world_size):
     if max(accuracies) - min(accuracies) > 1e-6:
         return "Not yet: each rank returns another accuracy. Add up over the ranks what each has counted."
     if seen > count + world_size:
-        return f"Not yet: {seen} pictures were evaluated, of a set of {count}. Give each rank its own part."
+        return f"Not yet: {seen} pictures were evaluated, of the check's set of {count}. Give each rank its own part."
     if seen < count:
-        return f"Not yet: only {seen} pictures of a set of {count} were evaluated."
+        return f"Not yet: only {seen} pictures of the check's set of {count} were evaluated."
     if seen > count and not exact:
-        return f"Not yet: {seen} pictures were evaluated, of a set of {count}. The sampler repeats some: do without it."
+        return f"Not yet: {seen} pictures were evaluated, of the check's set of {count}. The sampler repeats some."
     if not exact:
         return "Not yet: a mean of means. Add up right answers and pictures, and divide at the end."
-    return f"Right: in a set of {count} pictures, each counts once, on whichever rank it is."
+    return f"Right: in the check's set of {count} pictures, each counts once, on whichever rank it is."
 
 
 def checkpoint(save, load, make_network, sgd, train, batches, flat_weights, torch, dist, rank, folder):
@@ -164,7 +174,7 @@ def checkpoint(save, load, make_network, sgd, train, batches, flat_weights, torc
     except RuntimeError as error:
         if "module." not in str(error):
             raise
-        return "Not yet: the file has keys that begin with module. Save the state of model.module."
+        return "Not yet: the file has keys that begin with `module.`, so save the state of model.module."
     if not torch.equal(flat_weights(network), flat_weights(model)):
         return "Not yet: the network does not have the saved weights."
     if not _same_momentum(optimizer, restored, torch):
