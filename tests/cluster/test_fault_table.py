@@ -180,7 +180,8 @@ def works(lab: Lab) -> bool:
 
 def expected(case: Case, pid: int) -> str:
     """What the user has to see: who, what has happened, and but for a process that is gone what to do."""
-    name = case.process if case.process.startswith("rank") else f"the (cluster's |controller's )?{case.process}"
+    shown = {"keeper": "supervisor process"}.get(case.process, case.process)
+    name = shown if shown.startswith("rank") else f"the (cluster's |controller's )?{shown}"
     return {
         "SIGKILL": SAID_OF_KILLED[case.process],
         "SIGSTOP": rf"{name} is stopped \(SIGSTOP\): `kill -CONT {pid}` resumes it",

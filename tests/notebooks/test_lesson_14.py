@@ -47,7 +47,7 @@ WRONG = {
         _1.format(1, "before its backward", "forward"): "forward takes about as long",
     },
     "2": {
-        _LOADER.format("self.disk = disk", f"{_OWN.replace('disk', 'self.disk')}; {_USUAL}", 8): "3 times",
+        _LOADER.format("self.disk = disk", f"{_OWN.replace('disk', 'self.disk')}; {_USUAL}", 8): "still read when",
         _LOADER.format(_OWN, _USUAL, 4): "of shape (8, 48)",
         _LOADER.format(f"{_OWN}; {_USUAL}", "pass", 8): "every batch is the same",
         _LOADER.format(_READ.format("1 - rank"), _USUAL, 8): "have changed",
