@@ -179,7 +179,8 @@ class Processes:
             if name.startswith("rank"):
                 found += [f"{name} {what}" for what in of_rank(pid)]
             else:
-                found += [f"the {name} {what}" for what in machine.hindrances(pid)]
+                shown = "supervisor process" if name == "keeper" else name
+                found += [f"the {shown} {what}" for what in machine.hindrances(pid)]
         return found
 
     def _on_this_machine(self) -> list[tuple[str, int]]:
