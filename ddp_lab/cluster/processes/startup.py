@@ -46,6 +46,7 @@ _LOOK_SECONDS = 1.0  # between two checks of a wait whether a process can contin
 _HINDERED_SECONDS, _UNSEEN_SECONDS = 10.0, 2.0  # for a wait on a process that can't; without visible progress
 _ANSWER_SECONDS = 10.0  # for the controller's first answer, before it is asked again
 _LIMIT_SECONDS = 180.0  # limit of a start whose processes are all alive
+_MISSED_SECONDS = 2.0  # until a client that lacks an engine is replaced
 _AGAIN_SECONDS = 0.5  # until an engine that has not answered is asked again
 _SUCCESSORS, _SUCCESSOR_SECONDS = 5, 60.0  # at most so many controllers may end within that time
 _IMPORT_SECONDS = 1.5  # typical; only the bar's speed depends on it
@@ -241,7 +242,20 @@ class Processes:
         def living() -> set[int]:
             return {engine for rank, engine in self.engine_of_rank.items() if rank not in self.fork_server.exits}
 
-        self._wait(lambda: living() <= set(self._client.ids) or None, _CONNECTING, ignore)
+        again = time.monotonic() + _MISSED_SECONDS
+
+        def registered() -> bool | None:
+            nonlocal again
+            if living() <= set(self._client.ids):
+                return True
+            if time.monotonic() > again:  # the client does not learn of an engine that registers while it connects
+                self._former_clients.append(self._client)
+                self._client = self._connected_client()
+                self._reached.clear()
+                again = time.monotonic() + _MISSED_SECONDS
+            return None
+
+        self._wait(registered, _CONNECTING, ignore)
         self._wait_reachable(living())
         return self._client
 
