@@ -1,8 +1,7 @@
 """Cluster: the ranks that cells run on.
 
 A cluster is a controller, a fork server and one engine per rank on this machine, and a wire for cells, events and
-control. The code of the ranks is in `ddp_lab.engine`; this side refers to it by name only, and never
-imports torch.
+control. The code of the ranks is in `ddp_lab.engine`; this side refers to it by name only, and never imports torch.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import machine
 from ..control.wire import Wire
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .processes.keeper import Keeper
 
 
+_Part = TypeVar("_Part")
 _LAST_LINES = 10
 _HELLO_SECONDS = 5.0
 _ANSWER_SECONDS = 5.0
@@ -97,7 +98,6 @@ class Session:
         self.missed: dict[int, dict[str, Any]] = {}
         self._config, self._timeline, self._on_lost, self._notes = config, timeline, on_lost, notes
         self._wire: Wire | None = None
-        self._cells: CellMessages | None = None
         self._members: Membership | None = None
 
     @property
@@ -107,14 +107,12 @@ class Session:
 
     @property
     def wire(self) -> Wire:
-        """The channel for events and control.
+        """The channel for cells, events and control.
 
         Raises:
             ClusterError: the cluster is still starting.
         """
-        if self._wire is None:
-            raise ClusterError("the cluster is still starting")
-        return self._wire
+        return _started(self._wire)
 
     @property
     def cells(self) -> CellMessages:
@@ -123,9 +121,7 @@ class Session:
         Raises:
             ClusterError: the cluster is still starting.
         """
-        if self._cells is None:
-            raise ClusterError("the cluster is still starting")
-        return self._cells
+        return _started(self.processes.messages)
 
     @property
     def members(self) -> Membership:
@@ -134,9 +130,7 @@ class Session:
         Raises:
             ClusterError: the cluster is still starting.
         """
-        if self._members is None:
-            raise ClusterError("the cluster is still starting")
-        return self._members
+        return _started(self._members)
 
     def open(self, progress: Progress) -> None:
         """Starts the processes and joins the ranks.
@@ -203,8 +197,7 @@ class Session:
         wire = self._wire = self._new_wire(self.processes.reach(progress))
         if self._config.hosts is not None:
             self.clocks = HostClocks(wire, self.processes.clocks, machine.host_clock(), self._timeline.set_status)
-        self._cells = self.processes.messages = CellMessages(wire)
-        self.processes.wire = wire
+        self.processes.messages = CellMessages(wire)
         wire.on_batch(self._take_batch)
         wire.on_description(self._timeline.describe)
         wire.on_status(self._timeline.set_status)
@@ -233,6 +226,12 @@ class Session:
     def _take_batch(self, batch: Batch) -> None:
         """On the wire's thread: events of all hosts are stored on one time axis."""
         self._timeline.extend(batch if self.clocks is None else self.clocks.placed(batch))
+
+
+def _started(part: _Part | None) -> _Part:
+    if part is None:
+        raise ClusterError("the cluster is still starting")
+    return part
 
 
 def _is_news(answer: Mapping[str, Any], alone_since: float) -> bool:

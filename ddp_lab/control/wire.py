@@ -148,10 +148,13 @@ class Wire:
             return chosen - self._peers.keys()
 
     def forget(self, ranks: Iterable[int]) -> None:
-        """Notes that the processes of these ranks have ended: messages wait until their successors say hello."""
+        """Notes that the processes of these ranks have ended: their successors get no message that was for them."""
         with held_back(), self._lock:
-            for rank in ranks:
+            ended = set(ranks)
+            for rank in ended:
                 self._peers.pop(rank, None)
+                self._waiting.pop(rank, None)
+            self._outgoing = deque((rank, payload) for rank, payload in self._outgoing if rank not in ended)
 
     def send(self, ranks: Iterable[int] | None, message: Mapping[str, Any], frames: Sequence[bytes] = ()) -> None:
         """Sends a control message, e.g. ``{"op": "interrupt"}``; returns at once.

@@ -110,7 +110,8 @@ class Telemetry:
             "time": lambda _: {"ns": time.monotonic_ns()},
         }
         self._lock = threading.Lock()  # guards the data socket and everything below it
-        self._outbox: deque[Sequence[bytes]] = deque()
+        self._outbox: deque[tuple[Sequence[bytes], int]] = deque()  # frames; bytes of them that may be dropped
+        self._unread = 0  # the sum of these
         self._attached = False  # a client is connected
         self._status: dict[str, Any] | None = None
         self._last_status: dict[str, Any] | None = None
@@ -188,7 +189,7 @@ class Telemetry:
                     return False
                 if self._publish() and self._cursor >= target:
                     if marker is not None:
-                        self._outbox.append(marker)
+                        self._put(marker)
                     return self._send_outbox()
                 if self._outbox:  # the socket is full, or there is none
                     self._data.poll(2, zmq.POLLOUT) if self._data is not None else time.sleep(0.002)
@@ -208,18 +209,26 @@ class Telemetry:
         with self._lock:
             if self._context is None:
                 return
-            self._outbox.append([*self._json("cell", cell=cell, kind=kind), *frames])
+            message = [*self._json("cell", cell=cell, kind=kind), *frames]
+            size = sum(map(len, message))
+            self._put(message, size)
             if not self._send_outbox():
                 self._forget_unread()
                 self.wake()
 
     def _forget_unread(self) -> None:
-        """Drops the oldest of what waits for a client that may never come. Needs the lock."""
-        if self._attached:
-            return
-        size = sum(len(frame) for message in self._outbox for frame in message)
-        while size > UNREAD_BYTES:
-            size -= sum(len(frame) for frame in self._outbox.popleft())
+        """Drops the oldest of what cells have said to a client that may never come. Needs the lock."""
+        while not self._attached and self._unread > UNREAD_BYTES:
+            self._remove(next(index for index, (_, size) in enumerate(self._outbox) if size))
+
+    def _put(self, frames: Sequence[bytes], may_drop: int = 0) -> None:
+        """Appends a message, of which so many bytes may be dropped: all or none. Needs the lock."""
+        self._outbox.append((frames, may_drop))
+        self._unread += may_drop
+
+    def _remove(self, index: int) -> None:
+        self._unread -= self._outbox[index][1]
+        del self._outbox[index]
 
     def send_status(self, status: Mapping[str, Any]) -> None:
         """Sends this rank's state; of several between two drains only the last."""
@@ -240,6 +249,7 @@ class Telemetry:
                 self._data.close(linger=0)
                 self._data = None
             self._outbox.clear()
+            self._unread = 0
             self._cursor = self._described = 0
             self._status = self._last_status
         self.wake()
@@ -259,15 +269,15 @@ class Telemetry:
         # Drained after the events, but sent before them: events may refer to the newest description.
         described, self._described = recording.descriptions(self._described)
         if described:
-            self._outbox.append(self._json("describe", descriptions=described))
+            self._put(self._json("describe", descriptions=described))
         if len(batch) or dropped:
             first = following - len(batch)
             for start in range(0, max(1, len(batch)), MAX_BATCH):
                 part = batch[start : start + MAX_BATCH]
                 made = events.Batch(self.rank, self.session, first + start, 0 if start else dropped, part)
-                self._outbox.append(events.encode(made))
+                self._put(events.encode(made))
         if self._status is not None:
-            self._outbox.append(self._json("status", status=self._status))
+            self._put(self._json("status", status=self._status))
             self._status = None
         self._cursor = following
         return self._send_outbox()
@@ -280,10 +290,10 @@ class Telemetry:
             if self._data is None:
                 return False
             try:
-                self._data.send_multipart(self._outbox[0], zmq.NOBLOCK)
+                self._data.send_multipart(self._outbox[0][0], zmq.NOBLOCK)
             except zmq.Again:
                 return False
-            self._outbox.popleft()
+            self._remove(0)
         return True
 
     def _connect_data(self) -> zmq.Socket[bytes] | None:

@@ -22,7 +22,6 @@ __all__ = [
     "MEASURE_LINK",
     "RANK",
     "READ",
-    "RUN_CELL",
     "STAGE",
     "WORKER",
     "RankFunction",
@@ -50,7 +49,6 @@ class RankFunction:
 # The functions that make a process a rank, called by name.
 RANK = "ddp_lab.engine.rank"
 
-RUN_CELL = RankFunction("ddp_lab.engine.cells.cell", "run")
 CALL = RankFunction("ddp_lab.engine.cells.variables", "call")  # a function of the notebook, sent in a parcel
 STAGE = RankFunction("ddp_lab.engine.cells.variables", "stage")
 BIND = RankFunction("ddp_lab.engine.cells.variables", "bind")

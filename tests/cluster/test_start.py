@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -342,3 +343,18 @@ def test_no_early_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DDP_LAB_EARLY", "0")
     early.begin()
     assert early._early is None
+
+
+def test_early_processes_that_can_not_start(begun: Callable[[], early.Early], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no folder, process or thread can be made, loading the extension is no error, and leaves nothing."""
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", "/nowhere")
+        early.begin()
+        assert early._early is None
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/nowhere/python")
+        before = set(Path(tempfile.gettempdir()).iterdir())
+        early.begin()
+        assert early._early is None
+        assert set(Path(tempfile.gettempdir()).iterdir()) == before
+    assert begun().server.pid

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,8 @@ class CommRelay:
             kind: ``"comm_open"``, ``"comm_msg"`` or ``"comm_close"``.
             frames: content and metadata as JSON, and buffers.
         """
-        kernel = getattr(importlib.import_module("IPython").get_ipython(), "kernel", None)
+        ipython = sys.modules.get("IPython")  # a notebook has it
+        kernel = None if ipython is None else getattr(ipython.get_ipython(), "kernel", None)
         if kernel is None:
             return
         content, metadata, buffers = json.loads(frames[0]), json.loads(frames[1]), list(frames[2:])

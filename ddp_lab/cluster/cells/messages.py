@@ -29,12 +29,12 @@ Take = Callable[[int, str, Sequence[bytes]], None]
 class CellMessages:
     """Sends cells to ranks, and gives what they say of each cell to whoever waits for it.
 
-    Args:
+    Attributes:
         wire: to the ranks.
     """
 
     def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+        self.wire = wire
         self._takers: dict[str, Take] = {}  # by cell; the wire's thread only reads it
         self._comms = CommRelay(lambda rank, message, frames: wire.send([rank], message, frames))
         wire.on_cell(self._on_cell)
@@ -54,10 +54,10 @@ class CellMessages:
             head["after"] = cell["after"]
         if isinstance(code, RankFunction):
             message = {"op": "cell", "cell": head, "function": [code.module, code.name]}
-            self._wire.send(ranks, message, _arguments(cell["args"], cell["kwargs"]))
+            self.wire.send(ranks, message, _arguments(cell["args"], cell["kwargs"]))
             return
         text = code if isinstance(code, CellText) else CellText(code)
-        self._wire.send(ranks, {"op": "cell", "cell": {**head, "code": text.text, "first_line": text.first_line}})
+        self.wire.send(ranks, {"op": "cell", "cell": {**head, "code": text.text, "first_line": text.first_line}})
 
     def call(self, calls: Mapping[int, tuple[RankFunction, Sequence[Any]]]) -> Calls:
         """Lets ranks call a function each, between two cells; returns at once.
@@ -70,7 +70,7 @@ class CellMessages:
             self.listen(made.call_id, made.take)
             for rank, (function, args) in calls.items():
                 message = {"op": "call", "call": made.call_id, "function": [function.module, function.name]}
-                self._wire.send([rank], message, _arguments(args, {}))
+                self.wire.send([rank], message, _arguments(args, {}))
         return made
 
     def listen(self, cell_id: str, take: Take) -> None:

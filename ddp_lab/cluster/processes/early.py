@@ -1,9 +1,9 @@
 """A cluster's first processes, started before it is wanted: the controller, and the fork server, which imports torch.
 
 [Note: early processes]
-`%load_ext ddp_lab` starts them. Importing torch is most of a start; so a cluster that is wanted seconds later
-is ready in tenths of a second. They have the variables of a cluster with default arguments. A cluster takes them if it
-would give its own the same ones; else it starts others. They end with this process, or unused after `_UNUSED_SECONDS`.
+`%load_ext ddp_lab` starts them. Importing torch is most of a start: a cluster that is wanted seconds later is ready in
+tenths of a second. They have the variables of a cluster with default arguments. A cluster takes them if it would give
+its own processes the same ones; else it starts others. They end with this process, or unused after `_UNUSED_SECONDS`.
 With DDP_LAB_EARLY=0 in the environment there are none.
 """
 
@@ -53,20 +53,26 @@ _early: Early | None = None
 
 
 def begin() -> None:
-    """Starts early processes, unless there are some; returns at once."""
+    """Starts early processes, unless there are some, or there can be none; returns at once."""
     global _early
     with held_back(), _lock:
         if _early is not None or os.environ.get(_OFF) == "0":
             return
         environment = place(None, None, {}).environment
-        run_dir = make_run_dir()
-        controller, server = Controller(run_dir), ForkServer(run_dir, environment)
-        server.start()
-        controller.start()
         timer = threading.Timer(_UNUSED_SECONDS, end)
         timer.name, timer.daemon = "ddp_lab-early", True
-        timer.start()
+        try:
+            run_dir = make_run_dir()
+        except OSError:  # the start of a cluster says why
+            return
+        controller, server = Controller(run_dir), ForkServer(run_dir, environment)
         _early = Early(run_dir, controller, server, process_environment(environment), timer)
+        try:
+            server.start()
+            controller.start()
+            timer.start()
+        except (OSError, RuntimeError):  # no further process or thread: the start of a cluster says so
+            _end()
 
 
 def take(environment: Mapping[str, str]) -> Early | None:

@@ -54,7 +54,7 @@ class ProcessWatch:
     ) -> None:
         self._processes, self._wire, self._ask = processes, wire, ask
         self._connections = wire.connections()
-        self._ends = len(self._processes.look_after())
+        self._ends = processes.controller_ends
         self._told: set[str] = set()
         self._next = self._next_question = 0.0
         self._without: dict[int, int] = {}  # rank -> how often it ran no cell

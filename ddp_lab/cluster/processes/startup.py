@@ -1,7 +1,7 @@
 """Starts a cluster's processes and connects to them: controller, fork server, one engine per rank.
 
-Controller and fork server start together; while the fork server imports torch, the client waits for no other. An engine
-that has a kernel connects to the client's wire, over which it is asked to join.
+Controller and fork server start together. A rank that the fork server forks registers with the controller, as an engine
+of ipyparallel, and thereby gets its kernel. It connects to the client's wire at once, over which it is asked to join.
 
 [Note: a controller that was killed]
 Neither ranks nor cells need the controller: only the start of an engine and ipyparallel's own requests (`%%px`) travel
@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 from ... import machine
 from ...control.interrupts import held_back
-from ...control.wire import Wire
 from ...errors import ClusterError
 from ...protocol.entry_points import RANK, RankFunction
 from ..cells.messages import CellMessages
@@ -63,8 +62,7 @@ class Processes:
 
     def __init__(self, placement: Placement, keeper: Keeper | None = None) -> None:
         self.placement = placement
-        self.wire: Wire | None = None
-        self.messages: CellMessages | None = None
+        self.messages: CellMessages | None = None  # the way to the ranks, set before they are forked
         self.engine_of_rank: dict[int, int] = {}
         self._uuids: dict[int, str] = {}  # of engines, by which the controller knows them
         self._client: Any = None
@@ -160,6 +158,11 @@ class Processes:
                 self.controller.start_again()
                 self._ends.append(ended)
             return tuple(self._ends)
+
+    @property
+    def controller_ends(self) -> int:
+        """How many controllers have ended, as far as known."""
+        return len(self._ends)
 
     def conditions(self) -> list[str]:
         """A line on each process that can't continue and each controller that ended; not on suspended ranks."""
@@ -316,12 +319,12 @@ class Processes:
             progress: called with the progress.
             ranks: those whose processes are new, replacing failed ones; None for all.
         """
-        assert self.wire is not None
+        assert self.messages is not None
         ranks = range(self.placement.world_size) if ranks is None else ranks
         self.look_after()
         self._bring_back(progress)
-        self.wire.forget(ranks)
-        endpoint = self.wire.endpoint()
+        self.messages.wire.forget(ranks)
+        endpoint = self.messages.wire.endpoint()
         common = {"world_size": self.placement.world_size, "detached": self.keeper is not None}
         made = {
             rank: RankProcess(

@@ -7,6 +7,7 @@ process wrote just before a cell's end came too late for the cell. Here the read
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import os
 import select
@@ -39,7 +40,8 @@ class _File:
         except BlockingIOError:
             return False
         self.stream.write(self._decoder.decode(data))
-        os.write(self._copy, data)
+        with contextlib.suppress(OSError):  # e.g. a full disk: the text is shown all the same
+            os.write(self._copy, data)
         return True
 
 

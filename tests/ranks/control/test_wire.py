@@ -318,6 +318,21 @@ def test_control(wire: Wire, ranks: Ranks) -> None:
     wait_until(lambda: wire.connected() == set(), 10, "the ranks say goodbye")
 
 
+def test_a_successor_gets_nothing_that_was_for_an_ended_process(wire: Wire, ranks: Ranks) -> None:
+    """Messages to a rank that has not connected, or no longer, are dropped once its process is known to have ended."""
+    wire.send([0], {"op": "early"})
+    wire.forget([0])
+    wire.send([1], {"op": "early"})
+    thread, heard = _in_background(ranks, 2, _controlled, wire.endpoint())
+    try:
+        assert wire.wait_connected([0, 1], 60) == set()
+        assert wire.request([0, 1], "double", 10, number=1) == {0: {"twice": 2}, 1: {"twice": 2}}
+    finally:
+        wire.send(None, {"op": "leave"})
+        thread.join()
+    assert heard == [[], ["early"]]
+
+
 def _told_at_last(rank: int, size: int, endpoint: dict[str, str]) -> bool:
     telemetry = _telemetry(endpoint, rank)
     told = threading.Event()
