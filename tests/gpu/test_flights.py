@@ -116,7 +116,7 @@ def test_the_doctor_on_a_hang(built: str, code: str, words: tuple[str, ...]) -> 
         cell = lab.run(code, wait=False, board=SilentBoard())
         wait_until(lambda: all(some in str(lab.doctor()) for some in words), 60, f"words about {built}")
         lab.interrupt()
-        with pytest.raises(Exception, match=r"KeyboardInterrupt|freed|abort"):
+        with pytest.raises(Exception, match="ranks 0–1 were interrupted"):
             cell.wait()
         works = "t = torch.ones(1, device=device); dist.all_reduce(t); t.item()"
         assert lab.run(works, board=SilentBoard()).values == {0: 2.0, 1: 2.0}
