@@ -59,12 +59,12 @@ class Membership:
         self._told: set[str] = set()  # cells whose ranks have been told that one was unblocked
         self._open: dict[str, set[int]] = {}  # cell -> ranks whose code has not ended
         self._given: dict[str, set[int]] = {}  # cell that has not ended -> all ranks that run, or ran, it
-        self._failed: set[str] = set()  # cells that failed on a rank
+        self._failed: dict[str, int] = {}  # cell that failed -> the rank on which it did first
         self._joined: dict[int, dict[str, Any]] = {}
         self._ended: dict[int, str] = {}  # ranks that this process terminated, and why
         self.suspect = False
         self.on_joined: Callable[[], None] | None = None  # called when ranks have joined or rejoined
-        self.on_lost: Callable[[Mapping[int, str]], None] | None = None  # called before ranks get new processes
+        self.on_lost: Callable[[Mapping[int, str]], None] | None = None  # called when a rank's process has ended
         wire.on_status(self._on_status)
 
     def join(self, progress: Progress) -> None:
@@ -125,8 +125,6 @@ class Membership:
         self.suspect = True  # until all have rejoined: an interrupt may come before
         try:
             if lost:
-                if self.on_lost is not None:
-                    self.on_lost(lost)
                 self._processes.fork_engines(progress, sorted(lost))
             else:
                 self._processes.prepare("rejoining")
@@ -158,25 +156,34 @@ class Membership:
             self._open[cell] = set(ranks)
             self._given[cell] = set(self._open[cell])
 
-    def note_end(self, rank: int, cell: str, failed: bool) -> None:
+    def note_end(self, rank: int, cell: str, failed: bool, entered: Mapping[str, int] | None = None) -> None:
         """Notes that a cell's code has ended on a rank, as its status or its reply says first.
 
         Once a cell has failed and has ended on all its ranks, no rank waits: no group needs to be unblocked.
+
+        Args:
+            rank: on which it has ended.
+            cell: its id.
+            failed: whether it failed there.
+            entered: group -> how many collectives the rank had entered; None if it is unknown.
         """
         with self._lock:
             missing = self._open.get(cell)
             if missing is None:
                 return
+            first = rank in missing
             missing.discard(rank)
             if failed:
-                self._failed.add(cell)
+                self._failed.setdefault(cell, rank)
                 self.suspect = True
             if missing:
+                if first and failed and entered is not None:
+                    self._wire.send(missing, {"op": "behind", "cell": cell, "by": rank, "entered": dict(entered)})
                 return
             del self._open[cell], self._given[cell]
             if cell not in self._failed:
                 return
-            self._failed.discard(cell)
+            del self._failed[cell]
         self._wire.send(None, {"op": "settle", "cell": cell})
 
     def interrupt(self, ranks: Iterable[int] | None = None, cell: str | None = None) -> None:
@@ -395,36 +402,38 @@ class Membership:
             self.on_joined()
 
     def _on_status(self, rank: int, status: Mapping[str, Any]) -> None:
-        """On the wire's thread: the peers of an unblocked rank are unblocked too, whichever group they wait on."""
+        """On the wire's thread: when one rank is unblocked, all are, whichever group they wait on."""
         if not status.get("whole", True):
             self.suspect = True
-        if status.get("ended"):
-            self.note_end(rank, *status["ended"])
         cell = status.get("freed")
-        if cell is None:
-            return
-        with self._lock:
-            new = cell not in self._told
-            self._told.add(cell)
-        if new:
-            self._free_others(rank, cell)
+        if cell is not None:
+            with self._lock:
+                new = cell not in self._told
+                self._told.add(cell)
+                culprit = self._failed.get(cell, rank)
+            if new:
+                self._free(range(self._world_size), culprit, cell)
+        if status.get("ended"):  # after that: once all have ended, no group is shut down any more
+            ended, failed = status["ended"]
+            self.note_end(rank, ended, failed, status["entered"])
 
     def _on_exit(self, rank: int) -> None:
         """On the fork server's reader thread: a rank's process has ended."""
         self.suspect = True
         self._wire.forget([rank])
-        self._free_others(rank, None)
+        self._free((other for other in range(self._world_size) if other != rank), rank, None)
         with self._lock:
             cells = list(self._open)
         for cell in cells:
             self.note_end(rank, cell, failed=True)
+        if self.on_lost is not None:
+            self.on_lost({rank: self.lost()[rank]})
         engine = self._processes.engine_of_rank.get(rank)
         if engine is not None:
             self._processes.unregister(engine)
 
-    def _free_others(self, rank: int, cell: str | None) -> None:
-        others = [other for other in range(self._world_size) if other != rank]
-        self._wire.send(others, {"op": "free", "by": rank, "cell": cell})
+    def _free(self, ranks: Iterable[int], by: int, cell: str | None) -> None:
+        self._wire.send(ranks, {"op": "free", "by": by, "cell": cell})
 
 
 def _c10d_backend(backend: str, device: str, hosts: Set[str]) -> str:

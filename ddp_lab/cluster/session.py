@@ -73,7 +73,7 @@ class Session:
         config: the cluster's configuration.
         keeper: of a detached cluster.
         timeline: receives events, descriptions and statuses of ranks.
-        on_lost: called before ranks get new processes: rank -> how the former ones ended.
+        on_lost: called when a rank's process has ended: rank -> how.
         notes: data for a later client besides the session's own.
 
     Attributes:

@@ -2,8 +2,9 @@
 
 See [Note: interrupt]. An interrupt signals the main thread and the processes it has started. Python code and sleeps end
 at once. A main thread that waits in a collective does not notice. So when nothing has moved on the rank's connections
-for `_SIGNAL_SECONDS` ([Note: what is on its way] in `groups/registry.py`), or after `_MOVING_SECONDS`, the agent shuts
-the rank's groups down: the collective fails, and the user sees KeyboardInterrupt at the waiting line.
+for `_SIGNAL_SECONDS` (`_STILL_SECONDS` if it is in torch's code that waits for peers; [Note: what is on its way] in
+`groups/registry.py`), or after `_MOVING_SECONDS`, the agent shuts the rank's groups down: the collective fails, and the
+user sees KeyboardInterrupt at the waiting line.
 
 The agent signals until the cell's code has been interrupted once, because single signals can have no effect. The
 handler raises nothing where an exception would hit IPython's own code instead of the cell. It does not run for a signal
@@ -17,8 +18,10 @@ that not all ranks make) is ended by shutting down the rank's connection to it: 
 rejoin makes another store.
 
 See [Note: freeing peers]. A cell that fails leaves peers behind that may wait for this rank. Shutting the groups down
-is safe but costs a rejoin, and most failures are a mistake that all ranks make at the same line. So the agent waits
-`_GRACE_SECONDS`, in which the client may report ("settle") that every rank's cell has ended anyway.
+is safe but costs a rejoin, and most failures are a mistake that all ranks make at the same line. A peer that has
+entered more collectives than this rank waits for it in vain: the client tells the peers how many this rank has entered
+("behind"), and such a peer shuts its groups down at once. For all others the agent waits `_GRACE_SECONDS`, in which the
+client may report ("settle") that every rank's cell has ended anyway.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from typing import Any
 import psutil
 import torch.distributed as dist
 from IPython.core import interactiveshell
+from torch import autograd
 
 from ..parallel.live import model as live_model
 from .cells import await_runner, cell, tracebacks
@@ -65,6 +69,8 @@ _RELEASED = "the cell was interrupted or failed"
 _DEPTH = 3  # frames: a generator's, and contextlib's that runs it
 _DOOMED = 256  # ids of interrupted cells that are remembered
 
+# Where a rank waits for its peers: in a collective, or in a backward.
+_WAITING = tuple(os.path.join(package.__path__[0], "") for package in (dist, autograd))
 # A cell's own code runs below one of these ...
 _CELL_ENTRIES = {
     interactiveshell.InteractiveShell.run_code.__code__,
@@ -118,6 +124,7 @@ class Agent:
         for op, answer in (
             ("interrupt", self._answer_interrupt),
             ("free", self._answer_free),
+            ("behind", self._answer_behind),
             ("settle", self._answer_settle),
             ("ping", self._ping),
             ("vitals", self._answer_vitals),
@@ -185,12 +192,14 @@ class Agent:
         self._channel.flush(end.cell_id)
 
     def _report(self) -> None:
+        failed = self._ended is not None and self._ended[1]
         with self._reporting:
             self._channel.send_status(
                 {
                     "state": self._state(),
                     "cell": cell.running(),
                     "ended": self._ended,
+                    "entered": registry.sequences() if failed else {},
                     "freed": self._freed,
                     "whole": self._is_whole(),
                 }
@@ -267,15 +276,25 @@ class Agent:
         return {"state": self._state(), "cell": cell_id}
 
     def _answer_free(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        asked, by = request.get("cell"), request.get("by")
+        asked, by = request["cell"], request["by"]
+        by = None if by == self._rank else by
         with self._gate:
             cell_id = self._current()
-            if asked not in (None, cell_id):
+            if asked is not None and asked == self._at_risk and asked != cell_id:
+                # Its code has ended: it failed first, or a peer closed a connection, and `_judge` waits for this.
+                self._mark_freed(asked, by)
+            elif asked not in (None, cell_id):
                 self._to_free = (asked, by)
             due = cell_id is not None and asked in (None, cell_id) and self._mark_freed(cell_id, by)
         if due:
             _beside(self._free_when_still, str(cell_id), "ddp_lab-free")
         return {"state": self._state()}
+
+    def _answer_behind(self, request: Mapping[str, Any]) -> None:
+        """A peer's cell has failed after it had entered so many collectives: more of them can't end."""
+        entered = request["entered"]
+        if any(count > entered.get(name, count) for name, count in registry.sequences().items()):
+            self._answer_free(request)
 
     def _answer_settle(self, request: Mapping[str, Any]) -> dict[str, Any]:
         cell_id = request.get("cell")
@@ -339,7 +358,9 @@ class Agent:
         told: dict[int, float] = {}
         _interrupt_children(told)
         moves = _Moves()
-        wait = _SIGNAL_SECONDS
+        frame = sys._current_frames().get(self._main or 0)
+        waits = frame is not None and frame.f_code.co_filename.startswith(_WAITING)
+        wait = _STILL_SECONDS if waits else _SIGNAL_SECONDS
         while not self._left.wait(wait) and self._current() == cell_id:
             if moves.go_on():
                 continue

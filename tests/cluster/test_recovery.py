@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-import psutil
 import pytest
 
 from ddp_lab import CellError
+from ddp_lab.cluster.cells import run as run_module
 from ddp_lab.cluster.cells.messages import CellMessages
 from ddp_lab.output.board import LineBoard
 from tests import leftovers
@@ -83,6 +83,8 @@ def raise_while_peers_wait(lab: Lab) -> None:
         lab.run("if rank == 1:\n    raise ValueError('on purpose')\ndist.all_reduce(t)")
     failures = caught.value.failures
     assert list(failures) == [1, 0]
+    answers = lab.wire.request([0, 1], "ping", 10.0)
+    assert {rank: answer["broken_by"] for rank, answer in answers.items()} == {0: "rank 1", 1: "failed"}
     assert (failures[1].name, failures[1].message, failures[1].secondary) == ("ValueError", "on purpose", False)
     assert failures[0].secondary
 
@@ -94,6 +96,39 @@ def test_raise_while_peers_wait(steady: Lab) -> None:
         raise_while_peers_wait(steady)
         assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
     assert state(steady) == before
+
+
+_NO_FIXED_WAITS = (
+    "from ddp_lab.engine import agent as agent_\n"
+    "usual = {name: getattr(agent_, name) for name in ('_GRACE_SECONDS', '_NEWS_SECONDS')}\n"
+    "for name in usual: setattr(agent_, name, 600)"
+)
+
+
+def test_peers_of_a_failed_rank_wait_for_events(steady: Lab) -> None:
+    """A rank that waits for a failed one is unblocked by what it is told, not because some time has passed; its error
+    is formatted once."""
+    steady.run(
+        f"{_NO_FIXED_WAITS}\nformatted = []\nformatter = get_ipython().InteractiveTB\n"
+        "def counted(*a, **k): formatted.append(a); return type(formatter).structured_traceback(formatter, *a, **k)\n"
+        "formatter.structured_traceback = counted"
+    )
+    raise_while_peers_wait(steady)
+    assert steady.values("len(formatted)") == {0: 1, 1: 1}
+    steady.run("for name, seconds in usual.items(): setattr(agent_, name, seconds)\ndel formatter.structured_traceback")
+
+
+def test_a_killed_rank_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a rank's process ends the cell, without another look at the ranks."""
+    monkeypatch.setattr(run_module, "_LOOK_S", 600.0)
+    with Lab(2, backend="gloo") as lab:
+        run = lab.run("if rank == 0: dist.all_reduce(torch.ones(4))\nelse: import time; time.sleep(600)", wait=False)
+        leftovers.wait_until(in_line(lab, 0, "all_reduce("), 10, "rank 0 in the collective")
+        os.kill(lab.pids()["rank 1"], signal.SIGKILL)
+        with pytest.raises(CellError, match=r"rank 1 was killed by SIGKILL \(signal 9\)") as caught:
+            run.wait()
+        assert list(caught.value.failures) == [1, 0]
+        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
 @pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS.keys())
@@ -219,23 +254,24 @@ def test_an_interrupt_as_the_cell_is_sent(steady: Lab) -> None:
 
 @pytest.mark.parametrize("call", ["dist.send(large, 1)", "dist.broadcast(large, 0)"])
 def test_an_interrupt_while_a_tensor_is_on_its_way(steady: Lab, call: str) -> None:
-    """Rank 0 ends though its peer is stopped with half of a large tensor: Gloo itself would forget who sends it."""
+    """Rank 0 ends though its peer is stopped and takes no more of a large tensor: Gloo itself forgets who sends it."""
     before, pid = state(steady), steady.pids()["rank 1"]
     receive = "dist.irecv(large, 0)" if "send" in call else "dist.broadcast(large, 0, async_op=True)"
     run = steady.run(
-        "import os, signal\n"
+        "import os, psutil, signal\n"
         "large = torch.ones(1 << 25)\n"
         f"work = {receive} if rank == 1 else None\n"
         "dist.barrier(group=pair)\n"
         "if rank == 1:\n"
         "    os.kill(os.getpid(), signal.SIGSTOP)\n"
         "    work.wait()\n"
-        f"else: {call}",
+        "else:\n"
+        f"    while psutil.Process({pid}).status() != psutil.STATUS_STOPPED: time.sleep(0.01)\n"
+        f"    {call}",
         wait=False,
     )
-    leftovers.wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, 20, "rank 1 to be stopped")
-    leftovers.wait_until(in_line(steady, 0, call), 20, "rank 0 in the call")
     try:
+        leftovers.wait_until(in_line(steady, 0, call), 20, "rank 0 in the call")
         run.interrupt()
         leftovers.wait_until(lambda: run.status().ranks[0] == "interrupted", 20, "the end of rank 0's cell")
     finally:

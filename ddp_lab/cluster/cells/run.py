@@ -42,6 +42,7 @@ _REFRESH_SHARE = 5  # at most a sixth of the time is spent on showing
 _LOOK_S = 0.2  # how often a silent cell looks for lost ranks
 _ANNOUNCE_S = 0.5  # how long a failure waits for the other ranks before it is announced
 _GRACE_S = 5.0  # how long an interrupted rank may take to end
+_LAST_WORDS_S = 0.02  # what a process sent before it ended may still arrive
 _FREED_S = 0.15  # how long the peers of a lost rank may take to end by themselves: their collectives fail
 _ENDED_S = 1.0  # until a rank whose process was terminated is known to be lost
 _VIEW_S = 1.0  # between two updates of the progress line
@@ -130,7 +131,8 @@ class CellRun:
         self._refresh_at = _NEVER
         self._refresh_after = 0.0
         self._timed_out: tuple[int, ...] | None = None
-        self._given_up: dict[int, str] = {}  # rank -> why its process is terminated on purpose, or was replaced
+        self._given_up: dict[int, str] = {}  # rank -> how its process ended, or why it is terminated on purpose
+        self._next_look = _NEVER
         self._silent: tuple[int, ...] = ()
         self._announced = False
         self._lost_s = 0.0  # when the first rank was found lost
@@ -282,6 +284,7 @@ class CellRun:
             why: rank -> what happened to its process; ranks that do not run the cell are ignored.
         """
         self._given_up = {**self._given_up, **why}
+        self._next_look = time.monotonic() + _LAST_WORDS_S
         self._wake.set()
 
     def __repr__(self) -> str:
@@ -418,7 +421,7 @@ class CellRun:
 
     def _pump(self, tick: Callable[[], None] | None, until: float = _NEVER) -> None:
         """Takes messages and shows them until all ranks have ended, or until the time `until`."""
-        look_at = time.monotonic() + _LOOK_S
+        self._next_look = min(self._next_look, time.monotonic() + _LOOK_S)
         while True:
             self._wake.clear()
             self._take()
@@ -427,8 +430,8 @@ class CellRun:
                 break
             if now >= self._refresh_at:
                 self._show()
-            if now >= look_at or self._given_up:
-                look_at = now + _LOOK_S
+            if now >= self._next_look:
+                self._next_look = now + _LOOK_S
                 self._look(now)
             if tick is not None:
                 tick()
@@ -436,7 +439,7 @@ class CellRun:
                 self._ask()
                 continue
             with let_through():
-                self._wake.wait(max(0.0, min(self._refresh_at, look_at, until) - time.monotonic()))
+                self._wake.wait(max(0.0, min(self._refresh_at, self._next_look, until) - time.monotonic()))
         self._feed_board()
         self._board.refresh(final=True)
         if not self._states.open():
@@ -475,7 +478,9 @@ class CellRun:
 
     def _lose(self, rank: int, why: str) -> None:
         self._states.give_up(reports.lost(rank, why, self._session.members.last_words(rank)))
-        self._lost_s = self._lost_s or time.monotonic()
+        if not self._lost_s:
+            self._lost_s = time.monotonic()
+            self._next_look = min(self._next_look, self._lost_s + _FREED_S)
 
     def _show(self) -> None:
         begin = time.monotonic()
@@ -497,7 +502,7 @@ class CellRun:
         for rank in self._states.open():
             if rank in gone:
                 self._lose(rank, gone[rank])
-        if self._lost_s and now - self._lost_s > _FREED_S and not self._interrupted_peers:
+        if self._lost_s and now - self._lost_s >= _FREED_S and not self._interrupted_peers:
             self._interrupted_peers = True
             self.interrupt()
         self._look_after_processes()

@@ -298,6 +298,7 @@ def prepare(shell: Any) -> None:
         shell.loop_runner = await_runner.run_to_end
         shell.history_manager.outputs = _Forgetful()
         shell.history_manager.exceptions = _Forgetful()
+        shell._format_exception_for_storage = lambda *_, **__: {}  # as long as the traceback itself, for nothing
 
 
 def _remember_sources(sources: Mapping[str, str]) -> None:
