@@ -35,6 +35,7 @@ _PUBLIC = {
     "follow": "cluster.followed",
     "observe": "parallel.observe",
     "replace_torch_ddp": "parallel.replacement",
+    "serve_mcp": "assistants.kernel_server",
 }
 _MODULES = {"fault_injection": "parallel.live.fault_injection", "faults": "faults", "recording": "recording"}
 
@@ -45,6 +46,7 @@ if not TYPE_CHECKING:  # type checkers understand a list of literals alone, and 
 if TYPE_CHECKING:
     from . import faults as faults
     from . import recording as recording
+    from .assistants.kernel_server import serve_mcp as serve_mcp
     from .cluster.cells.run import CellResult as CellResult
     from .cluster.cluster import Cluster as Cluster
     from .cluster.cluster import current_cluster as current_cluster

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -89,6 +90,7 @@ class CellRunner:
         self._world_size = world_size
         self._client = f"{os.getpid()}-{next(_clients)}" if shared else str(os.getpid())
         self._numbers = itertools.count(1)
+        self._sending = threading.Lock()  # cells of several threads reach all ranks in one order
 
     def run(
         self,
@@ -128,8 +130,9 @@ class CellRunner:
         cell_id = f"{self._client}-{number}"
         cell_run = CellRun(session, code, ranks, cell_id=cell_id, options=options)
         with held_back():
-            members.begin(cell_id, ranks)
-            self.results.add(cell_run.submit(None if wait else view), name)
+            with self._sending:
+                members.begin(cell_id, ranks)
+                self.results.add(cell_run.submit(None if wait else view), name)
             if not wait:
                 return cell_run.follow()
             late = (lambda: new_view(True)) if isinstance(code, CellText) else None

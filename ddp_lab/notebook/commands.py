@@ -32,6 +32,7 @@ __all__ = [
     "doctor",
     "interrupt",
     "list_clusters",
+    "mcp",
     "on_current",
     "pull",
     "rejoin",
@@ -233,6 +234,28 @@ def doctor(cluster: Cluster) -> None:
     """Shows the diagnosis of a hang."""
     report = cluster.doctor()
     _show(str(report), report._repr_html_())
+
+
+def mcp(allow_run: bool, stop: bool) -> None:
+    """Lets assistants read the clusters of this notebook, or stops that.
+
+    Args:
+        allow_run: whether they may run cells.
+        stop: whether to stop it.
+
+    Raises:
+        DdpLabError: the `mcp` library is missing, or the server can't be started.
+    """
+    from ..assistants import kernel_server
+
+    if stop:
+        stopped = kernel_server.stop_mcp()
+        _say("assistants can no longer read this notebook's clusters" if stopped else "no assistant was served")
+        return
+    kernel_server.serve_mcp(allow_run)
+    may = "read this notebook's clusters and run cells on them" if allow_run else "read this notebook's clusters"
+    command = "ddp-lab mcp --allow-run" if allow_run else "ddp-lab mcp"
+    _say(f"assistants may {may}: let yours start `{command}` (process {os.getpid()}; `%cluster mcp --stop` ends it)")
 
 
 def status(cluster: Cluster) -> None:

@@ -227,6 +227,13 @@ def _cluster_parser() -> _Parser:
         "Lists the clusters of this notebook, the current one first, and the detached clusters of this user.",
         lambda _: commands.list_clusters(),
     )
+    mcp = add(
+        "mcp",
+        "Lets assistants that run as you read the clusters of this notebook: they start `ddp-lab mcp`.",
+        lambda options: commands.mcp(options.allow_run, options.stop),
+    )
+    mcp.add_argument("--allow-run", action="store_true", help="they may also run cells, which are shown here")
+    mcp.add_argument("--stop", action="store_true", help="stop it")
     for name, (text, verb, do) in _ON_CURRENT.items():
         add(name, text, functools.partial(lambda verb, do, _: commands.on_current(verb, do), verb, do))
     parser.set_defaults(call=lambda _: commands.on_current("show", commands.status))
