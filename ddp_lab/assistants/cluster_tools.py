@@ -220,11 +220,10 @@ def _hang(report: HangReport) -> Hang:
 
 
 def _lines(made: CellOutcome, error: Exception | None) -> list[str]:
-    """What each rank printed and returned, and how it failed."""
+    """What each rank showed, its value included, and how it failed."""
     lines = [] if error is None else [str(error)]
     for one in made.ranks:
         lines += [f"[rank {one.rank}] {line}" for line in one.output.splitlines()]
-        lines += [f"[rank {one.rank}] value: {one.value}"] if one.value else []
         lines += [f"[rank {one.rank}] {line}" for line in one.error.splitlines()]
     return lines
 

@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
         "mcp",
         help="let an assistant read a notebook's cluster or a recorded run",
         description="Serves tools over the Model Context Protocol, on standard input and output: an assistant starts "
-        "this command. It finds the notebook in which you ran `%%cluster mcp`. Reading is all that it allows, unless "
+        "this command. It finds the notebook in which you ran `%cluster mcp`. Reading is all that it allows, unless "
         "both this command and the notebook got --allow-run. Exit code 1: the recording can't be read, or the `mcp` "
         "library is missing.",
         examples=("ddp-lab mcp", "ddp-lab mcp --recording run-a", "ssh gpu-server ddp-lab mcp"),

@@ -16,7 +16,7 @@ from ..cluster.cells.failures import marked
 from ..cluster.processes import early
 from ..cluster.processes.host_commands import LAUNCHERS
 from ..control.records import CellText
-from ..errors import ClusterError
+from ..errors import CellError, DdpLabError
 from ..formatting import parse_ranks
 from ..renamed import former_options
 from . import brief_errors, commands, completion, syntax
@@ -109,7 +109,9 @@ def _brief_errors() -> Iterator[None]:
     """Shows errors that the user can act on without the frames of this package."""
     try:
         yield
-    except ClusterError as error:
+    except DdpLabError as error:
+        if isinstance(error, CellError):  # it shows itself
+            raise
         lines = [f"{marked(type(error).__name__)}: {error}"]
         error._render_traceback_ = lambda: "\n".join(lines).splitlines()  # type: ignore[attr-defined]
         raise

@@ -1,0 +1,253 @@
+"""Assistants read a cluster over the Model Context Protocol, and run cells only where both sides allow it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_client.manager import KernelManager
+
+import ddp_lab
+from ddp_lab import CellError, ClusterError
+from ddp_lab.assistants import kernel_server, rendezvous
+from ddp_lab.protocol import registry
+from tests.assistants import Assistant, text_of
+from tests.cluster.conftest import Lab
+from tests.cluster.hanging import HANGS, MODEL, running
+from tests.leftovers import wait_until
+
+READING = {"cluster_status", "doctor", "timeline_summary", "findings", "what_if", "report"}
+TRAIN = MODEL + "for _ in range(30):\n    model.zero_grad(); model(x).sum().backward()"
+SECONDS = 120
+
+
+@pytest.fixture(autouse=True, scope="module")
+def entries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of entries, of these tests alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        yield registry.folder() / "mcp"
+
+
+@pytest.fixture
+def served(lab: Lab) -> Iterator[kernel_server.KernelServer]:
+    """Assistants may read."""
+    with ddp_lab.serve_mcp() as server:
+        yield server
+
+
+@pytest.fixture
+def allowed(lab: Lab) -> Iterator[Assistant]:
+    """An assistant that may run cells."""
+    with ddp_lab.serve_mcp(allow_run=True):
+        yield Assistant("--allow-run")
+
+
+def test_tools_only_read_by_default(served: kernel_server.KernelServer) -> None:
+    """Without --allow-run, the offered tools are those that read, and say so; each is described with its results."""
+    tools = Assistant().tools()
+    assert set(tools) == READING
+    assert all(tool.annotations is not None and tool.annotations.read_only_hint for tool in tools.values())
+    assert all(tool.description and tool.output_schema for tool in tools.values())
+
+
+def test_status(lab: Lab, served: kernel_server.KernelServer) -> None:
+    """cluster_status has each rank with its state and process, as text and as data."""
+    result = Assistant().call("cluster_status")
+    assert result.structured_content is not None
+    assert result.structured_content["cluster"] == lab.name
+    ranks = result.structured_content["ranks"]
+    assert [(one["rank"], one["state"], one["pid"]) for one in ranks] == [
+        (record.rank, "idle", record.pid) for record in lab.status()
+    ]
+    assert all(str(one["pid"]) in text_of(result) for one in ranks)
+
+
+def test_a_training_is_read(lab: Lab, served: kernel_server.KernelServer) -> None:
+    """Summary, findings, a prediction and the report of a training on the ranks; the ranks run nothing for it."""
+    lab.run(TRAIN)
+    wait_until(lambda: lab.timeline.judgement() is not None, SECONDS, "steps")
+    assistant = Assistant()
+    summary = assistant.call("timeline_summary")
+    assert summary.structured_content is not None
+    assert (summary.structured_content["module"], summary.structured_content["step_ms"] > 0) == ("Heads", True)
+    assert "per step (median)" in text_of(summary)
+    assert assistant.call("findings").structured_content is not None
+    predicted = assistant.call("what_if", bucket_cap_mb=25, world_size=8).structured_content
+    assert predicted is not None
+    assert (predicted["world_size"], predicted["buckets"]) == (8, 1)
+    page = Path(text_of(assistant.call("report")).removeprefix("The report is "))
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert page.parent.stat().st_mode & 0o777 == 0o700
+    shutil.rmtree(page.parent)
+    assert lab.link is None
+
+
+def test_arguments_are_checked(lab: Lab, served: kernel_server.KernelServer) -> None:
+    """A wrong argument and a model that there is not are named."""
+    assistant = Assistant()
+    wrong, unknown = assistant.call("what_if", world_size=1), assistant.call("timeline_summary", model=99)
+    assert (wrong.is_error, unknown.is_error) == (True, True)
+    assert text_of(wrong) == "world_size: Input should be greater than or equal to 2"
+    assert text_of(unknown).startswith("model=99: there is")
+
+
+def test_a_hang_is_explained_while_the_notebook_waits(lab: Lab, served: kernel_server.KernelServer) -> None:
+    """While the main thread waits for a cell that hangs, doctor names the cause and status the cell."""
+    code, kind, words = HANGS["sleep"]
+    found: dict[str, Any] = {}
+
+    def ask() -> None:
+        assistant = Assistant()
+
+        def explained() -> bool:
+            found["hang"] = assistant.call("doctor")
+            return bool((found["hang"].structured_content or {}).get("kind") == kind)
+
+        try:
+            wait_until(explained, SECONDS, "a diagnosis")
+            found["status"] = assistant.call("cluster_status")
+        finally:
+            lab.interrupt()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    with pytest.raises(CellError):
+        lab.run(code, label="%%distributed [3]")
+    thread.join()
+    said = text_of(found["hang"])
+    assert all(word in said for word in words)
+    assert found["hang"].structured_content["stuck"]
+    assert found["status"].structured_content["pending_cells"] == ["%%distributed [3]"]
+    assert {one["state"] for one in found["status"].structured_content["ranks"]} == {"running"}
+
+
+def test_a_cell_is_refused_unless_both_allow_it(lab: Lab, served: kernel_server.KernelServer) -> None:
+    """An assistant can't run a cell if the notebook did not allow it, or `ddp-lab mcp` did not."""
+    lab.run("untouched = True")
+    here = Assistant().call("run_cell", code="untouched = False")
+    there = Assistant("--allow-run").call("run_cell", code="untouched = False")
+    assert (here.is_error, there.is_error) == (True, True)
+    assert text_of(here).endswith("start the server with `ddp-lab mcp --allow-run`")
+    assert text_of(there).endswith("run `%cluster mcp --allow-run` in the notebook")
+    assert lab.values("untouched") == {0: True, 1: True}
+
+
+def test_a_cell_runs_and_is_shown(lab: Lab, allowed: Assistant, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where both allow it, the cell runs on the ranks; outputs and values come back, and the user sees it all."""
+    assert set(allowed.tools()) == READING | {"run_cell"}
+    result = allowed.call("run_cell", code="print('seen by', rank)\nmine = rank + 1")
+    again = allowed.call("run_cell", code="mine * 10", ranks=[1])
+    assert result.structured_content is not None
+    assert [one["output"] for one in result.structured_content["ranks"]] == ["seen by 0\n", "seen by 1\n"]
+    assert again.structured_content is not None
+    assert [(one["rank"], one["value"]) for one in again.structured_content["ranks"]] == [(1, "20")]
+    shown = capsys.readouterr().out
+    assert "An assistant runs assistant [1] on ranks 0–1" in shown
+    assert "mine = rank + 1" in shown
+    assert "An assistant ran assistant [2] on rank 1: ✓" in shown
+
+
+def test_a_cell_that_fails(lab: Lab, allowed: Assistant, capsys: pytest.CaptureFixture[str]) -> None:
+    """The assistant gets the error of each rank, the user sees it, and the ranks work afterwards."""
+    result = allowed.call("run_cell", code="assert rank == 0, 'not rank 0'")
+    assert result.structured_content is not None
+    ranks = result.structured_content["ranks"]
+    assert (result.structured_content["state"], ranks[0]["error"]) == ("failed", "")
+    assert "AssertionError: not rank 0" in ranks[1]["error"]
+    assert "AssertionError: not rank 0" in capsys.readouterr().out
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_a_cell_is_refused_while_another_runs(lab: Lab, allowed: Assistant) -> None:
+    """While the user's cell runs, an assistant's is refused, with the name of that cell."""
+    with running(lab, HANGS["sleep"][0]):
+        refused = allowed.call("run_cell", code="1")
+    assert refused.is_error
+    assert text_of(refused) == "ranks 0–1 run %%distributed [3]: wait until it ends"
+
+
+def test_a_time_limit(lab: Lab, allowed: Assistant) -> None:
+    """A cell that does not end is interrupted after its time limit."""
+    result = allowed.call("run_cell", code="import time\nwhile True: time.sleep(0.01)", timeout_s=0.5)
+    assert result.structured_content is not None
+    assert result.structured_content["state"] == "failed"
+    assert "0.5 s" in text_of(result)
+
+
+def test_stopping_interrupts_the_assistants_cell(lab: Lab) -> None:
+    """A server that is stopped ends the cell that an assistant runs; then nothing of the server is left."""
+    server = ddp_lab.serve_mcp(allow_run=True)
+    folder = Path(rendezvous.find().socket).parent
+    found: list[Any] = []
+    code = "import time\nwhile True: time.sleep(0.01)"
+    thread = threading.Thread(target=lambda: found.append(Assistant("--allow-run").call("run_cell", code=code)))
+    thread.start()
+    wait_until(lab.busy_ranks, SECONDS, "the cell")
+    server.stop()
+    thread.join()
+    assert found[0].is_error
+    wait_until(lambda: not lab.busy_ranks(), SECONDS, "the cell's end")
+    assert not server.serving
+    assert not folder.exists()
+    with pytest.raises(ClusterError, match="run `%cluster mcp` in the notebook"):
+        rendezvous.find()
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_without_a_notebook() -> None:
+    """Tools are listed before a notebook serves; a call says what to do, and once one serves, it is answered."""
+    assistant = Assistant()
+    assert set(assistant.tools()) == READING
+    alone = assistant.call("doctor")
+    assert alone.is_error
+    assert text_of(alone).startswith("no notebook serves assistants: run `%cluster mcp` in the notebook")
+
+
+def test_a_second_server_replaces_the_first(lab: Lab) -> None:
+    """A process serves once: a new server ends the former one."""
+    first = ddp_lab.serve_mcp()
+    with ddp_lab.serve_mcp(allow_run=True) as second:
+        assert (first.serving, second.serving) == (False, True)
+        assert rendezvous.find().pid == os.getpid()
+
+
+def test_in_a_kernel(entries: Path, tmp_path: Path) -> None:
+    """In a notebook, an assistant's cell is shown below the cell that allowed it. After the cluster's end its timeline
+    is still read, and the remedy named. A kernel that ends leaves nothing."""
+    manager = KernelManager(transport="ipc", connection_file=str(tmp_path / "kernel.json"))
+    manager.start_kernel(env={**os.environ, "PYTHONPATH": os.getcwd()})
+    client = manager.client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=SECONDS)
+        for code in ("%load_ext ddp_lab\n%cluster start -n 2", "%cluster mcp --allow-run"):
+            reply = client.execute_interactive(code, timeout=SECONDS, output_hook=lambda message: None)
+            assert reply["content"]["status"] == "ok"
+        allowing = reply["parent_header"]["msg_id"]
+        invitation = rendezvous.find()
+        client.execute_interactive("1", timeout=SECONDS)
+        result = Assistant("--allow-run").call("run_cell", code="print('seen by', rank)")
+        assert not result.is_error, text_of(result)
+        shown = []
+        while not any("An assistant ran assistant [1] on ranks 0–1: ✓" in text for text in shown):
+            message = client.get_iopub_msg(timeout=SECONDS)
+            if message["msg_type"] in ("display_data", "update_display_data"):
+                assert message["parent_header"]["msg_id"] == allowing
+                shown.append(message["content"]["data"].get("text/plain", ""))
+        assert any("seen by 1" in text for text in shown)
+        client.execute_interactive(f"%%distributed\n{TRAIN}", timeout=SECONDS, output_hook=lambda message: None)
+        client.execute_interactive("%cluster stop", timeout=SECONDS, output_hook=lambda message: None)
+        assistant = Assistant()
+        assert "Heads on 2 ranks" in text_of(assistant.call("timeline_summary"))
+        assert "start it with `%cluster start`" in text_of(assistant.call("doctor"))
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel()
+    assert not Path(invitation.socket).parent.exists()
+    assert not list(entries.iterdir())
