@@ -93,7 +93,7 @@ def server_of(tools: Sequence[types.Tool], call: Call) -> Server[Any]:
 
 
 def describe(tools: Sequence[Callable[..., Answer[Any]]]) -> list[types.Tool]:
-    """What an assistant is told of these tools."""
+    """The descriptions of these tools for an assistant."""
     return [_description(Tool.from_function(tool, structured_output=False)) for tool in tools]
 
 
