@@ -58,6 +58,7 @@ class Door:
             self.listener.bind(path)
             self.listener.listen()
             self.invitation = Invitation(os.getpid(), path, secrets.token_urlsafe(32))
+            _write_private(self._folder / "machine", registry.machine())
             _write_private(self._folder / "token", self.invitation.token)
         except OSError as error:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -149,9 +150,14 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def _remove_remains() -> None:
-    """Removes the folders of this user's processes that were killed; their tokens lead nowhere."""
+    """Removes the folders of this user's processes that were killed; their tokens lead nowhere.
+
+    Containers may share the folder of temporary files: those of other machines are left alone.
+    """
+    here = registry.machine()
     for path in Path(tempfile.gettempdir()).glob("ddp_lab-*-mcp-*"):
         named = _FOLDER.match(path.name)
         with contextlib.suppress(OSError):
-            if named and path.lstat().st_uid == os.getuid() and not registry.identity(int(named[1])):
+            ours = named and path.lstat().st_uid == os.getuid() and (path / "machine").read_text() == here
+            if named and ours and not registry.identity(int(named[1])):
                 shutil.rmtree(path)

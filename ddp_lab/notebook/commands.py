@@ -196,7 +196,10 @@ def stop(cluster: Cluster) -> None:
 
 
 def stop_quietly() -> None:
-    """Ends the current cluster if there is one; leaves a detached one."""
+    """Ends the current cluster if there is one; leaves a detached one. Assistants are no longer served."""
+    served = sys.modules.get("ddp_lab.assistants.kernel_server")
+    if served is not None:
+        served.stop_mcp()
     module = sys.modules.get(CLUSTER)
     cluster = module.current_cluster() if module is not None else None
     if cluster is not None:

@@ -78,9 +78,9 @@ def test_files_are_private(invitation: Invitation) -> None:
     folder, entries = Path(invitation.socket).parent, registry.folder() / "mcp"
     assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, entries)] == [0o700, 0o700]
     (entry,) = entries.iterdir()
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (entry, folder / "token")] == [0o600, 0o600]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (entry, *folder.glob("[mt]*"))] == [0o600] * 3
     assert invitation.token not in entry.read_text()
-    assert {path.name for path in folder.iterdir()} == {"socket", "token"}
+    assert {path.name for path in folder.iterdir()} == {"machine", "socket", "token"}
 
 
 def test_a_folder_that_others_can_change_is_not_trusted(invitation: Invitation) -> None:
