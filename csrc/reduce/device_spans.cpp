@@ -12,6 +12,7 @@ namespace {
 
 // More than any training loop has in flight; older ones are given up (a stream that is never reached).
 constexpr std::size_t kMostPending = 4096;
+constexpr std::size_t kMostSpare = 256;
 
 c10::Stream current_stream(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
@@ -49,6 +50,7 @@ DeviceSpans::DeviceSpans(c10::Device device) : device_(device) {
 }
 
 DeviceSpans::~DeviceSpans() {
+  resolve();  // nobody can later
   const std::lock_guard<std::mutex> lock(living_mutex());
   living().erase(std::remove(living().begin(), living().end(), this), living().end());
 }
@@ -60,7 +62,13 @@ void DeviceSpans::resolve_all() {
 
 void DeviceSpans::anchor() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!works_) return;
+  if (!works_ || !recorder().enabled()) return;
+  try {
+    place_anchors();
+  } catch (const c10::Error&) {
+    give_up();
+    return;
+  }
   auto next = std::make_shared<Anchor>(device_.type());
   next->recorded_ns = now_ns();
   next->event.record(current_stream(device_));
@@ -69,8 +77,16 @@ void DeviceSpans::anchor() {
 
 std::shared_ptr<DeviceSpans::Span> DeviceSpans::begin(const Event& event) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!works_) return nullptr;
-  auto span = std::make_shared<Span>(device_.type(), event);
+  if (!works_ || !recorder().enabled()) return nullptr;
+  std::shared_ptr<Span> span;
+  if (spare_.empty()) {
+    span = std::make_shared<Span>(device_.type(), event);
+  } else {
+    span = std::move(spare_.back());
+    spare_.pop_back();
+    span->event = event;
+    span->ended.store(false, std::memory_order_relaxed);
+  }
   span->anchor = anchors_.empty() ? placed_ : anchors_.back();
   span->begin.record(current_stream(device_));
   if (spans_.size() == kMostPending) spans_.pop_front();
@@ -81,6 +97,13 @@ std::shared_ptr<DeviceSpans::Span> DeviceSpans::begin(const Event& event) {
 void DeviceSpans::end(Span& span) {
   span.end.record(current_stream(span.begin.device()));
   span.ended.store(true, std::memory_order_release);
+}
+
+void DeviceSpans::place_anchors() {
+  while (!anchors_.empty() && place(*anchors_.front())) {
+    placed_ = std::move(anchors_.front());
+    anchors_.pop_front();
+  }
 }
 
 bool DeviceSpans::place(Anchor& anchor) {
@@ -95,10 +118,7 @@ void DeviceSpans::resolve() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!works_) return;
   try {
-    while (!anchors_.empty() && place(*anchors_.front())) {
-      placed_ = std::move(anchors_.front());
-      anchors_.pop_front();
-    }
+    place_anchors();
     while (!spans_.empty()) {
       Span& span = *spans_.front();
       const bool complete = span.ended.load(std::memory_order_acquire) && span.anchor->placed_ns != 0 &&
@@ -111,14 +131,19 @@ void DeviceSpans::resolve() {
       event.device_begin_ns = base + nanoseconds(span.anchor->event.elapsedTime(span.begin));
       event.device_end_ns = base + nanoseconds(span.anchor->event.elapsedTime(span.end));
       recorder().record(event);
+      if (spare_.size() < kMostSpare && spans_.front().use_count() == 1) spare_.push_back(std::move(spans_.front()));
       spans_.pop_front();
     }
   } catch (const c10::Error&) {
-    // Events of a captured graph can't be asked; the host's events are still recorded.
-    works_ = false;
-    spans_.clear();
-    anchors_.clear();
+    give_up();
   }
+}
+
+// Events of a captured graph can't be asked; the host's events are still recorded.
+void DeviceSpans::give_up() {
+  works_ = false;
+  spans_.clear();
+  anchors_.clear();
 }
 
 void DeviceSpans::forget() {
@@ -133,10 +158,7 @@ void ModelSpans::add(c10::Device device) {
 }
 
 void ModelSpans::anchor() {
-  for (const auto& [device, spans] : all_) {
-    spans->resolve();
-    spans->anchor();
-  }
+  for (const auto& [device, spans] : all_) spans->anchor();
 }
 
 std::shared_ptr<DeviceSpans::Span> ModelSpans::begin(c10::Device device, const Event& event) {

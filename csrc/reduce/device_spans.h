@@ -23,6 +23,11 @@ namespace ddp_lab {
 // few bits of a single elapsed time never span more than one step. The two clocks drift apart by some parts
 // in a million; what we know for certain corrects it: an event can't have run before it was recorded, nor
 // after it was seen to be complete. Nothing waits for the device during training.
+//
+// [Note: what a span costs the host]
+// A step of a small model takes the host of a fast GPU longer than the GPU. So the training thread makes no events (those
+// of resolved spans serve again) and asks for none but one anchor's a step; spans are resolved by who drains the
+// recorder. Nothing is measured while nothing is recorded.
 class DeviceSpans {
  public:
   struct Anchor {
@@ -53,7 +58,7 @@ class DeviceSpans {
 
   // At arm: a new anchor on the device's current stream.
   void anchor();
-  // At launch, on the current stream; `end` on the stream that is current in the future's callback.
+  // At launch, on the current stream; null while nothing is recorded. `end` on the stream that is current in the future's callback.
   std::shared_ptr<Span> begin(const Event& event);
   static void end(Span& span);
   // Records kDeviceSpan for every span that the device has completed. Never waits. Any thread.
@@ -63,12 +68,15 @@ class DeviceSpans {
 
  private:
   bool place(Anchor& anchor);
+  void place_anchors();
+  void give_up();
 
   std::mutex mutex_;
   const c10::Device device_;
   std::shared_ptr<Anchor> placed_;  // the newest that has been placed
   std::deque<std::shared_ptr<Anchor>> anchors_;
   std::deque<std::shared_ptr<Span>> spans_;
+  std::vector<std::shared_ptr<Span>> spare_;  // resolved ones
   bool works_ = true;
 };
 
