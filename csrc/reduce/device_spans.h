@@ -25,9 +25,9 @@ namespace ddp_lab {
 // after it was seen to be complete. Nothing waits for the device during training.
 //
 // [Note: what a span costs the host]
-// A step of a small model takes the host of a fast GPU longer than the GPU. So the training thread makes no events (those
-// of resolved spans serve again) and asks for none but one anchor's a step; spans are resolved by who drains the
-// recorder. Nothing is measured while nothing is recorded.
+// A step of a small model takes the host of a fast GPU longer than the GPU. So the training thread makes no events
+// (those of resolved spans serve again) and asks for none but one anchor's a step; spans are resolved by who drains
+// the recorder. Nothing is measured while nothing is recorded.
 class DeviceSpans {
  public:
   struct Anchor {
@@ -58,7 +58,8 @@ class DeviceSpans {
 
   // At arm: a new anchor on the device's current stream.
   void anchor();
-  // At launch, on the current stream; null while nothing is recorded. `end` on the stream that is current in the future's callback.
+  // At launch, on the current stream; null while nothing is recorded. `end` on the stream that is current in the
+  // future's callback.
   std::shared_ptr<Span> begin(const Event& event);
   static void end(Span& span);
   // Records kDeviceSpan for every span that the device has completed. Never waits. Any thread.
