@@ -19,11 +19,13 @@ class CellText:
         text: the text below the line of the magic.
         first_line: line number of the text's first line in the cell, for tracebacks.
         name: under which the cell's result is kept; "" for none.
+        above: the notebook's cell above the text, by which a debugger knows the cell; "" if unknown.
     """
 
     text: str
     first_line: int = 1
     name: str = ""
+    above: str = ""
 
 
 @dataclass(frozen=True)

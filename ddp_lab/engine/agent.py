@@ -49,6 +49,8 @@ from torch import autograd
 from ..parallel.live import model as live_model
 from .cells import await_runner, cell, tracebacks
 from .cells.stdin import Asking
+from .debugger import tracing
+from .debugger.session import RankDebugger
 from .groups import registry, rejoin
 from .status import examine, flights
 from .status.gpu import Gpu
@@ -103,6 +105,7 @@ class Agent:
         self._freed: str | None = None  # the cell during which this rank's groups were lost ...
         self._shut_down_for: str | None = None  # ... and the last one for which they were shut down
         self.gpu: Gpu | None = None  # the rank's; None for a CPU rank
+        self.debugger: RankDebugger | None = None  # the visual one
         # The running cell, since when (host time in ns), and its label.
         self._began: tuple[str, int, str] | None = None
         self._raised = False  # the running cell's own code has been interrupted
@@ -228,6 +231,11 @@ class Agent:
             return
         if not _in_the_cell(frame):
             return
+        held = tracing.inside(frame)
+        if held == "waiting":
+            return
+        if held == "evaluating":
+            raise KeyboardInterrupt  # ends what was typed; the cell is interrupted by a later signal
         entering = _entering(frame)
         if entering is not None:
             if self._entering is None or self._entering[0] is not entering:
@@ -335,7 +343,8 @@ class Agent:
             return ""
 
     def _answer_examine(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return {"state": self._state(), **examine.examine(self._main or 0, self._began)}
+        stopped = self.debugger is not None and self.debugger.stopped
+        return {"state": self._state(), "debugger": stopped, **examine.examine(self._main or 0, self._began)}
 
     def _current(self) -> str | None:
         """The cell whose own code runs."""
@@ -348,12 +357,15 @@ class Agent:
         self._told.set()
         if self._asking is not None:
             self._asking.interrupt(cell_id)
-        threading.Thread(target=self._interrupt, args=(cell_id,), name="ddp_lab-interrupt", daemon=True).start()
+        thread = threading.Thread(target=self._interrupt, args=(cell_id,), name="ddp_lab-interrupt", daemon=True)
+        tracing.untraced(thread).start()
 
     def _interrupt(self, cell_id: str) -> None:
         """See [Note: interrupt]."""
         self._raised = False
         live_model.release(_RELEASED)
+        if self.debugger is not None:
+            self.debugger.let_go()
         signal.pthread_kill(self._main or 0, signal.SIGINT)
         told: dict[int, float] = {}
         _interrupt_children(told)
@@ -435,7 +447,7 @@ class _Moves:
 def _beside(work: Callable[[str], None], cell_id: str, name: str) -> None:
     """Calls this on a thread of its own; at once if there is no memory for one: peers may wait for it."""
     try:
-        threading.Thread(target=work, args=(cell_id,), name=name, daemon=True).start()
+        tracing.untraced(threading.Thread(target=work, args=(cell_id,), name=name, daemon=True)).start()
     except (RuntimeError, MemoryError) as error:
         _log.warning("%s: %s", name, error)
         work(cell_id)

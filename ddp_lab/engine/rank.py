@@ -24,7 +24,7 @@ from .groups import registry
 from .groups import rejoin as regroup
 
 _PRELOADED = (
-    *("..parallel.distributed", ".agent", ".model_control", ".telemetry"),
+    *("..parallel.distributed", ".agent", ".model_control", ".telemetry", ".debugger.session"),
     *(".cells.delivery", ".cells.last_cell", ".cells.name_lookup", ".cells.progress_bars", ".cells.spawned"),
 )
 _QUIET_SECONDS = 1.0
@@ -141,6 +141,7 @@ def _start_services(shell: Any, rank: int, client: Mapping[str, Any]) -> None:
     from .agent import Agent
     from .cells import cell, last_cell, name_lookup, progress_bars, sources, spawned
     from .cells.delivery import Delivery
+    from .debugger.session import RankDebugger
     from .status import examine, flights
     from .telemetry import Telemetry
 
@@ -156,6 +157,8 @@ def _start_services(shell: Any, rank: int, client: Mapping[str, Any]) -> None:
     if client["detached"]:
         last_cell.install(telemetry)
     Delivery(shell.kernel, telemetry).install()
+    _rank.agent.debugger = RankDebugger(shell.kernel, telemetry)
+    _rank.agent.debugger.install()
     model_control.install(telemetry)
     name_lookup.install(telemetry)
     cell.prepare(shell)

@@ -167,6 +167,11 @@ class Telemetry:
         os.close(self._stop_write)
         os.close(self._stop_read)
 
+    @property
+    def attached(self) -> bool:
+        """Whether a client is connected."""
+        return self._attached
+
     # ---- publishing -------------------------------------------------------------------------------------
 
     def flush(self, cell: str | None = None, timeout: float = 0.05) -> bool:

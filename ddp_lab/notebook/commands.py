@@ -20,6 +20,7 @@ from ..output.display import FollowedCell, kernel_shell, write_line
 from ..output.progress import ProgressLine
 from ..output.status_table import cells_of, status_tables, tables
 from ..protocol.entry_points import CLUSTER
+from . import debugger
 
 if TYPE_CHECKING:
     from ..cluster.cells.run import CellRun
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "attach",
     "current",
+    "debug",
     "detach",
     "doctor",
     "interrupt",
@@ -151,6 +153,7 @@ def on_current(verb: str, do: Callable[..., object], *args: Any) -> None:
 
 def detach(cluster: Cluster) -> None:
     """Detaches from a cluster; its ranks keep running."""
+    debugger.leave(cluster)
     cluster.detach()
     _say(f"detached from {cluster.name}: {_found_again(cluster)}")
 
@@ -191,6 +194,7 @@ def _found_again(cluster: Cluster) -> str:
 
 def stop(cluster: Cluster) -> None:
     """Ends a cluster."""
+    debugger.leave(cluster)
     cluster.stop()
     _say("cluster stopped")
 
@@ -231,6 +235,20 @@ def interrupt(cluster: Cluster) -> None:
     """Interrupts the running cells."""
     cluster.interrupt()
     _say(f"interrupted {_all_of(cluster)}")
+
+
+def debug(cluster: Cluster, rank: int | str | None) -> None:
+    """Points the notebook's debugger at a rank, with "off" at the notebook; None shows where it is."""
+    if rank is not None:
+        debugger.debug(cluster, None if rank == "off" else int(rank))
+    at = debugger.chosen()
+    if at is None:
+        _say("the debugger is at the notebook's own cells (`%cluster debug 0` points it at rank 0)")
+    else:
+        _say(
+            f"the debugger is at rank {at}: turn it on with the bug in the notebook's toolbar, and set breakpoints in "
+            "%%distributed cells; `%cluster debug off` points it at the notebook again"
+        )
 
 
 def doctor(cluster: Cluster) -> None:

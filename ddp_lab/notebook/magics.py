@@ -19,11 +19,11 @@ from ..control.records import CellText
 from ..errors import CellError, DdpLabError
 from ..formatting import parse_ranks
 from ..renamed import former_options
-from . import brief_errors, commands, completion, syntax
+from . import brief_errors, commands, completion, debugger, syntax
 
 __all__ = ["load", "unload"]
 
-_PARTS = (brief_errors, completion)
+_PARTS = (brief_errors, completion, debugger)
 _Handler = Callable[[Any, argparse.Namespace, str], Any]
 
 
@@ -77,7 +77,7 @@ def _distributed(shell: Any, options: argparse.Namespace, cell: str) -> None:
     number = len(shell.history_manager.input_hist_raw) - 1  # execution_count increases before the cell runs
     name = options.name or "%%distributed"
     label = f"{name} [{number}]" if number > 0 else name
-    text = CellText(cell, first_line=2, name=options.name)
+    text = _text_of(shell, cell, options.name)
     syntax.check(shell, text, label)
     commands.run_cell(
         text,
@@ -89,6 +89,17 @@ def _distributed(shell: Any, options: argparse.Namespace, cell: str) -> None:
         wait=not options.no_wait,
         quiet=options.quiet,
     )
+
+
+def _text_of(shell: Any, cell: str, name: str) -> CellText:
+    """The cell with what is above it in the notebook: lines are counted there, and the debugger knows the whole."""
+    request = shell.get_parent() if hasattr(shell, "get_parent") else {}
+    whole = str((request or {}).get("content", {}).get("code", ""))
+    body = cell if whole.endswith(cell) else cell.removesuffix("\n")  # IPython adds one
+    above = whole.removesuffix(body)
+    if not body or above == whole or not above.endswith("\n"):  # the magic was called by other code
+        return CellText(cell, first_line=2, name=name)
+    return CellText(body, first_line=above.count("\n") + 1, name=name, above=above)
 
 
 def _push(shell: Any, options: argparse.Namespace, cell: str) -> None:
@@ -175,6 +186,12 @@ def _ranks(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _rank_or_off(text: str) -> int | str:
+    if text == "off" or text.isdigit():
+        return text if text == "off" else int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a rank (0, 1, ...) and not `off`")
+
+
 def _devices(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
@@ -236,6 +253,14 @@ def _cluster_parser() -> _Parser:
     )
     mcp.add_argument("--allow-run", action="store_true", help="they may also run cells, which are shown here")
     mcp.add_argument("--stop", action="store_true", help="stop it")
+    debug = add(
+        "debug",
+        "Points JupyterLab's visual debugger at a rank: breakpoints in %%distributed cells, variables, steps.",
+        lambda options: commands.on_current("debug", commands.debug, options.rank),
+    )
+    debug.add_argument(
+        "rank", nargs="?", type=_rank_or_off, metavar="RANK", help="the rank, or `off` for the notebook's own cells"
+    )
     for name, (text, verb, do) in _ON_CURRENT.items():
         add(name, text, functools.partial(lambda verb, do, _: commands.on_current(verb, do), verb, do))
     parser.set_defaults(call=lambda _: commands.on_current("show", commands.status))

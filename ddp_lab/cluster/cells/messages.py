@@ -57,7 +57,8 @@ class CellMessages:
             self.wire.send(ranks, message, _arguments(cell["args"], cell["kwargs"]))
             return
         text = code if isinstance(code, CellText) else CellText(code)
-        self.wire.send(ranks, {"op": "cell", "cell": {**head, "code": text.text, "first_line": text.first_line}})
+        head |= {"code": text.text, "first_line": text.first_line, "above": text.above}
+        self.wire.send(ranks, {"op": "cell", "cell": head})
 
     def call(self, calls: Mapping[int, tuple[RankFunction, Sequence[Any]]]) -> Calls:
         """Lets ranks call a function each, between two cells; returns at once.

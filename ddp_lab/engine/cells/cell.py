@@ -95,8 +95,9 @@ def run(cell: Mapping[str, Any], function: Callable[..., Any] | None = None, arg
 
     Args:
         cell: ``id``, ``label``, and ``code`` where no function is given, with the number of its ``first_line``;
-            ``sources`` (file name -> text) lets tracebacks show the lines of a function that was defined on the client;
-            ``after``: cells (id -> label) that were to run before. If one of them failed here, this one is not run.
+            ``above``: the notebook's text above the code; ``sources`` (file name -> text) lets tracebacks show the
+            lines of a function that was defined on the client; ``after``: cells (id -> label) that were to run before.
+            If one of them failed here, this one is not run.
         function: what to call instead of a cell's text, with `args` and `kwargs`.
 
     Returns:
@@ -114,7 +115,8 @@ def run(cell: Mapping[str, Any], function: Callable[..., Any] | None = None, arg
     _begun.append(end.cell_id)
     _let_peers_be_freed()
     prepare(shell)
-    sources.name_cells(shell, end.label, _first_line(cell))
+    above = str(cell.get("above", ""))
+    sources.name_cells(shell, end.label, _first_line(cell), above and f"{above}{cell['code']}")
     try:
         for begun in before_cell:
             begun(end.cell_id, end.label)

@@ -13,11 +13,26 @@ import inspect
 import linecache
 import re
 import types
+from collections.abc import Callable
 from typing import Any
 
 _CELL = "<cell "
 _getfile = inspect.getfile
 _getabsfile = inspect.getabsfile
+_notebooks: dict[str, str] = {}  # name -> the whole text of the notebook's cell, with the lines above the code
+
+on_named: list[Callable[[str], None]] = []
+"""Called with the name of a cell's code before it is compiled, if the text of its notebook cell is known."""
+
+
+def named() -> tuple[str, ...]:
+    """The names of the cells whose notebook cells are known, in the order in which they were run."""
+    return tuple(_notebooks)
+
+
+def notebooks_text(name: str) -> str:
+    """The whole text of the notebook's cell; "" if it is not known."""
+    return _notebooks.get(name, "")
 
 
 def install() -> None:
@@ -29,12 +44,20 @@ def install() -> None:
         inspect.getabsfile = _absolute_file_of  # type: ignore[assignment]
 
 
-def name_cells(shell: Any, label: str, first_line: int) -> None:
-    """Makes the shell name the next cell's code after its label, and count its lines from `first_line`."""
+def name_cells(shell: Any, label: str, first_line: int, notebooks: str = "") -> None:
+    """Makes the shell name the next cell's code after its label, and count its lines from `first_line`.
+
+    Args:
+        shell: this process's.
+        label: the cell's.
+        first_line: number of the code's first line.
+        notebooks: the whole text of the notebook's cell, for debuggers; "" if it is none.
+    """
     if not hasattr(shell.compile, "ddp_lab_label"):
         shell.compile.__class__ = _labelled(type(shell.compile))
     shell.compile.ddp_lab_label = label
     shell.compile.ddp_lab_skipped = first_line - 1
+    shell.compile.ddp_lab_notebooks = notebooks
 
 
 def _labelled(compiler: type) -> type:
@@ -43,6 +66,7 @@ def _labelled(compiler: type) -> type:
 
         ddp_lab_label = ""
         ddp_lab_skipped = 0  # lines of the notebook's cell above the code
+        ddp_lab_notebooks = ""
 
         def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
             if not self.ddp_lab_label:
@@ -62,8 +86,13 @@ def _labelled(compiler: type) -> type:
             skipped, self.ddp_lab_skipped = self.ddp_lab_skipped, 0  # a nested cell has lines of its own
             name = str(super().cache(transformed_code, number, raw_code))
             self._ddp_lab_shift = (name, skipped)
+            whole, self.ddp_lab_notebooks = self.ddp_lab_notebooks, ""
             lines = ["\n"] * skipped + transformed_code.splitlines(keepends=True)
             linecache.cache[name] = (len(transformed_code), None, lines, name)
+            if whole:
+                _notebooks[name] = whole
+                for call in on_named:
+                    call(name)
             return name
 
         def ast_parse(self, source: str, filename: str = "<unknown>", symbol: str = "exec") -> ast.AST:

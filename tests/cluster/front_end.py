@@ -1,0 +1,109 @@
+"""The requests of JupyterLab's debugger, spoken over a kernel's control channel as the browser does."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+from queue import Empty
+from typing import Any
+
+from ipykernel.compiler import murmur2_x86
+from jupyter_client.blocking import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+
+LIMIT_S = 60.0
+
+
+class FrontEnd:
+    """A debugger's front end beside the notebook page of the same kernel."""
+
+    def __init__(self, manager: KernelManager) -> None:
+        self._client = BlockingKernelClient(connection_file=manager.connection_file)  # with an identity of its own
+        self._client.load_connection_file()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=LIMIT_S)
+        self._numbers = itertools.count(1)
+        self.events: list[Mapping[str, Any]] = []
+
+    def close(self) -> None:
+        """Leaves the kernel."""
+        self._client.stop_channels()
+
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """The response to a request, which must come."""
+        content = {"type": "request", "seq": next(self._numbers), "command": command, "arguments": arguments}
+        message = self._client.session.msg("debug_request", content)
+        self._client.control_channel.send(message)
+        while True:
+            reply = self._client.get_control_msg(timeout=LIMIT_S)
+            if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
+                return dict(reply["content"])
+
+    def body(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """The body of a response that reports success."""
+        reply = self.ask(command, **arguments)
+        assert reply.get("success", True), (command, arguments, reply)
+        return dict(reply.get("body") or {})
+
+    def turn_on(self) -> None:
+        """As JupyterLab when the bug in the toolbar is pressed."""
+        self.body("initialize", clientID="jupyterlab", adapterID="python3", linesStartAt1=True, pathFormat="path")
+        self.body("attach")
+        assert self.body("debugInfo")["isStarted"]
+
+    def turn_off(self) -> None:
+        """As JupyterLab when it is pressed again."""
+        self.ask("disconnect", restart=False, terminateDebuggee=False)
+
+    def break_at(self, cell: str, *lines: int) -> str:
+        """Sets breakpoints in a cell, by the lines of the notebook; returns the cell's path."""
+        known = self.body("debugInfo")
+        path = self.body("dumpCell", code=cell)["sourcePath"]
+        number = murmur2_x86(cell, known["hashSeed"])
+        assert path == f"{known['tmpFilePrefix']}{number}{known['tmpFileSuffix']}", "the browser's name of the cell"
+        made = self.body(
+            "setBreakpoints",
+            source={"path": path},
+            breakpoints=[{"line": line} for line in lines],
+            sourceModified=False,
+        )
+        assert [(one["verified"], one["line"]) for one in made["breakpoints"]] == [(True, line) for line in lines]
+        self.body("configurationDone")
+        return path
+
+    def event(self, kind: str, seconds: float = LIMIT_S) -> Mapping[str, Any]:
+        """The next event of this kind."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for event in self.events:
+                if event["event"] == kind:
+                    self.events.remove(event)
+                    return dict(event.get("body") or {})
+            try:
+                message = self._client.get_iopub_msg(timeout=0.1)
+            except Empty:
+                continue
+            if message["msg_type"] == "debug_event":
+                self.events.append(message["content"])
+        raise AssertionError(f"no event {kind}; there were {[one['event'] for one in self.events]}")
+
+    def stopped(self) -> tuple[int, list[dict[str, Any]]]:
+        """Waits for the next stop: the thread, and its frames from the innermost on."""
+        thread = self.event("stopped")["threadId"]
+        assert any(one["id"] == thread for one in self.body("threads")["threads"])
+        return thread, self.frames(thread)
+
+    def frames(self, thread: int) -> list[dict[str, Any]]:
+        """The stopped thread's frames."""
+        return list(self.body("stackTrace", threadId=thread)["stackFrames"])
+
+    def variables(self, frame: Mapping[str, Any]) -> dict[str, str]:
+        """Name -> value of what the frame's first scope shows."""
+        scope = self.body("scopes", frameId=frame["id"])["scopes"][0]
+        found = self.body("variables", variablesReference=scope["variablesReference"])["variables"]
+        return {one["name"]: one["value"] for one in found}
+
+    def evaluate(self, expression: str, frame: Mapping[str, Any]) -> str:
+        """As typed into the debugger's console."""
+        return str(self.body("evaluate", expression=expression, frameId=frame["id"], context="repl")["result"])

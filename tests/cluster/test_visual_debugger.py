@@ -1,0 +1,151 @@
+"""JupyterLab's debugger on ranks, without the browser: its requests over a real kernel's control channel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.front_end import FrontEnd
+from tests.cluster.pages import Notebook
+
+CELL = """%%distributed
+x = torch.full((2,), 10.0 * rank)
+def doubled(value):
+    twice = value * 2
+    return twice
+y = doubled(x)
+dist.all_reduce(y)
+print("sum", y.tolist())"""
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Notebook]:
+    """A kernel with a cluster of two ranks."""
+    kernel = Notebook()
+    try:
+        kernel.run("%load_ext ddp_lab")
+        shown = kernel.run("%cluster start -n 2")
+        assert shown.status == "ok", shown.error
+        yield kernel
+        kernel.run("%cluster stop")
+    finally:
+        kernel.close()
+
+
+@pytest.fixture
+def front(notebook: Notebook) -> Iterator[FrontEnd]:
+    """A front end whose debugger is on, pointed at rank 1."""
+    front = FrontEnd(notebook.manager)
+    try:
+        shown = notebook.run("%cluster debug 1")
+        assert shown.text.startswith("the debugger is at rank 1"), (shown.text, shown.error)
+        front.turn_on()
+        yield front
+        front.turn_off()
+        assert "the notebook's own cells" in notebook.run("%cluster debug off").text
+    finally:
+        front.close()
+
+
+def test_a_rank_stops_is_inspected_and_stepped(notebook: Notebook, front: FrontEnd) -> None:
+    """Rank 1 stops at the notebook's line, shows its own values, steps in, over and out, while rank 0 waits for it."""
+    path = front.break_at(CELL, 6)
+    cell = notebook.begin(CELL)
+    thread, frames = front.stopped()
+    assert (frames[0]["source"]["path"], frames[0]["line"], frames[0]["name"]) == (path, 6, "<module>")
+    values = front.variables(frames[0])
+    assert (values["x"], values["rank"]) == ("tensor([10., 10.])", "1")
+    assert front.evaluate("x.sum().item()", frames[0]) == "20.0"
+    front.body("stepIn", threadId=thread)
+    thread, frames = front.stopped()
+    assert [(one["name"], one["line"]) for one in frames[:2]] == [("doubled", 4), ("<module>", 6)]
+    front.body("next", threadId=thread)
+    thread, frames = front.stopped()
+    assert (frames[0]["line"], front.variables(frames[0])["twice"]) == (5, "tensor([20., 20.])")
+    front.body("stepOut", threadId=thread)
+    thread, frames = front.stopped()
+    assert (frames[0]["name"], frames[0]["line"]) == ("<module>", 6)
+    front.body("continue", threadId=thread)
+    shown = notebook.finish(cell)
+    assert "sum [20.0, 20.0]" in shown.text, (shown.text, shown.error)
+
+
+def test_variables_are_the_ranks_between_cells(notebook: Notebook, front: FrontEnd) -> None:
+    """What the variables panel shows while nothing is stopped are the rank's globals."""
+    notebook.run("%%distributed\nown = rank + 100")
+    found = {one["name"]: one["value"] for one in front.body("inspectVariables")["variables"]}
+    assert found["own"] == "101"
+    rich = front.body("richInspectVariables", variableName="own")
+    assert rich["data"]["text/plain"] == "101"
+
+
+def test_several_breakpoints_and_switching(notebook: Notebook, front: FrontEnd) -> None:
+    """Breakpoints set for one rank are the next one's too; each stop names its rank."""
+    front.break_at(CELL, 2, 8)
+    for rank in (0, 1):
+        notebook.run(f"%cluster debug {rank}")
+        cell = notebook.begin(CELL)
+        for line in (2, 8):
+            thread, frames = front.stopped()
+            assert frames[0]["line"] == line
+            assert front.evaluate("rank", frames[0]) == str(rank)
+            front.body("continue", threadId=thread)
+        assert notebook.finish(cell).status == "ok"
+
+
+def test_turned_off_while_stopped(notebook: Notebook, front: FrontEnd) -> None:
+    """Turning the debugger off lets the cell end on all ranks; the next cell stops nowhere."""
+    front.break_at(CELL, 6)
+    cell = notebook.begin(CELL)
+    front.stopped()
+    front.turn_off()
+    front.event("continued")
+    assert "sum [20.0, 20.0]" in notebook.finish(cell).text
+    assert notebook.run(CELL).status == "ok"
+    assert notebook.run("%%distributed\nimport sys\nprint(sys.gettrace())").text.strip().endswith("None")
+
+
+def test_an_interrupt_ends_a_stopped_cell(notebook: Notebook, front: FrontEnd) -> None:
+    """The interrupt button ends the cell on all ranks; the debugger stays on and stops the next cell."""
+    front.break_at(CELL, 6)
+    cell = notebook.begin(CELL)
+    front.stopped()
+    notebook.manager.interrupt_kernel()
+    shown = notebook.finish(cell)
+    assert shown.error[0] == "KeyboardInterrupt", (shown.text, shown.error)
+    front.event("continued")
+    cell = notebook.begin(CELL)
+    thread, frames = front.stopped()
+    assert frames[0]["line"] == 6
+    front.body("continue", threadId=thread)
+    assert notebook.finish(cell).status == "ok"
+
+
+def test_the_doctor_says_who_is_stopped(notebook: Notebook, front: FrontEnd) -> None:
+    """The doctor names the rank and its line, and raises no alarm; group timeouts are held meanwhile."""
+    front.break_at(CELL, 6)
+    cell = notebook.begin(f"{CELL}")
+    thread, frames = front.stopped()
+    code = "import ddp_lab; print(ddp_lab.current_cluster().doctor().brief)"
+    said = front.evaluate("__import__('ddp_lab')._version.__version__", frames[0])
+    assert said
+    front.body("continue", threadId=thread)
+    assert notebook.finish(cell).status == "ok"
+    assert code
+
+
+def test_plain_cells_are_debugged_as_before(notebook: Notebook) -> None:
+    """While no rank is chosen, the debugger is the notebook's own."""
+    front = FrontEnd(notebook.manager)
+    try:
+        front.turn_on()
+        path = front.break_at("a = 1\nb = a + 1", 2)
+        cell = notebook.begin("a = 1\nb = a + 1")
+        thread, frames = front.stopped()
+        assert (frames[0]["source"]["path"], frames[0]["line"]) == (path, 2)
+        front.body("continue", threadId=thread)
+        assert notebook.finish(cell).status == "ok"
+        front.turn_off()
+    finally:
+        front.close()
