@@ -72,6 +72,15 @@ def _gone(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis |
     return Diagnosis("lost", sentence, f"The next cell, or `%cluster rejoin`, starts {new}.")
 
 
+def _debugged(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+    if not (debugged := [one for one in ranks if one.debugged]):
+        return None
+    others = f" {_who(waiting)} {_wait_s(waiting)} in {waiting[0].waits_in}." if waiting else ""
+    sentence = f"{_each(debugged)}{others}"
+    remedy = "Continue it in the debugger, or turn the debugger off. Interrupting the cell ends it on all ranks."
+    return Diagnosis("debugger", sentence, remedy, stuck=False)
+
+
 def _paused(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
     paused = [(one, one.paused.paused) for one in ranks if one.paused is not None]
     if not paused:
@@ -292,5 +301,5 @@ def _at(one: Examined) -> str:
 
 
 # Certain at once: waiting longer does not change them.
-_SURE: tuple[_Rule, ...] = (_gone, _stopped, _paused, different_calls, launched_alone, _idle, _silent)
+_SURE: tuple[_Rule, ...] = (_gone, _stopped, _debugged, _paused, different_calls, launched_alone, _idle, _silent)
 _RULES: tuple[_Rule, ...] = (_nobody_waits, _point_to_point, _ended, _busy, _different)

@@ -136,6 +136,7 @@ class Examined:
         models: the wrapped ones.
         flights: the collectives that it has entered, by group.
         last_cell: id of the running cell, or of the last one.
+        debugged: whether it is stopped in the visual debugger.
         entered_at: where it entered the collective that is not the same on all ranks, if that is known.
     """
 
@@ -152,6 +153,7 @@ class Examined:
     flights: tuple[GroupFlights, ...] = ()
     last_cell: str | None = None
     entered_at: Place | None = None
+    debugged: bool = False
 
     @classmethod
     def of(cls, rank: int, state: str, answer: Mapping[str, Any], **more: Any) -> Examined:
@@ -167,6 +169,7 @@ class Examined:
             models=tuple(_model(one) for one in answer["models"] if "error" not in one),
             flights=tuple(GroupFlights.of(one) for one in answer.get("flights", ())),
             last_cell=answer.get("last_cell"),
+            debugged=bool(answer.get("debugger")),
             **more,
         )
 
@@ -198,7 +201,7 @@ class Examined:
     @property
     def waits(self) -> bool:
         """Whether it waits for other ranks."""
-        return self.state == "running" and (self.call is not None or self.bucket is not None)
+        return self.state == "running" and not self.debugged and (self.call is not None or self.bucket is not None)
 
     @property
     def in_flight(self) -> str:
@@ -230,6 +233,8 @@ class Examined:
         if self.state != "running":
             return "is not running a cell"
         at = f" at {self.place}" if self.place is not None else ""
+        if self.debugged:
+            return f"is stopped in the debugger{at}"
         if self.paused is not None:
             return f"is paused at a breakpoint ({self.paused.paused}){at}"
         if self.call is not None:

@@ -199,7 +199,7 @@ class DebuggerRelay:
                 self._watch = None  # which is this task
                 await self.point_at(None)
                 return
-            if link.ended():
+            if link.ended() and not await link.is_open():
                 link.give_up()
                 try:
                     await link.open(self.prefix())
@@ -261,7 +261,7 @@ class RankLink:
 
     async def close(self) -> None:
         """Ends it; a stopped rank continues."""
-        if self._name and self.cluster.running and not self.ended():
+        if self._name and self.cluster.running and self.rank not in self._session.members.lost():
             await self._request([self.rank], _CLOSE_SECONDS, do="close", name=self._name)
             await asyncio.sleep(0)  # its last events are scheduled already
         self.give_up()
@@ -271,6 +271,15 @@ class RankLink:
         if not self._name or self.rank in self._session.members.lost():
             return True
         return self._session.wire.connections().get(self.rank, 0) != self._connections
+
+    async def is_open(self) -> bool:
+        """Whether the rank still knows it: then only a connection was replaced."""
+        connections = self._session.wire.connections().get(self.rank, 0)
+        if not self._name or self.rank in self._session.members.lost():
+            return False
+        answers = await self._request([self.rank], _CLOSE_SECONDS, do="is_open", name=self._name)
+        self._connections = connections
+        return bool(answers.get(self.rank, {}).get("open"))
 
     def give_up(self) -> None:
         """Answers what still waits, and tells the front end that nothing is stopped."""

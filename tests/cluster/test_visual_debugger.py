@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.cluster.front_end import FrontEnd
 from tests.cluster.pages import Notebook
+from tests.leftovers import wait_until
 
 CELL = """%%distributed
 x = torch.full((2,), 10.0 * rank)
@@ -17,6 +20,16 @@ def doubled(value):
 y = doubled(x)
 dist.all_reduce(y)
 print("sum", y.tolist())"""
+
+
+BACKGROUND = """%%distributed --no-wait --name stopped
+y = torch.ones(1) * rank
+dist.all_reduce(y)"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_by_test() -> None:
+    """ipykernel's own debugger has a process that ends with the kernel; what is left at the module's end counts."""
 
 
 @pytest.fixture(scope="module")
@@ -123,16 +136,47 @@ def test_an_interrupt_ends_a_stopped_cell(notebook: Notebook, front: FrontEnd) -
 
 
 def test_the_doctor_says_who_is_stopped(notebook: Notebook, front: FrontEnd) -> None:
-    """The doctor names the rank and its line, and raises no alarm; group timeouts are held meanwhile."""
+    """The doctor names the rank and its line; a rank that waits for it raises no alarm, and its timeouts are held."""
+    front.break_at(BACKGROUND, 2)
+    notebook.run(BACKGROUND)
+    thread, _ = front.stopped()
+    said = notebook.run("print(lab.doctor())").text
+    assert said.startswith("rank 1 is stopped in the debugger at stopped [")
+    assert "line 2. rank 0 waits in all_reduce" in said
+    front.body("continue", threadId=thread)
+    shown = notebook.run("print(lab.results['stopped'].wait(), lab.last_result)")
+    assert "no progress" not in shown.text, shown.text
+    assert not shown.error[0], shown.error
+
+
+def test_a_rank_that_fails_while_stopped(notebook: Notebook, front: FrontEnd) -> None:
+    """A stopped rank whose process ends: the cell fails, nothing is stopped, and its new process is debugged again."""
     front.break_at(CELL, 6)
-    cell = notebook.begin(f"{CELL}")
+    cell = notebook.begin(CELL)
     thread, frames = front.stopped()
-    code = "import ddp_lab; print(ddp_lab.current_cluster().doctor().brief)"
-    said = front.evaluate("__import__('ddp_lab')._version.__version__", frames[0])
-    assert said
+    os.kill(int(front.evaluate("__import__('os').getpid()", frames[0])), signal.SIGKILL)
+    front.event("continued")
+    shown = notebook.finish(cell)
+    assert "rank 1" in shown.error[1], (shown.text, shown.error)
+    assert notebook.run("%cluster rejoin").status == "ok"
+    wait_until(lambda: front.ask("debugInfo")["body"]["isStarted"], 20, "the new process is debugged")
+    cell = notebook.begin(CELL)
+    thread, frames = front.stopped()
+    assert frames[0]["line"] == 6
     front.body("continue", threadId=thread)
     assert notebook.finish(cell).status == "ok"
-    assert code
+
+
+def test_stopping_the_cluster_ends_it(notebook: Notebook, front: FrontEnd) -> None:
+    """`%cluster stop` while a rank is stopped in a background cell ends all, and the debugger is the notebook's."""
+    front.break_at(BACKGROUND, 2)
+    notebook.run(BACKGROUND)
+    front.stopped()
+    assert notebook.run("%cluster stop").status == "ok"
+    front.event("continued")
+    notebook.run("%cluster start -n 2")
+    assert "the notebook's own cells" in notebook.run("%cluster debug").text
+    notebook.run("%cluster debug 1")
 
 
 def test_plain_cells_are_debugged_as_before(notebook: Notebook) -> None:

@@ -204,6 +204,9 @@ class Watch:
 
     def _judge(self, ranks: Sequence[Examined], at: float) -> tuple[str, Diagnosis] | None:
         """What is certainly wrong: calls that differ, ranks that are out of step, ranks that wait too long."""
+        if any(one.debugged for one in ranks):  # the user knows, and its peers may wait for as long as that takes
+            self._seen, self._same_since, self._distances = None, at, Distances(self._seconds * _APART)
+            return None
         flights = {one.rank: one.flights for one in ranks}
         apart = self._distances.add(at, flights, [one.rank for one in ranks if one.state != "running"])
         different = different_calls(ranks, [one for one in ranks if one.waits])

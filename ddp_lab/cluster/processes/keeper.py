@@ -40,7 +40,7 @@ from ...errors import ClusterError
 from ...protocol import registry
 from ...protocol.entry_points import KEEPER
 from ...renamed import with_former_names
-from .launchers import Controller, ForkServer, check_files, make_run_dir, process_environment, tail
+from .launchers import Controller, ForkServer, check_files, make_run_dir, not_debugged, process_environment, tail
 
 _ANSWER_SECONDS = 10.0
 _END_SECONDS = 10.0
@@ -127,14 +127,15 @@ class Keeper:
                     "log": str(run_dir / "fork_server.log"),
                 },
             }
-            done = subprocess.run(
-                [sys.executable, "-m", KEEPER],
-                input=json.dumps(spec).encode() + b"\n",
-                capture_output=True,
-                env=process_environment({}),
-                start_new_session=True,
-                check=False,
-            )
+            with not_debugged():
+                done = subprocess.run(
+                    [sys.executable, "-m", KEEPER],
+                    input=json.dumps(spec).encode() + b"\n",
+                    capture_output=True,
+                    env=process_environment({}),
+                    start_new_session=True,
+                    check=False,
+                )
             said = done.stdout.decode().split()
             if said == ["exists"]:
                 raise ClusterError(f"a detached cluster {name!r} is already running: use `%cluster attach {name}`")

@@ -405,7 +405,7 @@ def _started(
         environment: its variables, besides this process's.
         pipes: whether its input and output are pipes.
     """
-    with open_log(log) as file:
+    with open_log(log) as file, not_debugged():
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
@@ -414,6 +414,15 @@ def _started(
             env=process_environment(environment),
             start_new_session=True,
         )
+
+
+def not_debugged() -> contextlib.AbstractContextManager[None]:
+    """In this context, a debugger of this process does not make started processes wait for it.
+
+    ipykernel's does while JupyterLab's debugger is on, and no front end ever answers them.
+    """
+    tracer = sys.modules.get("pydevd")
+    return contextlib.nullcontext() if tracer is None else tracer.skip_subprocess_arg_patch()
 
 
 def _wait_for_end(process: subprocess.Popen[bytes], seconds: float) -> None:

@@ -88,6 +88,8 @@ class RankDebugger:
             self._session.start()
         elif do == "hold":
             self._hold(bool(message["on"]))
+        elif do == "is_open":
+            return {"open": session is not None and session.name == message["name"]}
         elif session is not None and session.name == message["name"]:
             if do == "close":
                 self._end()
