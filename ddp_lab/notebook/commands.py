@@ -245,10 +245,8 @@ def debug(cluster: Cluster, rank: int | str | None) -> None:
     if at is None:
         _say("the debugger is at the notebook's own cells (`%cluster debug 0` points it at rank 0)")
     else:
-        _say(
-            f"the debugger is at rank {at}: turn it on with the bug in the notebook's toolbar, and set breakpoints in "
-            "%%distributed cells; `%cluster debug off` points it at the notebook again"
-        )
+        _say(f"the debugger is at rank {at} (`%cluster debug off` points it at the notebook again)")
+        _say("turn it on with the bug in the toolbar, and set breakpoints in %%distributed cells")
 
 
 def doctor(cluster: Cluster) -> None:

@@ -79,6 +79,9 @@ def test_a_rank_stops_is_inspected_and_stepped(notebook: Notebook, front: FrontE
     front.body("stepOut", threadId=thread)
     thread, frames = front.stopped()
     assert (frames[0]["name"], frames[0]["line"]) == ("<module>", 6)
+    front.body("next", threadId=thread)  # from one statement of the cell to the next
+    thread, frames = front.stopped()
+    assert [(one["name"], one["line"]) for one in frames] == [("<module>", 7)]
     front.body("continue", threadId=thread)
     shown = notebook.finish(cell)
     assert "sum [20.0, 20.0]" in shown.text, (shown.text, shown.error)

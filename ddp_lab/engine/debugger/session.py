@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import re
+import sysconfig
 import threading
 import time
 import types
@@ -40,7 +41,7 @@ _LOOK_SECONDS = 0.5
 _LET_GO_SECONDS = 0.5
 _END_SECONDS = 2.0
 # Their frames are below each cell, or answer for the rank: a step leads past them.
-_PASSED = ("IPython", "ipykernel", "ipyparallel", "tornado", "traitlets", "zmq", "asyncio", "ddp_lab")
+_PASSED = ("IPython", "ipykernel", "ipyparallel", "tornado", "traitlets", "zmq", "ddp_lab")
 
 _Send = Callable[[str, dict[str, Any]], None]
 
@@ -298,8 +299,7 @@ class Session:
 
     async def _attach(self, request: dict[str, Any]) -> dict[str, Any]:
         """pydevd is attached at once; it waits for the configuration to be done."""
-        folders = [os.path.dirname(found.origin) for one in _PASSED if (found := find_spec(one)) and found.origin]
-        rules = [{"path": os.path.join(folder, "**"), "include": False} for folder in folders]
+        rules = [{"path": pattern, "include": False} for pattern in _passed()]
         given = {**request.get("arguments", {}), "justMyCode": False, "rules": rules}
         reply = await self._connection.send_dap_request({**request, "arguments": given})
         await self._connection.send_dap_request({"type": "request", "command": "configurationDone"})
@@ -355,6 +355,16 @@ class Session:
         """The front end's name of a cell with this text."""
         number = murmur2_x86(text, get_tmp_hash_seed())  # type: ignore[no-untyped-call]
         return f"{self._prefix}{number}.py"
+
+
+def _passed() -> list[str]:
+    """Files that a step leads past: what runs below each cell, between its statements, and the standard library."""
+    folders = [os.path.dirname(found.origin) for one in _PASSED if (found := find_spec(one)) and found.origin]
+    library = sysconfig.get_paths()["stdlib"]
+    for inside in os.scandir(library):
+        if inside.is_dir() and inside.name not in ("site-packages", "dist-packages"):
+            folders.append(inside.path)
+    return [os.path.join(library, "*.py"), *(os.path.join(folder, "**") for folder in folders)]
 
 
 def lines_of_code(text: str) -> list[int]:
