@@ -105,10 +105,10 @@ class FrontEnd:
 
     def requests(self) -> list[dict[str, Any]]:
         """These, in an order in which they can be sent again."""
-        first = [self._requests[name, ""] for name in ("initialize", "attach") if (name, "") in self._requests]
-        rest = [one for one in self._requests.values() if one not in first]
+        order = ("initialize", "attach", "dumpCell", "setBreakpoints", "setExceptionBreakpoints")
+        kept = sorted(self._requests.items(), key=lambda item: order.index(item[0][0]))
         done = {"type": "request", "seq": 0, "command": "configurationDone", "arguments": {}}
-        return copy.deepcopy([*first, *rest, done])
+        return copy.deepcopy([*(request for _, request in kept), done])
 
 
 class DebuggerRelay:

@@ -1,3 +1,3 @@
 """Rank side of Jupyter's visual debugger: pydevd in the rank, its requests and events on the client's wire."""
 
-__all__: list[str] = []
+__all__ = ["session", "tracing"]
