@@ -104,6 +104,7 @@ class Telemetry:
         self._interval = interval_of(ranks)
         self.session = process_session() if session is None else session
         self.error: Exception | None = None
+        self.clients = 1  # so many have been served; grows with `renew`
         self._endpoint = dict(endpoint)
         self._handlers: dict[str, _Handler] = {
             "ping": lambda _: {},
@@ -257,6 +258,7 @@ class Telemetry:
             self._unread = 0
             self._cursor = self._described = 0
             self._status = self._last_status
+            self.clients += 1
         self.wake()
 
     def wake(self) -> None:

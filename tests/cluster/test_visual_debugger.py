@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -25,6 +26,14 @@ print("sum", y.tolist())"""
 BACKGROUND = """%%distributed --no-wait --name stopped
 y = torch.ones(1) * rank
 dist.all_reduce(y)"""
+
+
+FACTS = """%%distributed
+import psutil
+from ddp_lab.parallel.core.process_groups import timeout_of
+listening = [one.laddr.port for one in psutil.Process().net_connections() if one.status == "LISTEN"]
+backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+print("held", timeout_of(backend).total_seconds() > 86_400, "ports", sorted(listening))"""
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +103,17 @@ def test_variables_are_the_ranks_between_cells(notebook: Notebook, front: FrontE
     assert found["own"] == "101"
     rich = front.body("richInspectVariables", variableName="own")
     assert rich["data"]["text/plain"] == "101"
+
+
+def test_no_port_and_no_timeout(notebook: Notebook, front: FrontEnd) -> None:
+    """While the debugger is on, no rank listens on another port, and no group's timeout expires within a day."""
+    on = notebook.run(FACTS).text
+    front.turn_off()
+    notebook.run("%cluster debug off")
+    off = notebook.run(FACTS).text
+    assert on.replace("held True", "held False") == off
+    assert "held True" in on
+    notebook.run("%cluster debug 1")
 
 
 def test_several_breakpoints_and_switching(notebook: Notebook, front: FrontEnd) -> None:
@@ -180,6 +200,34 @@ def test_stopping_the_cluster_ends_it(notebook: Notebook, front: FrontEnd) -> No
     notebook.run("%cluster start -n 2")
     assert "the notebook's own cells" in notebook.run("%cluster debug").text
     notebook.run("%cluster debug 1")
+
+
+def test_a_kernel_that_is_lost() -> None:
+    """The kernel of a detached cluster is killed while a rank is stopped: the rank continues, and its cell ends."""
+    first, name = Notebook(), f"debugged-{os.getpid()}-{time.time_ns()}"
+    try:
+        first.run("%load_ext ddp_lab")
+        kernel = int(first.run("import os; os.getpid()").text)
+        assert first.run(f"%cluster start -n 2 --detach --name {name}").status == "ok"
+        first.run("%cluster debug 1")
+        front = FrontEnd(first.manager)
+        front.turn_on()
+        front.break_at(BACKGROUND, 2)
+        first.run(BACKGROUND)
+        front.stopped()
+        front.close()
+        os.kill(kernel, signal.SIGKILL)
+    finally:
+        first.close()
+    second = Notebook()
+    try:
+        second.run("%load_ext ddp_lab")
+        assert second.run(f"%cluster attach {name}").status == "ok"
+        wait_until(lambda: "1.0" in second.run("%%distributed\ny.item()").text, 20, "the end of the stopped cell")
+        assert "rank 1" in second.run("%cluster debug 1").text
+    finally:
+        second.run("%cluster stop")
+        second.close()
 
 
 def test_plain_cells_are_debugged_as_before(notebook: Notebook) -> None:

@@ -58,7 +58,7 @@ class RankDebugger:
         self._kernel, self._telemetry = kernel, telemetry
         self._main = asyncio.get_running_loop()
         self._session: Session | None = None  # the control thread's; others take a copy
-        self._holds = False  # group timeouts, while any rank is debugged
+        self._holds_for = 0  # the number of the client for which group timeouts are held; 0: for none
 
     def install(self) -> None:
         """Begins to take messages."""
@@ -104,13 +104,13 @@ class RankDebugger:
             session.end()
 
     def _hold(self, on: bool) -> None:
-        self._holds = on
+        self._holds_for = self._telemetry.clients if on else 0
         (breakpoints.hold_timeouts if on else breakpoints.restore_timeouts)()
 
     def _before_cell(self, cell_id: str, label: str) -> None:
         """On the main thread."""
-        if self._holds:
-            breakpoints.hold_timeouts()  # of groups that are new since
+        if self._holds_for:
+            self._hold(self._holds_for == self._telemetry.clients)  # of groups that are new since, or for nobody
         session = self._session
         if session is not None:
             session.before_cell()
@@ -213,12 +213,14 @@ class Session:
             await self._finish()
 
     async def _until_ended(self) -> None:
-        alone_since: float | None = None
+        alone_since, client = None, self._telemetry.clients
         while not self._ended.is_set():
             try:
                 await asyncio.wait_for(self._ended.wait(), _LOOK_SECONDS)
             except (TimeoutError, asyncio.TimeoutError):
                 now = time.monotonic()
+                if self._telemetry.clients != client:
+                    return
                 alone_since = None if self._telemetry.attached else alone_since or now
                 if alone_since is not None and now - alone_since > _ALONE_SECONDS:
                     return

@@ -29,6 +29,17 @@ def in_backward(rank: int, number: int, module: str = "Net") -> Examined:
     return Examined(rank, "running", stack=(LINE,), models=(model,))
 
 
+def test_a_rank_in_the_debugger() -> None:
+    """A rank that its user has stopped is named with its line; it is not a hang, whatever the others wait for."""
+    stopped = Examined(1, "running", stack=(LINE,), call=replace(CALL, sequence=17), debugged=True)
+    found = diagnose([waiting(0), stopped])
+    assert (found.kind, found.stuck) == ("debugger", False)
+    assert found.sentence == (
+        "rank 1 is stopped in the debugger at %%distributed [3] line 4. rank 0 waits in all_reduce #18 of 32 B "
+        "(float32 [8])."
+    )
+
+
 def test_different_sizes() -> None:
     """The same collective with other tensors: both sizes are told."""
     found = diagnose([waiting(0), waiting(1, replace(CALL, bytes=64, what="float32 [16]"))])
@@ -153,9 +164,10 @@ def test_each_diagnosis_has_a_lesson() -> None:
     """Whatever the doctor finds wrong is explained under a heading that is there."""
     kinds = set(re.findall(r'Diagnosis\(\s*"(\w+)"', inspect.getsource(hangs) + inspect.getsource(calls)))
     assert len(kinds) > 15
-    assert {kind for kind in kinds if not hang_lesson(kind)} == {"idle", "working"}
+    nothing_wrong = {"debugger", "idle", "working"}
+    assert {kind for kind in kinds if not hang_lesson(kind)} == nothing_wrong
     notebook = (Path(__file__).resolve().parents[3] / HANGS).read_text(encoding="utf-8")
-    for kind in kinds - {"idle", "working"}:
+    for kind in kinds - nothing_wrong:
         document, heading = hang_lesson(kind)[:-1].split(', "')
         assert document == HANGS
         assert f'"## {heading}' in notebook
