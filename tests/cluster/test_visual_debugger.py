@@ -244,3 +244,38 @@ def test_plain_cells_are_debugged_as_before(notebook: Notebook) -> None:
         front.turn_off()
     finally:
         front.close()
+
+
+def test_a_debugger_that_is_on_already(notebook: Notebook) -> None:
+    """Turned on at the notebook, it can be pointed at a rank and back; a cluster can be started meanwhile."""
+    notebook.run("%cluster stop")
+    front, plain = FrontEnd(notebook.manager), "c = 1\nd = c + 1"
+    try:
+        front.turn_on()
+        assert notebook.run("%cluster start -n 2").status == "ok"
+        front.break_at(plain, 2)
+        front.body("dumpCell", code=CELL)
+        assert notebook.run("%cluster debug 1").status == "ok"
+        front.break_at(CELL, 6)
+        cell = notebook.begin(CELL)
+        thread, frames = front.stopped()
+        assert frames[0]["line"] == 6
+        front.body("continue", threadId=thread)
+        assert notebook.finish(cell).status == "ok"
+        assert notebook.run("%cluster debug off").status == "ok"
+        wait_until(lambda: front.ask("debugInfo")["body"]["isStarted"], 20, "the notebook is debugged again")
+        time.sleep(1)
+        cell = notebook.begin(plain)
+        thread, frames = front.stopped()
+        assert frames[0]["line"] == 2
+        front.body("continue", threadId=thread)
+        assert notebook.finish(cell).status == "ok"
+        front.turn_off()
+    finally:
+        front.close()
+
+
+def test_what_is_not_there(notebook: Notebook) -> None:
+    """A rank that does not exist, or a word that is none, is refused in one sentence."""
+    assert "there is no rank 7: the cluster has ranks 0–1" in notebook.run("%cluster debug 7").error[1]
+    assert "'x' is not a rank" in notebook.run("%cluster debug x").text
