@@ -50,7 +50,7 @@ from ..parallel.live import model as live_model
 from .cells import await_runner, cell, tracebacks
 from .cells.stdin import Asking
 from .debugger import tracing
-from .debugger.session import RankDebugger
+from .debugger.rank_debugger import RankDebugger
 from .groups import registry, rejoin
 from .status import examine, flights
 from .status.gpu import Gpu

@@ -24,7 +24,7 @@ from .groups import registry
 from .groups import rejoin as regroup
 
 _PRELOADED = (
-    *("..parallel.distributed", ".agent", ".model_control", ".telemetry", ".debugger.session"),
+    *("..parallel.distributed", ".agent", ".model_control", ".telemetry", ".debugger.rank_debugger"),
     *(".cells.delivery", ".cells.last_cell", ".cells.name_lookup", ".cells.progress_bars", ".cells.spawned"),
 )
 _QUIET_SECONDS = 1.0
@@ -141,7 +141,7 @@ def _start_services(shell: Any, rank: int, client: Mapping[str, Any]) -> None:
     from .agent import Agent
     from .cells import cell, last_cell, name_lookup, progress_bars, sources, spawned
     from .cells.delivery import Delivery
-    from .debugger.session import RankDebugger
+    from .debugger.rank_debugger import RankDebugger
     from .status import examine, flights
     from .telemetry import Telemetry
 

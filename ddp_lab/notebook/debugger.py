@@ -15,25 +15,21 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import functools
 import json
 import os
-import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import TimeoutError as NotInTime
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterError
 from ..formatting import label_of
+from .rank_link import CLOSE_SECONDS, OPEN_SECONDS, RankLink
 
 if TYPE_CHECKING:
     from ..cluster.cluster import Cluster
 
 __all__ = ["chosen", "debug", "leave", "load", "unload"]
 
-_OPEN_SECONDS = 10.0
-_CLOSE_SECONDS = 5.0
-_REPLY_SECONDS = 60.0  # evaluating what a user types may take long
 _LOOK_SECONDS = 0.2
 _KEPT = ("initialize", "attach", "setExceptionBreakpoints")
 _BY_FILE = {"dumpCell": "code", "setBreakpoints": "source"}
@@ -75,7 +71,7 @@ def debug(cluster: Cluster, rank: int | None) -> None:
         raise ClusterError(f"there is no rank {rank}: the cluster has {label_of(range(cluster.world_size))}")
     if _relay is None:
         raise ClusterError(_TERMINAL if kernel_shell() is None else _NO_DEBUGPY)
-    _relay.call(_relay.point_at(None if rank is None else RankLink(cluster, rank, _relay)))
+    _relay.call(_relay.point_at(None if rank is None else _relay.link(cluster, rank)))
 
 
 def chosen() -> int | None:
@@ -143,10 +139,14 @@ class DebuggerRelay:
         """Runs this on the control thread, and waits for it. For the main thread."""
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
-            future.result(_OPEN_SECONDS + _CLOSE_SECONDS)
+            future.result(OPEN_SECONDS + CLOSE_SECONDS)
         except NotInTime:
             future.cancel()
             raise ClusterError(_BUSY) from None
+
+    def link(self, cluster: Cluster, rank: int) -> RankLink:
+        """A link to a rank, not open yet."""
+        return RankLink(cluster, rank, self.loop, self.publish, self.prefix())
 
     # On the control thread
 
@@ -168,7 +168,7 @@ class DebuggerRelay:
         """Changes the target; if the front end's debugger is on, the next one gets all that it has asked for."""
         async with self._lock:
             if link is not None:
-                await link.open(self.prefix())
+                await link.open()
             former, self._link = self._link, link
             if self._watch is not None:
                 self._watch.cancel()
@@ -202,7 +202,7 @@ class DebuggerRelay:
             if link.ended() and not await link.is_open():
                 link.give_up()
                 try:
-                    await link.open(self.prefix())
+                    await link.open()
                 except ClusterError:  # it has no process yet
                     continue
                 await self._repeat(link.ask)
@@ -216,133 +216,3 @@ class DebuggerRelay:
         from ipykernel.compiler import get_tmp_directory
 
         return f"{get_tmp_directory()}{os.sep}"  # type: ignore[no-untyped-call]
-
-
-class RankLink:
-    """The debugger of one rank, as its client; owned by the control thread.
-
-    Args:
-        cluster: the rank's.
-        rank: the rank.
-        relay: takes its events.
-    """
-
-    def __init__(self, cluster: Cluster, rank: int, relay: DebuggerRelay) -> None:
-        self.cluster, self.rank, self._relay = cluster, rank, relay
-        self._name = ""
-        self._session = cluster.session
-        self._connections = 0
-        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._number = 0
-        self._stopped: set[int] = set()
-
-    async def open(self, prefix: str) -> None:
-        """Begins to debug the rank; its processes run on as before until the front end asks for more.
-
-        Raises:
-            ClusterError: the rank can't be debugged; the message says why.
-        """
-        if self.rank in self._session.members.lost():
-            raise ClusterError(f"rank {self.rank} has failed (`%cluster rejoin` starts a new process for it)")
-        name = f"debug-{uuid.uuid4().hex}"
-        self._session.cells.listen(name, self._take)
-        connections = self._session.wire.connections().get(self.rank, 0)
-        answers = await self._request([self.rank], _OPEN_SECONDS, do="open", name=name, prefix=prefix)
-        answer = answers.get(self.rank, {"error": "it does not respond"})
-        if problem := answer.get("problem") or answer.get("error"):
-            self._session.cells.forget(name)
-            raise ClusterError(f"rank {self.rank} can't be debugged: {problem}")
-        self._name, self._connections = name, connections
-
-    async def hold(self, on: bool) -> None:
-        """Keeps the process groups' timeouts of all ranks from expiring, or no longer."""
-        if self.cluster.running:
-            await self._request(None, _CLOSE_SECONDS, do="hold", on=on)
-
-    async def close(self) -> None:
-        """Ends it; a stopped rank continues."""
-        if self._name and self.cluster.running and self.rank not in self._session.members.lost():
-            await self._request([self.rank], _CLOSE_SECONDS, do="close", name=self._name)
-            await asyncio.sleep(0)  # its last events are scheduled already
-        self.give_up()
-
-    def ended(self) -> bool:
-        """Whether the process that was debugged is no longer the rank's."""
-        if not self._name or self.rank in self._session.members.lost():
-            return True
-        return self._session.wire.connections().get(self.rank, 0) != self._connections
-
-    async def is_open(self) -> bool:
-        """Whether the rank still knows it: then only a connection was replaced."""
-        connections = self._session.wire.connections().get(self.rank, 0)
-        if not self._name or self.rank in self._session.members.lost():
-            return False
-        answers = await self._request([self.rank], _CLOSE_SECONDS, do="is_open", name=self._name)
-        self._connections = connections
-        return bool(answers.get(self.rank, {}).get("open"))
-
-    def give_up(self) -> None:
-        """Answers what still waits, and tells the front end that nothing is stopped."""
-        if self._name:
-            self._session.cells.forget(self._name)
-        self._name = ""
-        waiting, self._waiting = self._waiting, {}
-        for answer in waiting.values():
-            if not answer.done():
-                answer.set_result({})
-        for thread in self._stopped:
-            body = {"threadId": thread, "allThreadsContinued": True}
-            self._relay.publish({"type": "event", "event": "continued", "seq": 0, "body": body})
-        self._stopped.clear()
-
-    async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The rank's response to a request; a failure in its place if there is none."""
-        if not self._name:
-            return self._failure(request, f"rank {self.rank} has no process at the moment")
-        self._number += 1
-        number, answer = self._number, self._relay.loop.create_future()
-        self._waiting[number] = answer
-        message = {"op": "debug", "do": "ask", "name": self._name, "number": number, "request": request}
-        self._session.wire.send([self.rank], message)
-        await asyncio.wait([answer], timeout=_REPLY_SECONDS)
-        self._waiting.pop(number, None)
-        if not answer.done():
-            return self._failure(request, f"rank {self.rank} did not answer within {_REPLY_SECONDS:.0f} s")
-        return answer.result() or self._failure(request, f"rank {self.rank} has no process any more")
-
-    def _failure(self, request: Mapping[str, Any], why: str) -> dict[str, Any]:
-        command = request["command"]
-        made = {"type": "response", "request_seq": request.get("seq", 0), "command": command}
-        if command == "debugInfo":
-            return {**made, "success": True, "body": self._nothing()}
-        return {**made, "success": command == "disconnect", "message": why, "body": {}}
-
-    def _nothing(self) -> dict[str, Any]:
-        """A front end that has no such answer breaks."""
-        from ipykernel.compiler import get_tmp_hash_seed
-
-        seed = get_tmp_hash_seed()  # type: ignore[no-untyped-call]
-        body = {"isStarted": False, "hashMethod": "Murmur2", "hashSeed": seed, "tmpFileSuffix": ".py"}
-        lists: dict[str, Any] = {"breakpoints": [], "stoppedThreads": [], "exceptionPaths": []}
-        return {**body, **lists, "tmpFilePrefix": self._relay.prefix(), "richRendering": True, "copyToGlobals": True}
-
-    async def _request(self, ranks: Sequence[int] | None, seconds: float, **what: Any) -> dict[int, dict[str, Any]]:
-        ask = functools.partial(self._session.wire.request, ranks, "debug", seconds, **what)
-        return await self._relay.loop.run_in_executor(None, ask)
-
-    def _take(self, rank: int, kind: str, frames: Sequence[bytes]) -> None:
-        """On the wire's thread."""
-        content = json.loads(frames[0])
-        self._relay.loop.call_soon_threadsafe(self._arrived, kind, content)
-
-    def _arrived(self, kind: str, content: dict[str, Any]) -> None:
-        if kind == "debug_reply":
-            waiting = self._waiting.get(content["number"])
-            if waiting is not None and not waiting.done():
-                waiting.set_result(content["reply"])
-            return
-        if content["event"] == "stopped":
-            self._stopped.add(content["body"]["threadId"])
-        elif content["event"] == "continued":
-            self._stopped.clear()
-        self._relay.publish(content)
