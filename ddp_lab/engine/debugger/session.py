@@ -10,36 +10,28 @@ a stopped thread continues, whatever the reason.
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import json
 import logging
-import os
-import re
-import sysconfig
 import threading
 import time
-import types
 from collections.abc import Coroutine, Mapping
-from importlib.util import find_spec
 from typing import Any
 
 from ipykernel.compiler import get_tmp_hash_seed, murmur2_x86
-from IPython.core.inputtransformer2 import TransformerManager
 
 from ..cells import sources
 from ..telemetry import Telemetry
 from . import tracing
 from .connection import Connection
+from .places import lines_of_code, passed_files
 
-__all__ = ["Session", "lines_of_code"]
+__all__ = ["Session"]
 
 _log = logging.getLogger(__name__)
 _ALONE_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 _END_SECONDS = 2.0
-# Their frames are below each cell, or answer for the rank: a step leads past them.
-_PASSED = ("IPython", "ipykernel", "ipyparallel", "tornado", "traitlets", "zmq", "ddp_lab")
 
 
 class Session:
@@ -221,7 +213,7 @@ class Session:
 
     async def _attach(self, request: dict[str, Any]) -> dict[str, Any]:
         """pydevd is attached at once; it waits for the configuration to be done."""
-        rules = [{"path": pattern, "include": False} for pattern in _passed()]
+        rules = [{"path": pattern, "include": False} for pattern in passed_files()]
         given = {**request.get("arguments", {}), "justMyCode": False, "rules": rules}
         reply = await self._connection.send_dap_request({**request, "arguments": given})
         await self._connection.send_dap_request({"type": "request", "command": "configurationDone"})
@@ -277,35 +269,6 @@ class Session:
         """The front end's name of a cell with this text."""
         number = murmur2_x86(text, get_tmp_hash_seed())  # type: ignore[no-untyped-call]
         return f"{self._prefix}{number}.py"
-
-
-def _passed() -> list[str]:
-    """Files that a step leads past: what runs below each cell, between its statements, and the standard library."""
-    folders = [os.path.dirname(found.origin) for one in _PASSED if (found := find_spec(one)) and found.origin]
-    library = sysconfig.get_paths()["stdlib"]
-    for inside in os.scandir(library):
-        if inside.is_dir() and inside.name not in ("site-packages", "dist-packages"):
-            folders.append(inside.path)
-    return [os.path.join(library, "*.py"), *(os.path.join(folder, "**") for folder in folders)]
-
-
-def lines_of_code(text: str) -> list[int]:
-    """The numbers of the lines of a `%%distributed` cell at which a rank can stop; empty if it is not Python."""
-    above = re.match(r"\s*%%[^\n]*\n", text)
-    body = text[above.end() :] if above is not None else text
-    shift = text.count("\n", 0, above.end()) if above is not None else 0
-    shift += body.count("\n", 0, len(body) - len(body.lstrip()))
-    try:
-        code = TransformerManager().transform_cell(body)  # type: ignore[no-untyped-call]
-        todo = [compile(code, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)]
-    except (SyntaxError, ValueError):
-        return []
-    found: set[int] = set()
-    while todo:
-        one = todo.pop()
-        found.update(line + shift for _, _, line in one.co_lines() if line)
-        todo += [inner for inner in one.co_consts if isinstance(inner, types.CodeType)]
-    return sorted(found)
 
 
 def _success(request: Mapping[str, Any], body: dict[str, Any]) -> dict[str, Any]:
