@@ -1,0 +1,160 @@
+"""The options of the magics' lines: what a line may say, and errors that name the option."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import shlex
+from typing import Any, NoReturn
+
+from IPython.core.error import UsageError
+
+from ..cluster.processes.host_commands import LAUNCHERS
+from ..formatting import parse_ranks
+from ..renamed import former_options
+
+__all__ = ["Parser", "add_ranks", "add_start_options", "distributed_parser", "rank_or_off"]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are `UsageError`s that name the option and what is valid."""
+
+    def __init__(self, prog: str, description: str, **options: Any) -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False, **options)
+
+    def parse_line(self, line: str) -> argparse.Namespace | None:
+        """The options of a magic's line; None if it asked for help, which has been printed."""
+        try:
+            words = shlex.split(line)
+        except ValueError as error:
+            self.error(f"{error} in {line!r}")
+        try:
+            return self.parse_args(words)
+        except SystemExit:  # --help
+            return None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuses an unknown option in its own parser, which knows the valid ones."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            known = [name for action in self._actions for name in action.option_strings]  # without former names
+            close = difflib.get_close_matches(unknown[0].split("=")[0], known, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            self.error(f"unknown {'option' if unknown[0].startswith('-') else 'argument'} {unknown[0]}{hint}")
+        return options, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Raises a `UsageError` with the usage."""
+        usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
+        raise UsageError(f"{self.prog}: {message}\nusage: {usage}")
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks (1, 2, ...)")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds (for example 30 or 0.5)")
+    return seconds
+
+
+def _ranks(text: str) -> list[int]:
+    try:
+        return list(parse_ranks(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def rank_or_off(text: str) -> int | str:
+    """The argument of `%cluster debug`."""
+    if text == "off" or text.isdigit():
+        return text if text == "off" else int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a rank (0, 1, ...) and not `off`")
+
+
+def _devices(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} does not name devices (for example 0,2)") from None
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def add_ranks(
+    parser: argparse.ArgumentParser, option: str = "--ranks", text: str = "these ranks only (default: all)"
+) -> None:
+    """Adds an option that names ranks."""
+    parser.add_argument(option, type=_ranks, metavar="0,2-3", help=text)
+
+
+def add_start_options(start: argparse.ArgumentParser) -> None:
+    """Adds the options of `%cluster start`."""
+    start.add_argument("-n", type=_count, metavar="N", help="number of ranks (default: one per GPU, else 2)")
+    start.add_argument("--devices", type=_devices, metavar="0,2", help="indices of the GPUs to use (default: all)")
+    start.add_argument(
+        "--env",
+        type=_assignment,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="environment variable of the ranks; may be repeated",
+    )
+    start.add_argument(
+        "--backend",
+        choices=["auto", "nccl", "gloo", "shm", "mpi"],
+        default="auto",
+        help="backend of the process group (default: auto)",
+    )
+    start.add_argument(
+        "--hosts",
+        metavar="a:4,b:4",
+        help="hosts and their numbers of ranks; localhost is this machine, allocation the hosts that a batch system "
+        "has allocated to this job (default: only this machine; with --launcher of a batch system, the allocation)",
+    )
+    start.add_argument(
+        "--launcher", choices=LAUNCHERS, default="ssh", help="how ranks on other hosts are started (default: ssh)"
+    )
+    start.add_argument("--python", metavar="PATH", help="path of Python on other hosts (default: the same as here)")
+    start.add_argument(
+        "--client-address", metavar="IP", help="address of this machine for the hosts (default: detected)"
+    )
+    start.add_argument("--detach", action="store_true", help="the ranks outlive this notebook, until %%cluster stop")
+    start.add_argument("--name", metavar="NAME", help="name of the cluster, also for `%%cluster attach NAME`")
+    start.add_argument(
+        "--idle-timeout",
+        type=_seconds,
+        metavar="S",
+        help="seconds that a detached cluster lives while no notebook is attached (default: 3600)",
+    )
+    former_options(start)
+
+
+def distributed_parser() -> Parser:
+    """The parser of a `%%distributed` line."""
+    parser = Parser("%%distributed", "Runs the cell on the ranks; starts a cluster with defaults if none is running.")
+    parser.add_argument("--cluster", metavar="NAME", help="cluster to run on (default: the current one)")
+    add_ranks(parser)
+    parser.add_argument("--timeout", type=_seconds, metavar="S", help="interrupt the ranks after S seconds")
+    parser.add_argument("--dashboard", action="store_true", help="show the dashboard above the output")
+    parser.add_argument(
+        "--no-wait",
+        action="store_true",
+        help="return at once; the cell runs in the background, and its end is shown here",
+    )
+    parser.add_argument("--name", default="", metavar="NAME", help="the cell's name in tracebacks and in `lab.results`")
+    parser.add_argument("--quiet", action="store_true", help="show no outputs, only errors")
+    former_options(parser)
+    return parser
