@@ -22,7 +22,7 @@ from ..command_line import Parser, file_to_write, folder_to_write, percent, writ
 from ..errors import DdpLabError
 from ..files import write_text
 from ..printable import printable_lines
-from . import docs, lessons, mcp
+from . import docs, lessons, mcp, scripts
 
 __all__ = ["main", "run_notebook"]
 
@@ -232,6 +232,7 @@ def _parser() -> Parser:
         _add_demo,
         _add_lab,
         lessons.add,
+        scripts.add,
         _add_run_and_tune,
         _add_report,
         _add_compare,

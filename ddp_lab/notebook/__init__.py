@@ -1,3 +1,3 @@
-"""The IPython extension: %cluster, %%distributed, completion."""
+"""The IPython extension: %cluster, %%distributed, completion; and cells as scripts (`scripts`)."""
 
-__all__: list[str] = []
+__all__ = ["scripts"]

@@ -7,13 +7,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython import get_ipython
+from IPython.core.error import UsageError
 
 from ..cluster.cells.failures import replaced_text
 from ..control.records import CellText
-from ..errors import ClusterError
+from ..errors import ClusterError, DdpLabError
 from ..formatting import enumeration, label_of
 from ..output.board import default_board
 from ..output.display import FollowedCell, kernel_shell, write_line
@@ -21,6 +23,8 @@ from ..output.progress import ProgressLine
 from ..output.status_table import cells_of, status_tables, tables
 from ..protocol.entry_points import CLUSTER
 from . import debugger
+from .scripts import export_executed, export_notebook
+from .scripts import import_script as write_notebook_of
 
 if TYPE_CHECKING:
     from ..cluster.cells.run import CellRun
@@ -32,6 +36,8 @@ __all__ = [
     "debug",
     "detach",
     "doctor",
+    "export",
+    "import_script",
     "interrupt",
     "list_clusters",
     "mcp",
@@ -163,6 +169,39 @@ def use(name: str) -> None:
     cluster = _named(name)
     cluster.use()
     _say(f"current: {cluster!r}")
+
+
+def export(script: Path, notebook: Path | None, *, every_run: bool, force: bool) -> None:
+    """Writes the cells that have run here, or those of a notebook's file, as a script, and reports it.
+
+    Raises:
+        UsageError: it can't be written, and why.
+    """
+    try:
+        if notebook is None:
+            cluster = _found(None)
+            ranks = None if cluster is None else cluster.world_size
+            lines = export_executed(script, world_size=ranks, every_run=every_run, force=force)
+        else:
+            lines = export_notebook(notebook, script, force=force)
+    except DdpLabError as error:
+        raise UsageError(f"%cluster export: {error}") from error
+    for line in lines:
+        _say(line)
+
+
+def import_script(script: Path, notebook: Path | None, *, n: int | None, force: bool) -> None:
+    """Writes the cells of a script as a notebook, and reports it.
+
+    Raises:
+        UsageError: it can't be written, and why.
+    """
+    try:
+        lines = write_notebook_of(script, notebook, n=n, force=force)
+    except DdpLabError as error:
+        raise UsageError(f"%cluster import: {error}") from error
+    for line in lines:
+        _say(line)
 
 
 def list_clusters() -> None:

@@ -15,11 +15,20 @@ from ..cluster.processes import early
 from ..control.records import CellText
 from ..errors import CellError, DdpLabError
 from . import brief_errors, commands, completion, debugger, syntax
-from .options import Parser, add_ranks, add_start_options, distributed_parser, rank_or_off
+from .options import (
+    Parser,
+    add_export_options,
+    add_import_options,
+    add_ranks,
+    add_start_options,
+    distributed_parser,
+    rank_or_off,
+)
+from .scripts import cells
 
 __all__ = ["load", "unload"]
 
-_PARTS = (brief_errors, completion, debugger)
+_PARTS = (brief_errors, completion, debugger, cells)
 _Handler = Callable[[Any, argparse.Namespace, str], Any]
 
 
@@ -67,6 +76,16 @@ def _start(options: argparse.Namespace) -> None:
     if options.idle_timeout is not None:
         given["idle_timeout"] = options.idle_timeout
     commands.start(env=dict(options.env), **given)
+
+
+def _export(options: argparse.Namespace) -> None:
+    if options.notebook is not None and options.every_run:
+        raise UsageError("%cluster export: --every-run is for cells that have run here, not for a --notebook file")
+    commands.export(options.script, options.notebook, every_run=options.every_run, force=options.force)
+
+
+def _import(options: argparse.Namespace) -> None:
+    commands.import_script(options.script, options.output, n=options.n, force=options.force)
 
 
 def _distributed(shell: Any, options: argparse.Namespace, cell: str) -> None:
@@ -175,6 +194,8 @@ def _cluster_parser() -> Parser:
     debug.add_argument(
         "rank", nargs="?", type=rank_or_off, metavar="RANK", help="the rank, or `off` for the notebook's own cells"
     )
+    add_export_options(add("export", "Writes the cells that have run on the ranks as a script for torchrun.", _export))
+    add_import_options(add("import", "Writes the cells of a training script as a notebook.", _import))
     for name, (text, verb, do) in _ON_CURRENT.items():
         add(name, text, functools.partial(lambda verb, do, _: commands.on_current(verb, do), verb, do))
     parser.set_defaults(call=lambda _: commands.on_current("show", commands.status))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import shlex
+from pathlib import Path
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
@@ -13,7 +14,15 @@ from ..cluster.processes.host_commands import LAUNCHERS
 from ..formatting import parse_ranks
 from ..renamed import former_options
 
-__all__ = ["Parser", "add_ranks", "add_start_options", "distributed_parser", "rank_or_off"]
+__all__ = [
+    "Parser",
+    "add_export_options",
+    "add_import_options",
+    "add_ranks",
+    "add_start_options",
+    "distributed_parser",
+    "rank_or_off",
+]
 
 
 class Parser(argparse.ArgumentParser):
@@ -93,6 +102,10 @@ def _assignment(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _file(text: str) -> Path:
+    return Path(text).expanduser()
+
+
 def add_ranks(
     parser: argparse.ArgumentParser, option: str = "--ranks", text: str = "these ranks only (default: all)"
 ) -> None:
@@ -140,6 +153,36 @@ def add_start_options(start: argparse.ArgumentParser) -> None:
         help="seconds that a detached cluster lives while no notebook is attached (default: 3600)",
     )
     former_options(start)
+
+
+def add_export_options(export: argparse.ArgumentParser) -> None:
+    """Adds the options of `%cluster export`."""
+    export.add_argument("script", type=_file, metavar="SCRIPT", help="file to write, for example train.py")
+    export.add_argument(
+        "--notebook",
+        type=_file,
+        metavar="FILE",
+        help="export the cells of this file (default: those that have run here)",
+    )
+    export.add_argument(
+        "--every-run", action="store_true", help="export each run of a cell (default: its last run that succeeded)"
+    )
+    export.add_argument("--force", action="store_true", help="replace an existing file")
+
+
+def add_import_options(imported: argparse.ArgumentParser) -> None:
+    """Adds the options of `%cluster import`."""
+    imported.add_argument("script", type=_file, metavar="SCRIPT", help="training script to read")
+    imported.add_argument(
+        "--output", type=_file, metavar="FILE", help="notebook to write (default: SCRIPT with the ending .ipynb)"
+    )
+    imported.add_argument(
+        "-n",
+        type=_count,
+        metavar="N",
+        help="number of ranks (default: as the script's text says, else one per GPU, else 2)",
+    )
+    imported.add_argument("--force", action="store_true", help="replace an existing file")
 
 
 def distributed_parser() -> Parser:

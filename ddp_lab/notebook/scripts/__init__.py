@@ -1,0 +1,9 @@
+"""A notebook's cells as a script for torchrun, and a script as a notebook.
+
+`cells` says which cells there are and how they ended, `plain_code` translates one of them, `imports` gathers imports,
+`export` puts the script together inside its `frame`. `split` makes cells of a script. `files` reads and writes.
+"""
+
+from .files import export_executed, export_notebook, import_script
+
+__all__ = ["export_executed", "export_notebook", "import_script"]
