@@ -4,6 +4,7 @@
 `export` puts the script together inside its `frame`. `split` makes cells of a script. `files` reads and writes.
 """
 
+from . import cells
 from .files import export_executed, export_notebook, import_script
 
-__all__ = ["export_executed", "export_notebook", "import_script"]
+__all__ = ["cells", "export_executed", "export_notebook", "import_script"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from IPython.core.error import UsageError
 
 from ...errors import DdpLabError
-from ...formatting import names as some_names
+from ...formatting import enumeration
 from ..options import distributed_parser
 from . import frame
 from .cells import NotebookCell
@@ -75,8 +75,9 @@ def export(cells: Sequence[NotebookCell], settings: StartSettings, origin: str, 
     """
     parts, notes = _parts(cells, settings)
     if not parts:
-        hint = f"left out: {'; '.join(notes)}" if notes else "run `%%distributed` cells first"
-        raise DdpLabError(f"{origin} has no cell to export: {hint}")
+        left_out = f" (left out: {'; '.join(notes)})" if notes else ""
+        remedy = "run `%%distributed` cells first, or begin plain cells with `# export`"
+        raise DdpLabError(f"{origin} has no cell to export{left_out}: {remedy}")
     modules = {module for part in parts for module in part.code.modules}
     used = set(_words("\n".join(part.code.text for part in parts)))
     imports, first = Imports(), ["import torch", "import torch.distributed as dist"]
@@ -91,12 +92,19 @@ def export(cells: Sequence[NotebookCell], settings: StartSettings, origin: str, 
         text, imports, settings, origin, script, pushes=pushes, events=f"{frame.EVENTS}.run_until_complete(" in text
     )
     pushed = {name for part in parts for name in part.code.pushed}
-    undefined = [name for name in _undefined(made) if name not in pushed]
+    undefined = [
+        name
+        for name in _undefined(
+            made.partition(f"# %% {frame.OURS} the end")[0] if not text else made.partition(text)[0], bodies
+        )
+        if name not in pushed
+    ]
     notes += [f"{part.name}: `{line}` became a comment" for part in parts for line in part.code.untranslated]
     if undefined:
+        them = "it before it is read" if len(undefined) == 1 else "them before they are read"
         notes.append(
-            f"{some_names(undefined, 6)}: no exported cell defines "
-            f"{'it' if len(undefined) == 1 else 'them'}; write `# export` in the first line of the plain cell that does"
+            f"{enumeration(undefined)}: no exported cell defines {them}; write `# export` in the first line of the "
+            "plain cell that does"
         )
     return ExportedScript(made, len(parts), frame.command(settings, script), tuple(notes))
 
@@ -195,25 +203,40 @@ def _coroutine(code: str, name: str) -> tuple[str, str]:
 # -- names
 
 
-def _undefined(script: str) -> list[str]:
-    """Names that the script reads and never defines, in alphabetical order."""
-    if re.search(r"^[ \t]*from .* import \*", script, re.MULTILINE):
+def _undefined(start: str, bodies: Sequence[str]) -> list[str]:
+    """Names that a script reads before it defines them, in alphabetical order.
+
+    Args:
+        start: the part of the script above its cells.
+        bodies: what the cells became. At their top, a name must be defined before; in functions, anywhere.
+    """
+    if re.search(r"^[ \t]*from .* import \*", "\n".join(bodies), re.MULTILINE):
         return []
-    scopes = list(_scopes(symtable.symtable(script, "script", "exec")))
-    defined = {
-        symbol.get_name()
-        for scope in scopes
-        for symbol in scope.get_symbols()
-        if (symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace())
-        and (scope.get_type() == "module" or symbol.is_declared_global())
-    }
-    read = {
-        symbol.get_name()
-        for scope in scopes
-        for symbol in scope.get_symbols()
-        if symbol.is_referenced() and (scope.get_type() == "module" or symbol.is_global())
-    }
-    return sorted(name for name in read - defined - _GIVEN if not hasattr(builtins, name) and not name.startswith("."))
+    defined = _names(start)[0]
+    missing: set[str] = set()
+    later: set[str] = set()
+    for body in bodies:
+        own, read, inside = _names(body)
+        defined |= own
+        missing |= read - defined
+        later |= inside
+    return sorted(name for name in missing | (later - defined) if name not in _GIVEN and not hasattr(builtins, name))
+
+
+def _names(code: str) -> tuple[set[str], set[str], set[str]]:
+    """The global names that code defines, that it reads at its top, and that its functions and classes read."""
+    defined: set[str] = set()
+    read: set[str] = set()
+    inside: set[str] = set()
+    for scope in _scopes(symtable.symtable(code, "script", "exec")):
+        at_top = scope.get_type() == "module"
+        for symbol in scope.get_symbols():
+            name = symbol.get_name()
+            if (symbol.is_assigned() or symbol.is_imported()) and (at_top or symbol.is_declared_global()):
+                defined.add(name)
+            if symbol.is_referenced() and (at_top or symbol.is_global()):
+                (read if at_top else inside).add(name)
+    return defined, read, inside
 
 
 def _scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:

@@ -110,7 +110,7 @@ def gather(cells: Sequence[str], imports: Imports, first: Iterable[str] = ()) ->
                 movable = movable and _CHANGES_IMPORTS.search(cell, begin, end) is None
             elif _may_move(node, fixed, movable):
                 imports.add(node)
-                edits.append(_removal(cell, node))
+                edits.append(_removal(cell, node, edits[-1] if edits else (0, 0, "")))
         rest.append(replaced(cell, edits))
     return rest
 
@@ -124,16 +124,18 @@ def _may_move(node: _Import, fixed: set[str], movable: bool) -> bool:
     return movable and not any(_origin(node, alias)[0] in fixed for alias in node.names)
 
 
-def _removal(text: str, node: _Import) -> Edit:
-    """Removes a statement, and its line if nothing else but a comment is there."""
+def _removal(text: str, node: _Import, last: Edit) -> Edit:
+    """Removes a statement, and its line if nothing else but a comment is there; `last` is the removal before it."""
     begin, end = segment(text, node)
     line_begin = text.rfind("\n", 0, begin) + 1
+    alone = line_begin == begin or last[:2] == (line_begin, begin)
     line_end = text.find("\n", end)
     line_end = len(text) if line_end < 0 else line_end + 1
     further = _REST_OF_STATEMENT.match(text, end)
     if further is not None and further.end() < line_end and text[further.end() : line_end].strip():
         return begin, further.end(), ""
     after = text[further.end() if further is not None else end : line_end].strip()
-    if line_begin == begin and (not after or after.startswith("#")):
-        return line_begin, line_end, ""
-    return begin, end, "pass"  # after another statement on its line
+    if alone and (not after or after.startswith("#")):
+        return begin, line_end, ""
+    before = text[line_begin:begin].rstrip().removesuffix(";").rstrip()
+    return line_begin + len(before), end, ""  # after another statement on its line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from IPython.core.inputtransformer2 import TransformerManager
@@ -192,9 +192,8 @@ def _push(made: PlainCode, line: str) -> str | None:
     names = line.split()
     if not names or not all(name.isidentifier() for name in names):
         return None  # with --ranks
-    made.pushed.update(names)
     made.pushes = True
-    return f"globals().update({PUSHED}({{{', '.join(f'{name!r}: {name}' for name in names)}}}))"
+    return _assignment(names, names)
 
 
 _LINES: dict[str, Callable[[PlainCode, str], str | None]] = {
@@ -228,6 +227,24 @@ def _edits_of_cluster(made: PlainCode, code: str, tree: ast.Module) -> list[Edit
     return edits
 
 
+def _of_push(made: PlainCode, code: str, given: ast.expr) -> str:
+    """Assigns the values of rank 0: to names, or to what a computed dict names."""
+    begin, end = segment(code, given)
+    if not isinstance(given, ast.Dict):
+        return f"globals().update({PUSHED}({code[begin:end]}))"
+    names = [key.value if isinstance(key, ast.Constant) else None for key in given.keys]
+    made.pushed |= {str(name) for name in names}
+    texts = [str(name) for name in names if isinstance(name, str) and name.isidentifier()]
+    if len(set(texts)) < len(names) or not names:
+        return f"globals().update({PUSHED}({code[begin:end]}))"
+    return _assignment(texts, [code[slice(*segment(code, value))] for value in given.values])
+
+
+def _assignment(names: Sequence[str], values: Sequence[str]) -> str:
+    given = values[0] if len(values) == 1 else f"({', '.join(values)})"
+    return f"{', '.join(names)} = {PUSHED}({given})"
+
+
 def _edit_of_call(made: PlainCode, code: str, node: ast.Expr) -> Edit | None:
     """Replaces `lab.push(values)`, and `lab.run("code")` at the top of a cell."""
     call = node.value
@@ -237,11 +254,8 @@ def _edit_of_call(made: PlainCode, code: str, node: ast.Expr) -> Edit | None:
         return None
     [given] = call.args
     if call.func.attr == "push" and not any(isinstance(one, ast.Name) and one.id == "lab" for one in ast.walk(given)):
-        begin, end = segment(code, given)
         made.pushes = True
-        if isinstance(given, ast.Dict):
-            made.pushed |= {str(key.value) for key in given.keys if isinstance(key, ast.Constant)}
-        return (*segment(code, node), f"globals().update({PUSHED}({code[begin:end]}))")
+        return (*segment(code, node), _of_push(made, code, given))
     text = given.value if isinstance(given, ast.Constant) else None
     if call.func.attr == "run" and isinstance(text, str) and node.col_offset == 0:
         try:
