@@ -49,7 +49,9 @@ class _Executed:
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.runs: list[_Run] = []
-        shell.events.register("post_run_cell", self._note)
+
+    def begin(self) -> None:
+        self.shell.events.register("post_run_cell", self._note)
 
     def _note(self, result: Any) -> None:
         """Called by IPython after each cell."""
@@ -65,7 +67,8 @@ class _Executed:
         return [_Run(history[number], number, None, True) for number in range(1, first)] + self.runs
 
     def end(self) -> None:
-        self.shell.events.unregister("post_run_cell", self._note)
+        if self._note in self.shell.events.callbacks["post_run_cell"]:
+            self.shell.events.unregister("post_run_cell", self._note)
 
 
 _executed: _Executed | None = None
@@ -75,15 +78,15 @@ def load(shell: Any) -> None:
     """From now on notes which cells of an IPython shell succeed."""
     global _executed
     unload(shell)
-    _executed = _Executed(shell)
+    if _executed is None or _executed.shell is not shell:
+        _executed = _Executed(shell)
+    _executed.begin()
 
 
 def unload(shell: Any) -> None:
-    """Undoes that."""
-    global _executed
+    """Undoes that; what is noted stays, for a shell that loads the extension again."""
     if _executed is not None:
         _executed.end()
-    _executed = None
 
 
 def executed_cells(every_run: bool = False) -> list[NotebookCell]:

@@ -20,11 +20,11 @@ EVENTS = "events"
 _OWN_OPTIONS = {"n", "backend", "threads", "help", "h"}
 
 _START = """\
+for_threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+os.environ.update(dict.fromkeys(for_threads, str(options.threads)))
 if "RANK" not in os.environ:  # without torchrun: start it
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.n)]
-    os.execv(sys.executable, [*torchrun, *sys.argv])
-for_threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-os.environ.update(dict.fromkeys(for_threads, str(options.threads)))"""
+    os.execv(sys.executable, [*torchrun, *sys.argv])"""
 
 _JOIN = """\
 torch.set_num_threads(options.threads)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-from .source_text import Edit, parsed, replaced, segment
+from .source_text import Edit, bound_names, parsed, replaced, segment
 
 __all__ = ["PUSHED", "PlainCode", "plain"]
 
@@ -193,7 +193,7 @@ def _push(made: PlainCode, line: str) -> str | None:
     if not names or not all(name.isidentifier() for name in names):
         return None  # with --ranks
     made.pushes = True
-    return _assignment(names, names)
+    return _assignment(names, names, ())
 
 
 _LINES: dict[str, Callable[[PlainCode, str], str | None]] = {
@@ -211,11 +211,12 @@ _LINES: dict[str, Callable[[PlainCode, str], str | None]] = {
 def _edits_of_cluster(made: PlainCode, code: str, tree: ast.Module) -> list[Edit]:
     """Pushes become assignments; other statements with `lab` become comments."""
     edits = []
+    own = bound_names(tree)
     for statement in tree.body:
         uses = {id(node) for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id == "lab"}
         found = []
         for node in ast.walk(statement):
-            edit = _edit_of_call(made, code, node) if isinstance(node, ast.Expr) else None
+            edit = _edit_of_call(made, code, node, own) if isinstance(node, ast.Expr) else None
             if edit is not None:
                 found.append(edit)
                 uses -= {id(one) for one in ast.walk(node)}
@@ -227,8 +228,8 @@ def _edits_of_cluster(made: PlainCode, code: str, tree: ast.Module) -> list[Edit
     return edits
 
 
-def _of_push(made: PlainCode, code: str, given: ast.expr) -> str:
-    """Assigns the values of rank 0: to names, or to what a computed dict names."""
+def _of_push(made: PlainCode, code: str, given: ast.expr, own: Sequence[str]) -> str:
+    """Assigns the values of rank 0: to names, or to what a computed dict names; `own` are the cell's variables."""
     begin, end = segment(code, given)
     if not isinstance(given, ast.Dict):
         return f"globals().update({PUSHED}({code[begin:end]}))"
@@ -237,15 +238,24 @@ def _of_push(made: PlainCode, code: str, given: ast.expr) -> str:
     texts = [str(name) for name in names if isinstance(name, str) and name.isidentifier()]
     if len(set(texts)) < len(names) or not names:
         return f"globals().update({PUSHED}({code[begin:end]}))"
-    return _assignment(texts, [code[slice(*segment(code, value))] for value in given.values])
+    return _assignment(texts, [code[slice(*segment(code, value))] for value in given.values], own)
 
 
-def _assignment(names: Sequence[str], values: Sequence[str]) -> str:
-    given = values[0] if len(values) == 1 else f"({', '.join(values)})"
-    return f"{', '.join(names)} = {PUSHED}({given})"
+def _assignment(names: Sequence[str], values: Sequence[str], own: Sequence[str]) -> str:
+    """Assigns the values of rank 0.
+
+    An object of the notebook whose name a push gives to another one gets a second name: a temporary folder, for
+    example, would be removed without one.
+    """
+    given = f"{PUSHED}({values[0] if len(values) == 1 else '(' + ', '.join(values) + ')'})"
+    kept = [name for name, value in zip(names, values, strict=True) if name in own and value != name]
+    if not kept:
+        return f"{', '.join(names)} = {given}"
+    targets = ", ".join([*(f"{name}_in_notebook" for name in kept), f"({', '.join(names)}{',' * (len(names) == 1)})"])
+    return f"{targets} = {', '.join(kept)}, {given if len(names) > 1 else f'[{given}]'}"
 
 
-def _edit_of_call(made: PlainCode, code: str, node: ast.Expr) -> Edit | None:
+def _edit_of_call(made: PlainCode, code: str, node: ast.Expr, own: Sequence[str]) -> Edit | None:
     """Replaces `lab.push(values)`, and `lab.run("code")` at the top of a cell."""
     call = node.value
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.keywords:
@@ -255,7 +265,7 @@ def _edit_of_call(made: PlainCode, code: str, node: ast.Expr) -> Edit | None:
     [given] = call.args
     if call.func.attr == "push" and not any(isinstance(one, ast.Name) and one.id == "lab" for one in ast.walk(given)):
         made.pushes = True
-        return (*segment(code, node), _of_push(made, code, given))
+        return (*segment(code, node), _of_push(made, code, given, own))
     text = given.value if isinstance(given, ast.Constant) else None
     if call.func.attr == "run" and isinstance(text, str) and node.col_offset == 0:
         try:

@@ -197,6 +197,18 @@ def test_pushes_become_assignments_on_all_ranks() -> None:
     assert made.notes == ("cell 1: `lab.dashboard()` became a comment",)
 
 
+def test_a_push_keeps_the_object_of_the_same_name() -> None:
+    """The notebook's object and the ranks' value of one name are two; the script has one namespace and keeps both."""
+    one = "# export\nfolder = Folder()\nlab.push({'folder': folder.name})"
+    assert _part(_export(one), "cell 1").splitlines()[1] == (
+        "folder_in_notebook, (folder,) = folder, [pushed_by_rank_0(folder.name)]"
+    )
+    two = "# export\nfolder, a = Folder(), 1\nlab.push({'a': a, 'folder': folder.name})"
+    assert _part(_export(two), "cell 1").splitlines()[1] == (
+        "folder_in_notebook, (a, folder) = folder, pushed_by_rank_0((a, folder.name))"
+    )
+
+
 def test_names_that_no_cell_defines_are_reported() -> None:
     """The names, and how to define them; not those of ranks, of Python, or those that functions read later."""
     made = _export(
@@ -298,6 +310,7 @@ def test_history_has_the_last_success_at_the_first_place(shell: InteractiveShell
         ("2 / 0", "it failed"),
         ("b = 1", ""),
     ]
+    cell_sources.load(shell)  # %reload_ext
     every = [cell.text.split("\n")[1] for cell in cell_sources.executed_cells(every_run=True) if not cell.left_out]
     assert every == ["a = 1", "c = 1", "a = 2", "b = 1"]
 
