@@ -1,4 +1,4 @@
-"""The buttons of the cluster's panel: interrupt, rejoin, restart.
+"""The buttons of the cluster's panel: interrupt, rejoin, restart, export.
 
 [Note: between two cells]
 An interrupt is a message to the ranks, and may be sent at any time from any thread. Rejoin and restart replace process
@@ -9,9 +9,14 @@ rather than run later, unexpectedly: the panel shows what to do first.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import shlex
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import DdpLabError
@@ -108,7 +113,7 @@ class ClusterActions:
         }
 
     def obey(self, command: dict[str, Any]) -> None:
-        """Runs ``{"do": "interrupt" | "rejoin" | "restart" | "cancel", "ranks": ..., "sure": ...}``."""
+        """Runs ``{"do": "interrupt" | "rejoin" | "restart" | "cancel" | "export", "ranks": ..., "sure": ...}``."""
         self._heard = [*self._heard[-9:], str(command.get("id"))]
         self._said = self._error = self._confirm = ""
         self._asked_at = time.monotonic()
@@ -126,6 +131,8 @@ class ClusterActions:
                 self._replace("restart", lambda: self._cluster.restart(self._show_progress), "variables are lost")
             elif do == "restart":
                 self._ask_restart()
+            elif do == "export":
+                self._export()
         except (DdpLabError, ValueError) as error:
             self._error = str(error)
 
@@ -150,6 +157,27 @@ class ClusterActions:
         if silent:
             raise DdpLabError(f"{label_of(silent).capitalize()} can't rejoin: no response. Wait, or restart the ranks.")
         self._replace("rejoin", lambda: self._cluster.rejoin(), "variables kept")
+
+    def _export(self) -> None:
+        """Runs `%cluster export` between two cells, with the notebook's name for the script."""
+        shell = kernel_shell()
+        if shell is None or shell.find_line_magic("cluster") is None:
+            raise DdpLabError(
+                "The notebook has not noted its cells. Run `%load_ext ddp_lab`, then the cells, then export."
+            )
+        script = Path(os.environ.get("JPY_SESSION_NAME") or "exported").with_suffix(".py").name
+        if not between_cells(lambda: self._write(shell, script)):
+            raise DdpLabError(_BUSY.format("export"))
+
+    def _write(self, shell: Any, script: str) -> None:
+        """Runs on the main thread."""
+        printed = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(printed):
+                shell.run_line_magic("cluster", f"export {shlex.quote(script)}")
+            self._say("W" + printed.getvalue().partition(";")[0].removeprefix("w") + ".")
+        except Exception as error:  # noqa: BLE001 - the top of a call of the event loop: shown in the panel
+            self._error = str(error)
 
     def _ask_restart(self) -> None:
         if not between_cells(lambda: None):

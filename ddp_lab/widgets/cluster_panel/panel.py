@@ -1,4 +1,4 @@
-"""The cluster as a widget: the current state of each rank, and buttons to interrupt, rejoin and restart."""
+"""The cluster as a widget: the current state of each rank, and buttons to interrupt, rejoin, restart and export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// The cluster: its ranks, updated while they are in view, and buttons to interrupt, rejoin and restart.
+// The cluster: its ranks, updated while they are in view, and buttons to interrupt, rejoin, restart and export.
 
 import { ClusterTable } from "./cluster_table.js";
 import { Asker, StatusLine } from "./control_status.js";
@@ -27,7 +27,8 @@ class PanelView {
     this.interrupt = button("Interrupt", "Interrupt the running cell on all ranks, even inside a collective", ask({ do: "interrupt", ranks: null }));
     this.rejoin = button("Rejoin", "Rebuild the process groups; variables are kept", ask({ do: "rejoin" }));
     this.restart = button("Restart …", "Start new processes; variables are lost", ask({ do: "restart" }));
-    this.buttons = element("fieldset", { class: "ddp-controls ddp-field", "data-asks": "ranks", "aria-label": "all ranks" }, this.interrupt, this.rejoin, this.restart);
+    this.export = button("Export", "Write the cells that have run as a script for torchrun (%cluster export)", ask({ do: "export" }));
+    this.buttons = element("fieldset", { class: "ddp-controls ddp-field", "data-asks": "ranks", "aria-label": "all ranks" }, this.interrupt, this.rejoin, this.restart, this.export);
     const head = element("div", { class: "ddp-toolbar ddp-cluster-head" }, element("h4", {}, "Cluster"), this.summary, this.buttons);
     this.question = element("span");
     this.cancel = button("Cancel", "Do not restart", ask({ do: "cancel" }));
@@ -109,7 +110,7 @@ class PanelView {
     this.empty.hidden = about.running || changing;
     setMarked(this.empty, about.why ?? "");
     this.buttons.hidden = !about.running;
-    for (const one of [this.interrupt, this.rejoin, this.restart]) one.disabled = changing;
+    for (const one of [this.interrupt, this.rejoin, this.restart, this.export]) one.disabled = changing;
     this.interrupt.classList.toggle("ddp-primary", busy.size > 0);
     setText(this.summary, rows.length ? summary(rows, about) : "");
     this.drawControl(past ? {} : control, changing);
