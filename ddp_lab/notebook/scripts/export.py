@@ -73,11 +73,11 @@ def export(cells: Sequence[NotebookCell], settings: StartSettings, origin: str, 
     Raises:
         DdpLabError: no cell can be exported.
     """
-    parts, notes = _parts(cells, settings)
+    parts, left_out = _parts(cells, settings)
     if not parts:
-        left_out = f" (left out: {'; '.join(notes)})" if notes else ""
+        why = f"; left out: {', '.join(left_out)}" if left_out else ""
         remedy = "run `%%distributed` cells first, or begin plain cells with `# export`"
-        raise DdpLabError(f"{origin} has no cell to export{left_out}: {remedy}")
+        raise DdpLabError(f"{origin} has no cell to export{why}: {remedy}")
     modules = {module for part in parts for module in part.code.modules}
     used = set(_words("\n".join(part.code.text for part in parts)))
     imports, first = Imports(), ["import torch", "import torch.distributed as dist"]
@@ -99,6 +99,7 @@ def export(cells: Sequence[NotebookCell], settings: StartSettings, origin: str, 
         )
         if name not in pushed
     ]
+    notes = [f"left out: {one}" for one in left_out]
     notes += [f"{part.name}: `{line}` became a comment" for part in parts for line in part.code.untranslated]
     if undefined:
         them = "it before it is read" if len(undefined) == 1 else "them before they are read"
@@ -133,15 +134,15 @@ def _parts(cells: Iterable[NotebookCell], settings: StartSettings) -> tuple[list
         if refused or (on_ranks is None and mark is None) or not body.strip():
             continue
         if cell.left_out:
-            notes.append(f"{cell.name}: {cell.left_out}")
+            notes.append(f"{cell.name} ({cell.left_out})")
             continue
         try:
             made = _part(cell.name, body, None if on_ranks is None else on_ranks[1], settings)
         except (SyntaxError, UsageError) as error:
-            notes.append(f"{cell.name}: {str(error).splitlines()[0]}")
+            notes.append(f"{cell.name} ({str(error).splitlines()[0]})")
             continue
         if isinstance(made, str):
-            notes.append(f"{cell.name}: {made}")
+            notes.append(f"{cell.name} ({made})")
         else:
             parts.append(made)
     if unmarked:

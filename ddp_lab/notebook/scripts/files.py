@@ -63,7 +63,7 @@ def _export(cells: Sequence[NotebookCell], script: Path, origin: str, force: boo
     _write(script, made.text)
     count = "1 cell" if made.cells == 1 else f"{made.cells} cells"
     lines = [f"wrote {script} from {count} of {origin}; run it with", f"    {made.command}"]
-    return [*lines, *(f"left out: {note}" if note[0].isdigit() else f"note: {note}" for note in made.notes)]
+    return [*lines, *made.notes]
 
 
 def import_script(

@@ -175,7 +175,8 @@ class ClusterActions:
         try:
             with contextlib.redirect_stdout(printed):
                 shell.run_line_magic("cluster", f"export {shlex.quote(script)}")
-            self._say("W" + printed.getvalue().partition(";")[0].removeprefix("w") + ".")
+            said = printed.getvalue().partition(";")[0]
+            self._say(f"{said[:1].upper()}{said[1:]}.")
         except Exception as error:  # noqa: BLE001 - the top of a call of the event loop: shown in the panel
             self._error = str(error)
 

@@ -177,7 +177,7 @@ def test_plain_cells_need_a_mark() -> None:
     assert _part(made, "cell 3") == "b = 2"
     assert "a = 1" not in made.text
     assert "d = 4" not in made.text
-    assert made.notes == ("2 plain cells that do not begin with `# export`",)
+    assert made.notes == ("left out: 2 plain cells that do not begin with `# export`",)
 
 
 def test_pushes_become_assignments_on_all_ranks() -> None:
@@ -240,8 +240,9 @@ def test_failed_and_invalid_cells_are_left_out_by_name() -> None:
     ]
     made = export(cells, StartSettings(name="one"), "train.ipynb", "train.py")
     assert made.cells == 1
-    assert [note.partition(":")[0] for note in made.notes] == ["cell 2", "cell 3", "cell 4", "cell 5"]
-    with pytest.raises(DdpLabError, match=r"no cell to export \(left out: cell 2: it failed\): run "):
+    assert made.notes[0] == "left out: cell 2 (it failed)"
+    assert [note.partition(" (")[0] for note in made.notes] == [f"left out: cell {number}" for number in (2, 3, 4, 5)]
+    with pytest.raises(DdpLabError, match=r"no cell to export; left out: cell 2 \(it failed\): run "):
         export(cells[1:2], StartSettings(), "train.ipynb", "train.py")
 
 
