@@ -86,6 +86,8 @@ class _Trained(Protocol):
     @property
     def added(self) -> str: ...
     @property
+    def seeded(self) -> Sequence[str]: ...
+    @property
     def sources(self) -> Mapping[str, str]: ...
 
 
@@ -116,6 +118,9 @@ def _prepared(path: Path, one: _Trained) -> running.Notebook:
     for name in one.marked:
         found = running.cell(notebook, name)
         found.source = f"# export\n{found.source}"
+    for name in one.seeded:
+        found = running.cell(notebook, name)
+        found.source = found.source.replace("\n", "\ntorch.manual_seed(0)\n", 1)
     for name in one.omitted:
         found = running.cell(notebook, name)
         found.source = found.source.replace("\n", "\n# no export\n", 1)

@@ -18,6 +18,7 @@ _TRAIN_AGAIN = "%%distributed\ntorch.manual_seed(0)\nloss = train(24)"
 _WITHOUT_BENCHMARK = {"measure": "", "figure": "", "numbers": ""}
 # The cell that hangs on purpose, without its loop: a later cell needs its batches.
 _WITHOUT_HANG = """%%distributed
+torch.manual_seed(0)
 batches = [torch.ones(1, 1)] * (5 if rank == 0 else 3)
 model = ddp_lab.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))"""
 
@@ -33,6 +34,7 @@ class Trained:
         omitted: ids of cells on ranks that run until the client interrupts them, or need what the client does to the
             cluster; they get the mark `# no export`.
         added: a cell that trains, for a notebook in which the client starts the training.
+        seeded: ids of cells that draw numbers without a seed: they get one.
         sources: other texts of cells, by ids: smaller benchmarks.
         ignored: global names that only the omitted cells or the client set or change.
     """
@@ -42,6 +44,7 @@ class Trained:
     marked: tuple[str, ...] = ()
     omitted: tuple[str, ...] = ()
     added: str = ""
+    seeded: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
 
@@ -68,7 +71,7 @@ TRAINED = [
     ),
     Trained("tutorials/A_data_parallel_from_the_inside.ipynb", ("model",)),
     # `init` destroys the process group, and the client rejoins the ranks
-    Trained("tutorials/B_write_a_backend.ipynb", ("model",), omitted=("init",)),
+    Trained("tutorials/B_write_a_backend.ipynb", ("model",), omitted=("init",), seeded=("train",)),
 ]
 
 
@@ -95,12 +98,16 @@ def test_notebooks_that_train_are_equal_bit_for_bit(one: Trained, tmp_path: Path
 def test_the_script_needs_no_torchrun_command(tmp_path: Path) -> None:
     """`python train.py -n 2` starts the ranks itself; options set backend, threads and environment variables."""
     source = '%%distributed\nprint(rank, world_size, dist.get_backend(), torch.get_num_threads(), os.environ["A"])'
+    source += "\nprint('drawn', torch.rand(1).item())"
     cells = ["%cluster start -n 1 --backend gloo --env A=1", "# export\nimport os", source]
     script = tmp_path / "train.py"
     exporting.write(cells, tmp_path / "train.ipynb")
     export_notebook(tmp_path / "train.ipynb", script)
     printed = exporting.run([sys.executable, str(script), "-n", "2", "--threads", "1", "--A", "b c"], tmp_path)
     assert sorted(line for line in printed.splitlines() if "gloo" in line) == ["0 2 gloo 1 b c", "1 2 gloo 1 b c"]
+    drawn = [line for line in printed.splitlines() if "drawn" in line]
+    assert len(drawn) == 2
+    assert len(set(drawn)) == 1, "as on a cluster, all ranks begin with one seed"
 
 
 def test_values_of_the_notebook_are_the_same_on_all_ranks(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ __all__ = ["EVENTS", "OURS", "around", "command"]
 OURS = "ddp_lab:"
 """What the names of the sections begin with that a cluster makes unnecessary."""
 EVENTS = "events"
-_OWN_OPTIONS = {"n", "backend", "threads", "help", "h"}
+_OWN_OPTIONS = {"n", "backend", "threads", "seed", "help", "h"}
 
 _START = """\
 for_threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -40,7 +40,10 @@ if "nccl" in options.backend:
     if int(os.environ["LOCAL_WORLD_SIZE"]) > torch.cuda.device_count():
         os.environ["NCCL_HOSTID"] = os.environ["RANK"]  # NCCL refuses two ranks of one host on a GPU
 dist.init_process_group(options.backend)
-rank, world_size = dist.get_rank(), dist.get_world_size()"""
+rank, world_size = dist.get_rank(), dist.get_world_size()
+seed = [torch.initial_seed() if options.seed is None else options.seed]
+dist.broadcast_object_list(seed, src=0)  # all ranks of a cluster begin with one seed
+torch.manual_seed(seed[0])"""
 
 _PUSH = '''\
 def pushed_by_rank_0(values):
@@ -134,6 +137,7 @@ def _options(settings: StartSettings) -> list[str]:
         f'{add}("--backend", default="{settings.backend}", help="backend of the process group: nccl, gloo, shm")',
         f'{add}("--threads", type=int, default=threads, help="threads of torch on each rank")',
     ]
+    lines.append(f'{add}("--seed", type=int, help="seed of torch on all ranks; None: a random one")')
     assign = []
     for name, value in settings.env.items():
         option = f"--env-{name}" if name in _OWN_OPTIONS else f"--{name}"
