@@ -21,7 +21,7 @@ from ..output.board import default_board
 from ..output.display import FollowedCell, kernel_shell, write_line
 from ..output.progress import ProgressLine
 from ..output.status_table import cells_of, status_tables, tables
-from ..protocol.entry_points import CLUSTER
+from ..protocol.entry_points import ASSISTANTS, CLUSTER
 from . import debugger
 from .scripts import export_executed, export_notebook
 from .scripts import import_script as write_notebook_of
@@ -240,7 +240,7 @@ def stop(cluster: Cluster) -> None:
 
 def stop_quietly() -> None:
     """Ends the current cluster if there is one; leaves a detached one. Assistants are no longer served."""
-    served = sys.modules.get("ddp_lab.assistants.kernel_server")
+    served = sys.modules.get(ASSISTANTS)
     if served is not None:
         served.stop_mcp()
     module = sys.modules.get(CLUSTER)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "APPLY_CHANGE",
+    "ASSISTANTS",
     "BIND",
     "CALL",
     "CAPABILITY_TRIAL",
@@ -67,4 +68,5 @@ WORKER = "ddp_lab.launch.worker"
 CAPABILITY_TRIAL = "ddp_lab.comm.capability_trial"
 
 # Modules that are used only if other code has imported them.
+ASSISTANTS = "ddp_lab.assistants.kernel_server"
 CLUSTER = "ddp_lab.cluster.cluster"
