@@ -281,7 +281,7 @@ def test_a_rank_that_waited_in_a_backward(lab: Lab) -> None:
         ("if True:\nx = 1", "IndentationError"),
         ("import sys; sys.exit(3)", "SystemExit"),
         ("raise BaseException('plain')", "BaseException"),
-        ("class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd", "ValueError"),
+        ("class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd", "Odd"),
         ("await asyncio.sleep(0, 1, 2, 3)", "TypeError"),
         ("class Bad:\n    def __repr__(self): raise KeyError('in repr')\nBad()", "RuntimeError"),
         ("%no_such_magic", "UsageError"),

@@ -117,12 +117,13 @@ def test_the_script_needs_no_torchrun_command(tmp_path: Path) -> None:
 
 def test_values_of_the_notebook_are_the_same_on_all_ranks(tmp_path: Path) -> None:
     """A marked plain cell pushes the values of rank 0; `--ranks` and `await` do what they do in a notebook."""
+    # Each line is written in one piece: the ranks write to one pipe.
     cells = [
         "%cluster start -n 2 --backend gloo",
         "# export\nimport os\npid = os.getpid()\nlab.push({'first': pid})",
         "%%distributed\nimport asyncio\nasync def later(x):\n    await asyncio.sleep(0)\n    return x",
-        "%%distributed --ranks 1\nmine = await later(f'''a\n  b{rank}''')\nprint([mine])",
-        "%%distributed\nprint('same' if (first == pid) == (rank == 0) else 'not the same')",
+        "%%distributed --ranks 1\nmine = await later(f'''a\n  b{rank}''')\nprint(f'{[mine]}\\n', end='')",
+        "%%distributed\nprint('same\\n' if (first == pid) == (rank == 0) else 'not the same\\n', end='')",
     ]
     exporting.write(cells, tmp_path / "train.ipynb")
     export_notebook(tmp_path / "train.ipynb", tmp_path / "train.py")
