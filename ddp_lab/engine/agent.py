@@ -288,9 +288,10 @@ class Agent:
         by = None if by == self._rank else by
         with self._gate:
             cell_id = self._current()
-            if asked is not None and asked == self._at_risk and asked != cell_id:
-                # Its code has ended: it failed first, or a peer closed a connection, and `_judge` waits for this.
-                self._mark_freed(asked, by)
+            ended = self._at_risk if cell_id is None else None
+            if ended is not None and asked in (None, ended):
+                # It failed first, or a peer closed a connection, and `_judge` waits for this.
+                self._mark_freed(ended, by)
             elif asked not in (None, cell_id):
                 self._to_free = (asked, by)
             due = cell_id is not None and asked in (None, cell_id) and self._mark_freed(cell_id, by)

@@ -119,9 +119,11 @@ def test_peers_of_a_failed_rank_wait_for_events(steady: Lab) -> None:
 
 
 def test_a_killed_rank_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a rank's process ends the cell, without another look at the ranks."""
+    """The end of a rank's process ends the cell, without another look at the ranks, and is the reason that the others
+    wait for."""
     monkeypatch.setattr(run_module, "_LOOK_S", 600.0)
     with Lab(2, backend="gloo") as lab:
+        lab.run(_NO_FIXED_WAITS, ranks=[0])
         run = lab.run("if rank == 0: dist.all_reduce(torch.ones(4))\nelse: import time; time.sleep(600)", wait=False)
         leftovers.wait_until(in_line(lab, 0, "all_reduce("), 10, "rank 0 in the collective")
         os.kill(lab.pids()["rank 1"], signal.SIGKILL)
