@@ -105,7 +105,7 @@ _NO_FIXED_WAITS = (
 )
 
 
-def test_peers_of_a_failed_rank_wait_for_events(steady: Lab) -> None:
+def test_peers_of_a_failed_rank_wait_for_events(steady: Lab, tmp_path: Path) -> None:
     """A rank that waits for a failed one is unblocked by what it is told, not because some time has passed; its error
     is formatted once."""
     steady.run(
@@ -113,7 +113,19 @@ def test_peers_of_a_failed_rank_wait_for_events(steady: Lab) -> None:
         "def counted(*a, **k): formatted.append(a); return type(formatter).structured_traceback(formatter, *a, **k)\n"
         "formatter.structured_traceback = counted"
     )
-    raise_while_peers_wait(steady)
+    flag = tmp_path / "rank 0 waits"
+    run = steady.run(
+        "import os, time\nif rank == 1:\n"
+        f"    while not os.path.exists({str(flag)!r}): time.sleep(0.01)\n"
+        "    raise ValueError\n"
+        "dist.all_reduce(t)",
+        wait=False,
+    )
+    leftovers.wait_until(in_line(steady, 0, "work.wait()"), 30, "rank 0 in the collective")
+    flag.touch()
+    with pytest.raises(CellError) as caught:
+        run.wait()
+    assert list(caught.value.failures) == [1, 0]
     assert steady.values("len(formatted)") == {0: 1, 1: 1}
     steady.run("for name, seconds in usual.items(): setattr(agent_, name, seconds)\ndel formatter.structured_traceback")
 
