@@ -54,7 +54,7 @@ class KernelServer:
             from .cluster_tools import CellTool
 
             self._cells = CellTool(self._running_cluster, self._shown)
-        self._door = rendezvous.invite()
+        self._door = rendezvous.Door()
         self._ready = threading.Event()
         self._error: BaseException | None = None
         self._server = self._made_server(self._door.invitation.token)

@@ -20,7 +20,7 @@ from pathlib import Path
 from ..errors import ClusterError
 from ..protocol import registry
 
-__all__ = ["Invitation", "find", "invite"]
+__all__ = ["Door", "Invitation", "find"]
 
 _LONGEST_PATH = 100  # of a Unix socket, 107 at most
 _FOLDER = re.compile(r"ddp_lab-(\d+)-mcp-")
@@ -44,6 +44,9 @@ class Invitation:
 class Door:
     """This process's socket and token, until `close`.
 
+    Raises:
+        ClusterError: they can't be made.
+
     Attributes:
         listener: the socket, which listens.
         invitation: what leads to it.
@@ -52,15 +55,16 @@ class Door:
     def __init__(self) -> None:
         _remove_remains()
         self._folder = _private_folder()
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             path = str(self._folder / "socket")
-            self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self.listener.bind(path)
             self.listener.listen()
             self.invitation = Invitation(os.getpid(), path, secrets.token_urlsafe(32))
             _write_private(self._folder / "machine", registry.machine())
             _write_private(self._folder / "token", self.invitation.token)
         except OSError as error:
+            self.listener.close()
             shutil.rmtree(self._folder, ignore_errors=True)
             raise ClusterError(f"assistants can't be served: {error}") from error
         self._entry: registry.Entry | None = None
@@ -75,15 +79,6 @@ class Door:
             registry.remove(_entries_folder(), self._entry)
         self.listener.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def invite() -> Door:
-    """Makes the socket and the token of this process.
-
-    Raises:
-        ClusterError: they can't be made.
-    """
-    return Door()
 
 
 def find(pid: int | None = None) -> Invitation:
@@ -122,7 +117,7 @@ def _token(folder: Path) -> str:
             raise ClusterError(f"{folder} is not a private folder of this user: its notebook is not trusted")
         return (folder / "token").read_text(encoding="ascii")
     except OSError as error:
-        raise ClusterError(f"the notebook has just stopped to serve assistants ({error.strerror})") from error
+        raise ClusterError(f"the notebook has just stopped serving assistants ({error.strerror})") from error
 
 
 def _entries_folder() -> Path:

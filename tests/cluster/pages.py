@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty
 from typing import Any
@@ -50,6 +50,26 @@ class Shown:
         """Streams, displays and results as plain text."""
         results = "\n".join(str(data.get("text/plain", "")) for data in self.results)
         return plain("\n".join(part for part in (self.streams, self.page.text, results) if part))
+
+
+@contextlib.contextmanager
+def notebook_with_cluster(options: str = "-n 2", before: Sequence[str] = ()) -> Iterator[tuple[Notebook, Shown]]:
+    """A kernel with a running cluster, and what its start showed.
+
+    Args:
+        options: of `%cluster start`.
+        before: cells that run before the extension is loaded.
+    """
+    kernel = Notebook()
+    try:
+        for cell in (*before, "%load_ext ddp_lab"):
+            kernel.run(cell)
+        started = kernel.run(f"%cluster start {options}")
+        assert started.status == "ok", started.error
+        yield kernel, started
+        kernel.run("%cluster stop")
+    finally:
+        kernel.close()
 
 
 class Notebook:

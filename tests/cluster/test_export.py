@@ -7,21 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.pages import Notebook
+from tests.cluster.pages import Notebook, notebook_with_cluster
 
 
 @pytest.fixture
 def notebook() -> Iterator[Notebook]:
     """A kernel with a cluster of two ranks."""
-    kernel = Notebook()
-    try:
-        kernel.run("# export\nimport math\nhalf = math.pi / 2")
-        kernel.run("%load_ext ddp_lab")
-        assert kernel.run("%cluster start -n 2 --backend gloo --env A=b").status == "ok"
+    options, marked = "-n 2 --backend gloo --env A=b", "# export\nimport math\nhalf = math.pi / 2"
+    with notebook_with_cluster(options, before=[marked]) as (kernel, _):
         yield kernel
-        kernel.run("%cluster stop")
-    finally:
-        kernel.close()
 
 
 def test_what_has_run_is_written(notebook: Notebook, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import papermill
 import pytest
 
 from ddp_lab.output.terminal import plain
-from tests.cluster.pages import Notebook
+from tests.cluster.pages import Notebook, notebook_with_cluster
 
 
 @pytest.fixture(autouse=True)
@@ -23,16 +23,9 @@ def nothing_left_by_test() -> None:
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
     """A kernel with the magics and a running cluster of two ranks."""
-    kernel = Notebook()
-    try:
-        kernel.run("%load_ext ddp_lab")
-        shown = kernel.run("%cluster start -n 2")
-        assert shown.status == "ok", shown.error
-        assert "cluster ready: ranks 0–1 · cpu · shm in " in shown.text
+    with notebook_with_cluster() as (kernel, started):
+        assert "cluster ready: ranks 0–1 · cpu · shm in " in started.text
         yield kernel
-        kernel.run("%cluster stop")
-    finally:
-        kernel.close()
 
 
 def test_load_ext_is_light(notebook: Notebook) -> None:

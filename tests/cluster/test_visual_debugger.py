@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.front_end import FrontEnd
-from tests.cluster.pages import Notebook
+from tests.cluster.pages import Notebook, notebook_with_cluster
 from tests.leftovers import wait_until
 
 CELL = """%%distributed
@@ -44,15 +44,8 @@ def nothing_left_by_test() -> None:
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
     """A kernel with a cluster of two ranks."""
-    kernel = Notebook()
-    try:
-        kernel.run("%load_ext ddp_lab")
-        shown = kernel.run("%cluster start -n 2")
-        assert shown.status == "ok", shown.error
+    with notebook_with_cluster() as (kernel, _):
         yield kernel
-        kernel.run("%cluster stop")
-    finally:
-        kernel.close()
 
 
 @pytest.fixture
