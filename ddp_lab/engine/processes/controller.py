@@ -22,6 +22,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from . import parent_watch
 
 # And the signal's number: the exit code then; `ddp_lab.cluster.processes.launchers` knows it.
@@ -66,6 +68,13 @@ def _open_more_files() -> None:
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _close_copies() -> None:
+    """Closes the connections that a forked process has inherited: they would outlive the controller's end of them."""
+    for one in psutil.Process().net_connections(kind="tcp"):
+        if one.raddr:
+            os.close(one.fd)
 
 
 def _hub_class(app: Any) -> Any:
@@ -140,6 +149,7 @@ def main(argv: list[str]) -> None:
 
     def become_heart_monitor() -> None:
         parent_watch.kill_with_parent_thread(controller)
+        _close_copies()
         logging.disable(logging.WARNING)  # else every late heartbeat of a busy machine is two lines of log
 
     os.umask(0o077)  # ipyparallel writes some world-readable files; no user code runs here

@@ -56,15 +56,16 @@ def test_a_controller_and_its_successor(tmp_path: Path, address: str | None) -> 
     controller = Controller(tmp_path)
     controller.start(address)
     try:
-        wait_until(controller.connection, 60, "the controller")
-        before = controller.connection()
-        assert before is not None
-        assert before["client"]["interface"] == f"ipc://{tmp_path}/c"
         pid = controller.pid
         assert pid is not None
-        wait_until(lambda: reached(tmp_path / f"c:{before['client']['mux']}"), 60, "the controller's last socket")
-        wait_until(lambda: len(listening(pid)) == (0 if address is None else 7), 10, "the ports")
-        assert_closed_to_the_mute(list(listening(pid)))
+        with Mute(pid) as mute:
+            wait_until(lambda: (mute.connect(), controller.connection())[1], 60, "the controller")
+            before = controller.connection()
+            assert before is not None
+            assert before["client"]["interface"] == f"ipc://{tmp_path}/c"
+            wait_until(lambda: reached(tmp_path / f"c:{before['client']['mux']}"), 60, "the controller's last socket")
+            wait_until(lambda: mute.connect() == (0 if address is None else 7), 10, "the ports")
+            mute.wait_until_closed()
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: controller.ended, 10, "its end")
         assert controller.ended == "the controller was killed by SIGKILL (signal 9)"
@@ -79,10 +80,23 @@ def test_a_controller_and_its_successor(tmp_path: Path, address: str | None) -> 
     assert "xhausted" not in (tmp_path / "controller.log").read_text()
 
 
-def assert_closed_to_the_mute(ports: list[int]) -> None:
-    """A connection that doesn't shake hands is closed within seconds: ZeroMQ would keep it for thirty."""
-    with contextlib.ExitStack() as stack:
-        for one in [stack.enter_context(socket.create_connection(("127.0.0.1", port), 25)) for port in ports]:
+class Mute(contextlib.ExitStack):
+    """Connections that say nothing, to each port of a process from the moment that it listens there."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__()
+        self.pid = pid
+        self.made: dict[int, socket.socket] = {}
+
+    def connect(self) -> int:
+        """Connects to the ports that are new; returns how many there are."""
+        for port in listening(self.pid).keys() - self.made.keys():
+            self.made[port] = self.enter_context(socket.create_connection(("127.0.0.1", port), 25))
+        return len(self.made)
+
+    def wait_until_closed(self) -> None:
+        """A connection that doesn't shake hands is closed within seconds: ZeroMQ would keep it for thirty."""
+        for one in self.made.values():
             while one.recv(1024):
                 pass
 
