@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ddp_lab import CellError, ClusterError, machine
@@ -99,8 +100,10 @@ def pid_of(lab: Lab, process: str) -> int:
     if process != "heart monitor":
         return pids.get(process, 0)
     parent = pids.get("controller", 0)
-    children = Path(f"/proc/{parent}/task/{parent}/children")
-    return int((children.read_text().split() or ["0"])[0]) if children.exists() else 0
+    try:
+        return next((child.pid for child in psutil.Process(parent).children()), 0) if parent else 0
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def files_of(pid: int) -> set[int]:

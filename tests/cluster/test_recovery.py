@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
+import psutil
 import pytest
 
 from ddp_lab import CellError
@@ -584,8 +585,8 @@ def test_rank_and_controller_are_killed() -> None:
         kill_controller(lab)
         assert lab.values("globals().get('kept')") == {0: 0, 1: None}
         controller = lab.pids()["controller"]
-        children = Path(f"/proc/{controller}/task/{controller}/children")
-        os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
+        [heart_monitor] = psutil.Process(controller).children()
+        heart_monitor.kill()
         leftovers.wait_until(lambda: not leftovers.alive(controller), 10, "the controller's end")
         assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
         lab.restart()

@@ -102,14 +102,17 @@ def test_notebooks_that_train_are_equal_bit_for_bit(one: Trained, tmp_path: Path
 
 def test_the_script_needs_no_torchrun_command(tmp_path: Path) -> None:
     """`python train.py -n 2` starts the ranks itself; options set backend, threads and environment variables."""
-    source = '%%distributed\nprint(rank, world_size, dist.get_backend(), torch.get_num_threads(), os.environ["A"])'
-    source += "\nprint('drawn', torch.rand(1).item())"
+    # Each line is written in one piece: the ranks write to one pipe.
+    source = "%%distributed\nfacts = [rank, world_size, dist.get_backend(), torch.get_num_threads(), os.environ['A']]"
+    source += "\nprint(f'{facts}\\n', end='')\nprint(f'drawn {torch.rand(1).item()}\\n', end='')"
     cells = ["%cluster start -n 1 --backend gloo --env A=1", "# export\nimport os", source]
     script = tmp_path / "train.py"
     exporting.write(cells, tmp_path / "train.ipynb")
     export_notebook(tmp_path / "train.ipynb", script)
     printed = exporting.run([sys.executable, str(script), "-n", "2", "--threads", "1", "--A", "b c"], tmp_path)
-    assert sorted(line for line in printed.splitlines() if "gloo" in line) == ["0 2 gloo 1 b c", "1 2 gloo 1 b c"]
+    assert sorted(line for line in printed.splitlines() if "gloo" in line) == [
+        f"[{rank}, 2, 'gloo', 1, 'b c']" for rank in range(2)
+    ]
     drawn = [line for line in printed.splitlines() if "drawn" in line]
     assert len(drawn) == 2
     assert len(set(drawn)) == 1, "as on a cluster, all ranks begin with one seed"
@@ -117,7 +120,6 @@ def test_the_script_needs_no_torchrun_command(tmp_path: Path) -> None:
 
 def test_values_of_the_notebook_are_the_same_on_all_ranks(tmp_path: Path) -> None:
     """A marked plain cell pushes the values of rank 0; `--ranks` and `await` do what they do in a notebook."""
-    # Each line is written in one piece: the ranks write to one pipe.
     cells = [
         "%cluster start -n 2 --backend gloo",
         "# export\nimport os\npid = os.getpid()\nlab.push({'first': pid})",

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from tests.cluster.conftest import Lab
 
 LISTENING = "0A"  # state of a TCP socket in /proc/net/tcp
@@ -19,13 +21,8 @@ def process_ids(lab: Lab) -> dict[int, str]:
         name, pid = waiting.pop()
         if pid not in found:
             found[pid] = name
-            waiting += [(f"child of {name}", child) for child in _children(pid)]
+            waiting += [(f"child of {name}", child.pid) for child in psutil.Process(pid).children()]
     return found
-
-
-def _children(pid: int) -> list[int]:
-    text = "".join((task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir())
-    return [int(word) for word in text.split()]
 
 
 def listening(pid: int) -> dict[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -64,6 +65,17 @@ def _telemetry(endpoint: dict[str, str], rank: int) -> Any:
     return made
 
 
+@contextlib.contextmanager
+def _until_told(endpoint: dict[str, str], rank: int) -> Iterator[Any]:
+    """A Telemetry that stops when the client says so: what is still on its way then has 0.2 s."""
+    telemetry, left = _telemetry(endpoint, rank), threading.Event()
+    telemetry.on_control("leave", lambda _: left.set())
+    telemetry.start()
+    yield telemetry
+    assert left.wait(60)
+    telemetry.stop()
+
+
 def _record(count: int, rate: float | None = None) -> None:
     from ddp_lab import _C
 
@@ -76,13 +88,11 @@ def _record(count: int, rate: float | None = None) -> None:
 
 
 def _flood(rank: int, size: int, endpoint: dict[str, str]) -> tuple[int, int]:
-    telemetry = _telemetry(endpoint, rank)
-    first = telemetry._cursor
-    telemetry.start()
-    _record(FLOOD, RATE)
-    while not telemetry.flush("flood"):
-        pass
-    telemetry.stop()
+    with _until_told(endpoint, rank) as telemetry:
+        first = telemetry._cursor
+        _record(FLOOD, RATE)
+        while not telemetry.flush("flood"):
+            pass
     return first, threading.active_count()
 
 
@@ -90,8 +100,12 @@ def test_nothing_is_lost(wire: Wire, ranks: Ranks) -> None:
     """Two ranks that record 150,000 events a second each: all arrive, once and in order, the counts are exact."""
     received = Received(wire)
     before = ranks(2, _threads)
-    told = ranks(2, _flood, wire.endpoint())
-    assert wire.wait_for("flood", [0, 1], 10)
+    thread, told = _in_background(ranks, 2, _flood, wire.endpoint())
+    try:
+        assert wire.wait_for("flood", [0, 1], 60)
+    finally:
+        wire.send([0, 1], {"op": "leave"})
+        thread.join()
     for rank, (first, _) in enumerate(told):
         sequence = received.of_rank(rank)["sequence"]
         assert (sequence == np.arange(first, first + FLOOD)).all()
@@ -135,15 +149,13 @@ def test_overflow_is_counted(wire: Wire, ranks: Ranks) -> None:
 
 
 def _against_a_reader_that_stands_still(rank: int, size: int, endpoint: dict[str, str], done: str) -> int:
-    telemetry = _telemetry(endpoint, rank)
-    telemetry.start()
-    for _ in range(100):  # far more than all queues and the ring hold
-        _record(20_000)
-        telemetry.flush("stuck", timeout=0.0)
-    Path(done).touch()
-    while not telemetry.flush("read"):
-        pass
-    telemetry.stop()
+    with _until_told(endpoint, rank) as telemetry:
+        for _ in range(100):  # far more than all queues and the ring hold
+            _record(20_000)
+            telemetry.flush("stuck", timeout=0.0)
+        Path(done).touch()
+        while not telemetry.flush("read"):
+            pass
     return 100 * 20_000
 
 
@@ -156,10 +168,12 @@ def test_a_client_that_reads_slowly_stops_nobody(wire: Wire, ranks: Ranks, tmp_p
     try:
         wait_until(done.exists, 60, "the rank has recorded everything")
         assert len(received.batches) <= 1
+        gate.set()
+        assert wire.wait_for("read", [0], 60)
     finally:
         gate.set()
+        wire.send([0], {"op": "leave"})
         thread.join()
-    assert wire.wait_for("read", [0], 10)
     sequence = received.of_rank(0)["sequence"].astype(np.int64)
     assert (np.diff(sequence) > 0).all()
     assert received.dropped(0) > 0
@@ -186,15 +200,10 @@ def test_a_client_that_is_gone_stops_nobody(ranks: Ranks) -> None:
 
 
 def _says_much(rank: int, size: int, endpoint: dict[str, str], megabytes: int, done: str) -> None:
-    telemetry = _telemetry(endpoint, rank)
-    left = threading.Event()
-    telemetry.on_control("leave", lambda _: left.set())
-    telemetry.start()
-    for number in range(megabytes):
-        telemetry.send_cell("much", str(number), bytes(1 << 20))
-    Path(done).touch()
-    assert left.wait(60)
-    telemetry.stop()
+    with _until_told(endpoint, rank) as telemetry:
+        for number in range(megabytes):
+            telemetry.send_cell("much", str(number), bytes(1 << 20))
+        Path(done).touch()
 
 
 def test_what_cells_say_is_bounded_without_a_client(ranks: Ranks, tmp_path: Path) -> None:
