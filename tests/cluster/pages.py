@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import Empty
 from typing import Any
 
@@ -73,11 +74,16 @@ def notebook_with_cluster(options: str = "-n 2", before: Sequence[str] = ()) -> 
 
 
 class Notebook:
-    """A Jupyter kernel that runs cells as a notebook does."""
+    """A Jupyter kernel that runs cells as a notebook does.
 
-    def __init__(self) -> None:
-        self.manager = KernelManager(kernel_name="python3")
-        self.manager.start_kernel()
+    Args:
+        kernel: name of its specification.
+        folder: the notebook's.
+    """
+
+    def __init__(self, kernel: str = "python3", folder: Path | None = None) -> None:
+        self.manager = KernelManager(kernel_name=kernel)
+        self.manager.start_kernel(cwd=None if folder is None else str(folder))
         self._client = self.manager.client()
         self._client.start_channels()
         self._client.wait_for_ready(timeout=LIMIT_S)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +21,11 @@ from ddp_lab.cluster.processes import early
 from ddp_lab.notebook import commands
 from tests import leftovers
 from tests.cluster.conftest import Lab
+from tests.cluster.pages import Notebook
 
+_THREADS = """import os, numpy, threadpoolctl
+[openblas] = threadpoolctl.ThreadpoolController().select(user_api="blas").info()
+int(os.environ["OMP_NUM_THREADS"]), torch.get_num_threads(), openblas["num_threads"]"""
 _LOAD = """
 from IPython.core.interactiveshell import InteractiveShell
 InteractiveShell.instance().run_line_magic("load_ext", "ddp_lab")
@@ -49,10 +55,9 @@ def test_environment_of_torchrun(lab: Lab) -> None:
 
 def test_threads_are_divided(lab: Lab) -> None:
     """The ranks share the machine's processors instead of using all of them each."""
-    threads = max(1, len(os.sched_getaffinity(0)) // 2)
-    counts = "int(os.environ['OMP_NUM_THREADS']), torch.get_num_threads()"
+    threads = max(1, len(os.sched_getaffinity(0)) // lab.world_size)
     if "OMP_NUM_THREADS" not in os.environ:
-        assert set(lab.values("import os; " + counts).values()) == {(threads, threads)}
+        assert set(lab.values(_THREADS).values()) == {(threads, threads, threads)}
 
 
 def test_everything_listens_on_loopback_only(lab: Lab) -> None:
@@ -305,12 +310,13 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], early.Early]
 
 
 def test_a_cluster_takes_early_processes(begun: Callable[[], early.Early]) -> None:
-    """Once, if it would give its own the same variables; a second call of `begin` starts no others."""
+    """Once, if it would give its own the same variables, however many ranks it has; `begin` starts no others."""
     found = begun()
     assert begun() is found
     server, controller = found.server.pid, found.controller.pid
     for expected in (True, False):
-        with Lab() as lab:
+        with Lab(1) as lab:
+            test_threads_are_divided(lab)
             assert lab.sum_of_ones() == dict.fromkeys(range(lab.world_size), float(lab.world_size))
             assert (lab.pids()["fork server"] == server, lab.pids()["controller"] == controller) == (expected, expected)
     assert not found.run_dir.exists()
@@ -326,6 +332,50 @@ def test_early_processes_that_do_not_fit_are_ended(begun: Callable[[], early.Ear
         assert not any(leftovers.alive(pid) for pid in pids if pid is not None)
         assert not found.run_dir.exists()
         lab.stop()  # leaving the block would only detach
+
+
+def test_a_kernel_that_starts_early_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel "Python 3 (ddp_lab)" does, before its first cell. It imports nothing from the notebook's folder."""
+    (tmp_path / "ipykernel.py").write_text("raise RuntimeError")
+    (tmp_path / "mine.py").write_text("found = True")
+    monkeypatch.delenv("DDP_LAB_EARLY")
+    with contextlib.closing(Notebook("ddp_lab", tmp_path)) as notebook:
+        children = notebook.run(
+            "import mine, psutil; print(sorted(child.pid for child in psutil.Process().children()))"
+        )
+        started = notebook.run("%load_ext ddp_lab\n%cluster start -n 1")
+        assert started.status == "ok", started.error
+        taken = notebook.run("print(sorted(lab.pids()[name] for name in ('controller', 'fork server')))")
+        assert taken.text == children.text != "[]\n"
+        backend = "import os; print(os.environ['MPLBACKEND'])"  # a variable that ipykernel sets
+        assert notebook.run(backend).text.strip() in notebook.run(f"%%distributed\n{backend}").text
+        notebook.run("%cluster stop")
+
+
+def test_ranks_start_in_the_notebooks_folder(
+    begun: Callable[[], early.Early], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that is current when the cluster starts; their cells import from it, the cluster's processes don't."""
+    begun()
+    for name in ("json", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError")
+    (tmp_path / "mine.py").write_text("found = True")
+    monkeypatch.chdir(tmp_path)
+    with Lab(1) as lab:
+        assert lab.values("import os, mine; os.getcwd(), mine.found") == {0: (str(tmp_path), True)}
+        os.kill(lab.pids()["rank 0"], signal.SIGKILL)
+        leftovers.wait_until(lambda: "rank 0" not in lab.pids(), 10, "the end of rank 0")
+        assert lab.values("import os, mine; os.getcwd()") == {0: str(tmp_path)}
+
+
+def test_a_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start of a cluster says so, and what to do."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(ClusterError, match=r"the current folder was removed: change to another, e.g. with `%cd ~`"):
+        Lab(1).start()
 
 
 def test_early_processes_end_with_who_loaded_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,8 @@ if __name__ == "__main__":
         assert lab.run(TRAIN).values == {0: 1.5, 1: 1.5}
     assert not (Path(ddp_lab.__file__).parents[1] / "csrc").exists()
     assert (lesson_files.working_copy(Path.cwd()) / "tutorials" / "01_ranks_and_cells.ipynb").exists()
-    assert (Path(sys.prefix) / "share/jupyter/labextensions/ddp_lab/package.json").exists()
+    for installed in ("labextensions/ddp_lab/package.json", "kernels/ddp_lab/kernel.json"):
+        assert (Path(sys.prefix) / "share/jupyter" / installed).exists()
     print("averaged on two ranks")
 """
 

@@ -20,8 +20,8 @@ class Placement:
     Attributes:
         world_size: number of ranks.
         devices: each rank's device as torch names it there, e.g. ``"cuda:0"`` or ``"cpu"``.
-        environment: variables of every rank, set before torch is imported.
-        rank_environments: rank -> further variables of that rank alone.
+        environment: variables of the process that imports torch, from which all ranks are forked.
+        rank_environments: rank -> variables that it sets once it is forked, its threads among them.
     """
 
     world_size: int
@@ -37,6 +37,7 @@ def place(
     backend: str = "auto",
     gpus: Sequence[str] | None = None,
     cores: int | None = None,
+    inherited: Mapping[str, str] = os.environ,
 ) -> Placement:
     """Decides how many ranks run, and where: one per GPU, or 2 CPU ranks if there is none.
 
@@ -47,11 +48,12 @@ def place(
         backend: ``"gloo"``, ``"mpi"`` and ``"shm"`` mean CPU ranks unless `devices` are given.
         gpus: the visible GPUs; None: detected.
         cores: number of the machine's; None: detected.
+        inherited: variables that the ranks have besides.
 
     Raises:
         ValueError: no such device, or no rank at all.
     """
-    gpus = visible_gpus({**os.environ, **environment}) if gpus is None else list(gpus)
+    gpus = visible_gpus({**inherited, **environment}) if gpus is None else list(gpus)
     if devices is not None:
         bad = [index for index in devices if not 0 <= index < len(gpus)]
         if bad or not devices:
@@ -65,15 +67,15 @@ def place(
     if world_size < 1:
         raise ValueError(f"a cluster needs at least one rank, got n={n}")
     threads = max(1, (cores or len(os.sched_getaffinity(0))) // world_size)
-    variables = {name: str(threads) for name in _THREAD_VARIABLES if name not in os.environ} | dict(environment)
+    unset = [name for name in _THREAD_VARIABLES if name not in {**inherited, **environment}]
+    of_ranks = {rank: dict.fromkeys(unset, str(threads)) for rank in range(world_size)}
+    # One thread while torch is imported: OpenBLAS would start the others before the ranks are forked.
+    variables = {**dict.fromkeys(unset, "1"), **environment}
     if not gpus:
-        return Placement(world_size, ("cpu",) * world_size, variables, {rank: {} for rank in range(world_size)})
+        return Placement(world_size, ("cpu",) * world_size, variables, of_ranks)
     variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    shared = world_size > len(gpus)
-    return Placement(
-        world_size,
-        tuple(f"cuda:{rank % len(gpus)}" for rank in range(world_size)),
-        variables,
-        # NCCL refuses two ranks on one GPU of one host: each gets a host id of its own.
-        {rank: {"NCCL_HOSTID": f"ddp_lab-{rank}"} if shared else {} for rank in range(world_size)},
-    )
+    if world_size > len(gpus):  # NCCL refuses two ranks on one GPU of one host: each gets a host id of its own
+        for rank, own in of_ranks.items():
+            own["NCCL_HOSTID"] = f"ddp_lab-{rank}"
+    devices_of_ranks = tuple(f"cuda:{rank % len(gpus)}" for rank in range(world_size))
+    return Placement(world_size, devices_of_ranks, variables, of_ranks)

@@ -1,10 +1,10 @@
 """A cluster's first processes, started before it is wanted: the controller, and the fork server, which imports torch.
 
 [Note: early processes]
-`%load_ext ddp_lab` starts them. Importing torch is most of a start: a cluster that is wanted seconds later is ready in
-tenths of a second. They have the variables of a cluster with default arguments. A cluster takes them if it would give
-its own processes the same ones; else it starts others. They end with this process, or unused after `_UNUSED_SECONDS`.
-With DDP_LAB_EARLY=0 in the environment there are none.
+`%load_ext ddp_lab` starts them, or already the kernel (`ddp_lab.notebook.kernel`). Importing torch is most of a start:
+a cluster that is wanted seconds later is ready in tenths of a second. They have the variables of a cluster with default
+arguments. A cluster takes them if it would give its own processes the same ones; else it starts others. They end with
+this process, or unused after `_UNUSED_SECONDS`. With DDP_LAB_EARLY=0 in the environment there are none.
 """
 
 from __future__ import annotations
@@ -22,6 +22,13 @@ from .launchers import Controller, ForkServer, make_run_dir, process_environment
 
 _OFF = "DDP_LAB_EARLY"
 _UNUSED_SECONDS = 600.0
+# Set by ipykernel while it starts; nothing reads them before ranks are forked, which get them then.
+_SET_BY_KERNEL = frozenset(
+    {
+        *("CLICOLOR", "CLICOLOR_FORCE", "FORCE_COLOR", "GIT_PAGER", "MPLBACKEND", "PAGER", "PYDEVD_USE_FRAME_EVAL"),
+        "TERM",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class Early:
         run_dir: a cluster's folder.
         controller: runs.
         server: runs.
-        variables: all that the fork server has.
+        variables: those of the fork server that count.
         timer: ends them.
     """
 
@@ -66,7 +73,7 @@ def begin() -> None:
         except OSError:  # the start of a cluster says why
             return
         controller, server = Controller(run_dir), ForkServer(run_dir, environment)
-        _early = Early(run_dir, controller, server, process_environment(environment), timer)
+        _early = Early(run_dir, controller, server, _variables(environment), timer)
         try:
             server.start()
             controller.start()
@@ -84,12 +91,23 @@ def take(environment: Mapping[str, str]) -> Early | None:
     global _early
     with held_back(), _lock:
         early = _early
-        if early is None or early.variables != process_environment(environment) or early.ended:
+        if early is None or early.variables != _variables(environment) or early.ended:
             _end()
             return None
         _early = None
         early.timer.cancel()
         return early
+
+
+def set_by_kernel(environment: Mapping[str, str]) -> dict[str, str]:
+    """Of a cluster's variables those that early processes need not have, but its ranks."""
+    return {name: value for name, value in {**os.environ, **environment}.items() if name in _SET_BY_KERNEL}
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a fork server's variables would be now, but for those that the kernel sets."""
+    made = process_environment(environment)
+    return {name: value for name, value in made.items() if name not in _SET_BY_KERNEL}
 
 
 def end() -> None:

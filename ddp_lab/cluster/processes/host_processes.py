@@ -59,6 +59,7 @@ class HostProcesses(Processes):
     def __init__(self, settings: HostSettings) -> None:
         early.end()  # its controller does not listen where hosts can reach it
         super().__init__(hosts_.provisional(settings.hosts))
+        self._folder = None  # other hosts need not have it
         self._settings = settings
         self.fork_server = HostServers(settings.hosts, self._run_dir, settings.starting)
         self._variables: dict[str, dict[str, str]] = {}

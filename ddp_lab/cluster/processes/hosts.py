@@ -232,7 +232,7 @@ def spread(
         limits = {} if there["chosen_gpus"] is None else {"CUDA_VISIBLE_DEVICES": there["chosen_gpus"]}
         gpus = visible_gpus({**limits, **environment}, there["gpus"])
         try:
-            made = place(len(host.ranks), devices, environment, backend, gpus, there["cores"])
+            made = place(len(host.ranks), devices, environment, backend, gpus, there["cores"], {})
         except ValueError as error:
             raise ValueError(f"host {host.name}: {error}") from None
         every_device += made.devices

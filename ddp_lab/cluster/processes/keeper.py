@@ -40,7 +40,7 @@ from ...errors import ClusterError
 from ...protocol import registry
 from ...protocol.entry_points import KEEPER
 from ...renamed import with_former_names
-from .launchers import Controller, ForkServer, check_files, make_run_dir, not_debugged, process_environment, tail
+from .launchers import Controller, ForkServer, check_client, make_run_dir, not_debugged, process_environment, tail
 
 _ANSWER_SECONDS = 10.0
 _END_SECONDS = 10.0
@@ -106,7 +106,7 @@ class Keeper:
         Raises:
             ClusterError: a cluster of that name exists.
         """
-        check_files()
+        check_client()
         run_dir = make_run_dir()
         try:
             controller, fork_server = Controller(run_dir), ForkServer(run_dir, environment)

@@ -192,10 +192,12 @@ class RankProcess:
     Attributes:
         environment: its own variables.
         client: how it connects to the client, as `ddp_lab.engine.rank.connect`.
+        folder: its current one; None for its fork server's.
     """
 
     environment: Mapping[str, str]
     client: Mapping[str, Any]
+    folder: str | None = None
 
 
 class ForkServer:
@@ -261,7 +263,13 @@ class ForkServer:
                 for known in (self.exits, self.pids, self.reasons):
                     known.pop(rank, None)
         asked = [
-            {"rank": rank, "env": dict(one.environment), "log": str(self.log_of(rank)), "client": dict(one.client)}
+            {
+                "rank": rank,
+                "env": dict(one.environment),
+                "log": str(self.log_of(rank)),
+                "client": dict(one.client),
+                "folder": one.folder,
+            }
             for rank, one in ranks.items()
         ]
         self._send({"op": "fork", "connection": connection, "ranks": asked})
@@ -397,7 +405,7 @@ class ForkServer:
 def _started(
     command: Sequence[str], log: Path, environment: Mapping[str, str], pipes: bool = False
 ) -> subprocess.Popen[bytes]:
-    """Starts a process in a session of its own.
+    """Starts a process in a session of its own, and in the root folder: it imports nothing from the notebook's.
 
     Args:
         command: what to run.
@@ -412,6 +420,7 @@ def _started(
             stdout=subprocess.PIPE if pipes else file,
             stderr=file,
             env=process_environment(environment),
+            cwd="/",
             start_new_session=True,
         )
 
@@ -444,8 +453,12 @@ def make_run_dir() -> Path:
     return made
 
 
-def check_files() -> None:
-    """Raises `ClusterError` if this process's limit of open files is too low for a cluster."""
+def check_client() -> None:
+    """Raises `ClusterError` if this process's limit of open files is too low for a cluster, or its folder is gone."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ClusterError("the current folder was removed: change to another, e.g. with `%cd ~`") from None
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= allowed < _FILES:
         raise ClusterError(
@@ -493,8 +506,9 @@ def last_lines(text: str) -> str:
 
 
 def process_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's variables and `extra`; ddp_lab stays importable from where this process found it."""
+    """This process's variables and `extra`; modules are importable from where this process finds them, ddp_lab too."""
     made = {**os.environ, **extra}
     path = made.get("PYTHONPATH", "")
-    made["PYTHONPATH"] = os.pathsep.join(filter(None, [path, _PACKAGE_ROOT]))
+    folders = [os.path.abspath(folder) for folder in path.split(os.pathsep)] if path else []
+    made["PYTHONPATH"] = os.pathsep.join([*folders, _PACKAGE_ROOT])
     return made

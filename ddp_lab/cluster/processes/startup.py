@@ -17,6 +17,7 @@ import contextlib
 import importlib
 import logging
 import math
+import os
 import shutil
 import threading
 import time
@@ -30,7 +31,7 @@ from ...protocol.entry_points import RANK, RankFunction
 from ..cells.messages import CellMessages
 from . import early
 from .devices import Placement
-from .launchers import Controller, ForkServer, RankProcess, check_files, make_run_dir
+from .launchers import Controller, ForkServer, RankProcess, check_client, make_run_dir
 
 if TYPE_CHECKING:
     from .keeper import Keeper
@@ -76,9 +77,13 @@ class Processes:
         self._up = False
         self._heard = 0  # controllers that had ended when the client connected
         self.keeper = keeper
+        self._folder: str | None = None  # of ranks; None: their fork server's
+        self._set_by_kernel: dict[str, str] = {}  # variables of ranks that their fork server may lack
         if keeper is None:
-            check_files()
+            check_client()
+            self._folder = os.getcwd()
             taken = early.take(placement.environment)
+            self._set_by_kernel = early.set_by_kernel(placement.environment) if taken else {}
             self._run_dir = taken.run_dir if taken else make_run_dir()
             self.controller = taken.controller if taken else Controller(self._run_dir)
             self.fork_server: ForkServer | HostServers = (
@@ -328,8 +333,9 @@ class Processes:
         common = {"world_size": self.placement.world_size, "detached": self.keeper is not None}
         made = {
             rank: RankProcess(
-                {"DDP_LAB_RANK": str(rank), **self.placement.rank_environments[rank]},
+                {"DDP_LAB_RANK": str(rank), **self._set_by_kernel, **self.placement.rank_environments[rank]},
                 {**common, "endpoint": self.endpoint_of(rank, endpoint)},
+                self._folder,
             )
             for rank in ranks
         }

@@ -3,7 +3,8 @@
 `python -m ddp_lab.engine.processes.fork_server PARENT RUN_DIR` reads one JSON object a line from standard input and
 answers the same way on standard output:
 
-    {"op": "fork", "connection": {...}, "ranks": [{"rank": 0, "env": {...}, "log": "...", "client": {...}}, ...]}
+    {"op": "fork", "connection": {...}, "ranks": [{"rank": 0, "env": {...}, "log": "...", "client": {...},
+      "folder": "..."}, ...]}
     {"op": "signal", "rank": 0, "signal": 15}
     {"op": "ping"}, and the questions of `ddp_lab.engine.processes.reach`, with an "id"
 
@@ -49,6 +50,7 @@ _USED_BY_ENGINES = (
     "IPython.extensions.storemagic",
     "numpy.random",
     "sqlite3",
+    "threadpoolctl",
     "tornado.platform.asyncio",
 )
 
@@ -235,20 +237,24 @@ def _run_rank(spec: Mapping[str, Any], log_path: str, connection: Mapping[str, A
     import numpy as np
     import torch
     from ipyparallel.engine.app import IPEngine
+    from threadpoolctl import threadpool_limits
     from traitlets.config import Config
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     sys.argv = [""]
+    sys.path.pop(0)  # the fork server's folder; ipyparallel adds "", the current one, as in a notebook
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(spec["env"])
     np.random.seed()  # forked ranks must not share one state
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    threadpool_limits(int(os.environ["OPENBLAS_NUM_THREADS"]), "blas")  # numpy's
     config = Config()
     config.ProfileDir.location = os.path.join(run_dir, "profile")
     config.Application.log_level = logging.ERROR
     config.IPEngine.id = spec["rank"]
+    config.IPEngine.work_dir = spec.get("folder") or os.getcwd()
     config.IPEngine.enable_nanny = False  # the fork server notices an exit, the agent relays interrupts
     config.IPEngine.max_heartbeat_misses = 0  # a paused controller must not end a rank
     config.IPEngine.timeout = 60.0

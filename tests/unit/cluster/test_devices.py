@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from ddp_lab.cluster.processes.devices import place
@@ -32,10 +30,10 @@ def test_visible_gpus(chosen: str | None, present: int, visible: list[str]) -> N
 
 def test_two_cpu_ranks_without_gpu() -> None:
     """Without a GPU the default is two CPU ranks that share the processors."""
-    placement = place(None, None, {}, gpus=[])
+    placement = place(None, None, {}, gpus=[], cores=8, inherited={})
     assert placement.devices == ("cpu", "cpu")
-    if "OMP_NUM_THREADS" not in os.environ:
-        assert placement.environment["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
+    assert {variables["OMP_NUM_THREADS"] for variables in placement.rank_environments.values()} == {"4"}
+    assert placement.environment["OMP_NUM_THREADS"] == "1", "while torch is imported"
     assert "CUDA_VISIBLE_DEVICES" not in placement.environment
 
 
@@ -44,7 +42,7 @@ def test_one_rank_per_gpu() -> None:
     placement = place(None, None, {}, gpus=["3", "5"])
     assert placement.devices == ("cuda:0", "cuda:1")
     assert placement.environment["CUDA_VISIBLE_DEVICES"] == "3,5"
-    assert placement.rank_environments == {0: {}, 1: {}}
+    assert not any("NCCL_HOSTID" in variables for variables in placement.rank_environments.values())
 
 
 def test_chosen_devices() -> None:
@@ -67,8 +65,11 @@ def test_gloo_means_cpu() -> None:
 
 
 def test_users_variables_win() -> None:
-    """A thread count that the user sets is kept."""
-    assert place(2, None, {"OMP_NUM_THREADS": "7"}, gpus=[]).environment["OMP_NUM_THREADS"] == "7"
+    """A thread count that the user sets, for the ranks or for all processes, is kept."""
+    placement = place(2, None, {"OMP_NUM_THREADS": "7"}, gpus=[], inherited={"MKL_NUM_THREADS": "3"})
+    assert placement.environment["OMP_NUM_THREADS"] == "7"
+    assert set(placement.rank_environments[0]) == {"OPENBLAS_NUM_THREADS"}
+    assert "MKL_NUM_THREADS" not in placement.environment
 
 
 @pytest.mark.parametrize(
