@@ -66,12 +66,12 @@ def number_from(lowest: int) -> Callable[[str], int]:
 count = number_from(1)
 
 
-def _above_0(what: str) -> Callable[[str], float]:
-    """A converter to finite numbers above 0; `what` describes them."""
+def _above_0(what: str, or_0: bool = False) -> Callable[[str], float]:
+    """A converter to finite numbers above 0, or from 0 on; `what` describes them."""
 
     def convert(text: str) -> float:
         value = _finite(text)
-        if value is None or value <= 0:
+        if value is None or value < 0 or (value == 0 and not or_0):
             raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
         return value
 
@@ -79,6 +79,7 @@ def _above_0(what: str) -> Callable[[str], float]:
 
 
 seconds = _above_0("a time in seconds (for example 30 or 0.5)")
+seconds_or_never = _above_0("a time in seconds (for example 30), or 0", or_0=True)
 positive = _above_0("a number above 0")
 
 

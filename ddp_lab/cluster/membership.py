@@ -16,16 +16,15 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import replace
 from typing import Any
 
 from .. import machine
+from ..control.examination import with_places
 from ..control.interrupts import held_back
 from ..control.records import RankHealth, RankRecord
 from ..control.wire import Wire
-from ..diagnostics.calls import mismatch_of
 from ..diagnostics.flights import in_flight_words
-from ..diagnostics.rank_state import Examined, Place
+from ..diagnostics.rank_state import Examined
 from ..errors import ClusterError, FallbackWarning
 from ..formatting import exit_words, label_of
 from ..timeline.clocks import HostClocks
@@ -34,7 +33,6 @@ from .processes.startup import Processes, Progress, ignore
 
 _ANSWER_SECONDS = 1.0
 _MOMENT_SECONDS = 0.2
-_PLACE_SECONDS = 5.0  # torch looks the source lines of all recorded stacks up
 _END_SECONDS = 30.0
 _SILENT = "was unresponsive (a C call held the GIL, or the process was suspended) and was terminated"
 
@@ -281,21 +279,7 @@ class Membership:
                 raise ClusterError(f"rank {rank} could not be examined: {answer['error']}")
             else:
                 made.append(Examined.of(rank, answer["state"], answer, asked=rank in given))
-        return self._with_places(made)
-
-    def _with_places(self, ranks: list[Examined]) -> list[Examined]:
-        """Asks ranks that entered different collectives where they entered them."""
-        found = mismatch_of(ranks)
-        if found is None:
-            return ranks
-        asked = {"group": found.group, "number": found.number}
-        answers = self._wire.request(list(found.calls), "entered_at", _PLACE_SECONDS, **asked)
-        places = {
-            rank: Place(answer["file"], answer["line"], "", "", users=True)
-            for rank, answer in answers.items()
-            if "file" in answer
-        }
-        return [replace(one, entered_at=places.get(one.rank)) for one in ranks]
+        return with_places(self._wire, made)
 
     def is_stopped(self, rank: int) -> bool:
         """Whether a rank of this machine was stopped by a signal."""

@@ -85,7 +85,7 @@ def diagnose_ahead(ranks: Sequence[Examined], found: Distance) -> Diagnosis:
     if behind.state == "running":
         sentence = f"{launches} and continued; rank {found.behind} has not entered it and {behind}."
     elif by_rank[found.ahead].state == "running":
-        sentence = f"{launches} and continued; rank {found.behind} finished the cell without entering it."
+        sentence = f"{launches} and continued; rank {found.behind} finished the {behind.runs} without entering it."
     else:
         sentence = (
             f"No cell is running, but {launches} and rank {found.behind} has not entered it: "

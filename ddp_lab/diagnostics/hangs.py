@@ -18,7 +18,7 @@ from ..formatting import binary_size, enumeration, names
 from .calls import SAME_CALLS, SAME_TENSORS, Diagnosis, diagnose_mismatch, launched_alone, mismatch_of
 from .rank_state import Call, Examined, label
 
-__all__ = ["diagnose", "different_calls"]
+__all__ = ["diagnose", "different_calls", "wait_of"]
 
 _SLOW_LINK = "If it does not finish soon, the network is slow or down."
 _Rule = Callable[[Sequence[Examined], Sequence[Examined]], Diagnosis | None]
@@ -36,8 +36,8 @@ def diagnose(ranks: Sequence[Examined], before: Sequence[Examined] = ()) -> Diag
     for rule in _SURE:
         if (found := rule(ranks, waiting)) is not None:
             return found
-    then = {_wait(one) for one in before}
-    if before and waiting and not any(_wait(one) in then for one in waiting):
+    then = {wait_of(one) for one in before}
+    if before and waiting and not any(wait_of(one) in then for one in waiting):
         return Diagnosis("working", f"All ranks are making progress. Right now: {_each(ranks)}", stuck=False)
     for rule in _RULES:
         if (found := rule(ranks, waiting)) is not None:
@@ -45,7 +45,7 @@ def diagnose(ranks: Sequence[Examined], before: Sequence[Examined] = ()) -> Diag
     return Diagnosis("unknown", _each(ranks))
 
 
-def _wait(one: Examined) -> object:
+def wait_of(one: Examined) -> object:
     """What distinguishes one wait of a rank from its next one."""
     steps = tuple((model.reducer, model.step, model.waits_for) for model in one.models)
     return one.rank, one.call, tuple(sorted(one.sequences.items())), steps
@@ -132,7 +132,8 @@ def _silent(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis
         are, them, ends = ("is", "it", "that rank's process; the next cell starts a new one")
     wait = f" {_who(waiting)} {_wait_s(waiting)} for {them}." if waiting else ""
     sentence = f"{_who(silent)} {are} unresponsive: a C call is holding the GIL.{wait}"
-    return Diagnosis("silent", sentence, f"Interrupting a cell that you wait for terminates {ends}.")
+    remedy = f"Interrupting a cell that you wait for terminates {ends}." if silent[0].runs == "cell" else ""
+    return Diagnosis("silent", sentence, remedy)
 
 
 def _nobody_waits(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
@@ -186,7 +187,7 @@ def _ended(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis 
             return Diagnosis("subset", sentence, remedy)
         if (unused := _never_produced(one, absent)) is not None:
             return unused
-        sentence = f"{who} {has} finished the cell; rank {one.rank} still waits in {what}{_at(one)}."
+        sentence = f"{who} {has} finished the {one.runs}; rank {one.rank} still waits in {what}{_at(one)}."
         fewer = "If ranks have different numbers of batches, train inside `with model.join():`."
         return Diagnosis("ended", sentence, SAME_CALLS if one.bucket is None else fewer)
     return None
@@ -215,7 +216,8 @@ def _busy(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis |
         if unused is not None:
             return unused
         waits = [other for other in waiting if other.waits_in == one.waits_in]
-        sentence = f"{_who(waits)} {_wait_s(waits)} in {one.waits_in}; {_each(busy)}"
+        where = _at(one) if one.runs == "script" else ""
+        sentence = f"{_who(waits)} {_wait_s(waits)} in {one.waits_in}{where}; {_each(busy)}"
         return Diagnosis("busy", sentence, _remedy_of(busy[0]))
     return None
 
@@ -232,6 +234,8 @@ def _remedy_of(busy: Examined) -> str:
         return f"rank {busy.rank} is waiting for a thread or a queue of its own."
     if ".save(" in text:
         return f"rank {busy.rank} is writing a file; the others do not need to wait until it is written."
+    if busy.runs == "script":
+        return f"If rank {busy.rank} never reaches the collective, end the run (Ctrl-C)."
     return (
         f"If rank {busy.rank} never reaches the collective, `%cluster interrupt` ends the cell on all ranks and keeps "
         "their variables."

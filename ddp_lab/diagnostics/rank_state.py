@@ -47,6 +47,7 @@ class Call:
         bytes: their size.
         peer: source or destination, a global rank; None if there is none.
         sequence: how many collectives this rank has entered on the group, this one included; None if unknown.
+        description: of the group, as its maker gave it, e.g. ``"mesh_dp"``; "" if there is none.
     """
 
     name: str
@@ -57,9 +58,11 @@ class Call:
     bytes: int
     peer: int | None
     sequence: int | None
+    description: str = ""
 
     def __str__(self) -> str:
         number = f" #{self.sequence}" if self.sequence is not None and self.kind == "collective" else ""
+        number += f" on {self.description}" if self.description else ""
         size = f" of {binary_size(self.bytes)} ({self.what})" if self.what else ""
         if self.kind == "point to point":
             whom = "" if self.peer is None else f" {'from' if 'recv' in self.name else 'to'} rank {self.peer}"
@@ -138,6 +141,7 @@ class Examined:
         last_cell: id of the running cell, or of the last one.
         debugged: whether it is stopped in the visual debugger.
         entered_at: where it entered the collective that is not the same on all ranks, if that is known.
+        runs: what it runs: ``"cell"`` or ``"script"``.
     """
 
     rank: int
@@ -154,6 +158,7 @@ class Examined:
     last_cell: str | None = None
     entered_at: Place | None = None
     debugged: bool = False
+    runs: str = "cell"
 
     @classmethod
     def of(cls, rank: int, state: str, answer: Mapping[str, Any], **more: Any) -> Examined:
@@ -231,7 +236,7 @@ class Examined:
         if self.state == "silent":
             return "is unresponsive: a C call may be holding the GIL"
         if self.state != "running":
-            return "is not running a cell"
+            return "is not running a cell" if self.runs == "cell" else f"has finished the {self.runs}"
         at = f" at {self.place}" if self.place is not None else ""
         if self.debugged:
             return f"is stopped in the debugger{at}"

@@ -345,7 +345,9 @@ class Agent:
 
     def _answer_examine(self, request: Mapping[str, Any]) -> dict[str, Any]:
         stopped = self.debugger is not None and self.debugger.stopped
-        return {"state": self._state(), "debugger": stopped, **examine.examine(self._main or 0, self._began)}
+        began = None if self._began is None else self._began[:2]
+        seen = examine.examine(self._main or 0, cell.running(), began)
+        return {"state": self._state(), "debugger": stopped, **seen}
 
     def _current(self) -> str | None:
         """The cell whose own code runs."""

@@ -97,10 +97,19 @@ class Telemetry:
         ranks: how many send to the same client.
         session: identifies the life of this process; None for `process_session()`. It must not change while the
             process lives.
+        publishes: whether it sends events; else it only answers.
     """
 
-    def __init__(self, endpoint: Mapping[str, str], rank: int, ranks: int = 1, session: int | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: Mapping[str, str],
+        rank: int,
+        ranks: int = 1,
+        session: int | None = None,
+        publishes: bool = True,
+    ) -> None:
         self.rank = rank
+        self._publishes = publishes
         self._interval = interval_of(ranks)
         self.session = process_session() if session is None else session
         self.error: Exception | None = None
@@ -142,7 +151,8 @@ class Telemetry:
         self._connected = self._control.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._control.connect(self._endpoint["control"])
         self._stop_read, self._stop_write = os.pipe()
-        for run, name in ((self._flush_for_ever, "flusher"), (self._answer_for_ever, "control")):
+        flusher = [(self._flush_for_ever, "flusher")] if self._publishes else []
+        for run, name in (*flusher, (self._answer_for_ever, "control")):
             thread = threading.Thread(target=run, name=f"ddp_lab-{name}", daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -154,7 +164,8 @@ class Telemetry:
         """Sends the rest (for 0.2 s at most), ends the threads and closes the sockets."""
         if self._context is None:
             return
-        self.flush()
+        if self._publishes:
+            self.flush()
         self._stopping = True
         self._wake.set()
         os.write(self._stop_write, b"x")

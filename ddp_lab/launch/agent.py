@@ -19,11 +19,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..command_line import Parser, file_to_write, folder_of_a_record, tell
+from ..command_line import Parser, file_to_write, folder_of_a_record, seconds_or_never, tell
 from ..errors import DdpLabError
 from ..protocol import journal
 from ..protocol.entry_points import WORKER
 from . import reports
+from .hang_watch import ACTIONS, HangWatch
 
 __all__ = ["check_torchruns", "main", "put_worker_between", "run_agent", "torchrun_parser"]
 
@@ -95,6 +96,21 @@ def parser() -> Parser:
         help="the HTML page to write (default: report.html in that folder)",
     )
     ours.add_argument(
+        "--hang-seconds",
+        type=seconds_or_never,
+        default=10.0,
+        metavar="S",
+        help="report ranks that have waited for each other for so long: who waits where, and for whom (default: "
+        "%(default)g; 0: never)",
+    )
+    ours.add_argument(
+        "--on-hang",
+        choices=ACTIONS,
+        default="wait",
+        help="what follows: wait on; dump, which also writes what every rank does into the folder; or stop, which also "
+        "ends the run with exit code 143 (default: wait)",
+    )
+    ours.add_argument(
         "--serve",
         nargs="?",
         const="127.0.0.1",
@@ -125,7 +141,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = made.parse_args(argv)
     check_torchruns(made, given)
     folder = _unused_folder(given.record)
-    put_worker_between(given, "--folder", str(folder), *(["--observe"] if given.observe else []))
+    watch = _watch(given, folder)
+    options = [*(["--observe"] if given.observe else []), *(["--doctor", str(watch.invitation)] if watch else [])]
+    put_worker_between(given, "--folder", str(folder), *options)
     is_new = not folder.exists()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     said = io.StringIO()
     try:
         with _served(given.serve, folder):
-            code = run_agent(given)
+            code = _run_watched(given, watch)
         try:
             with contextlib.redirect_stdout(said):
                 _report(folder, Path(given.report or folder / "report.html"))
@@ -145,6 +163,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_new and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
     _print(said.getvalue())
+    return code
+
+
+def _watch(given: argparse.Namespace, folder: Path) -> HangWatch | None:
+    """Who examines the ranks, if it is wanted and they are all on this host."""
+    if not given.hang_seconds or str(given.nnodes) not in ("1", "1:1"):
+        return None
+    return HangWatch(folder, given.hang_seconds, given.on_hang)
+
+
+def _run_watched(given: argparse.Namespace, watch: HangWatch | None) -> int:
+    from torch.distributed.run import determine_local_world_size
+
+    if watch is None:
+        return run_agent(given)
+    watch.start(determine_local_world_size(given.nproc_per_node))
+    failed = True
+    try:
+        code = run_agent(given)
+        failed = code != 0
+    finally:
+        watch.close(failed=failed)
     return code
 
 

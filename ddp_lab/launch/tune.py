@@ -7,7 +7,6 @@ model, as `Cluster.tune` does beside a cell. The program is not involved, and co
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -25,10 +24,10 @@ from ..errors import ClusterError, DdpLabError
 from ..simulation.settings import Tuned
 from ..timeline.timeline import Timeline
 from . import agent
+from .invitation import invite
 
 __all__ = ["Job", "main"]
 
-_INVITATION = "control.json"  # addresses and keys, for the ranks
 _LOOK_SECONDS = 0.1
 _ENDING_SECONDS = 5.0
 
@@ -41,6 +40,7 @@ class Job:
 
     Attributes:
         wire: the channel to the ranks.
+        invitation: file with which a worker connects to it.
     """
 
     takes_cells = False
@@ -50,9 +50,7 @@ class Job:
         self.wire = Wire(str(folder))
         self.wire.on_batch(self.timeline.extend)
         self.wire.on_description(self.timeline.describe)
-        invitation = folder / _INVITATION
-        invitation.touch(mode=0o600)
-        invitation.write_text(json.dumps(self.wire.endpoint()))
+        self.invitation = invite(self.wire, folder)
 
     def busy_ranks(self) -> set[int]:
         """Empty: the ranks run a program, not cells."""
@@ -155,8 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if str(given.nnodes) not in ("1", "1:1"):
         raise DdpLabError(f"--nnodes {given.nnodes}: only programs on one host can be tuned")
     with tempfile.TemporaryDirectory(prefix="ddp-lab-") as name:
-        agent.put_worker_between(given, "--control", str(Path(name, _INVITATION)))
         job = Job(Path(name))
+        agent.put_worker_between(given, "--control", str(job.invitation))
         tuner = _Tuner(job, given)
         try:
             code = agent.run_agent(given)

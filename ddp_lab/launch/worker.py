@@ -15,11 +15,15 @@ import threading
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..command_line import tell
 from ..engine.processes.parent_watch import on_parent_exit
 from ..protocol import journal
 from .journal_writer import KEEP_EVENTS, JournalWriter
+
+if TYPE_CHECKING:
+    from ..engine.telemetry import Telemetry
 
 __all__ = ["main"]
 
@@ -31,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m ddp_lab.launch.worker")
     parser.add_argument("--folder", type=Path, help="folder for the journal; without it there is none")
     parser.add_argument("--control", type=Path, help="file with the controller's addresses and keys, see Wire.endpoint")
+    parser.add_argument("--doctor", type=Path, help="the same, of who examines this rank")
     parser.add_argument("--agent", type=int, help="id of the agent's process; this one ends with it")
     parser.add_argument("--observe", action="store_true")
     parser.add_argument("--module", action="store_true")
@@ -42,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         ending.append(_begin_journal(given.folder, given.program))
     if given.control is not None:
         ending.append(_let_control(given.control))
+    if given.doctor is not None:
+        ending.insert(0, _let_examine(given.doctor))
     if given.agent is not None:
         _end_with_agent(given.agent, ending)
     how = "finished"
@@ -77,6 +84,22 @@ def _let_control(invitation: Path) -> Callable[[str], None]:
 
     telemetry = Telemetry(json.loads(invitation.read_text()), _number("RANK"), _number("WORLD_SIZE", 1))
     model_control.install(telemetry)
+    return _started(telemetry)
+
+
+def _let_examine(invitation: Path) -> Callable[[str], None]:
+    """Connects to the process that made this file, which can then ask what this rank does."""
+    from ..engine.status import script
+    from ..engine.telemetry import Telemetry
+
+    telemetry = Telemetry(json.loads(invitation.read_text()), _number("RANK"), publishes=False)
+    fail = script.install(telemetry, invitation.parent)
+    stop = _started(telemetry)
+    return lambda how: stop(how) if how == "finished" else fail()  # who says goodbye has finished
+
+
+def _started(telemetry: Telemetry) -> Callable[[str], None]:
+    """Starts it; returns what ends it, in this process alone."""
     telemetry.start()
     pid = os.getpid()
     return lambda how: telemetry.stop() if os.getpid() == pid else None

@@ -133,7 +133,7 @@ def _link(lesson: str) -> str:
 
 
 def _since(one: Examined) -> str:
-    return f" (in the cell for {one.seconds:.0f} s)" if one.seconds >= 1 else ""
+    return f" (in the {one.runs} for {one.seconds:.0f} s)" if one.seconds >= 1 else ""
 
 
 def _frames(one: Examined) -> list[str]:

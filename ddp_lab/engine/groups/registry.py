@@ -109,6 +109,27 @@ def install() -> None:
         _C.make_gloo_endable()
 
 
+def adopt() -> None:
+    """Registers the groups that exist and are not registered, without their sockets: they can be seen, not ended."""
+    with _lock:
+        known = [record.group for record in _records]
+        for group in list(c10d._world.pg_map):
+            if any(group is one for one in known):
+                continue
+            _records.append(
+                GroupRecord(
+                    name=c10d._world.pg_names[group],
+                    ranks=list(c10d._world.pg_group_ranks[group]),
+                    backend=str(c10d._world.pg_backend_config.get(group, "")),
+                    timeout_seconds=0.0,
+                    description=str(group.group_desc),
+                    sockets=[],
+                    reference=weakref.ref(group),
+                    backends=_backend_names(group),
+                )
+            )
+
+
 def uninstall() -> None:
     """Stops registering and forgets every group: for tests, whose processes are ranks again and again."""
     global _original

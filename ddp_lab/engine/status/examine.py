@@ -20,11 +20,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined, unused-ignore]
+from torch.distributed import _functional_collectives as functional
 from torch.distributed import distributed_c10d as c10d
 
 from ...diagnostics.rank_state import Examined
 from ...parallel.live.model import LiveModel, live_models
-from ..cells import cell
 from ..cells.tracebacks import is_users
 from ..groups import registry
 from . import flights
@@ -38,15 +38,18 @@ _COLLECTIVES = {
 _POINT_TO_POINT = {"send", "recv", "batch_isend_irecv", "send_object_list", "recv_object_list"}
 _GROUPS = {"init_process_group", "new_group", "new_subgroups", "split_group"}
 _WAIT = re.compile(r"(\w+)\.wait\(")  # of a Work
+_NO_DESCRIPTION = {"", "undefined", "default_pg"}  # torch's own words
+_FUNCTIONAL = functional.__file__
 _FRAMES = 40  # at most, innermost first
 
 
-def examine(thread: int, began: tuple[str, int, str] | None) -> dict[str, Any]:
+def examine(thread: int, running: str | None, began: tuple[str, int] | None) -> dict[str, Any]:
     """What this rank is doing now, JSON-able. Called on another thread than the main one.
 
     Args:
         thread: the main thread's identifier.
-        began: id, begin (host time in ns) and label of the running cell, or of the last one; None before the first.
+        running: id of the running cell; None between cells.
+        began: id and begin (host time in ns) of that cell, or of the last one; None before the first.
 
     Returns:
         ``cell`` and ``seconds`` of the running cell; ``stack``: frames from the innermost outwards, each ``file``,
@@ -60,7 +63,6 @@ def examine(thread: int, began: tuple[str, int, str] | None) -> dict[str, Any]:
     """
     frame = sys._current_frames().get(thread)
     frames = [] if frame is None else [one for one, _ in islice(traceback.walk_stack(frame), _FRAMES)]
-    running = cell.running()
     return {
         "cell": running,
         "seconds": (time.monotonic_ns() - began[1]) / 1e9 if began is not None and began[0] == running else 0.0,
@@ -125,7 +127,7 @@ def _call(frames: list[FrameType]) -> dict[str, Any] | None:
         if frame.f_code.co_filename == _C10D and name in _COLLECTIVES | _POINT_TO_POINT | _GROUPS:
             found = frame
     if found is None:
-        return _work(frames[0]) if frames else None
+        return (_work(frames[0]) or _functional(frames)) if frames else None
     name, given = found.f_code.co_name, dict(found.f_locals)
     kind = "group" if name in _GROUPS else "point to point" if name in _POINT_TO_POINT else "collective"
     group = given.get("group") if kind != "group" else None
@@ -147,6 +149,7 @@ def _entered(name: str, kind: str, group: Any) -> dict[str, Any]:
         "bytes": 0,
         "peer": None,
         "sequence": record.sequence if record is not None else None,
+        "description": "" if record is None or record.description in _NO_DESCRIPTION else record.description,
     }
 
 
@@ -162,6 +165,13 @@ def _work(frame: FrameType) -> dict[str, Any] | None:
     name = OpType(kind).name.lower().strip("_")
     name = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}.get(name, name)
     return _entered(name, "point to point" if name in ("send", "recv", "recvanysource") else "collective", None)
+
+
+def _functional(frames: list[FrameType]) -> dict[str, Any] | None:
+    """A functional collective whose result the thread waits for: the oldest that has not ended."""
+    waits = any(one.f_code.co_filename == _FUNCTIONAL and one.f_code.co_name == "wait_tensor" for one in frames)
+    oldest = flights.in_flight()["oldest"] if waits else None
+    return None if oldest is None else {**_entered(oldest["name"], "collective", None), "sequence": oldest["number"]}
 
 
 def _record(group: Any) -> registry.GroupRecord | None:

@@ -1,0 +1,39 @@
+"""What a rank answers while it runs a script: there are no cells, and its groups were made without us."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..groups import registry
+from ..telemetry import Telemetry
+from . import examine, flights
+
+_SCRIPT = "script"  # in the place of a cell's id
+
+
+def install(telemetry: Telemetry, folder: Path) -> Callable[[], None]:
+    """Answers the client's examinations; call it on the main thread, before the script makes a group.
+
+    Args:
+        telemetry: connection to the client.
+        folder: where a folder with a socket may be created.
+
+    Returns:
+        What to call when the script has failed: from then on the rank says so.
+    """
+    flights.install(folder)
+    main, began, failed = threading.get_ident(), (_SCRIPT, time.monotonic_ns()), threading.Event()
+
+    def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+        registry.adopt()
+        state = "lost" if failed.is_set() else "running"
+        return {"state": state, "pid": os.getpid(), **examine.examine(main, _SCRIPT, began)}
+
+    telemetry.on_control("examine", answer)
+    telemetry.on_control("entered_at", examine.entered_at)
+    return failed.set

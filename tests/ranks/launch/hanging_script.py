@@ -1,0 +1,115 @@
+"""A script whose ranks wait for each other in the way that its argument names: `python hanging_script.py CASE`."""
+
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+EVER = 600.0
+rank = -1
+ones = torch.ones(2, 4)
+
+
+def train(steps: int, late_at: int = -1, late: float = EVER, compiled: bool = False) -> None:
+    layer = torch.compile(torch.nn.Linear(4, 4), backend="eager") if compiled else torch.nn.Linear(4, 4)
+    model = DistributedDataParallel(layer)
+    for step in range(steps):
+        if rank == 1 and step == late_at:
+            time.sleep(late)
+        model(ones).sum().backward()
+
+
+def healthy() -> None:
+    train(200)
+
+
+def late() -> None:
+    train(6, late_at=3, late=6.0)
+
+
+def busy() -> None:
+    train(4, late_at=2)
+
+
+def compiled() -> None:
+    train(4, late_at=2, compiled=True)
+
+
+def alone() -> None:
+    if rank == 0:
+        dist.all_reduce(ones)
+    time.sleep(EVER)
+
+
+def groups() -> None:
+    made = [dist.new_group(group_desc="data"), dist.new_group(group_desc="tensor")]
+    for group in made if rank == 0 else made[::-1]:
+        dist.all_reduce(ones, group=group)
+
+
+def messages() -> None:
+    dist.recv(ones, 1 - rank)
+
+
+def calls() -> None:
+    if rank == 0:
+        dist.all_reduce(ones)
+    else:
+        dist.broadcast(ones, 0)
+    dist.barrier()
+
+
+class Slow(torch.utils.data.Dataset[torch.Tensor]):
+    """Its fifth sample never comes on rank 1."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if rank == 1 and index == 4:
+            time.sleep(EVER)
+        return torch.ones(4)
+
+
+def loader() -> None:
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    for batch in torch.utils.data.DataLoader(Slow(), batch_size=2, num_workers=1):
+        model(batch).sum().backward()
+
+
+def checkpoint() -> None:
+    train(1)
+    if rank == 0:
+        os.mkfifo("disk")
+        with open("disk", "wb") as file:
+            torch.save({"weight": ones}, file)
+    dist.barrier()
+
+
+def sharded() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 4))
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    for step in range(4):
+        if rank == 1 and step == 2:
+            time.sleep(EVER)
+        model(ones).sum().backward()
+
+
+def functional_call() -> None:
+    if rank == 1:
+        time.sleep(EVER)
+    print(functional.all_reduce(ones, "sum", dist.group.WORLD).sum())
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    globals()[sys.argv[1]]()
+    dist.destroy_process_group()

@@ -1,0 +1,98 @@
+"""`ddp-lab run` says which rank waits where, and for whom."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import leftovers
+
+SCRIPT = Path(__file__).with_name("hanging_script.py")
+TWO = ("--standalone", "--nproc-per-node", "2")
+SECONDS = "3"
+soak = pytest.mark.soak
+
+
+def _command(folder: Path, case: str, *options: str) -> list[str]:
+    ours = [sys.executable, "-m", "ddp_lab", "run", "--record", str(folder / "run")]
+    return [*ours, "--hang-seconds", SECONDS, *options, *TWO, str(SCRIPT), case]
+
+
+def _run(folder: Path, case: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = _command(folder, case, *options)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+
+
+def _line(text: str) -> int:
+    """The number of the script's first line with this text."""
+    return next(number for number, line in enumerate(SCRIPT.read_text().splitlines(), 1) if text in line)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("busy", ["rank 0 waits in the backward, for bucket 0 of Linear (", "rank 1 is in `time.sleep(late)` at"]),
+        ("calls", ["the ranks make different calls: rank 0 entered all_reduce", "rank 1 broadcast"]),
+        pytest.param("alone", ["rank 0 waits in all_reduce #1 of 32 B (float32 [2, 4])"], marks=soak),
+        pytest.param("groups", ["in different groups", "all_reduce #1 on data", "all_reduce #1 on tensor"], marks=soak),
+        pytest.param("messages", ["ranks 0 and 1 are both waiting to receive from each other"], marks=soak),
+        pytest.param("loader", ["for bucket 0 of Linear", "rank 1 is waiting for data"], marks=soak),
+        pytest.param("checkpoint", ["rank 1 waits in barrier", 'rank 0 is in `open("disk", "wb")`'], marks=soak),
+        pytest.param("sharded", ["rank 0 waits in all_gather", "rank 1 is in `time.sleep(EVER)`"], marks=soak),
+        pytest.param("functional_call", ["rank 0 waits in all_reduce #1 (", "`time.sleep(EVER)`"], marks=soak),
+        pytest.param("compiled", ["for bucket 0 of OptimizedModule", "`time.sleep(late)`"], marks=soak),
+    ],
+)
+def test_a_hang_is_explained(tmp_path: Path, case: str, words: list[str]) -> None:
+    """In one sentence with the lines; then `--on-hang stop` writes what every rank does, and ends the run."""
+    done = _run(tmp_path, case, "--on-hang", "stop")
+    assert done.returncode == 143, done.stderr
+    told = done.stderr.partition("ddp-lab: what every rank does")[0]
+    assert all(text in told for text in words), done.stderr
+    dumped = (tmp_path / "run" / "hang-1.txt").read_text()
+    assert f"{SCRIPT}:{_line('globals()[sys.argv[1]]()')} in <module>" in dumped
+    assert "before the end" not in done.stderr
+
+
+def test_a_late_rank_is_told_and_that_it_goes_on(tmp_path: Path) -> None:
+    """A run that recovers ends well; a healthy one is not commented."""
+    done = _run(tmp_path, "late")
+    assert done.returncode == 0, done.stderr
+    told = done.stderr.partition("the ranks make progress again")
+    assert f"rank 1 is in `time.sleep(late)` at {SCRIPT}:{_line('time.sleep(late)')}" in told[0]
+    assert told[1], done.stderr
+    assert not list((tmp_path / "run").glob("hang-*"))
+
+
+def test_a_healthy_run_is_not_commented(tmp_path: Path) -> None:
+    """Also not at its begin and end, when not all ranks answer."""
+    done = _run(tmp_path, "healthy", "--hang-seconds", "0.5")
+    assert (done.returncode, "ddp-lab:" in done.stderr) == (0, False), done.stderr
+
+
+def test_an_interrupt_tells_it_again(tmp_path: Path) -> None:
+    """Ctrl-C ends a hung run with the reason last."""
+    errors = tmp_path / "errors"
+    with errors.open("w") as file:
+        command = _command(tmp_path, "busy")
+        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True)
+    try:
+        leftovers.wait_until(lambda: "no progress for" in errors.read_text(), 120, "the hang is told")
+        os.killpg(run.pid, signal.SIGINT)
+        assert run.wait(60) == 130
+    finally:
+        run.kill()
+        run.wait()
+    assert "before the end, ranks had waited for" in errors.read_text()
+    assert "rank 1 failed" not in errors.read_text()
+
+
+def test_no_watch(tmp_path: Path) -> None:
+    """`--hang-seconds 0` turns it off."""
+    done = _run(tmp_path, "late", "--hang-seconds", "0")
+    assert (done.returncode, "ddp-lab:" in done.stderr) == (0, False), done.stderr
