@@ -1,4 +1,4 @@
-"""Shared by the commands: their help and errors, and the values that they accept."""
+"""Shared by the commands and magics: their help and errors, and the values that they accept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,13 +39,28 @@ class Parser(argparse.ArgumentParser):
         """Refuses unknown arguments in the command's own parser, whose help is named in the error."""
         given, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            close = difflib.get_close_matches(unknown[0].split("=")[0], self._option_string_actions, 1)
-            self.error(f"unknown argument {unknown[0]!r}" + (f"; did you mean {close[0]}?" if close else ""))
+            known = [name for action in self._actions for name in action.option_strings]  # without former names
+            kind = "option" if unknown[0].startswith("-") else "argument"
+            self.error(f"unknown {kind} {unknown[0]!r}{_closest(unknown[0].split('=')[0], known)}")
         return given, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Adds the closest choice to the error: `action` lists them all."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += _closest(str(value), map(str, action.choices or ()))
+            raise
 
     def error(self, message: str) -> NoReturn:
         """Exits: one line reports the error, another the help command; the full usage may fill a screen."""
         self.exit(2, f"{self.prog}: {message}\n`{self.prog} --help` lists the options.\n")
+
+
+def _closest(word: str, known: Iterable[str]) -> str:
+    """The end of an error that suggests a known word; "" if none is close."""
+    close = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def number_from(lowest: int) -> Callable[[str], int]:

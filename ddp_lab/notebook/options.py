@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import shlex
 from pathlib import Path
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 
+from .. import command_line
 from ..cluster.processes.host_commands import LAUNCHERS
 from ..formatting import parse_ranks
 from ..renamed import former_options
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(command_line.Parser):
     """A parser whose errors are `UsageError`s that name the option and what is valid."""
 
     def __init__(self, prog: str, description: str, **options: Any) -> None:
@@ -41,16 +41,6 @@ class Parser(argparse.ArgumentParser):
             return self.parse_args(words)
         except SystemExit:  # --help
             return None
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuses an unknown option in its own parser, which knows the valid ones."""
-        options, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            known = [name for action in self._actions for name in action.option_strings]  # without former names
-            close = difflib.get_close_matches(unknown[0].split("=")[0], known, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            self.error(f"unknown {'option' if unknown[0].startswith('-') else 'argument'} {unknown[0]}{hint}")
-        return options, unknown
 
     def error(self, message: str) -> NoReturn:
         """Raises a `UsageError` with the usage."""

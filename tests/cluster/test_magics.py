@@ -302,7 +302,7 @@ def test_inspection(notebook: Notebook) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("%%distributed --rank 1", "unknown option --rank; did you mean --ranks?"),
+        ("%%distributed --rank 1", "unknown option '--rank'; did you mean --ranks?"),
         ("%%distributed --ranks x", "argument --ranks: 'x' does not name ranks"),
         ("%%distributed --ranks 7", "there is no rank 7: the cluster has ranks 0 to 1"),
         ("%%distributed --timeout soon", "argument --timeout: 'soon' is not a time in seconds"),
@@ -310,8 +310,9 @@ def test_inspection(notebook: Notebook) -> None:
         ("%cluster start -n none", "argument -n: 'none' is not a number of ranks"),
         ("%cluster start --env NAME", "argument --env: 'NAME' is not NAME=VALUE"),
         ("%cluster start --backend smoke", "argument --backend: invalid choice: 'smoke'"),
-        ("%cluster start --device 0", "unknown option --device; did you mean --devices?"),
+        ("%cluster start --device 0", "unknown option '--device'; did you mean --devices?"),
         ("%cluster fly", "invalid choice: 'fly'"),
+        ("%cluster strat", "; did you mean start?"),
         ("%push nowhere", "%push: no variable nowhere in this notebook"),
         ("%pull nowhere", "no nowhere on ranks 0–1"),
         ("%pull", "the following arguments are required: NAME"),

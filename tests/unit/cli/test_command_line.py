@@ -15,6 +15,7 @@ from ddp_lab.cli import main
 # Each with a word that tells what is wrong.
 WRONG = [
     (["frob"], "'frob'"),
+    (["dosc"], "; did you mean docs?"),
     (["--frob"], "COMMAND"),
     (["demo", "extra"], "'extra'"),
     (["demo", "--output", "file/below"], "file is not a folder"),
@@ -37,7 +38,7 @@ WRONG = [
     (["check-install", "now"], "'now'"),
     (["check-install", "--json", "file/below"], "file is not a folder"),
     (["bench"], "NAME"),
-    (["bench", "stp"], "'stp'"),
+    (["bench", "stp"], "; did you mean step?"),
     (["bench", "cell", "--ranks", "0"], "'0' is not a whole number of at least 1"),
     (["bench", "cell", "--turns", "x"], "'x' is not a whole number of at least 1"),
     (["bench", "cell", "--trusn", "9"], "did you mean --turns?"),
