@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..control.interrupts import held_back
 from ..control.records import CellText
 from ..errors import CellError
-from ..output.board import default_board
+from ..output.board import SilentBoard, default_board
 from ..output.display import RunView
 from ..protocol.entry_points import RankFunction
 from ..renamed import with_former_names
@@ -135,7 +135,8 @@ class CellRunner:
                 self.results.add(cell_run.submit(None if wait else view), name)
             if not wait:
                 return cell_run.follow()
-            late = (lambda: new_view(True)) if isinstance(code, CellText) else None
+            shown = isinstance(code, CellText) and not isinstance(board, SilentBoard)
+            late = (lambda: new_view(True)) if shown else None
             try:
                 self.last_result = cell_run.wait(tick, late)
             except (CellError, KeyboardInterrupt):  # wait for the ranks too before reporting anything else

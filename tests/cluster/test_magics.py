@@ -346,6 +346,17 @@ def test_push_and_pull(notebook: Notebook) -> None:
     assert notebook.run("one = %pull own --ranks 1\none").text == "array([11])"
 
 
+def test_what_shows_nothing_leaves_no_output(notebook: Notebook) -> None:
+    """Cells that show nothing leave no display, however long they run: of `lab.tune`, its lines alone are kept."""
+    model = "model = ddp_lab.DistributedDataParallel(torch.nn.Linear(8, 8))\nimport time"
+    assert notebook.run(f"%%distributed\n{model}").status == "ok"
+    slow = "time.sleep(0.5); model(torch.ones(1, 8)).sum().backward()"  # 8 steps are trained in a cell before the turns
+    shown = notebook.run(f"lab.tune({slow!r}, steps=1, seconds=1)")
+    assert shown.status == "ok", shown.error
+    assert "Nothing was changed" in shown.results[0]["text/plain"]
+    assert not shown.page.blocks
+
+
 def test_status(notebook: Notebook) -> None:
     """The table of ranks comes as text and as HTML."""
     shown = notebook.run("%cluster status")
