@@ -7,7 +7,11 @@ number of steps that count as one (Sokal, "Monte Carlo Methods in Statistical Me
 is divided into 5 to 20 batches of that length. The error of the side's median follows from the spread of the batches'
 medians ("batch means": Schmeiser, "Batch Size Effects in the Analysis of Simulation Output", Operations Research 30,
 1982). Neighbouring batches are still correlated; the error is corrected for that, assuming exponential decay. The
-interval is Welch's, with Student's t for 99 %, and a difference is clear if the interval does not contain 0. Of 100
+interval is Welch's, with Student's t for 99 %, and a difference is clear if the interval does not contain 0. In
+percent, the interval is that of the ratio of the medians (Fieller, "Some Problems in Interval Estimation", Journal of
+the Royal Statistical Society B 16, 1954): the ratios r for which b - r a is not clearly different from 0. So it
+contains 0 % if and only if the other one contains 0 ms. Times are not negative, so it ends at -100 %; it has no upper
+end if the first run's time can't be told from 0. Of 100
 differences that do not exist, about one looks clear, so a single small difference is probably an accident. An effect
 that lasts longer than a whole side (a machine that is slower today) is not covered by the interval of one run.
 
@@ -59,6 +63,8 @@ class Difference:
         b_ms: median over the steps of the second run.
         low_ms: lower end of the 99 % interval of ``b_ms - a_ms``; see [Note: how sure].
         high_ms: its upper end.
+        low_percent: lower end of the 99 % interval of the change in percent of the first run, at least -100.
+        high_percent: its upper end; infinite if the first run's time can't be told from 0.
     """
 
     scope: str
@@ -69,6 +75,8 @@ class Difference:
     b_ms: float
     low_ms: float
     high_ms: float
+    low_percent: float
+    high_percent: float
 
     @property
     def change_ms(self) -> float:
@@ -78,27 +86,14 @@ class Difference:
     @property
     def change_percent(self) -> float:
         """The change in percent of the first run; infinite if that took no time."""
-        return self._percent(self.change_ms)
-
-    @property
-    def low_percent(self) -> float:
-        """Lower end of the interval in percent of the first run."""
-        return self._percent(self.low_ms)
-
-    @property
-    def high_percent(self) -> float:
-        """Upper end of the interval in percent of the first run."""
-        return self._percent(self.high_ms)
+        if self.a_ms > _NEGLIGIBLE_MS:
+            return 100 * self.change_ms / self.a_ms
+        return 0.0 if abs(self.change_ms) <= _NEGLIGIBLE_MS else float(np.copysign(np.inf, self.change_ms))
 
     @property
     def is_clear(self) -> bool:
         """Whether the interval does not contain 0."""
         return self.low_ms > 0 or self.high_ms < 0
-
-    def _percent(self, value: float) -> float:
-        if self.a_ms > _NEGLIGIBLE_MS:
-            return 100 * value / self.a_ms
-        return 0.0 if abs(value) <= _NEGLIGIBLE_MS else float(np.copysign(np.inf, value))
 
 
 def compare_series(a: Mapping[Key, _Values], b: Mapping[Key, _Values]) -> list[Difference]:
@@ -121,32 +116,41 @@ def compare_series(a: Mapping[Key, _Values], b: Mapping[Key, _Values]) -> list[D
     for key in keys:
         first, second = (values[np.isfinite(values)] for values in (a[key], b[key]))
         if len(first) and len(second):
-            low, high = median_change(first, second)
-            made.append(Difference(*key, float(np.median(first)), float(np.median(second)), low, high))
+            medians = float(np.median(first)), float(np.median(second))
+            made.append(Difference(*key, *medians, *median_change(first, second)))
     return made
 
 
-def median_change(a: _Values, b: _Values) -> tuple[float, float]:
+def median_change(a: _Values, b: _Values) -> tuple[float, float, float, float]:
     """The 99 % interval of the change of the median from `a` to `b`, see [Note: how sure].
 
     Args:
-        a: values in the order of time, all finite, at least one.
+        a: times in order, all finite, at least one.
         b: the same.
 
     Returns:
-        Lower and upper end; infinite if there are fewer than 5 values on a side.
+        Lower and upper end, and both in percent of `a`; unbounded if there are fewer than 5 values on a side.
     """
-    change = float(np.median(b) - np.median(a))
     if min(len(a), len(b)) < _BATCHES[0]:
-        return -np.inf, np.inf
+        return -np.inf, np.inf, -100.0, np.inf
+    first, second = float(np.median(a)), float(np.median(b))
     together = _autocorrelation_time(a, b)
     sides = [_squared_error(side, together) for side in (a, b)]
-    total = sum(error for error, _ in sides)
-    if total <= 0:
-        return change, change
-    freedom = total**2 / sum(error**2 / degrees for error, degrees in sides)
-    reach = student_t((1 + LEVEL / 100) / 2, round(freedom, 1)) * float(np.sqrt(total))
-    return change - reach, change + reach
+    total, quantile = sum(error for error, _ in sides), 0.0
+    if total > 0:
+        freedom = total**2 / sum(error**2 / degrees for error, degrees in sides)
+        quantile = student_t((1 + LEVEL / 100) / 2, round(freedom, 1))
+    reach = quantile * math.sqrt(total)
+    low, high = _ratios(max(first, 0.0), max(second, 0.0), *(quantile**2 * error for error, _ in sides))
+    return second - first - reach, second - first + reach, 100 * (low - 1), 100 * (high - 1)
+
+
+def _ratios(a: float, b: float, reach_a: float, reach_b: float) -> tuple[float, float]:
+    """The least and the largest r >= 0 with ``(b - r * a) ** 2 <= reach_b + r ** 2 * reach_a``."""
+    above_a, above_b = a * a - reach_a, b * b - reach_b  # each positive if the time is clearly above 0
+    middle = a * b + math.sqrt(max((a * b) ** 2 - above_a * above_b, 0.0))
+    low = 0.0 if above_b <= 0 else above_b / middle if middle > 0 else math.inf
+    return low, middle / above_a if above_a > 0 else math.inf
 
 
 @functools.lru_cache(maxsize=1_000)
@@ -175,7 +179,7 @@ def _squared_error(values: _Values, together: float) -> tuple[float, int]:
     length = len(values) / batches / together
     # Of batches of a process with exponentially decaying correlation: their variance over what it is for long ones.
     understated = 1 - (1 - np.exp(-2 * length)) / (2 * length)
-    return float(medians.var(ddof=1)) / batches / understated, batches - 1
+    return float(medians.var(ddof=1) / batches / understated), batches - 1
 
 
 def _autocorrelation_time(a: _Values, b: _Values) -> float:
@@ -264,13 +268,13 @@ def before_after(before: npt.ArrayLike, after: npt.ArrayLike) -> BeforeAfter:
                 "are needed"
             )
     medians = [float(np.median(side)) for side in sides]
-    percents = [100 * bound / medians[0] for bound in median_change(*sides)]
+    _, _, low, high = median_change(*sides)
     return BeforeAfter(
         before_ms=medians[0],
         after_ms=medians[1],
         percent=100 * (medians[1] / medians[0] - 1),
-        low_percent=percents[0],
-        high_percent=percents[1],
+        low_percent=low,
+        high_percent=high,
         steps_before=len(sides[0]),
         steps_after=len(sides[1]),
     )

@@ -30,7 +30,7 @@ _MOST_NAMED = 3
 
 _COLUMNS = (
     *(field.name for field in fields(Difference)),
-    *("change_ms", "change_percent", "low_percent", "high_percent", "is_clear"),
+    *("change_ms", "change_percent", "is_clear"),
 )
 
 _Series = dict[Key, npt.NDArray[np.float64]]
@@ -119,7 +119,7 @@ def _finite(value: Any) -> Any:
 def _change(one: Difference) -> str:
     """Both times, the change and its interval."""
     times = f"{one.a_ms:.2f} → {one.b_ms:.2f} ms"
-    if not np.isfinite(one.change_percent):
+    if not np.isfinite([one.change_percent, one.high_percent]).all():
         return f"{times} ({LEVEL} %: {one.low_ms:+.2f} to {one.high_ms:+.2f} ms)"
     return f"{times}, {one.change_percent:+.1f} % ({LEVEL} %: {one.low_percent:+.1f} to {one.high_percent:+.1f} %)"
 
