@@ -18,13 +18,13 @@ from ..errors import ClusterError
 from ..output.board import SilentBoard
 from ..protocol.entry_points import MEASURE_LINK
 from ..simulation.calibration import Measured, anchored, calibrated
-from ..simulation.link_model import CommModel
+from ..simulation.link_model import LANES, CommModel
 from ..simulation.race import Confirmation, Race
 from ..simulation.settings import HOOKS, Setting, Tried, Tuned, candidates, spread
 from ..simulation.simulator import simulate_many
 from ..simulation.workload import Workload
 from ..timeline import workloads
-from ..timeline.what_if import LANES, fit_link
+from ..timeline.what_if import fit_link
 from .records import CellText
 from .turns import CellTurns, LiveTurns, TrainingEnded
 

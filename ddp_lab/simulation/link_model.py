@@ -33,9 +33,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ALGORITHMS", "CommModel", "Fit", "Point", "hops", "traffic"]
+__all__ = ["ALGORITHMS", "LANES", "CommModel", "Fit", "Point", "hops", "traffic"]
 
 ALGORITHMS = ("ring", "tree", "halving_doubling", "one_host", "hierarchical")
+LANES = {"gloo": 2}
+"""Collectives that a backend runs side by side: threads of torch's ProcessGroupGloo; elsewhere one."""
 Point = tuple[float, float, int]  # bytes, nanoseconds, ranks
 _CLEARLY_BETTER = 0.5  # share of what a ring leaves unexplained; noise alone favours any of them
 _Floats = npt.NDArray[np.float64]

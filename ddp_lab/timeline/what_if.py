@@ -13,19 +13,16 @@ import numpy as np
 
 from ..protocol.events import DTYPE, Batch, Kind
 from ..simulation.calibration import anchored
-from ..simulation.link_model import CommModel
+from ..simulation.link_model import LANES, CommModel
 from ..simulation.simulator import Configuration, Prediction, simulate
 from ..simulation.workload import Workload
 from . import workloads
 from .model import TimelineModel
 
-__all__ = ["LANES", "WhatIf", "fit_link", "what_if"]
+__all__ = ["WhatIf", "fit_link", "what_if"]
 
 _FACT = np.dtype([("time", "f8"), ("kind", "i8"), ("bucket", "i8"), ("parameter", "i8"), ("bytes", "i8")])
 _Timeline = TypeVar("_Timeline", bound=TimelineModel)
-
-LANES = {"gloo": 2}
-"""Collectives that a backend runs side by side: threads of torch's ProcessGroupGloo; elsewhere one."""
 
 
 @dataclass(frozen=True)

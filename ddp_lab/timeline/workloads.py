@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..analysis.steps import SLOWEST_COPY
-from ..simulation.link_model import Point
+from ..simulation.link_model import LANES, Point
 from ..simulation.workload import Workload, carried, shares
 from .judged_steps import SideBySide, newest
 from .tables.span_columns import step_columns
@@ -218,16 +218,19 @@ def all_reduces(timeline: TimelineModel, reducer: int | None = None) -> list[Poi
     """Recorded all-reduces that had the link to themselves: (bytes, ns, ranks).
 
     Bytes are those sent; if that is not known for a hook, those of the buffer. A collective counts from the last rank's
-    launch to the last rank's end, if all before it were complete by then; on devices it takes as long as on the rank
-    that was last.
+    launch to the last rank's end, if all before it were complete by then. On devices it takes as long as on the rank
+    that was last; a backend that runs one at a time, such as NCCL, begins a queued one when the one before it ends.
     """
     description, steps = _chosen(timeline, reducer)
-    ranks = len(description["group_ranks"])
     size = carried(description) or [float(one["bytes"]) for one in description["buckets"]]
-    if steps.on_device:
-        duration = (steps.bucket("device_end", len(size)) - steps.bucket("device_begin", len(size))).min(axis=0)
-        return [(size[b], float(ns), ranks) for row in duration for b, ns in enumerate(row) if ns > 0]
-    launched, reduced = (steps.bucket(name, len(size)).max(axis=0) for name in ("launched", "reduced"))
-    before = np.maximum.accumulate(np.concatenate([np.zeros((len(reduced), 1), np.int64), reduced[:, :-1]], 1), axis=1)
-    rows, buckets = np.nonzero((launched >= before) & (launched > 0) & (reduced > launched))
-    return [(size[b], float(reduced[row, b] - launched[row, b]), ranks) for row, b in zip(rows, buckets, strict=True)]
+    first, last = ("device_begin", "device_end") if steps.on_device else ("launched", "reduced")
+    begun, ended = steps.bucket(first, len(size)), steps.bucket(last, len(size))
+    if not steps.on_device:
+        begun, ended = (times.max(axis=0, keepdims=True) for times in (begun, ended))
+    before = np.maximum.accumulate(np.insert(ended, 0, 0, axis=2)[:, :, :-1], axis=2)
+    if steps.on_device and description.get("backend") not in LANES:
+        begun = np.maximum(begun, before)
+    duration = (ended - begun).min(axis=0)
+    alone = ((begun >= before) & (begun > 0)).all(axis=0)
+    ranks = len(description["group_ranks"])
+    return [(size[b], float(duration[row, b]), ranks) for row, b in np.argwhere(alone & (duration > 0)).tolist()]

@@ -194,24 +194,40 @@ def test_what_follows_a_tiny_bucket_is_not_all_copying() -> None:
     assert timeline.simulate(CommModel(1e6, 1.0), bucket_cap_mb=25).step_ms < 40
 
 
-def test_on_devices_readiness_is_the_devices() -> None:
-    """With device spans a bucket is ready at the device's launch; the last rank tells the collective's time."""
+def on_devices(*spans: list[tuple[int, int]], **fields: object) -> Timeline:
+    """Nine steps of ranks whose devices run the buckets from and to these ms of the backward."""
     timeline = Timeline()
-    for rank, late in enumerate((0, 2)):
-        timeline.describe(rank, described())
+    for rank, of_rank in enumerate(spans):
+        timeline.describe(rank, described() | fields)
         recorder = Recorder(rank)
         for step in range(9):
             begin = (step + 1) * 30 * MS
             recorder.backward(step, begin, BUCKETS[0], 10.0, generation=1)
-            for bucket, (first, last) in enumerate([(4 + late, 9), (12 + late, 17)]):
+            for bucket, (first, last) in enumerate(of_rank):
                 times = {"device_begin_ns": begin + first * MS, "device_end_ns": begin + last * MS}
                 of_bucket = {"step": step, "reducer": 0, "process_group": 0, "bucket": bucket, "generation": 1}
                 recorder.record(Kind.DEVICE_SPAN, begin + 20 * MS, **of_bucket, **times)
         timeline.extend(recorder.batch())
+    return timeline
+
+
+def test_on_devices_readiness_is_the_devices() -> None:
+    """With device spans a bucket is ready at the device's launch; the last rank tells the collective's time."""
+    timeline = on_devices([(4, 9), (12, 17)], [(6, 9), (14, 17)])
     found = timeline.workload()
     assert found.ready_ns.tolist() == [[12e6, 8e6, 4e6, 2e6], [14e6, 10e6, 6e6, 3e6]]
     assert found.computed_ns.tolist() == [12e6, 14e6]
     assert set(workloads.all_reduces(timeline)) == {(2 * MIB, 3e6, 2), (MIB, 3e6, 2)}
+
+
+def test_queued_collectives_on_devices() -> None:
+    """A collective of NCCL that waits in the stream for the one before it takes as long as it runs; one of Gloo, which
+    runs two at a time, is left out."""
+    queued = [(2, 6), (4, 8)], [(3, 7), (4, 9)]
+    made = on_devices(*queued, backend="nccl")
+    assert set(workloads.all_reduces(made)) == {(2 * MIB, 4e6, 2), (MIB, 2e6, 2)}
+    assert what_if.fit_link(made).time_ns([MIB, 2 * MIB], 2) == pytest.approx([2e6, 4e6])
+    assert set(workloads.all_reduces(on_devices(*queued))) == {(2 * MIB, 4e6, 2)}
 
 
 def test_calibration_finds_the_slowdowns() -> None:
