@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import posixpath
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,15 @@ from .lessons import Lesson, lessons, source, tags
 SUPPORT = ("checks", "images", "recordings")
 _NAMED = 3  # files in an error
 _KINDS = {".py", ".svg", ".npz"}
+_LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)([^)\s]+)\)")
 
 
 def copy_lessons(into: Path, solutions: bool = False) -> list[Path]:
     """Writes all lessons and the files that they need into a folder.
 
-    Folded answers to predictions and questions stay: readers open them after they have run the cell. Nothing is
-    written if that would replace an edited notebook.
+    Folded answers to predictions and questions stay: readers open them after they have run the cell. Links to files
+    that are not copied become the command that opens the page, or the name of the source file. Nothing is written if
+    that would replace an edited notebook.
 
     Args:
         into: the folder; it may exist.
@@ -71,7 +75,19 @@ def _notebook(lesson: Lesson, solutions: bool) -> dict[str, Any]:
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell.update(outputs=[], execution_count=None)
+        else:
+            cell["source"] = _LINK.sub(_copied_link, source(cell))
     return notebook
+
+
+def _copied_link(link: re.Match[str]) -> str:
+    """A link of a lesson as a copy has it."""
+    label, target = link.groups()
+    if "/" not in target or target.startswith(SUPPORT):
+        return link[0]
+    path = posixpath.normpath(f"tutorials/{target}")
+    page, kind = posixpath.splitext(path.removeprefix("tutorials/site/"))
+    return f"{label} (`ddp-lab docs {page}`)" if kind in (".md", ".ipynb") else f"`{path}`"
 
 
 def _same(path: Path, notebook: dict[str, Any]) -> bool:

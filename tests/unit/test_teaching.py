@@ -93,8 +93,8 @@ def test_students_get_no_solutions(tmp_path: Path) -> None:
     for path in copied:
         notebook, original = (nbformat.read(one, as_version=4) for one in (path, TUTORIALS / path.name))
         nbformat.validate(notebook)
-        left = [cell.source for cell in original.cells if "solution" not in tags(cell)]
-        assert [cell.source for cell in notebook.cells] == left
+        left = [cell for cell in original.cells if "solution" not in tags(cell)]
+        assert _cells(notebook.cells) == _cells(left)
         assert len(left) < len(original.cells)
         assert not any(cell.outputs for cell in notebook.cells if cell.cell_type == "code")
     text = (tmp_path / "05_data_parallel_in_fifty_lines.ipynb").read_text()
@@ -112,7 +112,35 @@ def test_copies_with_solutions(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert f"{len(teaching.lessons())} lessons with solutions are in {tmp_path}" in capsys.readouterr().out
     for one in teaching.lessons():
         copied = nbformat.read(tmp_path / "teacher" / one.path.name, as_version=4)
-        assert [cell.source for cell in copied.cells] == [source(cell) for cell in one.notebook["cells"]]
+        assert _cells(copied.cells) == _cells(one.notebook["cells"])
+
+
+def _cells(cells: list[Any]) -> list[tuple[str, str]]:
+    """Each cell's id, and the source of one with code: links in the others may differ."""
+    return [(cell["id"], source(cell) if cell["cell_type"] == "code" else "") for cell in cells]
+
+
+def test_links_of_copies_lead_somewhere(tmp_path: Path) -> None:
+    """A relative link names a file of the copy; in the place of others stand pages of the site and source files."""
+    copied = teaching.copy_lessons(tmp_path)
+    text = "".join(
+        cell.source
+        for path in copied
+        for cell in nbformat.read(path, as_version=4).cells
+        if cell.cell_type == "markdown"
+    )
+    links = re.findall(r"\]\((?!https?:)([^)\s#]+)", text) + re.findall(r"(?:src|href)=\"([^\"]+)", text)
+    assert len(links) > len(copied)
+    assert [one for one in links if not (tmp_path / one).is_file()] == []
+    pages = re.findall(r"`ddp-lab docs ([^`]+)`", text)
+    assert {"how_to/hosts", "guide/performance", "notebooks/quickstart"} <= set(pages)
+    root = TUTORIALS.parent
+    assert [
+        one for one in pages if not ((TUTORIALS / "site" / f"{one}.md").is_file() or (root / f"{one}.ipynb").is_file())
+    ] == []
+    files = re.findall(r"`((?:ddp_lab|csrc)/\S+\.\w+)`", text)
+    assert {"ddp_lab/notebook/magics.py", "csrc/reduce/reducer.cpp"} <= set(files)
+    assert [one for one in files if not (root / one).is_file()] == []
 
 
 def test_an_edited_notebook_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
