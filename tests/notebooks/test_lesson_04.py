@@ -144,6 +144,8 @@ def test_data(lesson: running.Notebook) -> None:
     for name, distinct in (("without set_epoch:", 1), ("with set_epoch:", 3)):
         [first, *_] = re.findall(rf"{name}\s+(.+)", orders)
         assert len(set(re.findall(r"\[[^]]+\]", first))) == distinct
+    told = running.text(running.tagged(lesson, "compare-2"))
+    assert "What happened: it has the order of the first epoch. " in told
 
 
 def test_steps(lesson: running.Notebook) -> None:

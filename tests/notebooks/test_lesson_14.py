@@ -101,6 +101,7 @@ def test_the_fixes_help(lesson: running.Notebook) -> None:
     """In the end the training is clearly faster, with the same loss, and the report says both."""
     result = running.text(running.cell(lesson, "result"))
     assert "no unused head is faster than as found" in result
+    assert "What happened: by all of that. " in running.text(running.tagged(lesson, "compare-2"))
     [report] = [output.data["text/markdown"] for output in running.cell(lesson, "report").outputs]
     losses = re.findall(r"loss (\d\.\d{4})", result)
     assert len(losses) == 4

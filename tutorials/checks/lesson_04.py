@@ -10,6 +10,8 @@ import ddp_lab
 from . import Checks, Prediction, Predictions, on_ranks
 
 KINDS = ("rows", "columns", "checks", "disc", "cross")
+_NEW_ORDER = "it has a new order, and each picture once"
+_OVERLAP = "it has a new order, and some pictures are on both ranks"
 _MORE = "more than these, such as the random state"
 
 
@@ -232,10 +234,13 @@ def made_by_naive_ranks(naive, one_process, flat_weights, largest_difference, di
     return "the network of one process" if same else "a better network: it saw twice as many pictures"
 
 
-def second_epoch(forgotten):
-    if forgotten[0] == forgotten[1]:
+def second_epoch(forgotten, dist, world_size):
+    first, second, *_ = forgotten
+    every_rank = [None] * world_size
+    dist.all_gather_object(every_rank, second)
+    if first == second:
         return "it has the order of the first epoch"
-    return "it has a new order: the sampler draws one by itself"
+    return _NEW_ORDER if not set.intersection(*map(set, every_rank)) else _OVERLAP
 
 
 def equal_training(differences):
@@ -274,7 +279,7 @@ predictions = Predictions(
         on_ranks=True,
     ),
     Prediction(
-        ["it has a new order: the sampler draws one by itself", "it has the order of the first epoch"],
+        [_NEW_ORDER, _OVERLAP, "it has the order of the first epoch"],
         second_epoch,
         on_ranks=True,
     ),

@@ -94,11 +94,11 @@ def equal_steps(by_rank):
     return "yes, by more than a tenth" if max(by_rank) > 1.1 * min(by_rank) else "no, they take equally long"
 
 
-def estimated(estimates, saved):
-    ratio = saved / max(estimates["loader"], 1e-9)
-    if ratio < 0.5:
-        return "less than half of it"
-    return "more than twice as much" if ratio > 2 else "near it (half to twice)"
+def shorter_step(comparison):
+    step = comparison.step
+    if step.b_ms < 100:
+        return _AS_LAST_WEEK
+    return "by half of that: one of two ranks is faster" if -step.change_ms < 0.75 * _READING_MS else "by all of that"
 
 
 def best_change(foreseen):
@@ -119,11 +119,14 @@ def same_loss(losses):
     return "it is lower" if last < first else "it is higher"
 
 
+_READING_MS = 900  # see SLOW_MS of training_parts, which needs torch
+_AS_LAST_WEEK = "by more: it takes 50 ms again, as last week"
+
 check = Checks(late_rank_and_cause, on_ranks(loader), fix_of_buckets, on_ranks(unused_head), report_numbers)
 
 predictions = Predictions(
     Prediction(["yes, by more than a tenth", "no, they take equally long"], equal_steps),
-    Prediction(["less than half of it", "near it (half to twice)", "more than twice as much"], estimated),
+    Prediction(["by half of that: one of two ranks is faster", "by all of that", _AS_LAST_WEEK], shorter_step),
     Prediction(["half the bytes", "every second step", "larger buckets"], best_change),
     Prediction(
         ["the same training, a little faster", "the second step ends with an error"], without_the_option, on_ranks=True
