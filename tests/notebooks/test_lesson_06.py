@@ -31,6 +31,7 @@ WRONG = {
         "late_rank, late_bucket = 1, 1": "because it waits",
         "late_rank, late_bucket = 0, 0": "still on time",
         "late_rank, late_bucket = 0, 3": "already late",
+        "late_rank, late_bucket = '0', '1'": "write two numbers",
     },
 }
 

@@ -30,6 +30,8 @@ WRONG = {
         _EFFICIENCY + "step[1] / step[n] / n": "don't divide by n",
         _EFFICIENCY + "step[1] / step[n] * n": "how many times as fast",
         _EFFICIENCY + "0.5": "efficiency(1) should be 1",
+        _EFFICIENCY + "None": "a function that returns a number",
+        "efficiency = 0.5": "a function that returns a number",
     },
     "2": {
         _TURN.format(_AVERAGE, "groups[bucket.index()]"): "the hook failed with",

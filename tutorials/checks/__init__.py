@@ -127,19 +127,22 @@ class Predictions:
             _show(False, "Not as you predicted", f"{came_true}. You predicted: {chosen}.", total)
 
 
-def on_ranks(
-    check: Callable[..., str], ranks: Iterable[int] | None = None, timeout: float | None = None
-) -> Callable[[], str]:
+def on_ranks(check: Callable[..., str], ranks: Iterable[int] | None = None, timeout: float = 60.0) -> Callable[[], str]:
     """A check that runs on ranks; of what they say, the first "Not yet" counts.
 
     Args:
         check: its parameters are names of a rank.
         ranks: where; None for all.
-        timeout: seconds after which the ranks are interrupted.
+        timeout: seconds after which the ranks are interrupted; the exercise is not solved then.
     """
 
     def run() -> str:
-        said = ddp_lab.current_cluster().run(call_with_names, check, ranks=ranks, timeout=timeout).values
+        try:
+            said = ddp_lab.current_cluster().run(call_with_names, check, ranks=ranks, timeout=timeout).values
+        except ddp_lab.CellError as error:
+            if next(iter(error.failures.values())).name not in ("KeyboardInterrupt", "Timeout"):
+                raise
+            return f"Not yet: the check did not end within {timeout:g} s. Do all ranks call the same collectives?"
         rank = next((rank for rank, verdict in said.items() if verdict.startswith(_NOT_YET)), min(said))
         return said[rank] if len(set(said.values())) == 1 else f"{said[rank]} (This is what rank {rank} found.)"
 

@@ -93,7 +93,7 @@ def where_it_is_slow(lab, reducer, late_rank, late_bucket):
     position = [parameter["name"] for parameter in buckets["parameters"]].index(f"layer{true_layer}.weight")
     true_bucket = next(bucket["bucket"] for bucket in buckets["buckets"] if position in bucket["parameters"])
 
-    if late_rank is None or late_bucket is None:
+    if not isinstance(late_rank, int) or not isinstance(late_bucket, int):
         return "Not yet: write two numbers into the cell above, late_rank and late_bucket, and run it."
     if late_rank != true_rank:
         return (

@@ -36,9 +36,12 @@ def _members(text):
 def efficiency_of_n(lab, efficiency):
     tried = (1, 2, 16, 256)
     step = {n: lab.simulate(world_size=n).step_ms for n in tried}
+    yours = {n: efficiency(n) for n in tried} if callable(efficiency) else {}
+    if not yours or not all(isinstance(one, int | float) for one in yours.values()):
+        return "Not yet: efficiency should be a function that returns a number. Does it end with `return`?"
 
     def is_like(formula):
-        return all(abs(efficiency(n) / formula(n) - 1) < 1e-3 for n in tried)
+        return all(abs(yours[n] / formula(n) - 1) < 1e-3 for n in tried)
 
     if is_like(lambda n: step[1] / step[n]):
         left = step[1] / step[256]
@@ -55,7 +58,7 @@ def efficiency_of_n(lab, efficiency):
     if is_like(lambda n: step[1] / step[n] * n):
         return "Not yet: that is how many times as fast they are. Which fraction of the ideal, n times, is it?"
     wanted = f"efficiency(1) should be 1, efficiency(16) {step[1] / step[16]:.3g}"
-    return f"Not yet: {wanted}. Yours are {efficiency(1):.3g} and {efficiency(16):.3g}."
+    return f"Not yet: {wanted}. Yours are {yours[1]:.3g} and {yours[16]:.3g}."
 
 
 def groups_in_turn(torch, dist, world_size, wrapped, train, groups, in_turn):
