@@ -180,7 +180,7 @@ def test_a_former_option_is_accepted(row: Renamed, site_module: SiteModule) -> N
     listed, _, former = parser.format_help().partition("Former names are still accepted:")
     assert row.old not in listed
     assert f"{row.old} (now {row.new})" in " ".join(former.split())
-    with pytest.raises(Exception, match=f"unknown option {row.old}x") as refused:
+    with pytest.raises(Exception, match=f"unknown option '{row.old}x") as refused:
         parser.parse_args([f"{row.old}x"])
     assert f"did you mean {row.old}" not in str(refused.value)
 

@@ -65,7 +65,7 @@ def calls() -> None:
 
 
 class Slow(torch.utils.data.Dataset[torch.Tensor]):
-    """Its fifth sample never comes on rank 1."""
+    """On rank 1 its fifth sample never arrives."""
 
     def __len__(self) -> int:
         return 8
