@@ -141,9 +141,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = made.parse_args(argv)
     check_torchruns(made, given)
     folder = _unused_folder(given.record)
-    watch = _watch(given, folder)
-    options = [*(["--observe"] if given.observe else []), *(["--doctor", str(watch.invitation)] if watch else [])]
-    put_worker_between(given, "--folder", str(folder), *options)
+    with _watched(given, folder) as watch:
+        options = [*(["--observe"] if given.observe else []), *(["--doctor", str(watch.invitation)] if watch else [])]
+        put_worker_between(given, "--folder", str(folder), *options)
+        return _recorded(given, folder, watch)
+
+
+def _recorded(given: argparse.Namespace, folder: Path, watch: HangWatch | None) -> int:
+    """Runs the program, and reports on it; returns its exit code."""
     is_new = not folder.exists()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -166,11 +171,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _watch(given: argparse.Namespace, folder: Path) -> HangWatch | None:
+@contextlib.contextmanager
+def _watched(given: argparse.Namespace, folder: Path) -> Iterator[HangWatch | None]:
     """Who examines the ranks, if it is wanted and they are all on this host."""
     if not given.hang_seconds or str(given.nnodes) not in ("1", "1:1"):
-        return None
-    return HangWatch(folder, given.hang_seconds, given.on_hang)
+        yield None
+        return
+    watch = HangWatch(folder, given.hang_seconds, given.on_hang)
+    try:
+        yield watch
+    finally:
+        watch.close()
 
 
 def _run_watched(given: argparse.Namespace, watch: HangWatch | None) -> int:
@@ -179,12 +190,13 @@ def _run_watched(given: argparse.Namespace, watch: HangWatch | None) -> int:
     if watch is None:
         return run_agent(given)
     watch.start(determine_local_world_size(given.nproc_per_node))
-    failed = True
+    code = 1
     try:
         code = run_agent(given)
-        failed = code != 0
     finally:
-        watch.close(failed=failed)
+        watch.stop()
+        if code != 0:
+            watch.tell_last()
     return code
 
 

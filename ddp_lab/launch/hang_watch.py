@@ -39,9 +39,9 @@ _ANSWER_S = 1.0
 
 
 class HangWatch:
-    """Watches the ranks of one host until it is closed.
+    """Watches the ranks of one host.
 
-    Ownership: the thread owns all but the wire; `close` reads the rest when the thread has ended.
+    Ownership: between `start` and `stop` its thread owns everything but the wire.
 
     Args:
         record: the run's folder, for what is dumped.
@@ -74,20 +74,22 @@ class HangWatch:
         signal.set_wakeup_fd(self._signalled, warn_on_full_buffer=False)
         self._thread.start()
 
-    def close(self, *, failed: bool) -> None:
-        """Ends it.
-
-        Args:
-            failed: whether the run did; then what the ranks last waited for is said once more.
-        """
+    def stop(self) -> None:
+        """Looks no more."""
         self._over.set()
         self._thread.join()
         signal.set_wakeup_fd(-1)
+
+    def close(self) -> None:
+        """Releases what it holds, started or not; call it once, after `stop`."""
+        self._wire.close()
         os.close(self._signalled)
         os.close(self._signals)
-        self._wire.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-        if failed and self._action != "stop" and self._last is not None:
+
+    def tell_last(self) -> None:
+        """Says once more what the ranks waited for at the end, if they did."""
+        if self._action != "stop" and self._last is not None:
             waited, diagnosis = self._last
             tell(f"before the end, ranks had waited for {waited:.0f} s: {_indented(diagnosis)}")
 

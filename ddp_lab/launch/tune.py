@@ -154,13 +154,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise DdpLabError(f"--nnodes {given.nnodes}: only programs on one host can be tuned")
     with tempfile.TemporaryDirectory(prefix="ddp-lab-") as name:
         job = Job(Path(name))
-        agent.put_worker_between(given, "--control", str(job.invitation))
-        tuner = _Tuner(job, given)
-        try:
-            code = agent.run_agent(given)
-        finally:
-            tuner.end()
-            job.wire.close()
+        with job.wire:
+            agent.put_worker_between(given, "--control", str(job.invitation))
+            tuner = _Tuner(job, given)
+            try:
+                code = agent.run_agent(given)
+            finally:
+                tuner.end()
     _say(tuner)
     if given.json is not None and tuner.found is not None:
         try:
