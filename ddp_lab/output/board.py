@@ -17,16 +17,15 @@ from typing import Any
 from ..formatting import label_of
 from .display import BlockDisplay, KernelDisplay, kernel_shell, write_line
 from .progress_bars import bar_of, began_as
-from .row_text import text_of
+from .row_text import Look, text_of
 from .rows import HEAD_LINES, TAIL_LINES, Block, Row, Rows
 from .terminal import Line, TerminalText, plain
 from .throttle import Message, thinned
 
-__all__ = ["Board", "LineBoard", "OutputBoard", "SilentBoard", "default_board"]
+__all__ = ["Board", "LineBoard", "OutputBoard", "SilentBoard", "default_board", "pause_after"]
 
 _CHARACTERS_PER_S = 100_000
 _LONGEST_PAUSE_S = 2.0
-_MOST_RICH = 100  # figures, tables, widgets of one cell; further ones are shown as plain text
 _LONGEST_LINE = 20_000
 _LAST_LINES, _LAST_WIDTH = 100, 300  # of a board's end
 
@@ -56,6 +55,16 @@ class Board:
             text: the message.
             stays: whether it stays after the end of the cell.
         """
+
+    def end(self, states: Mapping[int, str]) -> None:
+        """Takes how each rank ended ("done", "failed", "unblocked", "interrupted"), before the final refresh."""
+
+    def last_lines(self) -> str:
+        """The end of the displayed text, without colours; "" where nothing can be displayed again."""
+        return ""
+
+    def show_again(self) -> None:
+        """Shows everything again, for front ends that missed updates between two cells."""
 
 
 def default_board(ranks: Sequence[int], quiet: bool = False) -> Board:
@@ -132,10 +141,12 @@ class OutputBoard(Board):
 
     Args:
         display: shows the blocks.
+        look: see `Look`.
     """
 
-    def __init__(self, display: BlockDisplay) -> None:
+    def __init__(self, display: BlockDisplay, look: Look | None = None) -> None:
         self._display = display
+        self._look = look or Look()
         self._key = f"ddp_lab-{uuid.uuid4().hex[:12]}"
         self._rows = Rows()
         self._texts: dict[tuple[int, str], TerminalText] = {}
@@ -199,7 +210,7 @@ class OutputBoard(Board):
                     self._show_text(block, final)
                 if block.rich_dirty:
                     self._show_rich(block)
-        return min(self._published / _CHARACTERS_PER_S, _LONGEST_PAUSE_S)
+        return pause_after(self._published)
 
     def announce(self, ranks: Iterable[int], text: str, stays: bool = False) -> None:
         """See `Board`; a text that does not stay is shown below the cell until the final refresh."""
@@ -211,11 +222,11 @@ class OutputBoard(Board):
 
     def last_lines(self) -> str:
         """The end of the displayed text, without colours: at most 100 lines."""
-        lines = [line for block in self._rows.blocks[-3:] for line in text_of(block, self._where, False).splitlines()]
+        lines = [line for block in self._rows.blocks[-3:] for line in self._text_of(block, False).splitlines()]
         return plain("\n".join(line[:_LAST_WIDTH] for line in lines[-_LAST_LINES:]))
 
     def show_again(self) -> None:
-        """Updates every block again, for front ends that missed updates between two cells."""
+        """See `Board`."""
         for block in self._rows.blocks:
             block.text_dirty = block.text_shown
             block.rich_dirty = block.rich_shown
@@ -262,10 +273,10 @@ class OutputBoard(Board):
                 line.tag = self._rows.settle(rank, row)
 
     def _feed_bundle(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
-        data = content["data"]
+        data, most = content["data"], self._look.rich
         handle = _handle_of(content)
-        if not set(data) <= {"text/plain"} and sum(b.rich is not None for b in self._rows.blocks) >= _MOST_RICH:
-            data = {"text/plain": f"{data.get('text/plain', '')} (not drawn: a cell shows at most {_MOST_RICH})"}
+        if not set(data) <= {"text/plain"} and sum(b.rich is not None for b in self._rows.blocks) >= most:
+            data = {"text/plain": f"{data.get('text/plain', '')} (not drawn: a cell shows at most {most})"}
         if set(data) <= {"text/plain"}:
             style = "value" if kind == "execute_result" else "display"
             row = self._rows.place(rank, style, str(data.get("text/plain", "")), joins=not handle)
@@ -304,11 +315,14 @@ class OutputBoard(Board):
 
     def _show_text(self, block: Block, final: bool) -> None:
         block.text_dirty = False
-        text = text_of(block, self._where, final)
-        if text or block.text_shown:
+        text = self._text_of(block, final)
+        if text or block.text_shown or not self._look.labels:  # without labels it keeps the place before a figure
             self._published += len(text)
             self._display.publish(f"{self._key}-{block.index}", {"text/plain": text}, {}, block.text_shown)
             block.text_shown = True
+
+    def _text_of(self, block: Block, final: bool) -> str:
+        return text_of(block, self._where, final, self._look)
 
     def _show_rich(self, block: Block) -> None:
         block.rich_dirty = False
@@ -320,6 +334,11 @@ class OutputBoard(Board):
         self._published += sum(len(str(each)) for each in data.values())
         self._display.publish(f"{self._key}-{block.index}-rich", data, metadata, block.rich_shown)
         block.rich_shown = True
+
+
+def pause_after(characters: int) -> float:
+    """Seconds to wait after so many characters were published. See [Note: what showing costs]."""
+    return min(characters / _CHARACTERS_PER_S, _LONGEST_PAUSE_S)
 
 
 def _handle_of(content: Mapping[str, Any]) -> str:

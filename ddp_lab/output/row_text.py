@@ -10,36 +10,54 @@ sequences.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ..formatting import label_of
 from .progress_bars import merged
 from .rows import ROW_LINES, Block, Row
 from .terminal import plain
 
-__all__ = ["text_of"]
+__all__ = ["Look", "text_of"]
 
 _GUTTER = {"stderr": "┃", "value": "→", "rich": "▾"}
-LIVE_HEAD = 50
-LIVE_TAIL = 150
 _LONGEST_LINE = 5_000
 _SHORTEST_LINE = 120
 _MOST_COLOURS = 200  # changes of colour: each is an element of the page
 _MOST_CHARACTERS = 100_000  # of all lines together, unless each is cut to the shortest
 
 
-def text_of(block: Block, where: str, final: bool = True) -> str:
+@dataclass(frozen=True)
+class Look:
+    """How a board shows its rows.
+
+    Attributes:
+        labels: whether the ranks are in front of their lines.
+        live_head: first lines that are shown while the cell runs.
+        live_tail: last lines that are shown then.
+        rich: figures, tables, widgets of one cell; further ones are shown as plain text.
+    """
+
+    labels: bool = True
+    live_head: int = 50
+    live_tail: int = 150
+    rich: int = 100
+
+
+def text_of(block: Block, where: str, final: bool = True, look: Look | None = None) -> str:
     """The block's text; sets `block.shortened`.
 
     Args:
         block: the block.
         where: the text that says where the omitted lines are.
         final: show every row; otherwise only as many as can be redrawn often.
+        look: see `Look`.
     """
+    look = look or Look()
     rows, hidden, hidden_to = list(_by_rank(block.rows)), block.hidden, block.hidden_to
-    block.shortened = not final and len(rows) > LIVE_HEAD + LIVE_TAIL
+    block.shortened = not final and len(rows) > look.live_head + look.live_tail
     if block.shortened:
-        between = rows[LIVE_HEAD:-LIVE_TAIL]
-        rows = rows[:LIVE_HEAD] + rows[-LIVE_TAIL:]
+        between = rows[look.live_head : -look.live_tail]
+        rows = rows[: look.live_head] + rows[-look.live_tail :]
         hidden += sum(row.lines * len(row.ranks) for row in between)
         hidden_to = max(row.order for row in between)
         where = f"more of them are shown when the cell has ended; {where}"
@@ -47,14 +65,18 @@ def text_of(block: Block, where: str, final: bool = True) -> str:
     texts = [_text_of(row) for row in rows]
     width = max(map(len, labels), default=0)
     longest = _longest(sum(map(len, texts)), sum(row.lines for row in rows))
-    note = f"{'':{width}} … {hidden:,} lines not shown here (of all ranks together); {where} …" if hidden else ""
+    indent, of_all = (" " * width + " ", " (of all ranks together)") if look.labels else ("", "")
+    note = f"{indent}… {hidden:,} lines not shown here{of_all}; {where} …" if hidden else ""
     lines: list[str] = []
     before: set[int] | None = None
     for row, label, text in zip(rows, labels, texts, strict=True):
         if note and row.order > hidden_to:
             lines.append(note)
             note, before = "", None
-        lines += _lines_of(row, label.rjust(width), text, longest, labelled=row.ranks != before)
+        if look.labels:
+            lines += _lines_of(row, label.rjust(width), text, longest, labelled=row.ranks != before)
+        elif row.kind != "rich":
+            lines += _lines_of_one(row, text, longest)
         before = row.ranks
     shown = "\n".join([*lines, note] if note else lines)
     return plain(shown) if shown.count("\x1b[") > _MOST_COLOURS else shown
@@ -70,6 +92,12 @@ def _lines_of(row: Row, label: str, text: str, longest: int, labelled: bool) -> 
             yield f"{label if labelled else blank} {gutter} {_fit(line, longest)}".rstrip()
         else:
             yield f"{blank} {' ' if gutter == '→' else gutter} {_fit(line, longest)}".rstrip()
+
+
+def _lines_of_one(row: Row, text: str, longest: int) -> Iterator[str]:
+    """Without labels; only errors' text has a gutter."""
+    for line in _bounded(text):
+        yield f"{'┃ ' if row.kind == 'stderr' else ''}{_fit(line, longest)}".rstrip()
 
 
 def _text_of(row: Row) -> str:

@@ -217,6 +217,11 @@ class RankStates:
         """rank -> "queued", "running", "done", "failed" or "interrupted"."""
         return {rank: state.word for rank, state in self._states.items()}
 
+    def ends(self) -> dict[int, str]:
+        """As `words`, with "unblocked" for ranks that failed because another one did."""
+        secondary = {rank for rank, failure in self.failures().items() if failure.secondary}
+        return {rank: "unblocked" if rank in secondary else word for rank, word in self.words().items()}
+
     def values(self) -> dict[int, Any]:
         """rank -> value, of the ranks that have reported."""
         return {rank: _value_of(rank, state) for rank, state in self._states.items() if state.report is not None}

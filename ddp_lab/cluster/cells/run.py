@@ -19,7 +19,7 @@ from ...control.interrupts import held_back, let_through
 from ...control.records import CellText
 from ...errors import CellError, ClusterError, RankFailure
 from ...formatting import duration, enumeration, label_of
-from ...output.board import Board, OutputBoard, default_board
+from ...output.board import Board, default_board
 from ...output.display import RunView, write_line
 from ...output.logs import CellOutputs
 from ...output.throttle import in_turns
@@ -247,8 +247,7 @@ class CellRun:
                 tick()
         if self._follower_error is not None:
             raise self._follower_error
-        if isinstance(self._board, OutputBoard):
-            self._board.show_again()
+        self._board.show_again()
         if self._view is not None:
             self._view.show_again()
 
@@ -361,7 +360,7 @@ class CellRun:
 
     def last_lines(self) -> str:
         """The end of the shown text, for a page that has missed it."""
-        return self._board.last_lines() if isinstance(self._board, OutputBoard) else ""
+        return self._board.last_lines()
 
     @property
     def waits_for(self) -> tuple[str, ...]:
@@ -441,6 +440,7 @@ class CellRun:
             with let_through():
                 self._wake.wait(max(0.0, min(self._refresh_at, self._next_look, until) - time.monotonic()))
         self._feed_board()
+        self._board.end(self._states.ends())
         self._board.refresh(final=True)
         if not self._states.open():
             self._finish()
@@ -464,20 +464,26 @@ class CellRun:
                 if "outside" not in content:
                     state.report = content
                 elif not state.ended:
-                    self._states.give_up(reports.outside(rank, **content["outside"]))
+                    self._give_up(reports.outside(rank, **content["outside"]))
                 self._session.members.note_end(rank, self.cell_id, state.word != "done")
             elif kind == QUESTION:
                 self._answers.take(rank, content)
             else:
                 self._outputs += 1
                 self._states.take_output(rank, kind, content)
-                if kind != "error":
-                    self._unshown.append((rank, kind, content))
+                self._unshown.append((rank, kind, content))
         if self._unshown and self._refresh_at == _NEVER:
             self._refresh_at = max(time.monotonic() + _FIRST_REFRESH_S, self._refresh_after)
 
+    def _give_up(self, failure: RankFailure) -> None:
+        """Ends a rank that will not answer; a page that shows its output by itself shows why."""
+        self._states.give_up(failure)
+        lines = [*failure.traceback.splitlines(), f"{failure.name}: {failure.message}"]
+        content = {"ename": failure.name, "evalue": failure.message, "traceback": lines}
+        self._unshown.append((failure.rank, "error", content))
+
     def _lose(self, rank: int, why: str) -> None:
-        self._states.give_up(reports.lost(rank, why, self._session.members.last_words(rank)))
+        self._give_up(reports.lost(rank, why, self._session.members.last_words(rank)))
         if not self._lost_s:
             self._lost_s = time.monotonic()
             self._next_look = min(self._next_look, self._lost_s + _FREED_S)
@@ -519,7 +525,7 @@ class CellRun:
             self.interrupt()
         elif now - begun > limit + _GRACE_S:
             for rank in self._states.open():
-                self._states.give_up(reports.timed_out(rank, limit, time.monotonic_ns()))
+                self._give_up(reports.timed_out(rank, limit, time.monotonic_ns()))
 
     def _look_after_processes(self) -> None:
         news = self._processes.look(self.cell_id, () if self.waits_for else self._states.open())
@@ -530,7 +536,7 @@ class CellRun:
         if news.again:
             self._session.cells.send(news.again, self._cell(), self._code)
         for rank in news.lost:
-            self._states.give_up(reports.unknown(rank, _RESULT_LOST))
+            self._give_up(reports.unknown(rank, _RESULT_LOST))
             self._session.members.note_end(rank, self.cell_id, True)
 
     def _ask(self) -> None:
