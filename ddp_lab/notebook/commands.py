@@ -17,12 +17,11 @@ from ..cluster.cells.failures import replaced_text
 from ..control.records import CellText
 from ..errors import ClusterError, DdpLabError
 from ..formatting import enumeration, label_of
-from ..output.board import default_board
 from ..output.display import FollowedCell, kernel_shell, write_line
 from ..output.progress import ProgressLine
 from ..output.status_table import cells_of, status_tables, tables
 from ..protocol.entry_points import ASSISTANTS, CLUSTER
-from . import debugger
+from . import debugger, output_views
 from .scripts import export_executed, export_notebook
 from .scripts import import_script as write_notebook_of
 
@@ -52,8 +51,10 @@ __all__ = [
     "stop",
     "stop_quietly",
     "use",
+    "view",
 ]
 
+_VIEW_WORDS = {"merged": "merged", "tabs": "in tabs", "side-by-side": "side by side"}
 _VALUES = 60  # characters of a cell's values in the table of results
 
 
@@ -288,6 +289,16 @@ def debug(cluster: Cluster, rank: int | str | None) -> None:
         _say("turn it on with the bug in the toolbar, and set breakpoints in %%distributed cells")
 
 
+def view(name: str | None) -> None:
+    """Chooses the view with which the next cells begin; None shows which one it is."""
+    if kernel_shell() is None:
+        _say("outside a notebook there is one view: lines with their rank")
+        return
+    if name is not None:
+        output_views.choose(name)
+    _say(f"cells show the ranks' output {_VIEW_WORDS[output_views.chosen()]}")
+
+
 def doctor(cluster: Cluster) -> None:
     """Shows the diagnosis of a hang."""
     report = cluster.doctor()
@@ -352,6 +363,7 @@ def run_cell(
     dashboard: bool,
     wait: bool,
     quiet: bool,
+    view: str | None,
 ) -> None:
     """Runs a cell on the cluster of that name, or the current one, which is started with defaults if there is none.
 
@@ -366,10 +378,10 @@ def run_cell(
         display: Callable[[Any], Any] = importlib.import_module("IPython.display").display
         display(shown)
     chosen = list(range(cluster.world_size)) if ranks is None else list(ranks)
-    board = default_board(chosen, quiet)
-    view = _LineView() if kernel_shell() is None else None
+    board = output_views.board_of(chosen, quiet, view)
+    progress = _LineView() if kernel_shell() is None else None
     try:
-        cluster.run(code, ranks=chosen, wait=wait, timeout=timeout, label=label, board=board, view=view)
+        cluster.run(code, ranks=chosen, wait=wait, timeout=timeout, label=label, board=board, view=progress)
     finally:
         if shown is not None and wait:
             shown.stop()  # it shows this cell; the next watched one has its own

@@ -14,6 +14,7 @@ from ..cluster.cells.failures import marked
 from ..cluster.processes import early
 from ..control.records import CellText
 from ..errors import CellError, DdpLabError
+from ..output.by_rank import VIEWS
 from . import brief_errors, commands, completion, debugger, syntax
 from .options import (
     Parser,
@@ -103,6 +104,7 @@ def _distributed(shell: Any, options: argparse.Namespace, cell: str) -> None:
         dashboard=options.dashboard,
         wait=not options.no_wait,
         quiet=options.quiet,
+        view=options.view,
     )
 
 
@@ -186,6 +188,12 @@ def _cluster_parser() -> Parser:
     )
     mcp.add_argument("--allow-run", action="store_true", help="they may also run cells, which are shown here")
     mcp.add_argument("--stop", action="store_true", help="stop it")
+    view = add(
+        "view",
+        "Chooses how the next cells show the ranks' output in a notebook; the switch above an output does the same.",
+        lambda options: commands.view(options.view),
+    )
+    view.add_argument("view", nargs="?", choices=VIEWS, help="the view (default: show the current one)")
     debug = add(
         "debug",
         "Points JupyterLab's visual debugger at a rank: breakpoints in %%distributed cells, variables, steps.",

@@ -12,6 +12,7 @@ from IPython.core.error import UsageError
 from .. import command_line
 from ..cluster.processes.host_commands import LAUNCHERS
 from ..formatting import parse_ranks
+from ..output.by_rank import VIEWS
 from ..renamed import former_options
 
 __all__ = [
@@ -188,6 +189,11 @@ def distributed_parser() -> Parser:
         help="return at once; the cell runs in the background, and its end is shown here",
     )
     parser.add_argument("--name", default="", metavar="NAME", help="the cell's name in tracebacks and in `lab.results`")
+    parser.add_argument(
+        "--view",
+        choices=VIEWS,
+        help="how this cell shows the ranks' output in a notebook (default: as chosen last, at first merged)",
+    )
     parser.add_argument("--quiet", action="store_true", help="show no outputs, only errors")
     former_options(parser)
     return parser

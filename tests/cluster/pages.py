@@ -37,12 +37,17 @@ class Page:
 
 @dataclass
 class Shown:
-    """One executed cell as its notebook shows it."""
+    """One executed cell as its notebook shows it.
+
+    Attributes:
+        switches: the places of the switch between the views of its output.
+    """
 
     status: str = ""
     streams: str = ""
     page: Page = field(default_factory=Page)
     results: list[Mapping[str, Any]] = field(default_factory=list)
+    switches: list[str] = field(default_factory=list)
     error: tuple[str, str, str] = ("", "", "")
     seconds_after_interrupt: float = 0.0
 
@@ -171,6 +176,8 @@ class Notebook:
         kind, content = message["msg_type"], message["content"]
         if kind == "stream":
             shown.streams += content["text"]
+        elif kind == "display_data" and "<ddp-lab-output" in content["data"].get("text/html", ""):
+            shown.switches.append(content["data"]["text/html"])
         elif kind in ("display_data", "update_display_data"):
             key = content.get("transient", {}).get("display_id") or f"own-{len(shown.page.blocks)}"
             shown.page.publish(key, content["data"], {}, kind == "update_display_data")

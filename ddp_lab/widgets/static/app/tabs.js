@@ -3,8 +3,8 @@
 import { button, element, setText } from "../charts/dom.js";
 
 export class Tabs {
-  // titles: of the tabs, in order, each with what it shows; choose(name): the reader opens one
-  constructor(titles, choose) {
+  // titles: of the tabs, in order, each with what it shows; choose(name): the reader opens one; label: of all tabs
+  constructor(titles, choose, label = "views") {
     this.choose = choose;
     this.buttons = new Map(
       [...titles].map(([name, about]) => {
@@ -12,7 +12,7 @@ export class Tabs {
         return [name, button(name, about, () => choose(name), look)];
       }),
     );
-    this.node = element("div", { class: "ddp-tabs", role: "tablist", "aria-label": "views", hidden: titles.size < 2, keydown: (event) => this.key(event) }, ...this.buttons.values());
+    this.node = element("div", { class: "ddp-tabs", role: "tablist", "aria-label": label, hidden: titles.size < 2, keydown: (event) => this.key(event) }, ...this.buttons.values());
   }
 
   draw(chosen, notes) {
