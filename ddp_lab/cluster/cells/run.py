@@ -191,7 +191,10 @@ class CellRun:
     def _put(self, rank: int, kind: str, frames: Sequence[bytes]) -> None:
         """On the wire's thread."""
         self._inbox.append((rank, kind, frames))
-        self._wake.set()
+        # A short cell's loop wakes three times, not six: once for its outputs, and for each reply.
+        wakes = self._said_waits if kind == "begun" else self._refresh_at == _NEVER or kind in ("reply", QUESTION)
+        if wakes:
+            self._wake.set()
 
     # -- waiting
 
@@ -491,6 +494,7 @@ class CellRun:
     def _show(self) -> None:
         begin = time.monotonic()
         self._refresh_at = _NEVER
+        self._take()  # what came before that without waking
         self._feed_board()
         pause = self._board.refresh()
         now = time.monotonic()

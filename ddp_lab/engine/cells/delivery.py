@@ -38,6 +38,7 @@ from .stdin import QUESTION
 _PARENT = "ddp_lab_cell"  # type of the message that a cell's outputs refer to
 _OUTPUTS = {"stream", "display_data", "execute_result", "update_display_data", "clear_output", "error", QUESTION}
 _DELIMITER = b"<IDS|MSG>"
+_FLUSH_S = 10.0  # at most, as ipykernel's own
 _PIECE = 32 << 20  # bytes of a frame; the client refuses larger ones
 
 _log = logging.getLogger(__name__)
@@ -112,9 +113,15 @@ class Delivery:
             _log.warning("cell %s: the request failed", cell_id, exc_info=True)
             report = {"outside": _failure(error)}
         self._files.drain()
-        for stream in self._streams.values():
-            stream.flush()
+        self._flush()
         self._reply(cell_id, report)
+
+    def _flush(self) -> None:
+        """Sends the text of both streams. Their own `flush` would wait for the publisher's thread once for each."""
+        sent = threading.Event()
+        for send in (*(stream._flush for stream in self._streams.values()), sent.set):
+            self._publisher.schedule(send)
+        sent.wait(_FLUSH_S)
 
     def _reply(self, cell_id: str, report: dict[str, Any]) -> None:
         blob = memoryview(report.pop("blob", None) or b"")
