@@ -199,9 +199,7 @@ def _cluster_parser() -> Parser:
         "Points JupyterLab's visual debugger at a rank: breakpoints in %%distributed cells, variables, steps.",
         lambda options: commands.on_current("debug", commands.debug, options.rank),
     )
-    debug.add_argument(
-        "rank", nargs="?", type=rank_or_off, metavar="RANK", help="the rank, or `off` for the notebook's own cells"
-    )
+    debug.add_argument("rank", nargs="?", type=rank_or_off, metavar="RANK", help="or `off`: the notebook's own cells")
     add_export_options(add("export", "Writes the cells that have run on the ranks as a script for torchrun.", _export))
     add_import_options(add("import", "Writes the cells of a training script as a notebook.", _import))
     for name, (text, verb, do) in _ON_CURRENT.items():

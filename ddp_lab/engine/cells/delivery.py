@@ -60,7 +60,7 @@ class Delivery:
         self._publisher = kernel.iopub_socket  # and its thread
         self._publish = self._publisher.send_multipart
         self._comms: set[str] = set()  # that cells have opened; the publisher's thread
-        self._streams = {1: sys.stdout, 2: sys.stderr}
+        self._streams: dict[int, Any] = {1: sys.stdout, 2: sys.stderr}
         self._files = FileOutput(self._streams)
 
     def install(self) -> None:
