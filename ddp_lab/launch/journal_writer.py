@@ -115,7 +115,7 @@ class JournalWriter:
         self._failing = False
         self._why = ""  # the last write error
         self._lost = 0  # events
-        self._how = ""
+        self._how, self._ended_ns = "", 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddp_lab-journal", daemon=True)
         self._thread.start()
@@ -124,7 +124,7 @@ class JournalWriter:
         """Writes the rest, and how the program ended. Does nothing in a forked child, or a second time."""
         if os.getpid() != self._pid or self._stopping.is_set():
             return
-        self._how = how
+        self._how, self._ended_ns = how, time.time_ns()
         self._stopping.set()
         before = -1
         while self._thread.is_alive() and self._bytes != before:
@@ -211,7 +211,8 @@ class JournalWriter:
         """Writes how the program ended: in a message, or without disk space for one, in the first one."""
         recorded = recording.statistics().recorded if self._failing else self._cursor
         missing = self._lost + recorded - self._cursor
-        end = {"how": self._how, "recorded": recorded, **({"missing": missing, "why": self._why} if missing else {})}
+        end = {"how": self._how, "ended_ns": self._ended_ns, "recorded": recorded}
+        end |= {"missing": missing, "why": self._why} if missing else {}
         if self._file is None:
             tell(f"rank {self._rank} recorded nothing: {self._why}")
             return

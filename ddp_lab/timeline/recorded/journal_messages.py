@@ -27,12 +27,14 @@ class End:
         missing: events that could not be written.
         why: why not, as reported by the system.
         recorded: sequence number of the event after the last one that was recorded; None if unknown.
+        ended_ns: when, on the host's wall clock; 0 if unknown.
     """
 
     how: str
     missing: int = 0
     why: str = ""
     recorded: int | None = None
+    ended_ns: int = 0
 
     def rest(self, rank: int, session: int) -> list[events.Batch]:
         """What comes after the last batch: nothing, but the timeline learns by its number how many are missing."""
@@ -196,12 +198,14 @@ class Decoder:
 
 def _end(message: dict[str, Any]) -> End:
     why, missing, recorded = message.get("why", ""), message.get("missing", 0), message.get("recorded")
+    ended_ns = message.get("ended_ns", 0)
     descriptions.text(message["how"], "how it ended")
     descriptions.text(why, "why events are missing")
     _COUNT(missing, "the number of missing events")
+    _COUNT(ended_ns, "when it ended")
     if recorded is not None:
         _COUNT(recorded, "the number of recorded events")
-    return End(printable(message["how"]), missing, printable(why), recorded)
+    return End(printable(message["how"]), missing, printable(why), recorded, ended_ns)
 
 
 class _OtherSchema(ValueError):

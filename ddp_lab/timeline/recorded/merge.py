@@ -44,6 +44,7 @@ class Recording(Opening):
 
     Attributes:
         how: how the program ended: "finished", "interrupted", an error; "killed" if the file does not say.
+        ended_ns: when, on its host's wall clock; 0 if the file does not say.
         batches: events, oldest first.
         descriptions: what they refer to.
         damage: sentences about damaged or missing parts.
@@ -51,6 +52,7 @@ class Recording(Opening):
     """
 
     how: str = ""
+    ended_ns: int = 0
     batches: list[Batch] = field(default_factory=list)
     descriptions: list[dict[str, Any]] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
@@ -130,9 +132,10 @@ def _of_saved(
 
 
 def _early_ends(recordings: Sequence[Recording]) -> list[str]:
-    """The ranks that did not finish, those with an error first, because torch's agent then kills the others."""
+    """The ranks that did not finish, in the order of their ends: the first brought down the others. Those that torch's
+    agent then killed could not say when."""
     early = [one for one in recordings if one.how not in _GOOD_ENDS]
-    early.sort(key=lambda one: (one.restart, one.how == "killed", one.rank))
+    early.sort(key=lambda one: (one.restart, one.how == "killed", one.ended_ns, one.rank))
     return [f"rank {one.rank} ended early: {one.how}" for one in early]
 
 
@@ -230,8 +233,8 @@ def _journal(path: Path) -> Recording:
         why = f": {end.why}" if end is not None and end.why else ""
         damage.append(f"{missing:,} events of rank {opening.rank} could not be recorded{why}")
     described = [one for one in said if isinstance(one, dict)]
-    how = "killed" if end is None else end.how
-    return Recording(**vars(opening), how=how, batches=batches, descriptions=described, damage=damage)
+    made = Recording(**vars(opening), how="killed", batches=batches, descriptions=described, damage=damage)
+    return made if end is None else replace(made, how=end.how, ended_ns=end.ended_ns)
 
 
 def _saved(path: Path) -> list[Recording]:

@@ -317,6 +317,20 @@ def test_what_was_taken_back_is_not_missed(tmp_path: Path) -> None:
     assert (reader.places, reader.missing) == (0, 0)
 
 
+def test_the_first_to_fail_is_named_first(tmp_path: Path) -> None:
+    """The rank whose error brought down the others, whatever its number; one that was killed could not say when."""
+    ends = {0: ("RuntimeError: Connection closed by peer", 2), 1: ("ValueError: no data", 1), 2: None}
+    for rank, end in ends.items():
+        said = [] if end is None else [journal.json_frames("end", how=end[0], ended_ns=end[1])]
+        path = journal.path_of(tmp_path, rank)
+        path.write_bytes(journals.written([journals.opening(rank=rank, world_size=3), *said]))
+    assert [notice for notice in read_run([tmp_path]).notices if "ended early" in notice] == [
+        "rank 1 ended early: ValueError: no data",
+        "rank 0 ended early: RuntimeError: Connection closed by peer",
+        "rank 2 ended early: killed",
+    ]
+
+
 def test_what_could_not_be_written_is_counted(tmp_path: Path) -> None:
     """A journal whose disk was full at the end says so in its last message, or in its first one; the notice has it."""
     end = {"how": "finished", "missing": 1234, "why": "No space left on device"}
