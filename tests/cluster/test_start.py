@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from tests import leftovers
 from tests.cluster.conftest import Lab
 from tests.cluster.pages import Notebook
 
+ROOT = Path(__file__).parents[2]
 _THREADS = """import os, numpy, threadpoolctl
 [openblas] = threadpoolctl.ThreadpoolController().select(user_api="blas").info()
 int(os.environ["OMP_NUM_THREADS"]), torch.get_num_threads(), openblas["num_threads"]"""
@@ -338,6 +340,8 @@ def test_a_kernel_that_starts_early_processes(tmp_path: Path, monkeypatch: pytes
     """The kernel "Python 3 (ddp_lab)" does, before its first cell. It imports nothing from the notebook's folder."""
     (tmp_path / "ipykernel.py").write_text("raise RuntimeError")
     (tmp_path / "mine.py").write_text("found = True")
+    shutil.copytree(ROOT / "ddp_lab" / "notebook" / "kernelspec", tmp_path / "kernels" / "ddp_lab")  # as a wheel's
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     monkeypatch.delenv("DDP_LAB_EARLY")
     with contextlib.closing(Notebook("ddp_lab", tmp_path)) as notebook:
         children = notebook.run(
