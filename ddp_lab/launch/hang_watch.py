@@ -95,22 +95,28 @@ class HangWatch:
 
     def _watch(self) -> None:
         while not self._over.wait(min(self._seconds / _LOOKS, _LONGEST_PAUSE_S)):
-            ranks = self._examined()
-            if select.select([self._signals], [], [], 0)[0]:  # the ranks are being ended, and stop in any order
-                return
-            if ranks:
-                self._judge(ranks, time.monotonic())
+            ranks = self._examined(whole=False)
+            if ranks and not self._ends(ranks):
+                self._judge(self._longest_wait(ranks, time.monotonic()))
 
-    def _examined(self) -> list[Examined]:
-        """What each rank does; empty while not all have begun."""
+    def _ends(self, ranks: Sequence[Examined]) -> bool:
+        """Whether torch's agent ends the run, and says why: the ranks stop in any order."""
+        asked_to_end = bool(select.select([self._signals], [], [], 0)[0])
+        return asked_to_end or any(one.state == "lost" for one in ranks)
+
+    def _examined(self, *, whole: bool) -> list[Examined]:
+        """What each rank does; empty while not all have begun.
+
+        Args:
+            whole: with the collectives that torch has recorded, which takes milliseconds of the ranks' time.
+        """
         connected = self._wire.connected()
-        answers = self._wire.request(connected, "examine", _ANSWER_S)
+        answers = self._wire.request(connected, "examine", _ANSWER_S, whole=whole)
         self._pids |= {rank: answer["pid"] for rank, answer in answers.items() if "pid" in answer}
         if len(self._pids) < self._ranks or self._over.is_set():
             return []
-        return with_places(
-            self._wire, [self._state(rank, rank in connected, answers.get(rank)) for rank in sorted(self._pids)]
-        )
+        made = [self._state(rank, rank in connected, answers.get(rank)) for rank in sorted(self._pids)]
+        return with_places(self._wire, made)
 
     def _state(self, rank: int, connected: bool, answer: dict[str, Any] | None) -> Examined:
         if answer is not None and "error" not in answer:
@@ -123,22 +129,27 @@ class HangWatch:
             return Examined(rank, "stopped", why=f"kill -CONT {self._pids[rank]}", runs="script")
         return Examined(rank, "silent", runs="script")
 
-    def _judge(self, ranks: Sequence[Examined], now: float) -> None:
-        if any(one.state == "lost" for one in ranks):  # torch's agent says so, and ends the run
-            return
-        waiting = [one for one in ranks if one.waits]
-        self._since = {one.rank: self._begun(one, now) for one in waiting}
-        waited = max((now - at for _, at in self._since.values()), default=0.0)
-        different = different_calls(ranks, waiting)
-        found = different or (diagnose(ranks) if waiting else None)
-        stuck = found is not None and found.stuck
-        self._last = (waited, found) if found is not None and stuck and waited >= self._seconds / 2 else None
-        if found is None or not stuck or (different is None and waited < self._seconds):
-            if self._told and waited < self._seconds:
+    def _longest_wait(self, ranks: Sequence[Examined], now: float) -> float:
+        """For how many seconds a rank has waited for the same thing."""
+        self._since = {one.rank: self._begun(one, now) for one in ranks if one.waits}
+        return max((now - at for _, at in self._since.values()), default=0.0)
+
+    def _judge(self, waited: float) -> None:
+        found, different, ranks = None, None, []
+        if waited >= self._seconds / 2:
+            ranks = self._examined(whole=True)
+            if self._ends(ranks):
+                return
+            different = different_calls(ranks, [one for one in ranks if one.waits])
+            found = different or diagnose(ranks)
+        if found is None or not found.stuck:
+            self._last = None
+            if self._told:
                 self._told = ""
                 tell("the ranks make progress again")
             return
-        if found.sentence != self._told:
+        self._last = (waited, found)
+        if found.sentence != self._told and (different or waited >= self._seconds):
             self._told = found.sentence
             what = "the ranks make different calls" if different else f"no progress for {waited:.0f} s"
             tell(f"{what}: {_indented(found)}")

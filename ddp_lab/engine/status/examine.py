@@ -43,13 +43,14 @@ _FUNCTIONAL = functional.__file__
 _FRAMES = 40  # at most, innermost first
 
 
-def examine(thread: int, running: str | None, began: tuple[str, int] | None) -> dict[str, Any]:
+def examine(thread: int, running: str | None, began: tuple[str, int] | None, *, whole: bool = True) -> dict[str, Any]:
     """What this rank is doing now, JSON-able. Called on another thread than the main one.
 
     Args:
         thread: the main thread's identifier.
         running: id of the running cell; None between cells.
         began: id and begin (host time in ns) of that cell, or of the last one; None before the first.
+        whole: with ``flights``, for which torch's recorders are dumped; else these are empty.
 
     Returns:
         ``cell`` and ``seconds`` of the running cell; ``stack``: frames from the innermost outwards, each ``file``,
@@ -69,7 +70,7 @@ def examine(thread: int, running: str | None, began: tuple[str, int] | None) -> 
         "stack": [_described(one) for one in frames] if running is not None else [],
         "call": _call(frames) if running is not None else None,
         "sequences": registry.sequences(),
-        "flights": flights.flights(began[1] if began is not None else None),
+        "flights": flights.flights(began[1] if began is not None else None) if whole else [],
         "last_cell": began[0] if began is not None else None,
         "models": [_model(model) for model in live_models()],
     }

@@ -47,15 +47,16 @@ class _Look(NamedTuple):
 _last = _Look(None, 0.0, 0.0, [])
 
 
-def install(folder: Path) -> None:
-    """Sets the size of the recorders' rings, if the user has not; before the first group is made.
+def install(folder: Path, *, smaller: bool = True) -> None:
+    """Prepares queries, before the first group is made.
 
     Args:
         folder: where a folder with a socket may be created.
+        smaller: whether to make the recorders' rings smaller, if the user has not set their size.
     """
     global _nccl
     _nccl = _nccl or GpuFlights(folder)
-    if _FORMER_RING not in os.environ:
+    if smaller and _FORMER_RING not in os.environ:
         os.environ.setdefault(_RING, _ENTRIES)
 
 

@@ -26,13 +26,14 @@ def install(telemetry: Telemetry, folder: Path) -> Callable[[], None]:
     Returns:
         What to call when the script has failed: from then on the rank says so.
     """
-    flights.install(folder)
+    flights.install(folder, smaller=False)
     main, began, failed = threading.get_ident(), (_SCRIPT, time.monotonic_ns()), threading.Event()
 
     def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         registry.adopt()
         state = "lost" if failed.is_set() else "running"
-        return {"state": state, "pid": os.getpid(), **examine.examine(main, _SCRIPT, began)}
+        seen = examine.examine(main, _SCRIPT, began, whole=bool(request.get("whole")))
+        return {"state": state, "pid": os.getpid(), **seen}
 
     telemetry.on_control("examine", answer)
     telemetry.on_control("entered_at", examine.entered_at)
