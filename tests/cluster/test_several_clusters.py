@@ -31,6 +31,7 @@ def run(code: str, name: str, cluster: str | None = None, wait: bool = True) -> 
         dashboard=False,
         wait=wait,
         quiet=False,
+        view=None,
     )
 
 
