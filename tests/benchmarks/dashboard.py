@@ -73,7 +73,7 @@ def measure(
             for cell in range(last):
                 notebook.run_cell(cell)
             notebook.run_cell(last, wait=False)
-            page.locator(".ddp-lab:not(.ddp-output)").first.scroll_into_view_if_needed()
+            page.locator(".ddp-lab").first.scroll_into_view_if_needed()
             until(lambda: notebook.executions(last), 600, "the end of the training")
             found = printed(notebook.save().cells[last])
         finally:

@@ -133,9 +133,9 @@ def measure(ranks: int = 8, buckets: int = 50, seconds: float = 10.0, senders: i
         try:
             for cell in range(3):
                 notebook.run_cell(cell)
-            page.wait_for_selector(".ddp-lab:not(.ddp-output)")
+            page.wait_for_selector(".ddp-lab")
             notebook.run_cell(3, wait=False)
-            page.locator(".ddp-lab:not(.ddp-output)").scroll_into_view_if_needed()
+            page.locator(".ddp-lab").scroll_into_view_if_needed()
             page.wait_for_timeout(1_000)
             page.evaluate(_WATCH_TASKS)
             first = page.evaluate(_STATISTICS)
@@ -147,7 +147,7 @@ def measure(ranks: int = 8, buckets: int = 50, seconds: float = 10.0, senders: i
             until(lambda: notebook.executions(3), 60, "the end of the training cell")
             page.evaluate(_WATCH)
             notebook.run_cell(4, wait=False)
-            page.locator(".ddp-lab:not(.ddp-output)").scroll_into_view_if_needed()  # out of sight nothing is drawn
+            page.locator(".ddp-lab").scroll_into_view_if_needed()  # out of sight nothing is drawn
             until(lambda: notebook.executions(4), 2 * seconds + 60, "the end of the slow training")
             page.wait_for_timeout(500)
             shown = page.evaluate("() => window.shown")

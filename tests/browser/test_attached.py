@@ -70,8 +70,8 @@ def test_a_running_job_is_followed_live(lab_page: Page, lab: Lab, job: Path) -> 
     notebook.start_kernel()
     try:
         notebook.run_cell(0)
-        page.wait_for_selector(".ddp-lab:not(.ddp-output)")
-        page.locator(".ddp-lab:not(.ddp-output)").scroll_into_view_if_needed()
+        page.wait_for_selector(".ddp-lab")
+        page.locator(".ddp-lab").scroll_into_view_if_needed()
         until(lambda: page.evaluate(_STATISTICS)["step"] is not None, 60, "a step")
         before = page.evaluate(_STATISTICS)
         until(lambda: page.evaluate(_STATISTICS)["updates"] >= before["updates"] + 5, 60, "five more pictures")

@@ -54,7 +54,7 @@ def training(shared: Shared, lab: Lab, tmp_path_factory: pytest.TempPathFactory)
         opened.start_kernel()
         for cell in range(CELL):
             opened.run_cell(cell)
-        page.locator(".ddp-lab:not(.ddp-output)").scroll_into_view_if_needed()
+        page.locator(".ddp-lab").scroll_into_view_if_needed()
         opened.run_cell(CELL, wait=False)
         until(lambda: (_step(page) or 0) > 3, 60, "the first steps")
         yield opened

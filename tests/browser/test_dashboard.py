@@ -47,7 +47,7 @@ def notebook(lab_page: Page, lab: Lab) -> Iterator[Open]:
         opened[-1].start_kernel()
         opened[-1].run_cell(0)
         opened[-1].run_cell(1)
-        lab_page.wait_for_selector(".ddp-lab:not(.ddp-output)")
+        lab_page.wait_for_selector(".ddp-lab")
         return opened[-1]
 
     yield open_
@@ -65,7 +65,7 @@ def shown(shared: Shared, lab: Lab) -> Iterator[NotebookPage]:
         opened.start_kernel()
         for cell in opened.code_cells():
             opened.run_cell(cell)
-        page.locator(".ddp-lab:not(.ddp-output)").scroll_into_view_if_needed()
+        page.locator(".ddp-lab").scroll_into_view_if_needed()
         until(lambda: _step(page) == 4, 60, "step 4")
         yield opened
         opened.shut_down()
@@ -194,7 +194,7 @@ def test_reopened_without_its_kernel_the_picture_is_there(notebook: Open) -> Non
     opened.shut_down()
     opened.reload()
     until(lambda: picture.is_visible(), 60, "the saved picture")
-    assert page.locator(".ddp-lab:not(.ddp-output)").count() == 0
+    assert page.locator(".ddp-lab").count() == 0
     assert "DigitsNet on 2 ranks" in (picture.get_attribute("alt") or "")
     for words in ("Error displaying widget", "Loading widget"):
         until(lambda words=words: not page.get_by_text(words).is_visible(), 60, f"the end of {words!r}")

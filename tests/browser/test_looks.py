@@ -57,7 +57,7 @@ def test_each_view_in_each_state(
     timeline, options = state.shown(stage)
     shown = BarePage(context.new_page(), timeline, **options)
     try:
-        shown.until(lambda: shown.page.locator(".ddp-lab:not(.ddp-output)").inner_text(), "a dashboard")
+        shown.until(lambda: shown.page.locator(".ddp-lab").inner_text(), "a dashboard")
         if state.script:
             shown.until(lambda: shown.page.locator(".ddp-ranks tbody tr").count(), "the ranks")
             shown.page.evaluate(state.script)
@@ -76,7 +76,7 @@ def _look(shown: BarePage, state: State, taken: dict[str, list[str]]) -> None:
         for title in titles:
             if title:
                 shown.open(title)
-            text = shown.says(".ddp-lab:not(.ddp-output)", state.words.get(title or "Timeline", ""))
+            text = shown.says(".ddp-lab", state.words.get(title or "Timeline", ""))
             assert not [word for word in _NEVER if word in text]
             assert line.is_visible() == bool(state.line)
             if state.enabled is not None:
@@ -95,7 +95,7 @@ def _take(shown: BarePage, name: str, taken: list[str]) -> None:
         shown.pump()
     folder = Path(os.environ["DDP_LAB_LOOKS"])
     folder.mkdir(parents=True, exist_ok=True)
-    shown.page.locator(".ddp-lab:not(.ddp-output)").screenshot(path=folder / f"{name}.png")
+    shown.page.locator(".ddp-lab").screenshot(path=folder / f"{name}.png")
     taken.append(f"{name}.png")
 
 

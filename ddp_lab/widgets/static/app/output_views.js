@@ -78,7 +78,7 @@ class SwitchedOutput {
     this.note = element("span", { class: "ddp-note", role: "status" });
     this.choice = element("div", { class: "ddp-views", role: "radiogroup", "aria-label": "view of the ranks' output" }, ...labels);
     this.pages = null;
-    this.root = element("div", { class: "ddp-lab ddp-output" }, element("div", { class: "ddp-view-line" }, this.note, this.choice));
+    this.root = element("div", { class: "ddp-output" }, element("div", { class: "ddp-view-line" }, this.note, this.choice));
     place.append(this.root);
     cells.shown.add(this);
     this.draw();
