@@ -192,7 +192,8 @@ def distributed_parser() -> Parser:
     parser.add_argument(
         "--view",
         choices=VIEWS,
-        help="how this cell shows the ranks' output in a notebook (default: as chosen last, at first merged)",
+        metavar="VIEW",
+        help="the ranks' output merged, in tabs or side-by-side (default: as chosen last)",
     )
     parser.add_argument("--quiet", action="store_true", help="show no outputs, only errors")
     former_options(parser)
