@@ -190,7 +190,7 @@ def _cluster_parser() -> Parser:
     mcp.add_argument("--stop", action="store_true", help="stop it")
     view = add(
         "view",
-        "Chooses how the next cells show the ranks' output in a notebook; the switch above an output does the same.",
+        "Sets the view of the next cells' output, as the switch above an output does.",
         lambda options: commands.view(options.view),
     )
     view.add_argument("view", nargs="?", choices=VIEWS, help="the view (default: show the current one)")
