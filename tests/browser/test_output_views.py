@@ -110,9 +110,14 @@ def test_tabs_by_keyboard(notebook: NotebookPage) -> None:
     has(cell.locator(".ddp-rank-page"), 3)
 
 
+def _tops(boxes: Locator) -> list[int]:
+    """The upper edges of elements."""
+    return [round(box["y"]) for one in boxes.all() if (box := one.bounding_box()) is not None]
+
+
 def test_figures_and_tables_side_by_side(notebook: NotebookPage) -> None:
     """Cells of one size, labelled; what ranks displayed at the same place is in one row, though their texts differ."""
-    notebook.page.set_viewport_size({"width": 1360, "height": 1000})
+    notebook.page.set_viewport_size({"width": 2000, "height": 1000})
     notebook.run_cell(4)
     cell = _cell(notebook, 4)
     pages = cell.locator(".ddp-rank-page")
@@ -120,9 +125,8 @@ def test_figures_and_tables_side_by_side(notebook: NotebookPage) -> None:
     has(cell.locator("ddp-lab-output img"), 4)
     has(cell.locator("ddp-lab-output table"), 4)
     assert pages.locator(".ddp-rank-name").all_inner_texts() == [f"rank {rank}" for rank in range(4)]
-    for part in ("img", "table"):
-        boxes = [one.bounding_box() for one in cell.locator(f"ddp-lab-output {part}").all()]
-        assert len({round(box["y"]) for box in boxes if box is not None}) == 1
+    rows = [_tops(pages), _tops(cell.locator("ddp-lab-output img")), _tops(cell.locator("ddp-lab-output table"))]
+    assert len({*zip(*rows, strict=True)}) == len({*rows[0]}), "what stands in one row of ranks does so in each part"
     assert len({round(box["width"]) for box in (one.bounding_box() for one in pages.all()) if box is not None}) == 1
     merged = cell.locator(".jp-OutputArea-child:not(:has(ddp-lab-output)) img")
     assert not any(one.is_visible() for one in merged.all())
