@@ -9,6 +9,7 @@ import pytest
 
 from ddp_lab import Cluster, ClusterError
 from ddp_lab.output.board import SilentBoard
+from tests import leftovers
 from tests.browser.bare_page import BarePage
 
 if TYPE_CHECKING:
@@ -224,8 +225,12 @@ def gradients(browser: Browser, cluster: Cluster, tmp_path_factory: pytest.TempP
 
 def test_watching_is_switched_on_while_a_cell_trains(gradients: BarePage, cluster: Cluster) -> None:
     """From the page, under way: steps are watched on all ranks, replicas compared, and the view says what it costs."""
-    watched = cluster.timeline.watched_gradients(cluster.timeline.reducers()[-1].reducer)
-    assert all(len(one["before"]) == RANKS for one in watched)
+    reducer = cluster.timeline.reducers()[-1].reducer
+
+    def of_all_ranks() -> bool:  # what a rank says of the newest step may be on its way
+        return all(len(one["before"]) == RANKS for one in cluster.timeline.watched_gradients(reducer))
+
+    leftovers.wait_until(of_all_ranks, 60, "steps are watched on all ranks")
     gradients.says(".ddp-gradients", "Gradients of every 2nd step are monitored.")
     text = gradients.page.locator(".ddp-gradients").inner_text()
     assert "0.12 ms per MB" in text
