@@ -11,7 +11,6 @@ import os
 import select
 import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ import psutil
 
 from .. import machine
 from ..cluster.cells.doctor import HangReport, brief
+from ..cluster.processes.launchers import make_run_dir
 from ..command_line import tell
 from ..control.examination import with_places
 from ..control.wire import Wire
@@ -55,7 +55,7 @@ class HangWatch:
 
     def __init__(self, record: Path, seconds: float, action: str) -> None:
         self._record, self._seconds, self._action = record, seconds, action
-        self._folder = Path(tempfile.mkdtemp(prefix="ddp-lab-"))
+        self._folder = make_run_dir()
         self._wire = Wire(str(self._folder))
         self.invitation = invite(self._wire, self._folder)
         self._pids: dict[int, int] = {}  # of all ranks that have ever answered
@@ -75,8 +75,9 @@ class HangWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Looks no more."""
+        """Looks no more; who waits for an answer of ranks that have ended waits no longer."""
         self._over.set()
+        self._wire.close()
         self._thread.join()
         signal.set_wakeup_fd(-1)
 
@@ -105,7 +106,7 @@ class HangWatch:
         return asked_to_end or any(one.state == "lost" for one in ranks)
 
     def _examined(self, *, whole: bool) -> list[Examined]:
-        """What each rank does; empty while not all have begun.
+        """What each rank does; empty while not all have begun, or if one can't be examined (its own log says why).
 
         Args:
             whole: with the collectives that torch has recorded, which takes milliseconds of the ranks' time.
@@ -113,13 +114,13 @@ class HangWatch:
         connected = self._wire.connected()
         answers = self._wire.request(connected, "examine", _ANSWER_S, whole=whole)
         self._pids |= {rank: answer["pid"] for rank, answer in answers.items() if "pid" in answer}
-        if len(self._pids) < self._ranks or self._over.is_set():
+        if len(self._pids) < self._ranks or self._over.is_set() or any("error" in one for one in answers.values()):
             return []
         made = [self._state(rank, rank in connected, answers.get(rank)) for rank in sorted(self._pids)]
         return with_places(self._wire, made)
 
     def _state(self, rank: int, connected: bool, answer: dict[str, Any] | None) -> Examined:
-        if answer is not None and "error" not in answer:
+        if answer is not None:
             return Examined.of(rank, answer["state"], answer, runs="script")
         if not connected:
             return Examined(rank, "idle", runs="script")
@@ -138,7 +139,7 @@ class HangWatch:
         found, different, ranks = None, None, []
         if waited >= self._seconds / 2:
             ranks = self._examined(whole=True)
-            if self._ends(ranks):
+            if not ranks or self._ends(ranks):
                 return
             different = different_calls(ranks, [one for one in ranks if one.waits])
             found = different or diagnose(ranks)

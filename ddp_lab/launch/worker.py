@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import runpy
+import shutil
 import signal
 import sys
 import threading
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_AGENT_EXITED = "the agent exited"
 _GRACE_SECONDS = 10.0
 
 
@@ -95,7 +97,16 @@ def _let_examine(invitation: Path) -> Callable[[str], None]:
     telemetry = Telemetry(json.loads(invitation.read_text()), _number("RANK"), publishes=False)
     fail = script.install(telemetry, invitation.parent)
     stop = _started(telemetry)
-    return lambda how: stop(how) if how == "finished" else fail()  # who says goodbye has finished
+
+    def end(how: str) -> None:
+        if how == _AGENT_EXITED:
+            shutil.rmtree(invitation.parent, ignore_errors=True)
+        elif how == "finished":  # who says goodbye has
+            stop(how)
+        else:
+            fail()
+
+    return end
 
 
 def _started(telemetry: Telemetry) -> Callable[[str], None]:
@@ -118,7 +129,7 @@ def _end_with_agent(agent: int, finish: Sequence[Callable[[str], None]]) -> None
     def end() -> None:
         tell(f"the agent (process {agent}) exited, so this rank ends too")
         for call in finish:
-            call("the agent exited")
+            call(_AGENT_EXITED)
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(_GRACE_SECONDS)
         os.kill(os.getpid(), signal.SIGKILL)

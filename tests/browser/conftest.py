@@ -163,6 +163,12 @@ def nothing_shared(shared: Shared) -> None:
 
 
 @pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file for which a cell waits."""
+    return tmp_path_factory.mktemp("gate") / "gate"
+
+
+@pytest.fixture(scope="module")
 def browser(shared: Shared) -> Browser:
     """Chromium."""
     return shared.browser()

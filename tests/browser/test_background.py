@@ -41,12 +41,6 @@ GONE = "%%distributed --no-wait --name gone\nimport time; time.sleep(600)"
 
 
 @pytest.fixture(scope="module")
-def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file for which a cell waits."""
-    return tmp_path_factory.mktemp("gate") / "gate"
-
-
-@pytest.fixture(scope="module")
 def notebook(shared: Shared, lab: Lab, gate: Path) -> Iterator[NotebookPage]:
     """A notebook with two ranks."""
     with shared.page() as page:

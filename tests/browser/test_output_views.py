@@ -39,12 +39,6 @@ FAIL = "%%distributed --view tabs\nprint('own', rank)\nif rank == 2: raise Value
 
 
 @pytest.fixture(scope="module")
-def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file for which a cell waits."""
-    return tmp_path_factory.mktemp("gate") / "gate"
-
-
-@pytest.fixture(scope="module")
 def notebook(shared: Shared, lab: Lab, gate: Path) -> Iterator[NotebookPage]:
     """A notebook with four ranks."""
     with shared.page() as page:

@@ -356,8 +356,9 @@ def test_a_kernel_that_starts_early_processes(tmp_path: Path, monkeypatch: pytes
         notebook.run("%cluster stop")
 
 
+@pytest.mark.parametrize("detach", [False, True])
 def test_ranks_start_in_the_notebooks_folder(
-    begun: Callable[[], early.Early], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begun: Callable[[], early.Early], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detach: bool
 ) -> None:
     """The one that is current when the cluster starts; their cells import from it, the cluster's processes don't."""
     begun()
@@ -365,11 +366,12 @@ def test_ranks_start_in_the_notebooks_folder(
         (tmp_path / f"{name}.py").write_text("raise RuntimeError")
     (tmp_path / "mine.py").write_text("found = True")
     monkeypatch.chdir(tmp_path)
-    with Lab(1) as lab:
+    with Lab(1, detach=detach) as lab:
         assert lab.values("import os, mine; os.getcwd(), mine.found") == {0: (str(tmp_path), True)}
         os.kill(lab.pids()["rank 0"], signal.SIGKILL)
         leftovers.wait_until(lambda: "rank 0" not in lab.pids(), 10, "the end of rank 0")
         assert lab.values("import os, mine; os.getcwd()") == {0: str(tmp_path)}
+        lab.stop()  # leaving the block would only detach
 
 
 def test_a_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

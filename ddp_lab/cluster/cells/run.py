@@ -435,6 +435,8 @@ class CellRun:
             if now >= self._next_look:
                 self._next_look = now + _LOOK_S
                 self._look(now)
+            if self._unshown and self._refresh_at == _NEVER:
+                self._refresh_at = max(now + _FIRST_REFRESH_S, self._refresh_after)
             if tick is not None:
                 tick()
             if self._answers:
@@ -475,8 +477,6 @@ class CellRun:
                 self._outputs += 1
                 self._states.take_output(rank, kind, content)
                 self._unshown.append((rank, kind, content))
-        if self._unshown and self._refresh_at == _NEVER:
-            self._refresh_at = max(time.monotonic() + _FIRST_REFRESH_S, self._refresh_after)
 
     def _give_up(self, failure: RankFailure) -> None:
         """Ends a rank that will not answer; a page that shows its output by itself shows why."""

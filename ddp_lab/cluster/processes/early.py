@@ -23,12 +23,9 @@ from .launchers import Controller, ForkServer, make_run_dir, process_environment
 _OFF = "DDP_LAB_EARLY"
 _UNUSED_SECONDS = 600.0
 # Set by ipykernel while it starts; nothing reads them before ranks are forked, which get them then.
-_SET_BY_KERNEL = frozenset(
-    {
-        *("CLICOLOR", "CLICOLOR_FORCE", "FORCE_COLOR", "GIT_PAGER", "MPLBACKEND", "PAGER", "PYDEVD_USE_FRAME_EVAL"),
-        "TERM",
-    }
-)
+_SET_BY_KERNEL = {
+    *("CLICOLOR", "CLICOLOR_FORCE", "FORCE_COLOR", "GIT_PAGER", "MPLBACKEND", "PAGER", "PYDEVD_USE_FRAME_EVAL", "TERM")
+}
 
 
 @dataclass(frozen=True)

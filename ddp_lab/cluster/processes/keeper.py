@@ -133,6 +133,7 @@ class Keeper:
                     input=json.dumps(spec).encode() + b"\n",
                     capture_output=True,
                     env=process_environment({}),
+                    cwd="/",
                     start_new_session=True,
                     check=False,
                 )

@@ -192,7 +192,7 @@ class RankProcess:
     Attributes:
         environment: its own variables.
         client: how it connects to the client, as `ddp_lab.engine.rank.connect`.
-        folder: its current one; None for its fork server's.
+        folder: its current one; None for its fork server's, or what the supervisor process knows.
     """
 
     environment: Mapping[str, str]

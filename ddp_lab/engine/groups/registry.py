@@ -114,7 +114,7 @@ def adopt() -> None:
     with _lock:
         known = [record.group for record in _records]
         for group in list(c10d._world.pg_map):
-            if any(group is one for one in known):
+            if any(group is one for one in known) or group not in c10d._world.pg_group_ranks:  # it is being made
                 continue
             _records.append(
                 GroupRecord(

@@ -158,7 +158,6 @@ class Keeper:
                 stdout=pipe if pipe == subprocess.PIPE else log,
                 stderr=log,
                 env=given["env"],
-                cwd=self._spec["cwd"],
                 start_new_session=True,
             )
         finally:
@@ -324,9 +323,10 @@ class Keeper:
             for one in message.get("ranks", ()):
                 self._events.pop(("forked", one["rank"]), None)
                 self._events.pop(("exited", one["rank"]), None)
+                one["folder"] = self._spec["cwd"]  # whichever client asks
             assert self._fork_server.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it ended, which the client is told
-                self._fork_server.stdin.write(line + b"\n")
+                self._fork_server.stdin.write(json.dumps(message).encode() + b"\n")
                 self._fork_server.stdin.flush()
         else:
             self._drop(line)

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined, unused-ignore]
-from torch.distributed import _functional_collectives as functional
 from torch.distributed import distributed_c10d as c10d
 
 from ...diagnostics.rank_state import Examined
@@ -39,7 +38,7 @@ _POINT_TO_POINT = {"send", "recv", "batch_isend_irecv", "send_object_list", "rec
 _GROUPS = {"init_process_group", "new_group", "new_subgroups", "split_group"}
 _WAIT = re.compile(r"(\w+)\.wait\(")  # of a Work
 _NO_DESCRIPTION = {"", "undefined", "default_pg"}  # torch's own words
-_FUNCTIONAL = functional.__file__
+_FUNCTIONAL = _C10D.replace("distributed_c10d", "_functional_collectives")
 _FRAMES = 40  # at most, innermost first
 
 

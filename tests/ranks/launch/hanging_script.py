@@ -30,6 +30,7 @@ def healthy() -> None:
 
 def late() -> None:
     train(6, late_at=3, late=6.0)
+    time.sleep(4.0)  # in which nobody waits
 
 
 def busy() -> None:

@@ -71,7 +71,7 @@ def test_a_late_rank_is_told_and_that_it_goes_on(tmp_path: Path) -> None:
 
 def test_a_healthy_run_is_not_commented(tmp_path: Path) -> None:
     """Also not at its begin and end, when not all ranks answer."""
-    done = _run(tmp_path, "healthy", "--hang-seconds", "0.5")
+    done = _run(tmp_path, "healthy", "--hang-seconds", "10")
     assert (done.returncode, "ddp-lab:" in done.stderr) == (0, False), done.stderr
 
 
