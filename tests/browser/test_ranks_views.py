@@ -33,7 +33,7 @@ class Shown(BarePage):
         self.until(lambda: self.dashboard.collective["state"] == "idle", "the end of the last run")
         drawn, last = self.page.locator(".ddp-collectives"), str(self.dashboard.collective["number"])
         self.until(lambda: drawn.get_attribute("data-number") == last, "its picture")
-        assert f"{collective} by {algorithm} over" in self.sentence()
+        self.until(lambda: f"{collective} by {algorithm} over" in self.sentence(), "its sentence")
 
     def sentence(self) -> str:
         return self.page.locator(".ddp-collectives .ddp-sentence").first.inner_text()
