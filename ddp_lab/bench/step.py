@@ -3,7 +3,9 @@
 Each row of the table is a model in a mode (an argument of the wrapper's constructor) on a backend, with recording on.
 Within fresh processes the contestants (torch's class twice) are built several times on each backend, and alternate
 block by block in changing order; ours and torch's also under ``no_sync``, the no-communication baseline: the time above
-it is exposed communication. `ddp_lab.bench.measuring.ratios` explains how ratios, bounds and exposed communication are
+it is exposed communication. On CPUs, ``limit`` is what is exposed if the ranks only meet (an all-reduce of one element)
+after the backward and each of them reads and writes its gradients once, all at the same time: no all-reduce that does
+not overlap the backward can do less. `ddp_lab.bench.measuring.ratios` explains how ratios, bounds and exposed communication are
 computed, `ddp_lab.bench.measuring.noise` which results are too noisy to show. The four models in plain mode on both
 backends (5 sets) take about 9 minutes on 2 cores; use `--models`, `--backends`, `--sets` and `--seconds` for less,
 `--modes` for more. Run it on a quiet machine: the last two columns, torch's class against itself, show how quiet it
@@ -23,6 +25,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from .. import command_line
 from . import pictures
@@ -35,7 +38,7 @@ __all__ = ["main", "measure"]
 _BACKENDS = {"cpu": ("gloo", "shm"), "cuda": ("nccl",)}
 _WARM_UP = 4  # steps: the first bucket assignment, the rebuild, and two as all others
 
-_Side = tuple[str, str, bool]  # backend, contestant, under no_sync
+_Side = tuple[str, str, bool]  # backend, contestant or `ratios.LIMIT`, under no_sync
 _Contest = dict[str, dict[str, ratios.Build]]  # backend -> "build" and "floor"
 
 
@@ -52,7 +55,17 @@ def _build(
         steps[backend, who, False] = training_step(model, batch)
         if who in ratios.CLASSES:
             steps[backend, who, True] = training_step(model, batch, alone=True)
+        if who == "ours" and not batch.is_cuda:
+            least = partial(_meet_and_touch, list(model.parameters()), groups[backend], torch.zeros(1))
+            steps[backend, ratios.LIMIT, True] = training_step(model, batch, alone=True, after=least)
     return steps
+
+
+def _meet_and_touch(parameters: Sequence[torch.Tensor], group: Any, one: torch.Tensor) -> None:
+    dist.all_reduce(one, group=group)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(1.0)
 
 
 def _compare(steps: dict[_Side, Step], until: float, shuffle: random.Random) -> _Contest:
@@ -197,7 +210,7 @@ def _table(found: dict[str, Any], keep: bool) -> str:
     """Steps, exposed communication, and ours against torch's on Gloo."""
     steps = [["model", "mode", "backend", "torch ms", "ours ms", "ours/torch", "(95 % <)", "torch/torch", "(95 % <)"]]
     names = [f"{who} {what} ms" for who in ratios.CLASSES for what in ("no_sync", "exposed")]
-    exposed = [["model", "mode", "backend", *names]]
+    exposed = [["model", "mode", "backend", *names, "limit ms"]]
     for cell in found["cells"]:
         first, classes = [cell[name] for name in ("workload", "mode", "backend")], cell["classes"]
         ratio = noise.shown(cell["ratio"], f"{cell['ours / torch']:.3f}", keep)
@@ -206,11 +219,13 @@ def _table(found: dict[str, Any], keep: bool) -> str:
         both = [noise.told(classes[who]["step"], 2, keep) for who in ratios.CLASSES]
         steps.append([*first, *both, ratio, upper, *again])
         parts = [classes[who][what] for who in ratios.CLASSES for what in ("floor", "exposed")]
-        exposed.append([*first, *(noise.told(one, 2, keep) for one in parts)])
-    against = [["model", "mode", "ours on", "ratio", "(95 % <)"]]
+        least = noise.told(classes[ratios.LIMIT]["exposed"], 2, keep) if ratios.LIMIT in classes else "-"
+        exposed.append([*first, *(noise.told(one, 2, keep) for one in parts), least])
+    against = [["model", "mode", "ours on", "ratio", "(95 % <)", "limit"]]
     for one in found["exposed"]:
         ratio, upper = ("-", "-") if one["ratio"] is None else (f"{one['ratio']:.3f}", f"{one['upper']:.3f}")
         told = [noise.shown(one, ratio, keep), upper if keep or not one["noisy"] else "-"]
+        told.append("-" if one["limit"] is None else f"{one['limit']:.3f}")
         against.append([one["workload"], one["mode"], one["ours on"], *told])
     about = (
         f"torch {found['torch']}, {found['ranks']} ranks with {found['threads']} thread each, recording on; "

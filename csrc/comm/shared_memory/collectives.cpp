@@ -89,7 +89,11 @@ void reduce_small(Group& group, const Pieces& array, const Reduction& reduction,
 class SlotReduce {
  public:
   SlotReduce(Group& group, const Pieces& array, const Reduction& reduction, int root)
-      : group_(group), array_(array), reduction_(reduction), wanted_(root == kAll || root == group.rank()) {}
+      : group_(group),
+        array_(array),
+        reduction_(reduction),
+        wanted_(root == kAll || root == group.rank()),
+        sources_(static_cast<std::size_t>(group.size())) {}
 
   std::size_t chunks() const { return (array_.bytes() + kChunkBytes - 1) / kChunkBytes; }
 
@@ -106,19 +110,8 @@ class SlotReduce {
   // After it: this rank's share of that chunk.
   void reduce_share(std::size_t index) {
     const Part share = share_at(index, group_.rank());
-    std::byte* const result = group_.own_slot() + kResults;
-    const std::byte* own = array_.place_of(at(index, share), share.count);
-    if (own == nullptr) {
-      array_.read(result, at(index, share), share.count);
-      own = result;
-    }
-    std::vector<const std::byte*> sources;
-    for (int rank = 0; rank < group_.size(); ++rank) {
-      sources.push_back(rank == group_.rank() ? own : group_.slot_of(rank) + share.first);
-    }
-    reduce(result, sources, share.count / reduction_.item, reduction_.dtype, reduction_.op);
-    if (wanted_) {
-      array_.write(at(index, share), share.count, result);
+    for (std::size_t done = 0; done < share.count; done += kBlockBytes) {
+      reduce_block(at(index, share) + done, share.first + done, done, std::min(kBlockBytes, share.count - done));
     }
   }
 
@@ -134,6 +127,24 @@ class SlotReduce {
 
  private:
   static constexpr std::size_t kResults = kChunkBytes;  // where in a slot they begin
+  static constexpr std::size_t kBlockBytes = 8192;      // what is read, reduced and written while it is in the first cache
+
+  // So many bytes that lie at `first` in the array, at `place` in the slots' inputs and at `done` in the results.
+  void reduce_block(std::size_t first, std::size_t place, std::size_t done, std::size_t count) {
+    std::byte* const result = group_.own_slot() + kResults + done;
+    const std::byte* own = array_.place_of(first, count);
+    if (own == nullptr) {
+      array_.read(result, first, count);
+      own = result;
+    }
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      sources_[static_cast<std::size_t>(rank)] = rank == group_.rank() ? own : group_.slot_of(rank) + place;
+    }
+    reduce(result, sources_, count / reduction_.item, reduction_.dtype, reduction_.op);
+    if (wanted_) {
+      array_.write(first, count, result);
+    }
+  }
 
   Part share_at(std::size_t index, int rank) const {
     return share_of(rank, group_.size(), std::min(kChunkBytes, array_.bytes() - index * kChunkBytes));
@@ -144,6 +155,7 @@ class SlotReduce {
   const Pieces& array_;
   const Reduction& reduction_;
   const bool wanted_;
+  std::vector<const std::byte*> sources_;  // of a block, by rank
 };
 
 // Where every rank's data lies in its pool: each reduces its share of a chunk where it is, and reads the other shares

@@ -36,6 +36,7 @@ from . import noise
 
 __all__ = [
     "CLASSES",
+    "LIMIT",
     "NOT_NEEDED",
     "Build",
     "Sets",
@@ -55,6 +56,8 @@ Sets = Sequence[Sequence[Build]]
 
 CLASSES = ("torch", "ours")
 """Contestants that have a floor."""
+LIMIT = "limit"
+"""A step without communication, after whose backward the ranks meet and each touches its gradients once."""
 NOT_NEEDED = {"cost": 0.0, "low": 0.0, "high": 0.0, "pairs": 0}
 """The second look at a choice that is the best that was measured."""
 _RESAMPLES = 4000
@@ -111,12 +114,17 @@ def _times(sets: Sets, who: str) -> list[float]:
     return [statistics.median(statistics.median(build[who]) for build in builds) for builds in sets]
 
 
-def _exposed(sets: Sets, floors: Sets, who: str) -> list[list[float]]:
-    """Exposed communication of each set's builds."""
+def _exposed(sets: Sets, floors: Sets, who: str, floor: str = "") -> list[list[float]]:
+    """What is above the floor (default: its own) in each set's builds."""
     return [
-        [float(np.median(np.subtract(build[who], floor[who]))) for build, floor in zip(*pair, strict=True)]
+        [float(np.median(np.subtract(build[who], below[floor or who]))) for build, below in zip(*pair, strict=True)]
         for pair in zip(sets, floors, strict=True)
     ]
+
+
+def _least(floors: Sets) -> list[list[float]] | None:
+    """What `LIMIT` exposes in each set's builds; None if it was not measured."""
+    return _exposed(floors, floors, LIMIT, "ours") if LIMIT in floors[0][0] else None
 
 
 def exposed(
@@ -130,7 +138,8 @@ def exposed(
         judge: makes figures of sets.
 
     Returns:
-        backend -> class -> ``"step"``, ``"floor"``, ``"exposed"`` -> figure.
+        backend -> class -> ``"step"``, ``"floor"``, ``"exposed"`` -> figure; also ``"exposed"`` of `LIMIT` where it was
+        measured.
     """
     found = {
         (backend, who): [statistics.median(builds) for builds in _exposed(*measured, who)]
@@ -138,7 +147,7 @@ def exposed(
         for who in CLASSES
     }
     largest = max(abs(statistics.median(values)) for values in found.values())
-    return {
+    figures = {
         backend: {
             who: {
                 "step": judge(_times(sets, who)),
@@ -149,6 +158,10 @@ def exposed(
         }
         for backend, (sets, floors) in of_backends.items()
     }
+    for backend, (_, floors) in of_backends.items():
+        if least := _least(floors):
+            figures[backend][LIMIT] = {"exposed": judge([statistics.median(one) for one in least], scale=largest)}
+    return figures
 
 
 def exposed_left(
@@ -163,14 +176,22 @@ def exposed_left(
 
     Returns:
         ``ratio``, ``upper`` (95 %), ``noisy`` and ``why``; no numbers where torch's is not above 0 in every build.
+        ``limit``: the ratio that `LIMIT` would have; None if it was not measured.
     """
     mine, theirs = _exposed(*ours, "ours"), _exposed(*torchs, "torch")
     why = next((part["why"] for part in parts if part["noisy"]), "")
     if min(map(min, theirs)) <= 0:
-        return {"ratio": None, "upper": None, "noisy": True, "why": why or "torch's is about 0"}
+        return {"ratio": None, "upper": None, "limit": None, "noisy": True, "why": why or "torch's is about 0"}
     values = np.divide(mine, theirs)
-    middle = float(np.median(np.median(values, axis=1)))
-    return {"ratio": middle, "upper": upper_bound(values.tolist()), "noisy": bool(why), "why": why}
+    least = _least(ours[1])
+    limit = None if least is None else _middle(np.divide(least, theirs))
+    upper = upper_bound(values.tolist())
+    return {"ratio": _middle(values), "upper": upper, "limit": limit, "noisy": bool(why), "why": why}
+
+
+def _middle(values: Any) -> float:
+    """The median over sets of their medians."""
+    return float(np.median(np.median(values, axis=1)))
 
 
 def second_look(chosen: Sequence[float], best: Sequence[float]) -> dict[str, Any]:

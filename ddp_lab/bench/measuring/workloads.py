@@ -146,13 +146,16 @@ def wrappers() -> dict[str, Callable[..., torch.nn.Module]]:
     return dict(zip(CONTESTANTS, (TorchDDP, DistributedDataParallel, TorchDDP), strict=True))
 
 
-def training_step(model: torch.nn.Module, batch: torch.Tensor, *, alone: bool = False) -> Step:
+def training_step(
+    model: torch.nn.Module, batch: torch.Tensor, *, alone: bool = False, after: Callable[[], None] | None = None
+) -> Step:
     """One step of plain SGD, as a function to be called again and again.
 
     Args:
         model: wrapped or not.
         batch: its input.
         alone: under the wrapper's ``no_sync``: this rank's gradients, without communication.
+        after: is called between the backward and the optimizer.
 
     Returns:
         It; on a GPU it returns when the device has done all of it.
@@ -164,6 +167,8 @@ def training_step(model: torch.nn.Module, batch: torch.Tensor, *, alone: bool = 
         optimizer.zero_grad()
         with context():
             model(batch).square().mean().backward()
+        if after is not None:
+            after()
         optimizer.step()
         if batch.is_cuda:
             torch.cuda.synchronize(batch.device)

@@ -27,7 +27,7 @@ def test_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         turns = set()
         for sets, contestants in (
             (cell["sets"], {"torch", "ours", "torch again"}),
-            (cell["floors"], {"torch", "ours"}),
+            (cell["floors"], {"torch", "ours", "limit"}),
         ):
             assert len(sets) == 1
             for builds in sets:
@@ -39,7 +39,8 @@ def test_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert len(turns) == 1  # all sides of all backends took turns together
         assert cell["ours / torch"] <= cell["ours / torch upper"]
         assert f"{cell['ours / torch']:.3f}" in table
-        assert f"{cell['classes']['ours']['exposed']['median']:.2f}" in table
+        for who in ("ours", "limit"):
+            assert f"{cell['classes'][who]['exposed']['median']:.2f}" in table
     assert [(one["ours on"], one["torch on"]) for one in found["exposed"]] == [("gloo", "gloo"), ("shm", "gloo")]
     assert "exposed communication" in (tmp_path / "step.html").read_text(encoding="utf-8")
 

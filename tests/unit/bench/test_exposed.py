@@ -36,6 +36,20 @@ def test_ours_on_one_backend_against_torchs_on_another() -> None:
     assert nothing["noisy"]
 
 
+def test_the_least_that_can_be_exposed() -> None:
+    """What ranks that only meet expose, above the floor of ours and against what torch's class does."""
+    ours = made_up.builds({"ours": 22.0}), made_up.builds({"torch": 20.0, "ours": 20.0, "limit": 21.5})
+    torchs = made_up.builds({"torch": 30.0}), made_up.builds({"torch": 20.0})
+    sound = noise.figure([1.0] * 3)
+    assert ratios.exposed_left(ours, torchs, (sound, sound))["limit"] == pytest.approx(0.15)
+    unknown = ours[0], made_up.builds({"ours": 20.0})
+    assert ratios.exposed_left(unknown, torchs, (sound, sound))["limit"] is None
+    both = made_up.builds({"torch": 30.0, "ours": 22.0, "torch again": 30.0})
+    assert ratios.exposed({"shm": (both, ours[1])}, made_up.JUDGE)["shm"]["limit"]["exposed"]["median"] == pytest.approx(
+        1.5
+    )
+
+
 def test_lines_over_sizes() -> None:
     """A line for each backend, limit and number of ranks in both panels; what is too noisy leaves a gap unless kept."""
     result = made_up.collectives([4, 1024, 1 << 20], worlds=(2, 4))
