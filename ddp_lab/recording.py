@@ -20,7 +20,7 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,9 @@ __all__ = [
 ]
 
 _C = native.load()
+
+before_descriptions: list[Callable[[], None]] = []
+"""Called before descriptions are read, by the thread that reads them: they append what C++ has found since."""
 
 
 @dataclass
@@ -230,6 +233,8 @@ def _describe_gone() -> None:
 
 def descriptions(cursor: int) -> tuple[list[dict[str, Any]], int]:
     """The descriptions from position `cursor` on that are still kept, and the next cursor."""
+    for describe_new in before_descriptions:
+        describe_new()
     with _describing:
         _describe_gone()
         found = [(one.position, one.text) for one in _descriptions if one.position >= cursor]

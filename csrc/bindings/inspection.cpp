@@ -1,8 +1,11 @@
 // What is seen of a training: norms, checksums and watched gradients of the reducer, the class
 // `ddp_lab._C.Observation`, and a log of collectives.
 #include <pybind11/stl.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,7 +15,9 @@
 #include "bindings/bindings.h"
 #include "bindings/reducer.h"
 #include "observe/collective_log.h"
+#include "observe/group_collectives.h"
 #include "observe/observation.h"
+#include "python/call_places.h"
 
 namespace py = pybind11;
 
@@ -99,6 +104,66 @@ py::list collectives() {
   return list;
 }
 
+// (index, name, description, backend, size) of each.
+py::list new_groups() {
+  py::list list;
+  for (const NamedGroup& one : take_new_groups()) {
+    list.append(py::make_tuple(one.index, one.name, one.description, one.backend, one.size));
+  }
+  return list;
+}
+
+const char* const kReductions[] = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
+
+// What a description of type "call" holds.
+py::dict described(const PlacedCall& one) {
+  py::dict made;
+  made["type"] = "call";
+  made["index"] = one.index;
+  made["operation"] = one.call.operation;
+  if (one.call.dtype >= 0) {
+    const auto* const dtype = torch::getTHPDtype(static_cast<at::ScalarType>(one.call.dtype));
+    made["dtype"] = py::str(reinterpret_cast<const THPDtype*>(dtype)->name);
+  }
+  if (one.call.reduction >= 0 && one.call.reduction < static_cast<int>(std::size(kReductions))) {
+    made["reduction"] = kReductions[one.call.reduction];
+  }
+  if (one.call.reducer >= 0) {
+    made["reducer"] = one.call.reducer;
+    made["bucket"] = one.call.bucket;
+  }
+  if (!one.file.empty()) {
+    made["file"] = one.file;
+    made["line"] = one.line;
+    made["function"] = one.function;
+  }
+  if (!one.module.empty()) made["module"] = one.module;
+  return made;
+}
+
+py::list new_calls() {
+  py::list list;
+  for (const PlacedCall& one : take_new_calls()) list.append(described(one));
+  return list;
+}
+
+void bind_group_collectives(py::module_& module) {
+  module.def(
+      "record_group_collectives",
+      [](std::vector<std::string> libraries) {
+        set_library_folders(std::move(libraries));
+        record_group_collectives(&find_call);
+      },
+      "Records every collective from now on. Files of the libraries begin with one of these folders.",
+      py::arg("libraries"));
+  module.def(
+      "index_of_group", [](const c10::intrusive_ptr<c10d::ProcessGroup>& group) { return index_of_group(*group); },
+      "This rank's number for the group.", py::arg("group"));
+  module.def("forget_group", &forget_group, py::arg("index"));
+  module.def("take_new_groups", &new_groups);
+  module.def("take_new_calls", &new_calls, "Descriptions of type \"call\".");
+}
+
 }  // namespace
 
 void bind_inspection(ReducerClass& reducer) {
@@ -111,6 +176,7 @@ void bind_inspection(ReducerClass& reducer) {
 }
 
 void bind_observation(py::module_& module) {
+  bind_group_collectives(module);
   module.def("open_collective_log", &open_collective_log, "See csrc/observe/collective_log.h.");
   module.def("close_collective_log", &close_collective_log);
   module.def("take_collectives", &collectives);

@@ -1,8 +1,6 @@
 #include "comm/endable_work.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <cxxabi.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <atomic>
@@ -11,12 +9,12 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <stdexcept>
-#include <tuple>
 #include <typeinfo>
 #include <utility>
 #include <vector>
+
+#include "comm/passing.h"
 
 namespace ddp_lab {
 namespace {
@@ -90,11 +88,12 @@ class Ending {
   std::exception_ptr error_;
 };
 
-class EndableWork final : public Work {
+class EndableWork final : public Work, public TellsWaits {
  public:
   explicit EndableWork(std::shared_ptr<Ending> ending)
       : Work(-1, ending->made().retrieveOpType()), ending_(std::move(ending)) {}
 
+  bool has_future() const override { return ending_->is_collective(); }
   bool isCompleted() override { return made().isCompleted(); }
   bool isSuccess() const override { return made().isSuccess(); }
   std::exception_ptr exception() const override { return made().exception(); }
@@ -108,7 +107,11 @@ class EndableWork final : public Work {
   std::uint64_t getSequencenumber() const override { return made().getSequencenumber(); }
 
   bool wait(std::chrono::milliseconds timeout) override {
-    if (made().wait(timeout)) return true;
+    const Waiting waiting(*this, isCompleted());
+    if (made().wait(timeout)) {
+      if (!has_future()) tell_ended();
+      return true;
+    }
     if (const auto error = ending_->error())
       std::rethrow_exception(error);  // a send's or receive's own wait says only no
     return false;
@@ -122,9 +125,35 @@ class EndableWork final : public Work {
   const std::shared_ptr<Ending> ending_;
 };
 
+// One without a future, which nobody can end: it tells when it is waited for.
+class WaitedWork final : public Work, public TellsWaits {
+ public:
+  explicit WaitedWork(Made made) : Work(-1, made->retrieveOpType()), made_(std::move(made)) {}
+
+  bool has_future() const override { return false; }
+  bool isCompleted() override { return made_->isCompleted(); }
+  bool isSuccess() const override { return made_->isSuccess(); }
+  std::exception_ptr exception() const override { return made_->exception(); }
+  int sourceRank() const override { return made_->sourceRank(); }
+  std::vector<at::Tensor> result() override { return made_->result(); }
+  void synchronize() override { made_->synchronize(); }
+  void abort() override { made_->abort(); }
+  c10::intrusive_ptr<Future> getFuture() override { return made_->getFuture(); }
+  std::uint64_t getSequencenumber() const override { return made_->getSequencenumber(); }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    const Waiting waiting(*this, /*over=*/false);
+    const bool done = made_->wait(timeout);
+    if (done) tell_ended();
+    return done;
+  }
+
+ private:
+  const Made made_;
+};
+
 // ---- which there are
 
-std::atomic<bool> installed{false};
 std::mutex endings_mutex;
 
 std::vector<std::weak_ptr<Ending>>& endings() {
@@ -157,7 +186,7 @@ std::vector<std::shared_ptr<Ending>> open_ones(const c10d::ProcessGroup& group) 
   return found;
 }
 
-// ---- on their way through the dispatcher
+// ---- which works are replaced
 
 // Gloo's headers are not among torch's, so the class can't be named; those of collectives derive from it.
 bool is_gloos(const Work& work) {
@@ -169,93 +198,22 @@ bool is_gloos(const Work& work) {
   return false;
 }
 
-bool returns_work(const c10::OperatorHandle& operation) {
-  const auto& returned = operation.schema().returns();
-  return !returned.empty() && returned.back().type()->annotation_str().find("c10d.Work") != std::string::npos &&
-         operation.schema().argumentIndexWithName("process_group").has_value();
-}
+// Gloo's reduce_scatter makes such a work: it does the rest in `wait`, and has no future.
+bool is_of_wait(const Work& work) { return std::strstr(typeid(work).name(), "LambdaWork") != nullptr; }
 
 // What the caller of a collective gets in the place of the work that its backend made.
 Made endable(Made made, const c10d::ProcessGroup& group) {
-  if (!installed || !made || !is_gloos(*made)) return made;
+  if (is_of_wait(*made)) return c10::make_intrusive<WaitedWork>(std::move(made));
+  if (!is_gloos(*made)) return made;
   auto ending = std::make_shared<Ending>(std::move(made), group);
   Ending::follow(ending);
   keep(ending);
   return c10::make_intrusive<EndableWork>(std::move(ending));
 }
 
-c10::DispatchKeySet behind(c10::DispatchKeySet keys) {
-  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
-}
-
-void pass(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const auto& schema = operation.schema();
-  const auto index = static_cast<std::size_t>(schema.argumentIndexWithName("process_group").value());
-  const auto group = torch::jit::peek(*stack, index, schema.arguments().size()).toCustomClass<c10d::ProcessGroup>();
-  operation.redispatchBoxed(behind(keys), stack);
-  auto& last = stack->back();
-  last = c10::IValue(endable(last.toCustomClass<Work>(), *group));
-}
-
-std::atomic<WhenComplete (*)(const at::Tensor&)> see_all_reduce_of{nullptr};
-
-using AllReduced = std::tuple<std::vector<at::Tensor>, Made>;
-using GroupPointer = c10::intrusive_ptr<c10d::ProcessGroup>;
-
-AllReduced pass_all_reduce(c10::DispatchKeySet keys, at::TensorList tensors, const GroupPointer& group,
-                           const c10::intrusive_ptr<c10d::ReduceOp>& reduction,
-                           const std::optional<at::Tensor>& sparse_indices, bool asynchronous, std::int64_t timeout) {
-  static const auto operation =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("c10d::allreduce_", "")
-          .typed<AllReduced(at::TensorList, const GroupPointer&, const c10::intrusive_ptr<c10d::ReduceOp>&,
-                            const std::optional<at::Tensor>&, bool, std::int64_t)>();
-  WhenComplete when;
-  const auto see = see_all_reduce_of.load();
-  if (see && tensors.size() == 1) when = see(tensors.front());
-  AllReduced made =
-      operation.redispatch(behind(keys), tensors, group, reduction, sparse_indices, asynchronous, timeout);
-  Made& work = std::get<1>(made);
-  work = endable(std::move(work), *group);
-  if (when.call) std::move(when).add_to(*work->getFuture());
-  return made;
-}
-
-void pass_all_reduces() {
-  static auto* const kernels = [] {
-    auto* const made = new torch::Library(torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__,
-                                          static_cast<std::uint32_t>(__LINE__));
-    made->impl("allreduce_", TORCH_FN(pass_all_reduce));
-    return made;
-  }();
-  static_cast<void>(kernels);
-}
-
 }  // namespace
 
-void see_all_reduces(WhenComplete (*see)(const at::Tensor& summed)) {
-  see_all_reduce_of = see;
-  pass_all_reduces();
-}
-
-void make_gloo_endable() {
-  static auto* const kernels = [] {
-    pass_all_reduces();
-    auto* const made = new torch::Library(torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__,
-                                          static_cast<std::uint32_t>(__LINE__));
-    auto& dispatcher = c10::Dispatcher::singleton();
-    for (const auto& name : dispatcher.getAllOpNames()) {
-      if (name.name.rfind("c10d::", 0) != 0 || name.name == "c10d::allreduce_") continue;
-      const auto operation = dispatcher.findSchema(name);
-      if (operation && returns_work(*operation)) {
-        made->impl(name.name.c_str(), torch::CppFunction::makeFromBoxedFunction<&pass>());
-      }
-    }
-    return made;
-  }();
-  static_cast<void>(kernels);
-  installed = true;
-}
+void make_gloo_endable() { replace_works(&endable); }
 
 std::size_t count_gloo_works(const c10d::ProcessGroup& group) {
   const auto all = open_ones(group);

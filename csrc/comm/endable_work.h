@@ -1,15 +1,9 @@
 // Works of Gloo that another thread can end.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
-
 #include <cstddef>
-#include <functional>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/Work.hpp>
-#include <utility>
 
 namespace ddp_lab {
 
@@ -21,26 +15,14 @@ namespace ddp_lab {
 // It happens where ranks are interrupted, or die, while large tensors are on their way, and where a send meets a
 // connection that its peer has just closed.
 //
-// So callers get a work of ours in place of Gloo's, made where the call passes the dispatcher: kernels of ours stand in
-// front of the backends' (under BackendSelect, the last key before them), and stay. It hands everything on,
-// and can be ended: who waits for it gets an error. Gloo's own thread stays behind until the timeout of its group, with
+// So callers get a work of ours in place of Gloo's, made where the call passes the dispatcher, see [Note: where every
+// collective passes]. It hands everything on, tells who watches the collective when a thread waits for it, and can be
+// ended: who waits for it gets an error. Gloo's own thread stays behind until the timeout of its group, with
 // the tensors; whoever destroys such a group before waits for that thread. Its late word on the work reaches nobody:
 // that is why the future has to be ours.
 
 // From now on what collectives and point-to-point calls on Gloo return can be ended. Any thread.
 void make_gloo_endable();
-
-// What is called when a collective is complete, with its future.
-struct WhenComplete {
-  std::function<void(c10::ivalue::Future&)> call;  // null: nothing is
-  bool on_device = false;                          // on a stream of the future's devices
-
-  void add_to(c10::ivalue::Future& future) && {
-    if (call) future.addCallback(std::move(call), /*uses_future=*/on_device);
-  }
-};
-// From now on `see` is asked about each all-reduce of one tensor before it starts. It stays. Any thread.
-void see_all_reduces(WhenComplete (*see)(const at::Tensor& summed));
 
 // How many collectives of this group Gloo has not completed; each has a thread of Gloo's. Any thread.
 std::size_t count_gloo_works(const c10d::ProcessGroup& group);

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/endable_work.h"
+#include "comm/passing.h"
 #include "record/recorder.h"
 
 namespace ddp_lab {
@@ -36,21 +36,32 @@ std::vector<Listener> living() {
 }
 
 // Runs where the collective completes, perhaps after its reducer is gone.
-WhenComplete note_when_complete(SeenLaunch launch) {
-  const bool on_device = launch.span != nullptr;
-  return {[launch = std::move(launch)](c10::ivalue::Future& done) {
-            if (done.hasError()) return;
-            if (launch.span) DeviceSpans::end(*launch.span);
-            note_reduced(launch);
-          },
-          on_device};
-}
+class LaunchWatch final : public Watch {
+ public:
+  explicit LaunchWatch(SeenLaunch launch) : launch_(std::move(launch)) {}
 
-WhenComplete see_all_reduce(const at::Tensor& summed) {
-  for (const Listener& listener : living()) {
-    if (auto launch = listener->launching(summed)) return note_when_complete(std::move(*launch));
+  bool on_device() const override { return launch_.span != nullptr; }
+  void ended(bool failed) override {
+    if (failed) return;
+    if (launch_.span) DeviceSpans::end(*launch_.span);
+    note_reduced(launch_);
   }
-  return {};
+
+ private:
+  const SeenLaunch launch_;
+};
+
+Purpose purpose_of(const SeenLaunch& launch) { return {launch.fact.reducer, launch.fact.bucket}; }
+
+std::shared_ptr<Watch> see_all_reduce(Passing& passing) {
+  if (passing.summed == nullptr) return nullptr;
+  for (const Listener& listener : living()) {
+    if (auto launch = listener->launching(*passing.summed)) {
+      passing.purpose = purpose_of(*launch);
+      return std::make_shared<LaunchWatch>(std::move(*launch));
+    }
+  }
+  return nullptr;
 }
 
 // ---- with a comm hook
@@ -70,8 +81,13 @@ class WatchedHook final : public CommHookInterface {
   Future runHook(c10d::GradBucket& bucket) override {
     std::optional<SeenLaunch> launch;
     if (const Listener listener = listener_.lock()) launch = listener->launching(bucket.getIndex());
+    const WithPurpose purpose(launch ? purpose_of(*launch) : Purpose{});
     Future future = hook_->runHook(bucket);
-    if (launch && future) note_when_complete(std::move(*launch)).add_to(*future);
+    if (launch && future) {
+      const auto watch = std::make_shared<LaunchWatch>(std::move(*launch));
+      future->addCallback([watch](c10::ivalue::Future& done) { watch->ended(done.hasError()); },
+                          /*uses_future=*/watch->on_device());
+    }
     return future;
   }
 
@@ -96,7 +112,7 @@ void note_reduced(const SeenLaunch& launch) {
 }
 
 void listen(const Listener& listener) {
-  see_all_reduces(&see_all_reduce);
+  add_watcher(&see_all_reduce);
   const std::lock_guard<std::mutex> lock(listeners_mutex);
   auto& all = listeners();
   all.erase(std::remove_if(all.begin(), all.end(), [](const auto& one) { return one.expired(); }), all.end());

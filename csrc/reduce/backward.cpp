@@ -7,6 +7,8 @@
 #include <iterator>
 #include <utility>
 
+#include "comm/passing.h"
+
 namespace ddp_lab {
 namespace {
 
@@ -219,7 +221,10 @@ void Backward::launch(std::size_t index) {
   bucket.flush(reduction_.divisor());
   if (watches() && !shadow_) watch_->before(index, bucket, reduction_.divisor());
   const std::shared_ptr<DeviceSpans::Span> span = buckets_.begin_span(bucket, fact);
-  launched_[index] = reduction_.start(bucket, index, buckets_.size());
+  {
+    const WithPurpose purpose({fact.reducer, fact.bucket});
+    launched_[index] = reduction_.start(bucket, index, buckets_.size());
+  }
   // Runs where the collective completes, perhaps after this reducer is gone: it holds no pointer to it.
   launched_[index].future->addCallback(
       [fact, span, times = bucket.times](c10::ivalue::Future& future) {

@@ -126,7 +126,7 @@ void DeviceSpans::resolve() {
       if (!complete) break;
       Event event = span.event;
       const std::int64_t base = span.anchor->placed_ns;
-      event.kind = Kind::kDeviceSpan;
+      event.kind = is_of_group(event.kind) ? Kind::kCollectiveEnded : Kind::kDeviceSpan;
       event.host_ns = 0;
       event.device_begin_ns = base + nanoseconds(span.anchor->event.elapsedTime(span.begin));
       event.device_end_ns = base + nanoseconds(span.anchor->event.elapsedTime(span.end));

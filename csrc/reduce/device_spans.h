@@ -62,7 +62,7 @@ class DeviceSpans {
   // future's callback.
   std::shared_ptr<Span> begin(const Event& event);
   static void end(Span& span);
-  // Records kDeviceSpan for every span that the device has completed. Never waits. Any thread.
+  // Records kDeviceSpan (of a group's operation: kCollectiveEnded) for every span that the device has completed. Never waits. Any thread.
   void resolve();
   // Spans of a backward that was abandoned never end.
   void forget();

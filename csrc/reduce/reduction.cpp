@@ -4,6 +4,9 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <utility>
+
+#include "comm/passing.h"
 
 namespace ddp_lab {
 namespace {
@@ -111,9 +114,21 @@ int Reduction::divisor() {
   return divisor_;
 }
 
+// These go to the backend itself, so they don't pass the dispatcher.
+Launched Reduction::start_watched_pieces(const Bucket& bucket) {
+  Passing passing{"allreduce_", *group_};
+  passing.add(bucket.bytes());
+  passing.first = bucket.buffer();
+  passing.reduction = c10d::ReduceOp::SUM;
+  Watches watches = watch(passing);
+  Launched launched = start_pieces(*piecewise_, bucket, divisor());
+  follow(std::move(watches), *launched.work);
+  return launched;
+}
+
 Launched Reduction::start(const Bucket& bucket, std::size_t index, std::size_t count) {
   if (!hook_) {
-    if (bucket.in_place()) return start_pieces(*piecewise_, bucket, divisor());
+    if (bucket.in_place()) return start_watched_pieces(bucket);
     return start_all_reduce(*group_, as_reals(bucket.buffer()));
   }
   if (hook_->reads_gradients()) make_row_major(bucket);

@@ -48,6 +48,8 @@ class Reduction {
   }
 
  private:
+  Launched start_watched_pieces(const Bucket& bucket);
+
   GroupPointer group_;
   PiecewiseBackend* piecewise_ = nullptr;  // the group's, if it is one
   HookPointer hook_;

@@ -200,7 +200,7 @@ def report(arguments: argparse.Namespace) -> int:
         reports.write_pages(run, page)
     except OSError as error:
         raise DdpLabError(f"can't write {error.filename or page}: {error.strerror}") from error
-    return 0 if run.timeline.reducers() else 1
+    return 0 if run.timeline.reducers() or run.timeline.groups() else 1
 
 
 def compare(arguments: argparse.Namespace) -> int:

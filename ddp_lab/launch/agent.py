@@ -220,7 +220,7 @@ def _report(folder: Path, page: Path) -> None:
     except ValueError as error:
         tell(str(error))
         return
-    if not run.timeline.reducers():  # a notice has reported that
+    if not run.timeline.reducers() and not run.timeline.groups():  # a notice has reported that
         return
     timeline = folder / "timeline.npz"
     for path, write in (

@@ -34,6 +34,9 @@ def read(paths: Sequence[str | Path], *, partial: bool = False) -> RecordedRun:
         if len(models) > 1:
             print(f"--- {model.module}, model {model.reducer} ---")
         print(run.timeline.summary(model.reducer))
+    groups = len(run.timeline.groups())
+    if groups > 1 or (groups and not models):  # the only group of a model has no more to say
+        print(*(["--- process groups ---"] if models else []), run.timeline.group_summary(), sep="\n")
     return run
 
 
@@ -48,6 +51,10 @@ def write_pages(run: RecordedRun, page: Path) -> None:
         OSError: one can't be written.
     """
     models = run.timeline.reducers()
+    if not models and run.timeline.groups():
+        page.parent.mkdir(parents=True, exist_ok=True)
+        run.timeline.report(page)
+        print(f"wrote {page}")
     for model in models:  # the most recently active is the last
         page.parent.mkdir(parents=True, exist_ok=True)
         own = page if model is models[-1] else page.with_stem(f"{page.stem}-model{model.reducer}")

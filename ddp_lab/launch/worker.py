@@ -187,7 +187,11 @@ def _me(script: str) -> dict[str, object]:
 
 
 def _reach_models(*, observe: bool) -> None:
-    """Makes every model that the program wraps record: replaces torch's class with ours, or observes torch's."""
+    """Makes every collective, and every model that the program wraps, record: replaces torch's class with ours, or
+    observes torch's."""
+    from ..parallel.monitoring import group_collectives
+
+    group_collectives.record()
     if observe:
         from ..parallel.observe import observe_every_model
 

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from .. import native, recording
 from ..renamed import with_former_names
-from .core import agreement, buckets, comm_hooks
+from .core import agreement, buckets, comm_hooks, process_groups
 from .core.outputs import find_tensors
 from .distributed import DistributedDataParallel
 from .monitoring import inspection
@@ -54,7 +54,7 @@ class Observation:
             reducer=model.reducer,
             parameters=self._parameters,
             reducer_id=self.model_id,
-            process_group_index=agreement.process_group_index(model.process_group),
+            process_group_index=process_groups.group_index(model.process_group),
             static_graph=model.static_graph,
         )
         self._rebuilt = model._has_rebuilt_buckets
@@ -104,7 +104,7 @@ class Observation:
         if model._has_rebuilt_buckets != self._rebuilt:
             self._rebuilt = model._has_rebuilt_buckets
             self._assignment = self.reducer.read_buckets(rebuilt=True)
-        self.reducer.update(agreement.process_group_index(model.process_group), model.static_graph)
+        self.reducer.update(process_groups.group_index(model.process_group), model.static_graph)
         self._describe(model)
 
     def _describe(self, model: TorchDDP) -> None:

@@ -132,6 +132,19 @@ _KINDS: dict[str, _Check] = {
         },
     ),
     "gone": _record({"reducer": _REDUCER}),
+    "group": _record(
+        {"index": integer(0, 1 << 31), "name": text, "ranks": _list(_RANK)},
+        {"description": text, "mesh_dimension": text, "backend": text},
+    ),
+    "call": _record(
+        {"index": integer(0, 1 << 31), "operation": text},
+        {
+            **dict.fromkeys(("dtype", "reduction", "file", "function", "module"), text),
+            "line": integer(-1, 1 << 31),
+            "reducer": _REDUCER,
+            "bucket": _BUCKET,
+        },
+    ),
     "inspection": _record(
         {
             "reducer": _REDUCER,

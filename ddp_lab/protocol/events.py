@@ -35,6 +35,15 @@ class Kind(enum.IntEnum):
     REBUILT = 11
     DEVICE_SPAN = 12
     ABANDONED = 13
+    COLLECTIVE_ENTERED = 14
+    COLLECTIVE_ENDED = 15
+    COLLECTIVE_FAILED = 16
+    WAIT_BEGIN = 17
+    WAIT_END = 18
+
+
+OF_GROUPS = Kind.COLLECTIVE_ENTERED
+"""From this kind on, events are about an operation of a process group: step and bucket are not those of a model."""
 
 
 DTYPE = np.dtype(

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..timeline.timeline import Timeline
 from ..views.gradients import gradient_facts
+from ..views.groups import group_lanes, groups_scene
 from ..views.paint import scene_svg
 from ..views.paint.palette import LABELS, PARTS
 from ..views.scene import Scene
@@ -16,7 +17,7 @@ from ..views.timeline_scene import find_step, timeline_scene
 from ..views.view_data import breakdown_of, sync_of, waiting_of
 from .data import ReportData
 
-__all__ = ["Figure", "figures"]
+__all__ = ["Figure", "figures", "group_figures"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,18 @@ def figures(timeline: Timeline, found: ReportData) -> Iterator[Figure]:
     gradients = gradients_scene(gradient_facts(timeline, found.reducer))
     if not gradients.empty:
         yield _gradients(gradients)
+    yield from group_figures(timeline)
+
+
+def group_figures(timeline: Timeline) -> Iterator[Figure]:
+    """Yields the operations of the process groups, if some were recorded."""
+    scene = groups_scene(group_lanes(timeline))
+    if not scene.empty:
+        caption = (
+            "Every collective, send and receive, whoever started it: the newest time of the recording. The table sums "
+            "up each group."
+        )
+        yield replace(_of(scene, "Collectives by group", caption), style="step")
 
 
 def _step(timeline: Timeline, found: ReportData) -> Figure:

@@ -39,7 +39,7 @@ def page(timeline: Timeline, reducer: int | None = None, last_steps: int = 400) 
     title = "Data-parallel training: " + (
         f"{found.module} on {_count(len(found.ranks), 'rank')}" if found else "report"
     )
-    body = _body(timeline, found, title, last_steps) if found else _empty(timeline)
+    body = _body(timeline, found, title, last_steps) if found else _without_model(timeline)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -51,8 +51,13 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _empty(timeline: Timeline) -> str:
-    return f'<h1>Nothing recorded</h1>\n<div class="sheet"><p>{escape(timeline.summary())}</p></div>\n'
+def _without_model(timeline: Timeline) -> str:
+    """The process groups' operations, where no step of a model is complete."""
+    shown = list(figures.group_figures(timeline))
+    words = "".join(f"<p>{escape(line)}</p>" for line in timeline.summary().splitlines())
+    title = "Collectives by group" if shown else "Nothing recorded"
+    head = f"<header>\n<h1>{title}</h1>\n{_recorded(timeline)}</header>\n"
+    return f'{head}<main>\n<div class="sheet words">{words}</div>\n{_figures(shown)}</main>\n'
 
 
 def _body(timeline: Timeline, found: ReportData, title: str, last_steps: int) -> str:
@@ -69,18 +74,22 @@ def _body(timeline: Timeline, found: ReportData, title: str, last_steps: int) ->
         + "".join(f"<p>{escape(line)}</p>" for line in _words(timeline, found.reducer, last_steps))
         + "</div></section>\n",
     ]
-    for number, one in enumerate(figures.figures(timeline, found)):
-        parts.append(
-            f'<section aria-labelledby="f{number}"><h2 id="f{number}">{escape(one.title)}</h2>\n<div class="sheet">'
-            f'<p class="note">{escape(one.caption)}</p>{one.legend}<figure class="{one.style}">{one.picture}</figure>'
-            f"{_twin(one.table)}</div></section>\n"
-        )
+    parts.append(_figures(figures.figures(timeline, found)))
     for number, (heading, head, lines) in enumerate(found.tables):
         parts.append(
             f'<section aria-labelledby="t{number}"><h2 id="t{number}">{escape(heading)}</h2>\n'
             f'<div class="sheet tables">{_table(head, lines)}</div></section>\n'
         )
     return "".join([*parts, "</main>\n"])
+
+
+def _figures(shown: Iterable[figures.Figure]) -> str:
+    return "".join(
+        f'<section aria-labelledby="f{number}"><h2 id="f{number}">{escape(one.title)}</h2>\n<div class="sheet">'
+        f'<p class="note">{escape(one.caption)}</p>{one.legend}<figure class="{one.style}">{one.picture}</figure>'
+        f"{_twin(one.table)}</div></section>\n"
+        for number, one in enumerate(shown)
+    )
 
 
 def _recorded(timeline: Timeline) -> str:

@@ -15,6 +15,7 @@ from .recorded.saved import Saved
 from .records import DriftRecord, Inspection, Kept, RankStatus, ReducerInfo
 from .store import EventStore
 from .tables import span_columns
+from .tables.collectives import CollectiveTable, GroupInfo, collective_columns
 from .tables.gradients import drift_record
 from .tables.span_columns import Columns, TableView
 from .tables.step_table import STEP_FIELDS, StepTable
@@ -22,7 +23,7 @@ from .tables.step_table import STEP_FIELDS, StepTable
 __all__ = ["TimelineModel"]
 
 _MAX_MARKS = 20_000
-_MARK = int(events.Kind.MARK)
+_MARK, _OF_GROUPS = int(events.Kind.MARK), int(events.OF_GROUPS)
 _BEGIN, _END, _ABANDONED = map(STEP_FIELDS.index, ("backward_begin", "backward_end", "abandoned"))
 
 
@@ -64,6 +65,7 @@ class TimelineModel:
         self._ranks: dict[int, _Rank] = {}
         self._tables: dict[int, dict[int, StepTable]] = {}  # reducer -> rank
         self._latest: dict[int, int] = {}  # reducer -> time of its latest event
+        self._operations: dict[int, CollectiveTable] = {}  # rank -> those of its process groups
         self._described: list[tuple[int, dict[str, Any]]] = []
 
     # ---- appending --------------------------------------------------------------------------------------
@@ -93,6 +95,9 @@ class TimelineModel:
         marked = (taken["kind"] == _MARK) & (taken["parameter"] >= 0)
         if marked.any():
             self._marks.append(rank, taken[marked])
+        of_groups = taken["kind"] >= _OF_GROUPS
+        if of_groups.any():
+            self._operations.setdefault(rank, CollectiveTable()).extend(taken[of_groups])
         for reducer, of_reducer in _by_model(taken):
             if reducer >= 0:
                 of_model = self._tables.setdefault(reducer, {})
@@ -107,14 +112,19 @@ class TimelineModel:
         """Replaces the rank's numbers of reducers and marks by those of this timeline."""
         models = _models(taken)
         numbers = [self._book.number(rank, life, reducer) if reducer >= 0 else reducer for reducer in models]
-        marks = taken["kind"] == _MARK
-        if numbers == models and not marks.any():
+        marks, of_groups = taken["kind"] == _MARK, taken["kind"] >= _OF_GROUPS
+        if numbers == models and not marks.any() and not of_groups.any():
             return taken
         changed: npt.NDArray[np.void] = taken.copy()
         changed["reducer"] = np.array(numbers)[np.searchsorted(models, taken["reducer"])]
-        indices, place = np.unique(taken["parameter"][marks], return_inverse=True)
-        names = np.array([self._book.mark(rank, life, one) for one in indices.tolist()], np.int64)
-        changed["parameter"][marks] = names[place]
+        book = self._book
+        for field, chosen, number in (
+            ("parameter", marks, book.mark),
+            ("parameter", of_groups, book.groups.call),
+            ("process_group", of_groups, book.groups.group),
+        ):
+            own, place = np.unique(taken[field][chosen], return_inverse=True)
+            changed[field][chosen] = np.array([number(rank, life, one) for one in own.tolist()], np.int64)[place]
         return changed
 
     def _enter(self, number: int, session: int | None) -> _Rank | None:
@@ -300,7 +310,28 @@ class TimelineModel:
         whole = int(gaps[-1]) + 1 if len(gaps) else 0
         return Kept(len(held), int(held[0]), int(held[-1]), int(held[whole]), whole)
 
+    def groups(self) -> list[GroupInfo]:
+        """One record for each process group whose operations were recorded."""
+        with self._lock:
+            return list(self._book.groups.groups.values())
+
     # ---- times ------------------------------------------------------------------------------------------
+
+    def collective_columns(self, last: int | None = None) -> Columns:
+        """The columns of `collectives` as numpy arrays.
+
+        Args:
+            last: how many of the newest operations of each rank; None for all that are kept.
+        """
+        with self._lock:
+            by_rank = {rank: table.rows(last) for rank, table in self._operations.items()}
+            groups, calls = self._book.groups.groups, list(self._book.groups.calls)
+        return collective_columns(by_rank, groups, calls)
+
+    def forgotten_collectives(self) -> int:
+        """How many operations of process groups are no longer kept, over all ranks."""
+        with self._lock:
+            return sum(table.forgotten for table in self._operations.values())
 
     def since(self, cursor: int) -> tuple[list[tuple[int, npt.NDArray[np.void]]], int, int]:
         """Raw events that arrived since an earlier call.

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .groups import GroupBook
 from .records import Inspection
 from .tables.gradients import GradientBook
 
@@ -41,6 +42,7 @@ class ReducerBook:
         self._marks: dict[tuple[int, int, int], int] = {}  # (rank, life, rank's index) -> index in mark_names
         self.mark_names: list[str] = []
         self._mark_places: dict[str, int] = {}  # name -> index in mark_names
+        self.groups = GroupBook()
         self.watched = GradientBook()
 
     def number(self, rank: int, life: int, reducer: int, ranks: tuple[int, ...] = (), generation: int = 0) -> int:
@@ -101,6 +103,12 @@ class ReducerBook:
             made["reducer"] = self.number(rank, life, made["reducer"], ranks, made["generation"])
             self._share(made)
             self._assignments.setdefault(made["reducer"], {})[made["generation"]] = made
+        elif kind == "group":
+            return self.groups.describe_group(rank, life, made)
+        elif kind == "call":
+            if "reducer" in made:
+                made["reducer"] = self.number(rank, life, made["reducer"])
+            return self.groups.describe_call(rank, life, made)
         elif kind == "gone":
             known = self._numbers.get((rank, life, made["reducer"]))
             if known is not None:  # else it no longer existed when this was read

@@ -16,7 +16,7 @@ from ..formatting import counted, enumeration, ms, names, size, step_range
 from .clocks import HostClock
 from .records import Kept, LatePlace, ReducerInfo
 
-__all__ = ["CHANGE", "NOTHING", "Facts", "incomplete", "summary"]
+__all__ = ["CHANGE", "NOTHING", "Facts", "incomplete", "losses", "summary"]
 
 CHANGE = "Main finding"
 """The first words of the sentence about the first finding."""
@@ -49,7 +49,7 @@ class Facts:
 
 def incomplete(info: ReducerInfo, dropped: int) -> str:
     """Returns the summary of a model without a complete step."""
-    return f"No step of {info.module} is complete yet. {_losses(dropped)}"
+    return f"No step of {info.module} is complete yet. {losses(dropped)}"
 
 
 def summary(facts: Facts) -> str:
@@ -59,7 +59,7 @@ def summary(facts: Facts) -> str:
     if len(facts.info.ranks) > 1 and len(sync["step"]):
         lines += [_longest(facts, sync), _last(sync)]
         lines += [_late(facts, one) for one in facts.late[:2] if one.cost_percent >= _LEAST_COST]
-    lines += [_largest(facts.findings), _losses(facts.dropped), str(facts.kept or "")]
+    lines += [_largest(facts.findings), losses(facts.dropped), str(facts.kept or "")]
     lines += [f"{clock}." for clock in facts.clocks]
     return "\n".join(line for line in lines if line)
 
@@ -146,7 +146,8 @@ def _largest(findings: Sequence[Finding]) -> str:
     return f"{CHANGE}, about {first.gain_percent:.0f} % of the step: {first.title} {first.remedy}"
 
 
-def _losses(dropped: int) -> str:
+def losses(dropped: int) -> str:
+    """Returns a sentence about events that were overwritten before they were drained."""
     if not dropped:
         return "No event was dropped."
     return f"{dropped:,} events were dropped: spans may be missing, and the numbers leave these events out."

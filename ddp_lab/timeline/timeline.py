@@ -22,7 +22,7 @@ from ..files import replacing, write_text
 from ..protocol.journal import SUFFIX
 from ..renamed import with_former_names
 from ..simulation.workload import Workload
-from . import judged_steps, what_if, workloads
+from . import group_words, judged_steps, what_if, workloads
 from . import summary as words
 from .clocks import HostClock, clocks_of
 from .model import TimelineModel
@@ -30,6 +30,7 @@ from .recorded import chrome_trace, merge, saved
 from .recorded.player import Player
 from .records import Inspection, Kept, LatePlace, RankStatus, ReducerInfo
 from .tables import span_columns
+from .tables.collectives import GroupInfo
 from .tables.gradients import ALL_BUCKETS, drift_columns, gradient_columns, gradient_norm_columns, noise_scale
 from .tables.span_columns import Columns
 
@@ -39,7 +40,17 @@ if TYPE_CHECKING:
 
     from ..simulation.link_model import CommModel
 
-__all__ = ["Inspection", "Kept", "LatePlace", "RankStatus", "RecordedRun", "ReducerInfo", "Timeline", "read_run"]
+__all__ = [
+    "GroupInfo",
+    "Inspection",
+    "Kept",
+    "LatePlace",
+    "RankStatus",
+    "RecordedRun",
+    "ReducerInfo",
+    "Timeline",
+    "read_run",
+]
 
 _JUDGED_STEPS = 100  # complete steps that findings and stragglers are based on
 
@@ -110,6 +121,30 @@ class Timeline(TimelineModel):
         ranks). Between hosts, times have the uncertainty given by `clocks`.
         """
         return _frame(self.sync_columns(model, last_steps))
+
+    def collectives(self, last: int | None = None) -> pd.DataFrame:
+        """Every operation of every process group, whoever started it: one row per rank and operation.
+
+        Recorded in cells, by ``ddp-lab run`` and by `ddp_lab.observe`, with or without a DistributedDataParallel.
+        Columns: ``rank``, ``group`` (number of a record of `groups`), ``operation`` (e.g. "all_reduce"),
+        ``sequence`` (its number in the group, equal on all its ranks; of a send or receive: among those of this pair),
+        ``peer`` (global rank of the other side of a send or receive, else -1), ``bytes`` (of its input or output,
+        whichever is more), ``dtype``, ``reduction`` ("sum", ...), ``place`` (file and line of the user's innermost
+        frame), ``function``, ``module`` (whose parameters `fully_shard` has it for), ``reducer`` and ``bucket`` (of a
+        DistributedDataParallel, else -1). Times in ns, 0 if not known: ``entered_ns``, ``ended_ns``,
+        ``device_begin_ns``, ``device_end_ns`` (where it ran on a device; then it ended at the latter). ``state``
+        ("running", "complete", "failed"), ``ms`` (entered to ended), ``waited_ms`` (that a thread of the host waited
+        for it; only gloo and shm tell), ``ranks`` (number that have entered it), ``last_rank`` (to enter, -1 until
+        all have), ``late_ms`` (entered after the first rank), ``wait_ms`` (until the last rank entered),
+        ``transfer_ms`` (last rank's entering to this rank's end), ``bus_gb_s`` (10⁹ bytes over each link of a ring in
+        that time).
+
+        Each rank's newest 16,384 operations are kept.
+
+        Args:
+            last: how many of the newest of each rank; None for all that are kept.
+        """
+        return _frame(self.collective_columns(last))
 
     def gradients(self, model: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
         """Monitored gradients (`DistributedDataParallel.watch_gradients`): one row per step and bucket.
@@ -307,7 +342,7 @@ class Timeline(TimelineModel):
         """A few sentences computed from the events: step time, communication, stragglers, findings, lost events."""
         chosen = self.model(model)
         if chosen is None:
-            return words.NOTHING
+            return self.group_summary() or words.NOTHING
         layout, found = self.judged(chosen.reducer), self.judgement(chosen.reducer)
         if layout is None or found is None:
             return words.incomplete(chosen, self._dropped())
@@ -326,6 +361,13 @@ class Timeline(TimelineModel):
             clocks=self.clocks,
         )
         return words.summary(facts)
+
+    def group_summary(self) -> str:
+        """A sentence for each process group: its operations, who was last in them, what has not ended; "" for none."""
+        columns = self.collective_columns()
+        found = group_words.group_facts(columns, self.groups())
+        said = group_words.words(found, columns, self.forgotten_collectives())
+        return "\n".join([*said, words.losses(self._dropped())] if said else [])
 
     def _dropped(self) -> int:
         return sum(rank.dropped for rank in self.ranks())
@@ -364,7 +406,8 @@ class Timeline(TimelineModel):
         return made
 
     def to_perfetto(self, path: str | os.PathLike[str], *, last_steps: int | None = None) -> Path:
-        """Writes a Chrome trace (JSON) for ui.perfetto.dev: one process per rank, a track for each bucket.
+        """Writes a Chrome trace (JSON) for ui.perfetto.dev: one process per rank, a track for each bucket and
+        for each process group.
 
         Arrows lead from the gradient that completes a bucket to the rank's collective, and on to that of all ranks.
         With more than 250,000 gradients, only those that complete a bucket are included; with more than 100,000 arrows,
@@ -388,6 +431,8 @@ class Timeline(TimelineModel):
             names=names,
             marks=marks,
             notes=[note for note in (str(self.kept(one.reducer)) for one in reducers) if note],
+            operations=self.collective_columns(),
+            groups={one.group: str(one) for one in self.groups()},
         )
         target = Path(path)
         with replacing(target) as file:

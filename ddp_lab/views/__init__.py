@@ -3,6 +3,7 @@
 __all__ = [
     "catalogue",
     "gradients",
+    "groups",
     "model_map",
     "paint",
     "pictures",

@@ -67,6 +67,12 @@ VIEWS = {
         "Norms before and after averaging by rank and bucket, noise scale, NaN, drift of replicas.",
         steps=False,
     ),
+    "groups": View(
+        "Collectives by group",
+        "Every collective, send and receive of every process group, whoever started it: who was last, how fast it was.",
+        steps=False,
+        model=False,
+    ),
     "collectives": View(
         "Collectives",
         "A collective step by step: the parts on each rank, the data sent, the time of each step.",

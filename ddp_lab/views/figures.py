@@ -26,6 +26,7 @@ _HEIGHTS = {
     "stragglers": (150, 24),
     "findings": (160, 64),
     "gradients": (460, 0),
+    "groups": (170, 20),
 }
 
 

@@ -15,6 +15,7 @@ from ..formatting import rate
 from ..timeline.timeline import Timeline
 from . import view_data
 from .gradients import gradient_facts, gradients_words
+from .groups import group_lanes, groups_scene
 from .paint.palette import LABELS, PHASES, rank_role
 from .scene import Axis, Bars, Cells, Line, Panel, Rule, Scene, Table
 from .view_data import Sync, Waiting
@@ -220,4 +221,5 @@ SCENES: dict[str, Callable[[Timeline, int | None, int | None], Scene]] = {
     "stragglers": lambda timeline, reducer, last: stragglers_scene(view_data.waiting(timeline, reducer, last or 100)),
     "findings": _findings_of,
     "gradients": _gradients_of,
+    "groups": lambda timeline, reducer, last: groups_scene(group_lanes(timeline, last)),
 }

@@ -74,6 +74,7 @@ class Dashboard(LiveWidget):
     reconfiguration = traitlets.Dict().tag(sync=True)
     watching = traitlets.Dict().tag(sync=True)
     norms = traitlets.Dict().tag(sync=True)
+    groups = traitlets.Dict().tag(sync=True)
     prediction = traitlets.Dict().tag(sync=True)
     trial = traitlets.Dict().tag(sync=True)
     playback = traitlets.Dict().tag(sync=True)
@@ -92,6 +93,8 @@ class Dashboard(LiveWidget):
     ) -> None:
         if views is None:
             tabs = tuple(names for names in TABS if names != ("collectives",) or means.get("collectives") is not None)
+            if timeline.groups() and not timeline.reducers():  # then there is nothing else to see
+                tabs = tuple(sorted(tabs, key=lambda names: names != ("groups",)))
         else:
             tabs = tuple((FORMER_NAMES.get(name, name),) for name in views)
         if not tabs or not {name for names in tabs for name in names} <= set(VIEWS):

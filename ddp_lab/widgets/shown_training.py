@@ -34,7 +34,8 @@ __all__ = ["DashboardStatistics", "ShownTraining"]
 _RANKS_SECONDS = 0.5
 _OVERHEAD_SECONDS = 1.0
 _OF_STEPS = ("findings", "late", "readiness", "norms")  # traits about steps
-_OF_ONE = (*_OF_STEPS, "assignments", "links", "inspection", "overhead")  # traits that another training has anew
+# Traits that another training has anew.
+_OF_ONE = (*_OF_STEPS, "groups", "assignments", "links", "inspection", "overhead")
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,8 @@ class ShownTraining:
             return pictures.collective_svg(self.stage.shown)
         if view == "what_if":
             return framed(scenes.what_if_scene(self._what_if.snapshot()))
+        if view == "groups":
+            return framed(scenes.SCENES[view](self.timeline, None, None))
         control = self.controls.picture(view)
         if control is not None:
             return control
@@ -166,6 +169,8 @@ class ShownTraining:
             return str(self.stage.shown or pictures.NO_COLLECTIVE)
         if view == "what_if":
             return scenes.what_if_words(self._what_if.snapshot())
+        if view == "groups":
+            return self.timeline.group_summary() or self.nothing
         return self.timeline.summary() if self.frames.reducers() else self.nothing
 
     # ---- the thread ---------------------------------------------------------------------------------------

@@ -22,13 +22,14 @@ from ..timeline import judged_steps
 from ..timeline.tables.step_table import STEP_FIELDS
 from ..timeline.timeline import LatePlace, Timeline
 from ..views.gradients import gradient_facts
+from ..views.groups import group_lanes, groups_trait
 from ..views.view_data import readiness
 
 __all__ = ["SlowFacts", "bucket_gradients", "late_places", "late_text"]
 
 _SHARE, _LEAST_SECONDS = 50, 1.0
 _STEPS = 100
-_VIEWS = {"findings", "stragglers", "buckets", "gradients"}
+_VIEWS = {"findings", "stragglers", "buckets", "gradients", "groups"}
 _BEGIN = STEP_FIELDS.index("backward_begin")
 
 
@@ -65,9 +66,11 @@ class SlowFacts:
             return {}
         begin = time.thread_time()
         chosen = [one for one in self._timeline.reducers() if one.last_step >= 0 and reducer in (None, one.reducer)]
-        if not chosen:
+        made = self._look_at(chosen[-1].reducer, wanted) if chosen else {}
+        if "groups" in wanted:
+            made["groups"] = groups_trait(group_lanes(self._timeline))
+        if not made:
             return {}
-        made = self._look_at(chosen[-1].reducer, wanted)
         self._done = key
         self._next = time.monotonic() + max(_LEAST_SECONDS, _SHARE * (time.thread_time() - begin))
         return made

@@ -37,6 +37,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
   if (before_waiting && !isCompleted()) {
     before_waiting();
   }
+  const Waiting waiting(*this, isCompleted());
   const auto begin = std::chrono::steady_clock::now();
   std::unique_lock<std::mutex> lock(mutex_);
   while (!cv_.wait_for(lock, kLook, [this] { return completed_; })) {
@@ -67,6 +68,7 @@ Forwarded::Forwarded(int rank, c10d::OpType kind, const char* title, const std::
     : c10d::Work(rank, kind, title, inputs), inner_(std::move(inner)) {}
 
 bool Forwarded::wait(std::chrono::milliseconds timeout) {
+  const Waiting waiting(*this, isCompleted());
   bool done = false;
   try {
     done = inner_->wait(timeout);
@@ -75,6 +77,7 @@ bool Forwarded::wait(std::chrono::milliseconds timeout) {
     throw;
   }
   finish();  // ends the span in a profile
+  if (done && !has_future()) tell_ended();
   return done;
 }
 

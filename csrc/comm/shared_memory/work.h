@@ -10,6 +10,8 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "comm/passing.h"
+
 namespace ddp_lab::shared_memory {
 
 // Lets a thread that waits raise what the user's interrupt means in Python; without effect on other threads.
@@ -18,7 +20,7 @@ void look_for_signals();
 // This thread does so before it waits for a work that has not ended: without it, it would wait for itself.
 void run_before_waiting(std::function<void()> action);
 
-class Work : public c10d::Work {
+class Work : public c10d::Work, public TellsWaits {
  public:
   Work(int rank, c10d::OpType kind, const char* title, const std::vector<at::Tensor>& inputs,
        std::vector<at::Tensor> outputs, std::uint64_t number);
@@ -38,11 +40,12 @@ class Work : public c10d::Work {
 };
 
 // One that the Gloo group within executes; a profile shows it under `title`.
-class Forwarded : public c10d::Work {
+class Forwarded : public c10d::Work, public TellsWaits {
  public:
   Forwarded(int rank, c10d::OpType kind, const char* title, const std::vector<at::Tensor>& inputs,
             c10::intrusive_ptr<c10d::Work> inner);
 
+  bool has_future() const override { return !c10d::isP2POp(inner_->retrieveOpType()); }
   bool isCompleted() override { return inner_->isCompleted(); }
   bool isSuccess() const override { return inner_->isSuccess(); }
   std::exception_ptr exception() const override { return inner_->exception(); }

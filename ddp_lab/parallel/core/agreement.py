@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,22 +13,11 @@ import torch.distributed as dist
 from ...formatting import label_of
 from . import process_groups
 
-__all__ = ["agree", "model_description", "process_group_index"]
+__all__ = ["agree", "model_description"]
 
 Entry = list[Any]
 
 _next_reducer = 0
-_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
-_group_count = 0
-
-
-def process_group_index(group: dist.ProcessGroup) -> int:
-    """This rank's number for a process group: the same for the same group, never reused."""
-    global _group_count
-    if group not in _groups:
-        _groups[group] = _group_count
-        _group_count += 1
-    return _groups[group]
 
 
 def model_description(

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import agreement, process_groups
+from . import process_groups
 
 __all__ = ["BucketInfo", "BucketTimes", "OrderFollower", "buffer_of", "describe", "out_of_place", "times_of"]
 
@@ -105,7 +105,7 @@ def describe(
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
     return {
         "type": "assignment",
-        "process_group": agreement.process_group_index(group),
+        "process_group": process_groups.group_index(group),
         "group_ranks": process_groups.global_ranks(group),
         "backend": process_groups.backend_name(group),
         "parameters": [

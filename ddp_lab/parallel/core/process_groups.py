@@ -40,6 +40,7 @@ __all__ = [
     "finish",
     "gather_numbers",
     "global_ranks",
+    "group_index",
     "learn_ranks",
     "maximum",
     "needed_store_of",
@@ -51,6 +52,7 @@ __all__ = [
 
 _C = native.load()
 _NO_TIMEOUT = timedelta(0)  # the value that c10d's C++ passes to a `Work` written in Python
+_numbers: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 _told: weakref.WeakKeyDictionary[dist.ProcessGroup, list[int]] = weakref.WeakKeyDictionary()
 
 # -- what a group is
@@ -72,6 +74,14 @@ def global_ranks(group: dist.ProcessGroup) -> list[int]:
     if group in _told:
         return _told[group]
     return [own_rank(group)] if group.size() == 1 else list(range(group.size()))
+
+
+def group_index(group: dist.ProcessGroup) -> int:
+    """This rank's number for a process group: the same for the same group, never reused."""
+    if group not in _numbers:
+        _numbers[group] = number = int(_C.index_of_group(group))
+        weakref.finalize(group, _C.forget_group, number).atexit = False
+    return _numbers[group]
 
 
 def own_rank(group: dist.ProcessGroup) -> int:

@@ -183,7 +183,7 @@ class GradientSynchronizer:
             assignment=self.assignment,
             process_group=self.group,
             reducer_id=self.model_id,
-            process_group_index=agreement.process_group_index(self.group),
+            process_group_index=process_groups.group_index(self.group),
             expect_sparse=self.trained.sparse,
             module=module_text(self.module),
             **options,
@@ -230,7 +230,7 @@ class GradientSynchronizer:
             tell = reference()
             if tell is not None:
                 tell()
-        self.reducer.update_process_group(self.group, agreement.process_group_index(self.group), self.assignment)
+        self.reducer.update_process_group(self.group, process_groups.group_index(self.group), self.assignment)
         self.describe()
 
     def learn_graph(self) -> None:

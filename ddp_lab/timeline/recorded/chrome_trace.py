@@ -1,10 +1,10 @@
 """Spans, gradients and steps as a Chrome trace (JSON), which ui.perfetto.dev and chrome://tracing open.
 
-One process per rank, and one for what they do together. A rank's threads are the steps' phases, its gradients, and
-one track for each bucket and model; the common process has a track for each bucket's collectives, from the last
-rank's launch to the last rank's end. Arrows lead from the gradient that completes a bucket to the bucket's collective
-on that rank, and on to the collective of all ranks. Format: "Trace Event Format": complete events (``"ph": "X"``),
-flows (``s``, ``t``, ``f``), instants (``i``) and metadata (``M``); times in microseconds.
+One process per rank, and one for what they do together. A rank's threads are the steps' phases, its gradients, one
+track for each bucket and model, and one for each process group; the common process has a track for each bucket's
+collectives, from the last rank's launch to the last rank's end. Arrows lead from the gradient that completes a bucket
+to the bucket's collective on that rank, and on to that of all ranks. Format: "Trace Event Format": complete
+events (``"ph": "X"``), flows (``s``, ``t``, ``f``), instants (``i``) and metadata (``M``); times in microseconds.
 
 A large trace holds fewer gradients and arrows (`MOST_GRADIENTS`, `MOST_ARROWS`), and says so in its ``otherData``.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,6 +34,7 @@ _TOGETHER = 1_000_000  # process of the collectives
 # Threads of a model: phases, gradients, one for each bucket on the host and one for it on the device.
 _PHASES_THREAD, _GRADIENTS_THREAD, _BUCKETS_THREAD, _DEVICE_THREADS = 1, 2, 3, 500_000
 _THREADS_PER_REDUCER = 1_000_000
+_GROUPS_THREAD = 900_000  # of the process groups, among those of model 0
 _PHASES = (
     ("forward", "forward_begin_ns", "forward_end_ns"),
     ("backward", "backward_begin_ns", "finalize_ns"),
@@ -62,6 +63,8 @@ class Trace:
         names: reducer -> qualified names of its parameters.
         marks: (rank, time in ns, name) of `recording.mark`.
         notes: sentences about what is omitted.
+        operations: columns of `Timeline.collectives()`.
+        groups: number of a process group -> its name.
     """
 
     spans: _Columns
@@ -71,6 +74,8 @@ class Trace:
     names: Mapping[int, Sequence[str]]
     marks: Sequence[tuple[int, int, str]] = ()
     notes: Sequence[str] = ()
+    operations: _Columns | None = None
+    groups: Mapping[int, str] = field(default_factory=dict)
 
 
 class _Events:
@@ -153,11 +158,13 @@ def write(file: _Sink, trace: Trace) -> None:
     _gradients(events, trace, shown)
     _collectives(events, trace.spans, whole)
     _flows(events, arrows)
+    if trace.operations is not None:
+        _operations(events, trace.operations)
     events.texts(
         f'{{"name":{json.dumps(name)},"ph":"i","s":"p","pid":{rank},"tid":{_PHASES_THREAD},"ts":{at / 1e3!r}}}'
         for rank, at, name in trace.marks
     )
-    events.texts(map(json.dumps, _names(events.tracks, trace.modules)))
+    events.texts(map(json.dumps, _names(events.tracks, trace.modules, trace.groups)))
     about = f',"otherData":{json.dumps({"notes": " ".join(notes)})}' if notes else ""
     file.write(f"\n]{about}}}\n".encode())
 
@@ -237,6 +244,15 @@ def _collectives(events: _Events, spans: _Columns, whole: _Whole) -> None:
     events.slices("collective", process, _bucket_thread(first), whole.begin, whole.end, **told)
 
 
+def _operations(events: _Events, found: _Columns) -> None:
+    """Those of process groups, from the rank's entering to the end."""
+    threads = _GROUPS_THREAD + found["group"]
+    for name in sorted(set(found["operation"].tolist())):
+        of = found["operation"] == name
+        told = {key: found[key][of] for key in ("sequence", "bytes", "peer", "last_rank", "wait_ms", "waited_ms")}
+        events.slices(name, found["rank"][of], threads[of], found["entered_ns"][of], found["ended_ns"][of], **told)
+
+
 @dataclass(frozen=True)
 class _Arrows:
     """Gradient that completes a bucket, the rank's collective, everybody's collective: a row for each; times in ns."""
@@ -301,7 +317,7 @@ def _completing(gradients: _Columns, wanted: _Columns) -> npt.NDArray[np.intp]:
     return np.where(keys[order[place]] == asked, found[order[place]], -1)
 
 
-def _names(tracks: set[tuple[int, int]], modules: Mapping[int, str]) -> list[dict[str, Any]]:
+def _names(tracks: set[tuple[int, int]], modules: Mapping[int, str], groups: Mapping[int, str]) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     for process in sorted({process for process, _ in tracks}):
         name = "all ranks" if process == _TOGETHER else f"rank {process}"
@@ -310,13 +326,15 @@ def _names(tracks: set[tuple[int, int]], modules: Mapping[int, str]) -> list[dic
         made.append({"name": "process_sort_index", "ph": "M", "pid": process, "tid": 0, "args": order})
     for process, thread in sorted(tracks):
         common = {"ph": "M", "pid": process, "tid": thread}
-        made.append({"name": "thread_name", **common, "args": {"name": _thread_name(thread, modules)}})
+        made.append({"name": "thread_name", **common, "args": {"name": _thread_name(thread, modules, groups)}})
         made.append({"name": "thread_sort_index", **common, "args": {"sort_index": thread}})
     return made
 
 
-def _thread_name(thread: int, modules: Mapping[int, str]) -> str:
+def _thread_name(thread: int, modules: Mapping[int, str], groups: Mapping[int, str]) -> str:
     reducer, which = divmod(thread, _THREADS_PER_REDUCER)
+    if which >= _GROUPS_THREAD:
+        return groups.get(which - _GROUPS_THREAD, "process group")
     if which == _PHASES_THREAD:
         return f"{modules.get(reducer, '?')} [{reducer}]"
     if which == _GRADIENTS_THREAD:

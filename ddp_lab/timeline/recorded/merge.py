@@ -32,9 +32,9 @@ _Timeline = TypeVar("_Timeline", bound=TimelineModel)
 _EVENTS = 1_000_000  # that a timeline keeps at least
 _GOOD_ENDS = ("finished", "saved")
 _ALL_OR_A_PART = "Give the files of all ranks, or accept a part of them (--partial, partial=True)"
-_NO_MODEL = (
-    "no DistributedDataParallel was built in the recorded processes, so there is nothing to show "
-    "(a model on one process needs none; a program that starts its ranks itself cannot be recorded)"
+_NOTHING = (
+    "no collective was entered in the recorded processes, and no DistributedDataParallel was built, so there is "
+    "nothing to show (a model on one process needs none; a program that starts its ranks itself cannot be recorded)"
 )
 
 
@@ -110,7 +110,7 @@ def read(
     recordings, said = _on_one_clock(recordings)
     timeline = make(max_events=max(_EVENTS, sum(len(batch.events) for one in recordings for batch in one.batches)))
     _put(recordings, timeline)
-    nothing = () if timeline.reducers() else (_NO_MODEL,)
+    nothing = () if timeline.reducers() or timeline.groups() else (_NOTHING,)
     return timeline, (*notices, *said, *nothing), tuple(damage)
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ...files import open_regular, replacing
 from ...printable import printable_json
 from ...protocol import descriptions
-from ...protocol.events import DTYPE, SCHEMA_VERSION, Kind, check
+from ...protocol.events import DTYPE, OF_GROUPS, SCHEMA_VERSION, Kind, check
 
 __all__ = ["Saved", "is_saved", "read", "write"]
 
@@ -155,7 +155,8 @@ def _events(arrays: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.void]:
     check(found, "it")
     # Tables are as wide as the largest bucket: numbers in a small file must not fill the memory.
     gradients = found["parameter"][found["kind"] == Kind.GRAD_READY]
-    widest = max(int(found["bucket"].max(initial=-1)), int(gradients.max(initial=-1)))
+    buckets = found["bucket"][found["kind"] < OF_GROUPS]  # else it is a rank
+    widest = max(int(buckets.max(initial=-1)), int(gradients.max(initial=-1)))
     if widest >= max(_FEW, len(found)):
         raise ValueError(f"{len(found)} events name a bucket or parameter {widest}")
     return found

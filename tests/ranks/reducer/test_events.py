@@ -71,7 +71,7 @@ def _check_step(events: np.ndarray, buckets: int, parameters: int) -> None:
 
 def _steps_on_rank(rank: int, size: int) -> list[Any]:
     from ddp_lab import DistributedDataParallel
-    from ddp_lab.parallel.core.agreement import process_group_index
+    from ddp_lab.parallel.core.process_groups import group_index
 
     model = DistributedDataParallel(_mlp(), bucket_cap_mb=0.004)
     x = torch.randn(4, 24)
@@ -82,7 +82,7 @@ def _steps_on_rank(rank: int, size: int) -> list[Any]:
 
     events, descriptions = _recorded(train)
     assert set(events["reducer"]) == {model.model_id}
-    assert set(events["process_group"]) == {process_group_index(dist.group.WORLD)}
+    assert set(events["process_group"]) == {group_index(dist.group.WORLD)}
     assert sorted(set(events["step"])) == [0, 1, 2, 3]
     rebuilt = events[events["kind"] == Kind.REBUILT]
     assert [(int(e["step"]), int(e["generation"])) for e in rebuilt] == [(1, 1)]

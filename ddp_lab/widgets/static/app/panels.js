@@ -8,6 +8,7 @@ import { CollectivesView } from "../views/collectives.js";
 import { FaultInjectionView } from "../views/fault_injection.js";
 import { FindingsView } from "../views/findings.js";
 import { GradientsView } from "../views/gradients.js";
+import { GroupsView } from "../views/groups.js";
 import { OverlapView } from "../views/overlap.js";
 import { StepThroughView } from "../views/step_through.js";
 import { StragglersView } from "../views/stragglers.js";
@@ -25,6 +26,7 @@ const DRAWN = {
   fault_injection: [FaultInjectionView, (view, facts) => view.draw(facts)],
   what_if: [WhatIfView, (view, facts) => view.draw(facts)],
   gradients: [GradientsView, (view, facts) => view.draw(facts.model, facts.control, facts.watching, facts.norms, facts.record?.step ?? Infinity)],
+  groups: [GroupsView, (view, facts) => view.draw(facts.groups)],
   collectives: [CollectivesView, (view, facts) => view.draw(facts.collective)],
 };
 

@@ -15,6 +15,7 @@
 //   {rule: place among the steps, role, text}
 //   {dots: values, lane, role, shape, size, rows: whether each lies lower than the one after it}
 //   {span: [begin, end], lane}, {tick: value, lane}
+//   {boxes: [{lane, begin, end, role, key, lines()}]}
 
 import { COLOURS } from "../generated.js";
 
@@ -209,6 +210,7 @@ function paintLying(pen, theme, marks, x, middle, height) {
     if (mark.bars) return paintLyingBars(pen, theme, mark, base, x, middle, height - 6);
     if (mark.dots) mark.dots.forEach((value, index) => known(value) && paintShape(pen, pen.fillStyle, mark.shape, x(value), mark.rows ? middle(mark.lane) + (0.5 - (index + 0.5) / mark.dots.length) * (height - 16) : middle(mark.lane), mark.size));
     if (mark.span) pen.fillRect(x(mark.span[0]), middle(mark.lane) - 1.5, Math.max(x(mark.span[1]) - x(mark.span[0]), 1), 3);
+    if (mark.boxes) return paintBoxes(pen, theme, mark.boxes, x, middle, height - 6);
     if (known(mark.tick)) pen.fillRect(x(mark.tick) - 1.25, middle(mark.lane) - height / 2 + 3, 2.5, height - 6);
     return [];
   });
@@ -224,6 +226,15 @@ function paintLyingBars(pen, theme, { bars, role, lines, text }, base, x, middle
     if (text) write(pen, theme, text(lane), x(base[lane]) + 6, middle(lane), "left", "ink", "12px");
     return { ...box, key: `${lane} ${role}`, lines: () => lines(lane) };
   }).filter((one) => one.width > 0);
+}
+
+function paintBoxes(pen, theme, boxes, x, middle, high) {
+  return boxes.map((one) => {
+    const box = { ...one, x: x(one.begin), y: middle(one.lane) - high / 2, width: Math.max(x(one.end) - x(one.begin), 1), height: high };
+    pen.fillStyle = colourOf(one.role, theme);
+    pen.fillRect(box.x, box.y, box.width, box.height);
+    return box;
+  });
 }
 
 // Circle, square, triangle, diamond: each filled, then hollow.

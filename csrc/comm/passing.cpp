@@ -1,0 +1,233 @@
+#include "comm/passing.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <utility>
+
+namespace ddp_lab {
+namespace {
+
+using c10d::Work;
+using Made = c10::intrusive_ptr<Work>;
+using GroupPointer = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+constexpr std::size_t kMostWatchers = 4;
+std::array<std::atomic<Watcher>, kMostWatchers> watchers{};
+std::atomic<Replace> replace_made{nullptr};
+thread_local Purpose purpose_here;
+
+bool is_watched() { return watchers[0].load(std::memory_order_relaxed) != nullptr; }
+
+void tell_ended(const Watches& watches, bool failed) {
+  for (const auto& one : watches) one->ended(failed);
+}
+
+// ---- what the arguments say
+
+// Of a tensor or of (lists of) lists of tensors; -1 of anything else. `first` becomes the first one, if it is none yet.
+std::int64_t bytes_of(const c10::IValue& value, at::Tensor& first) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (!tensor.defined()) return 0;
+    if (!first.defined()) first = tensor;
+    return static_cast<std::int64_t>(tensor.nbytes());
+  }
+  if (!value.isList()) return -1;
+  std::int64_t sum = -1;
+  for (const c10::IValue& element : value.toListRef()) {
+    const std::int64_t bytes = bytes_of(element, first);
+    if (bytes >= 0) sum = (sum < 0 ? 0 : sum) + bytes;
+  }
+  return sum;
+}
+
+c10::DispatchKeySet behind(c10::DispatchKeySet keys) {
+  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
+}
+
+Made handed_on(Made made, Watches watches, const c10d::ProcessGroup& group) {
+  if (made) {
+    if (const Replace replace = replace_made.load(std::memory_order_relaxed)) made = replace(std::move(made), group);
+    if (!watches.empty()) follow(std::move(watches), *made);
+  } else {
+    tell_ended(watches, false);  // it was over when it returned
+  }
+  return made;
+}
+
+template <typename Call>
+auto call_watched(const Watches& watches, const Call& call) {
+  try {
+    return call();
+  } catch (...) {
+    tell_ended(watches, true);
+    throw;
+  }
+}
+
+// One operator: where its arguments are, found out once.
+class Kernel final : public c10::OperatorKernel {
+ public:
+  explicit Kernel(const c10::OperatorHandle& operation)
+      : name_(operation.schema().name().substr(std::string("c10d::").size())),
+        arguments_(operation.schema().arguments().size()),
+        returns_work_(!operation.schema().returns().empty()) {
+    std::size_t index = 0;
+    for (const c10::Argument& argument : operation.schema().arguments()) {
+      const std::string type = argument.type()->annotation_str();
+      if (type.find("ProcessGroup") != std::string::npos) group_ = index;
+      if (type.find("Tensor") != std::string::npos) tensors_.push_back(index);
+      if (type.find("ReduceOp") != std::string::npos) reduction_ = index;
+      if (argument.name() == "src" || argument.name() == "dst") peer_ = index;
+      ++index;
+    }
+  }
+
+  void operator()(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    const GroupPointer group = torch::jit::peek(*stack, group_, arguments_).toCustomClass<c10d::ProcessGroup>();
+    Watches watches;
+    if (is_watched()) {
+      Passing passing{name_.c_str(), *group};
+      read(*stack, passing);
+      watches = watch(passing);
+    }
+    call_watched(watches, [&] { operation.redispatchBoxed(behind(keys), stack); });
+    if (!returns_work_) {
+      tell_ended(watches, false);
+      return;
+    }
+    c10::IValue& last = stack->back();
+    last = c10::IValue(handed_on(last.toCustomClass<Work>(), std::move(watches), *group));
+  }
+
+ private:
+  void read(const torch::jit::Stack& stack, Passing& passing) const {
+    const auto argument = [&](std::size_t index) -> const c10::IValue& {
+      return torch::jit::peek(stack, index, arguments_);
+    };
+    for (const std::size_t index : tensors_) passing.add(bytes_of(argument(index), passing.first));
+    if (reduction_) passing.reduction = argument(*reduction_).toCustomClass<c10d::ReduceOp>()->op_;
+    if (peer_) passing.peer = static_cast<int>(argument(*peer_).toInt());
+  }
+
+  const std::string name_;
+  const std::size_t arguments_;
+  const bool returns_work_;
+  std::size_t group_ = 0;
+  std::vector<std::size_t> tensors_;
+  std::optional<std::size_t> reduction_;
+  std::optional<std::size_t> peer_;
+};
+
+// The most frequent one, without a stack.
+using AllReduced = std::tuple<std::vector<at::Tensor>, Made>;
+
+AllReduced pass_all_reduce(c10::DispatchKeySet keys, at::TensorList tensors, const GroupPointer& group,
+                           const c10::intrusive_ptr<c10d::ReduceOp>& reduction,
+                           const std::optional<at::Tensor>& sparse_indices, bool asynchronous, std::int64_t timeout) {
+  static const auto operation =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("c10d::allreduce_", "")
+          .typed<AllReduced(at::TensorList, const GroupPointer&, const c10::intrusive_ptr<c10d::ReduceOp>&,
+                            const std::optional<at::Tensor>&, bool, std::int64_t)>();
+  Watches watches;
+  if (is_watched()) {
+    Passing passing{"allreduce_", *group};
+    std::int64_t bytes = 0;
+    for (const at::Tensor& one : tensors) bytes += static_cast<std::int64_t>(one.nbytes());
+    passing.add(bytes);
+    if (!tensors.empty()) passing.first = tensors.front();
+    if (tensors.size() == 1) passing.summed = &tensors.front();
+    passing.reduction = reduction->op_;
+    watches = watch(passing);
+  }
+  AllReduced made = call_watched(watches, [&] {
+    return operation.redispatch(behind(keys), tensors, group, reduction, sparse_indices, asynchronous, timeout);
+  });
+  Made& work = std::get<1>(made);
+  work = handed_on(std::move(work), std::move(watches), *group);
+  return made;
+}
+
+bool passes(const c10::OperatorHandle& operation) {
+  return operation.schema().argumentIndexWithName("process_group").has_value();
+}
+
+}  // namespace
+
+void add_watcher(Watcher watcher) {
+  static std::mutex mutex;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto free = std::find_if(watchers.begin(), watchers.end(),
+                                   [&](const auto& one) { return one == nullptr || one == watcher; });
+    TORCH_CHECK(free != watchers.end(), "there are more than ", kMostWatchers, " watchers of collectives");
+    *free = watcher;
+  }
+  let_all_pass();
+}
+
+Watches watch(Passing& passing) {
+  Watches watches;
+  passing.purpose = purpose_here;
+  if (passing.first.defined() && passing.first.is_meta()) return watches;  // nothing is communicated
+  for (const auto& one : watchers) {
+    const Watcher watcher = one.load(std::memory_order_acquire);
+    if (watcher == nullptr) break;
+    if (auto made = watcher(passing)) watches.push_back(std::move(made));
+  }
+  return watches;
+}
+
+void follow(Watches watches, Work& work) {
+  if (watches.empty()) return;
+  if (auto* const telling = dynamic_cast<TellsWaits*>(&work)) {
+    telling->tell(watches);
+    if (!telling->has_future()) return;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  try {
+    future = work.getFuture();
+  } catch (const c10::Error&) {
+    return;  // sends and receives of some backends have none
+  }
+  if (!future) return;
+  for (auto& one : watches) {
+    const bool on_device = one->on_device();
+    future->addCallback([one = std::move(one)](c10::ivalue::Future& done) { one->ended(done.hasError()); },
+                        /*uses_future=*/on_device);
+  }
+}
+
+WithPurpose::WithPurpose(Purpose purpose) : before_(purpose_here) { purpose_here = purpose; }
+
+WithPurpose::~WithPurpose() { purpose_here = before_; }
+
+void replace_works(Replace replace) {
+  replace_made = replace;
+  let_all_pass();
+}
+
+void let_all_pass() {
+  static auto* const kernels = [] {
+    auto* const made = new torch::Library(torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__,
+                                          static_cast<std::uint32_t>(__LINE__));
+    made->impl("allreduce_", TORCH_FN(pass_all_reduce));
+    auto& dispatcher = c10::Dispatcher::singleton();
+    for (const auto& name : dispatcher.getAllOpNames()) {
+      if (name.name.rfind("c10d::", 0) != 0 || name.name == "c10d::allreduce_") continue;
+      const auto operation = dispatcher.findSchema(name);
+      if (!operation || !passes(*operation)) continue;
+      made->impl(name.name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(*operation)));
+    }
+    return made;
+  }();
+  static_cast<void>(kernels);
+}
+
+}  // namespace ddp_lab

@@ -1,0 +1,132 @@
+// Every operation of c10d on its way through the dispatcher, and who watches it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+namespace ddp_lab {
+
+// [Note: where every collective passes]
+// Whoever communicates (torch.distributed's functions, torch's reducer and ours, fully_shard, DTensor, functional
+// collectives, compiled regions) calls a method of ProcessGroup, and that calls an operator of c10d. Kernels of ours
+// stand in front of the backends' there (under BackendSelect, the last key before them), and stay. That is the same on
+// each torch from 2.11 on. The hooks of ProcessGroup that torch has from 2.14.1 on are called at the same place and say
+// less: not the dtype, the reduction, or the peer. Their hook for `abort` says what `Work`'s future says as well. So
+// there is one way for all versions.
+//
+// What does not pass: a process group that is written in Python and answers itself; the end of a batch that a backend
+// coalesces (`startCoalescing`), whose parts do; and our own reducer's collectives over shared memory, which tells of
+// them with `watch`.
+
+// What this thread starts a collective for: a bucket of a model.
+struct Purpose {
+  std::int32_t reducer = -1;
+  std::int32_t bucket = -1;
+};
+
+// One operation that is about to be started.
+struct Passing {
+  const char* operation;  // of c10d, without "c10d::"; lives for ever
+  const c10d::ProcessGroup& group;
+  std::array<std::int64_t, 3> argument_bytes{-1, -1, -1};  // of the arguments that hold tensors, in their order
+  std::size_t arguments = 0;                               // how many of them there are
+  at::Tensor first{};                                      // the first tensor of them; undefined if there is none
+  int reduction = -1;                                      // c10d::ReduceOp::RedOpType
+  int peer = -1;                                           // of a send or receive: rank in the group; -1: any
+  const at::Tensor* summed = nullptr;                      // the tensor of an all-reduce of one
+  Purpose purpose{};
+
+  void add(std::int64_t bytes) {
+    if (bytes >= 0 && arguments < argument_bytes.size()) argument_bytes[arguments++] = bytes;
+  }
+  // Of what goes in or of what comes out, whatever is more.
+  std::int64_t bytes() const { return *std::max_element(argument_bytes.begin(), argument_bytes.end()); }
+};
+
+// What one watcher sees of one operation. Any thread; kept as long as the operation.
+class Watch {
+ public:
+  virtual ~Watch() = default;
+  // Whether `ended` runs on a stream of the future's devices, behind the operation.
+  virtual bool on_device() const { return false; }
+  // Once. `failed`: with an error.
+  virtual void ended(bool failed) = 0;
+  // A thread of the host waits until it has ended, or no longer does. Only of `Work` that tells.
+  virtual void wait_begins() {}
+  virtual void wait_ends() {}
+};
+using Watches = std::vector<std::shared_ptr<Watch>>;
+
+// Returns null for what it does not watch; may fill in the purpose.
+using Watcher = std::shared_ptr<Watch> (*)(Passing& passing);
+// From now on it is asked about each operation, after the watchers before it. It stays. Any thread.
+void add_watcher(Watcher watcher);
+
+// For what does not pass the dispatcher: asks the watchers, then follows the `Work`.
+Watches watch(Passing& passing);
+void follow(Watches watches, c10d::Work& work);
+
+// While it exists, what this thread starts is for that.
+class WithPurpose {
+ public:
+  explicit WithPurpose(Purpose purpose);
+  ~WithPurpose();
+  WithPurpose(const WithPurpose&) = delete;
+  WithPurpose& operator=(const WithPurpose&) = delete;
+
+ private:
+  const Purpose before_;
+};
+
+// A `Work` of ours, which tells its watches when a thread waits for it.
+class TellsWaits {
+ public:
+  virtual ~TellsWaits() = default;
+  // Before the `Work` is given to its caller.
+  void tell(const Watches& watches) { watches_ = watches; }
+  // Gloo's sends and receives have none: that they have ended is known when somebody has waited for them.
+  virtual bool has_future() const { return true; }
+
+ protected:
+  void tell_ended() const {
+    for (const auto& one : watches_) one->ended(false);
+  }
+
+  class Waiting {
+   public:
+    Waiting(const TellsWaits& work, bool over) : watches_(over ? nullptr : &work.watches_) {
+      if (watches_ == nullptr) return;
+      for (const auto& one : *watches_) one->wait_begins();
+    }
+    ~Waiting() {
+      if (watches_ == nullptr) return;
+      for (const auto& one : *watches_) one->wait_ends();
+    }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    const Watches* const watches_;
+  };
+
+ private:
+  Watches watches_;
+};
+
+// Puts the kernels there. They stay. Any thread.
+void let_all_pass();
+// What callers get in the place of the `Work` that a backend made; null: as it is. See endable_work.h.
+using Replace = c10::intrusive_ptr<c10d::Work> (*)(c10::intrusive_ptr<c10d::Work> made, const c10d::ProcessGroup& group);
+void replace_works(Replace replace);
+
+}  // namespace ddp_lab

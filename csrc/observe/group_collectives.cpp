@@ -1,0 +1,175 @@
+#include "observe/group_collectives.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "comm/passing.h"
+#include "record/recorder.h"
+#include "reduce/device_spans.h"
+
+namespace ddp_lab {
+namespace {
+
+constexpr std::int64_t kAnchorEveryNs = 50'000'000;
+
+// ---- the groups of this process
+
+class Groups {
+ public:
+  static Groups& of_process() {
+    static auto* const kept = new Groups;  // other threads may outlive statics
+    return *kept;
+  }
+
+  std::int32_t index(const c10d::ProcessGroup& group) {
+    const std::string& name = group.getGroupName();  // before the lock: a group that is written in Python wants the GIL
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return find(group, name).index;
+  }
+
+  // The group's number, and the operation's number in it.
+  std::pair<std::int32_t, std::int64_t> enter(const c10d::ProcessGroup& group, bool sends, bool receives, int peer) {
+    const std::string& name = group.getGroupName();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Group& known = find(group, name);
+    if (!sends && !receives) return {known.index, known.collectives++};
+    return {known.index, known.between[{peer, sends}]++};
+  }
+
+  void forget(std::int32_t index) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found =
+        std::find_if(groups_.begin(), groups_.end(), [&](const auto& one) { return one.second.index == index; });
+    if (found != groups_.end()) groups_.erase(found);
+  }
+
+  std::vector<NamedGroup> take_new() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return std::exchange(new_, {});
+  }
+
+ private:
+  struct Group {
+    std::int32_t index = 0;
+    std::string name{};
+    std::int64_t collectives = 0;
+    std::map<std::pair<int, bool>, std::int64_t> between{};  // (peer, whether it is sent to) -> operations
+  };
+
+  Group& find(const c10d::ProcessGroup& group, const std::string& name) {
+    const auto found = groups_.find(&group);
+    if (found != groups_.end() && found->second.name == name) return found->second;
+    Group& made = groups_[&group];
+    made = Group{next_++, name};
+    constexpr std::size_t kMostNew = 4096;  // where nobody takes them
+    if (new_.size() == kMostNew) new_.clear();
+    new_.push_back({made.index, made.name, group.getGroupDesc(), group.getBackendName(), group.getSize()});
+    return made;
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<const c10d::ProcessGroup*, Group> groups_;
+  std::vector<NamedGroup> new_;
+  std::int32_t next_ = 0;
+};
+
+// ---- when devices run them
+
+// One for each device; null for the CPU, and where it has no times.
+DeviceSpans* spans_of(const at::Tensor& tensor) {
+  struct OfDevice {
+    std::unique_ptr<DeviceSpans> spans;
+    std::int64_t anchored_ns = 0;
+  };
+  static auto* const mutex = new std::mutex;
+  static auto* const all = new std::map<std::pair<int, int>, OfDevice>;
+  if (!tensor.defined() || tensor.device().is_cpu()) return nullptr;
+  const c10::Device device = tensor.device();
+  const std::lock_guard<std::mutex> lock(*mutex);
+  const auto [found, is_new] =
+      all->try_emplace({static_cast<int>(device.type()), static_cast<int>(device.index())});
+  OfDevice& one = found->second;
+  if (is_new) one.spans = DeviceSpans::make(device);
+  if (one.spans && now_ns() - one.anchored_ns > kAnchorEveryNs) {
+    one.spans->anchor();
+    one.anchored_ns = now_ns();
+  }
+  return one.spans.get();
+}
+
+// ---- one operation
+
+std::atomic<FindCall> find_call_of{nullptr};
+
+class Recorded final : public Watch {
+ public:
+  Recorded(const Event& entered, std::shared_ptr<DeviceSpans::Span> span) : fact_(entered), span_(std::move(span)) {}
+
+  bool on_device() const override { return span_ != nullptr; }
+
+  void ended(bool failed) override {
+    if (ended_.exchange(true)) return;
+    if (span_ && !failed) {
+      DeviceSpans::end(*span_);  // recorded when the device has come so far
+    } else {
+      note(failed ? Kind::kCollectiveFailed : Kind::kCollectiveEnded);
+    }
+  }
+
+  void wait_begins() override { note(Kind::kWaitBegin); }
+  void wait_ends() override { note(Kind::kWaitEnd); }
+
+ private:
+  void note(Kind kind) const {
+    Event fact = fact_;
+    fact.kind = kind;
+    fact.host_ns = 0;
+    recorder().record(fact);
+  }
+
+  const Event fact_;
+  const std::shared_ptr<DeviceSpans::Span> span_;
+  std::atomic<bool> ended_{false};
+};
+
+std::shared_ptr<Watch> see(Passing& passing) {
+  const bool sends = std::strcmp(passing.operation, "send") == 0;
+  const bool receives = std::strncmp(passing.operation, "recv", 4) == 0;
+  const auto [group, number] = Groups::of_process().enter(passing.group, sends, receives, passing.peer);
+  if (!recorder().enabled()) return nullptr;
+  Event fact;
+  fact.kind = Kind::kCollectiveEntered;
+  fact.host_ns = now_ns();
+  fact.process_group = group;
+  fact.step = number;
+  fact.bucket = passing.peer;
+  fact.bytes = std::max<std::int64_t>(passing.bytes(), 0);
+  const int dtype = passing.first.defined() ? static_cast<int>(passing.first.scalar_type()) : -1;
+  fact.parameter = find_call_of.load()(
+      {passing.operation, dtype, passing.reduction, passing.purpose.reducer, passing.purpose.bucket});
+  recorder().record(fact);
+  DeviceSpans* const spans = spans_of(passing.first);
+  return std::make_shared<Recorded>(fact, spans == nullptr ? nullptr : spans->begin(fact));
+}
+
+}  // namespace
+
+void record_group_collectives(FindCall find_call) {
+  find_call_of = find_call;
+  add_watcher(&see);
+}
+
+std::int32_t index_of_group(const c10d::ProcessGroup& group) { return Groups::of_process().index(group); }
+
+void forget_group(std::int32_t index) { Groups::of_process().forget(index); }
+
+std::vector<NamedGroup> take_new_groups() { return Groups::of_process().take_new(); }
+
+}  // namespace ddp_lab

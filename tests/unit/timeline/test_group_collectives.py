@@ -1,0 +1,146 @@
+"""Operations of process groups: the events of several ranks become rows that say who was last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddp_lab.protocol.events import DTYPE, Batch, Kind
+from ddp_lab.timeline import group_words
+from ddp_lab.timeline.tables.collectives import CollectiveTable
+from ddp_lab.timeline.timeline import Timeline
+
+_MS = 1_000_000
+_CALL = {"type": "call", "index": 0, "operation": "allreduce_", "dtype": "Float", "reduction": "sum"}
+_PLACE = {"file": "train.py", "line": 12, "function": "step"}
+
+
+def _events(*facts: dict[str, Any]) -> Any:
+    made = np.zeros(len(facts), DTYPE)
+    for name in ("reducer", "bucket", "parameter", "process_group", "step"):
+        made[name] = -1
+    for row, fact in zip(made, facts, strict=True):
+        for name, value in fact.items():
+            row[name] = value
+    return made
+
+
+def _one(kind: Kind, at_ms: float, number: int, *, group: int = 0, call: int = 0, peer: int = -1) -> dict[str, Any]:
+    return {
+        **{"kind": kind, "host_ns": int(at_ms * _MS), "step": number, "process_group": group},
+        **{"parameter": call, "bucket": peer, "bytes": 4_000_000},
+    }
+
+
+def _describe(timeline: Timeline, rank: int, *, session: int = 1, index: int = 0) -> None:
+    group = {"type": "group", "index": index, "name": "0", "ranks": [0, 1], "description": "mesh_dp"}
+    timeline.describe(rank, {**group, "mesh_dimension": "dp", "backend": "gloo", "session": session})
+    timeline.describe(rank, {**_CALL, **_PLACE, "session": session})
+
+
+def _timeline() -> Timeline:
+    """Rank 1 enters its collective 0 two milliseconds after rank 0; rank 0's collective 1 never ends."""
+    timeline = Timeline()
+    entered, ended = Kind.COLLECTIVE_ENTERED, Kind.COLLECTIVE_ENDED
+    facts = {
+        0: [
+            *(_one(entered, 10, 0), _one(Kind.WAIT_BEGIN, 11, 0), _one(ended, 16, 0), _one(Kind.WAIT_END, 17, 0)),
+            _one(entered, 20, 1),
+        ],
+        1: [_one(entered, 12, 0), _one(ended, 16, 0)],
+    }
+    for rank, of_rank in facts.items():
+        _describe(timeline, rank)
+        timeline.extend(Batch(rank, 1, 0, 0, _events(*of_rank)))
+    return timeline
+
+
+def test_a_collective_has_one_row_on_each_rank() -> None:
+    """Each says what, where, how long it waited for the last rank, how long the transfer took, and how fast it was."""
+    frame = _timeline().collectives()
+    first = frame[(frame["rank"] == 0) & (frame["sequence"] == 0)].iloc[0]
+    assert first["operation"] == "all_reduce"
+    assert (first["place"], first["dtype"], first["state"]) == ("train.py:12", "Float", "complete")
+    assert (first["last_rank"], first["ranks"]) == (1, 2)
+    assert first[["ms", "wait_ms", "late_ms", "transfer_ms", "waited_ms"]].tolist() == pytest.approx([6, 2, 0, 4, 6])
+    assert first["bus_gb_s"] == pytest.approx(1.0)  # 4 MB × 2 × (2 - 1) / 2 in 4 ms
+    late = frame[frame["rank"] == 1].iloc[0]
+    assert late[["wait_ms", "late_ms"]].tolist() == pytest.approx([0, 2])
+    still = frame[frame["sequence"] == 1].iloc[0]
+    assert (still["state"], still["last_rank"]) == ("running", -1)
+
+
+def test_words_name_the_last_rank_and_what_has_not_ended() -> None:
+    """A sentence for each group, by the name of its mesh dimension; one for each operation that has not ended."""
+    words = _timeline().summary()
+    assert "Mesh dp (ranks 0–1), gloo: 2 all_reduce" in words
+    assert "rank 1 was last in 100 %, by 2.0 ms" in words
+    assert "Rank 0 entered all_reduce at train.py:12; it has not ended." in words
+
+
+def test_a_file_keeps_them(tmp_path: Path) -> None:
+    """A saved timeline has the same rows, groups and words."""
+    made = _timeline()
+    loaded = Timeline.load(made.save(tmp_path / "run.npz"))
+    assert loaded.collectives().equals(made.collectives())
+    assert loaded.groups() == made.groups()
+    assert loaded.summary() == made.summary()
+
+
+def test_a_group_of_a_rejoined_cluster_is_another_one() -> None:
+    """After a rejoin the ranks describe a group with the same name and ranks: it has a number of its own for all."""
+    timeline = _timeline()
+    for rank in range(2):
+        _describe(timeline, rank, index=1)
+        timeline.extend(Batch(rank, 1, 10, 0, _events(_one(Kind.COLLECTIVE_ENTERED, 30 + rank, 0, group=1))))
+    frame = timeline.collectives()
+    assert [one.group for one in timeline.groups()] == [0, 1]
+    assert sorted(frame[frame["group"] == 1]["last_rank"]) == [1, 1]
+
+
+def test_sends_and_receives_are_matched_by_their_pair() -> None:
+    """The k-th send of a rank to another belongs to the k-th receive of that one; directions do not mix."""
+    timeline = Timeline()
+    for rank, operation in ((0, "send"), (1, "recv_")):
+        _describe(timeline, rank)
+        timeline.describe(rank, {"type": "call", "index": 1, "operation": operation, "session": 1})
+        begin = _one(Kind.COLLECTIVE_ENTERED, 10 + rank, 0, call=1, peer=1 - rank)
+        timeline.extend(Batch(rank, 1, 0, 0, _events(begin)))
+    frame = timeline.collectives()
+    assert frame["peer"].tolist() == [1, 0]
+    assert frame["last_rank"].tolist() == [1, 1]
+
+
+def test_a_mismatch_is_told() -> None:
+    """Ranks that enter different operations as the same collective are named with their places."""
+    timeline = Timeline()
+    for rank, operation in ((0, "allreduce_"), (1, "broadcast_")):
+        _describe(timeline, rank)
+        timeline.describe(rank, {**_CALL, "operation": operation, "file": "a.py", "line": rank + 1, "session": 1})
+        timeline.extend(Batch(rank, 1, 0, 0, _events(_one(Kind.COLLECTIVE_ENTERED, 10, 5))))
+    assert "as its collective 5, rank 0 all_reduce at a.py:1 and rank 1 broadcast at a.py:2" in timeline.summary()
+
+
+def test_a_ring_keeps_the_newest_and_counts_the_rest() -> None:
+    """A table is bounded, what it has forgotten is counted, and ends find their rows after it has gone round."""
+    table = CollectiveTable()
+    for first in range(0, 40_000, 1_000):
+        numbers = range(first, first + 1_000)
+        table.extend(_events(*(_one(Kind.COLLECTIVE_ENTERED, one, one) for one in numbers)))
+        table.extend(_events(*(_one(Kind.COLLECTIVE_ENDED, one + 1, one) for one in numbers)))
+    rows = table.rows()
+    assert table.forgotten == 40_000 - len(rows["sequence"])
+    assert rows["sequence"].tolist() == list(range(table.forgotten, 40_000))
+    assert (rows["ended"] - rows["entered"] == _MS).all()
+
+
+def test_the_facts_of_a_group_count_each_operation_once() -> None:
+    """Two ranks' rows of one collective are one operation of its group, with its bytes once."""
+    timeline = _timeline()
+    (facts,) = group_words.group_facts(timeline.collective_columns(), timeline.groups())
+    assert facts.operations == {"all_reduce": 2}
+    assert facts.bytes == 8_000_000
+    assert len(facts.running) == 1
