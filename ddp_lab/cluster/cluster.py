@@ -618,7 +618,7 @@ class Cluster:
         Args:
             views: of ``"timeline"``, ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``, ``"findings"``,
                 ``"step"`` (through a backward), ``"fault_injection"``, ``"what_if"`` (sliders),
-                ``"gradients"`` and ``"collectives"``; none: all.
+                ``"gradients"``, ``"groups"`` (every collective) and ``"collectives"``; none: all.
         """
         from ..widgets.dashboard import Dashboard
 

@@ -73,7 +73,7 @@ def parser() -> Parser:
     """torchrun's parser, and our options."""
     made, ours = torchrun_parser(
         "ddp-lab run",
-        "Runs a training script as torchrun does, records DistributedDataParallel on each rank, and writes a report. "
+        "Runs a training script as torchrun does, records collectives and models on each rank, and writes a report. "
         "The exit code is torchrun's, or 130 after Ctrl-C.",
         (
             "ddp-lab run --standalone --nproc-per-node 2 train.py --epochs 3",

@@ -93,7 +93,7 @@ _a_list, _an_object = _a(list, "not a list"), _a(dict, "not an object")
 _WIDE = 1 << 63
 _INDEX, _BUCKET = integer(0, MOST_PARAMETERS), integer(0, MOST_BUCKETS)
 _REDUCER, _STEP, _COUNT = integer(0, 1 << 20), integer(-1, 1 << 53), integer(0, 1 << 53)
-_RANK = integer(0, 1 << 31)
+_RANK, _OWN = integer(0, 1 << 31), integer(0, 1 << 20)
 _PARAMETER = _record(
     {"index": _INDEX, "name": text, "bytes": _COUNT},
     {"shape": _list(_COUNT), "numel": _COUNT, "dtype": text, "device": text},
@@ -133,11 +133,11 @@ _KINDS: dict[str, _Check] = {
     ),
     "gone": _record({"reducer": _REDUCER}),
     "group": _record(
-        {"index": integer(0, 1 << 31), "name": text, "ranks": _list(_RANK)},
+        {"index": _OWN, "name": text, "ranks": _list(_RANK)},
         {"description": text, "mesh_dimension": text, "backend": text},
     ),
     "call": _record(
-        {"index": integer(0, 1 << 31), "operation": text},
+        {"index": _OWN, "operation": text},
         {
             **dict.fromkeys(("dtype", "reduction", "file", "function", "module"), text),
             "line": integer(-1, 1 << 31),

@@ -51,8 +51,10 @@ class GroupBook:
         number = self._newest.get(key)
         if number is None or rank in self._members[number]:
             number = self._newest[key] = len(self._groups)
-            said = (str(made.get(name, "")) for name in ("description", "mesh_dimension"))
-            self._groups.append(GroupInfo(number, made["name"], *said, key[1], str(made.get("backend", ""))))
+            description, dimension, backend = (
+                str(made.get(name, "")) for name in ("description", "mesh_dimension", "backend")
+            )
+            self._groups.append(GroupInfo(number, made["name"], description, dimension, key[1], backend))
             self._members.append(set())
         self._members[number].add(rank)
         self._numbers[rank, life, made["index"]] = number

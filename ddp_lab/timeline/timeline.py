@@ -284,7 +284,7 @@ class Timeline(TimelineModel):
 
         Args:
             views: names out of ``"timeline"``, ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``,
-                ``"findings"``, ``"what_if"`` and ``"gradients"``; all if none is given.
+                ``"findings"``, ``"what_if"``, ``"gradients"`` and ``"groups"``; all if none is given.
 
         Example:
             ddp_lab.Timeline.load("run.npz").dashboard()
@@ -330,7 +330,7 @@ class Timeline(TimelineModel):
 
         Args:
             view: ``"timeline"`` (the spans of a step), ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``,
-                ``"findings"`` or ``"gradients"``.
+                ``"findings"``, ``"gradients"`` or ``"groups"`` (which shows no model).
             model: which model; None for the most recently active.
             options: see `ddp_lab.views.figures.figure`.
         """

@@ -35,8 +35,8 @@ def figure(timeline: Timeline, view: str = "timeline", **options: Any) -> go.Fig
 
     Args:
         timeline: the source of the events.
-        view: ``"timeline"``, ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``, ``"findings"`` or
-            ``"gradients"``.
+        view: ``"timeline"``, ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``, ``"findings"``,
+            ``"gradients"`` or ``"groups"``.
         options: ``model`` (which model; None for the most recently active) and ``last_steps`` (default 100; 200 for
             the overlap and the gradients). For the timeline and the buckets see `timeline_figure` and
             `buckets_figure`.

@@ -101,11 +101,19 @@ def group_lanes(timeline: Timeline, newest: int | None = None) -> GroupLanes:
         (done, np.where(known, np.minimum(last, end), begin), end, "reducing"),
         (~done, np.where(known, last, begin), np.maximum(end, begin), "bad"),
     ]
-    spans = [
-        (lane[of], left[of], right[of], np.full(of.sum(), role, object), shown[of]) for of, left, right, role in parts
-    ]
+    of = [np.flatnonzero(chosen) for chosen, *_ in parts]
     return GroupLanes(
-        lanes, headings, notes, *(np.concatenate(part) for part in zip(*spans, strict=True)), columns, facts, said
+        lanes=lanes,
+        headings=headings,
+        notes=notes,
+        lane=np.concatenate([lane[one] for one in of]),
+        begin=np.concatenate([left[one] for one, (_, left, _, _) in zip(of, parts, strict=True)]),
+        end=np.concatenate([right[one] for one, (_, _, right, _) in zip(of, parts, strict=True)]),
+        role=np.repeat(np.array([role for *_, role in parts], object), [len(one) for one in of]),
+        row=np.concatenate([shown[one] for one in of]),
+        columns=columns,
+        facts=facts,
+        words=said,
     )
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
+import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +34,7 @@ _Timeline = TypeVar("_Timeline", bound=TimelineModel)
 _EVENTS = 1_000_000  # that a timeline keeps at least
 _GOOD_ENDS = ("finished", "saved")
 _ALL_OR_A_PART = "Give the files of all ranks, or accept a part of them (--partial, partial=True)"
+_WAITS = re.compile("_?(allreduce|allgather|reduce_scatter|alltoall|barrier)")
 _NOTHING = (
     "no collective was entered in the recorded processes, and no DistributedDataParallel was built, so there is "
     "nothing to show (a model on one process needs none; a program that starts its ranks itself cannot be recorded)"
@@ -279,7 +282,7 @@ def _on_one_clock(recordings: Sequence[Recording]) -> tuple[list[Recording], lis
 def _clock_text(first: str, members: Sequence[Recording], offset: ClockOffset | None) -> str:
     who = f"{label_of({one.rank for one in members})} on {members[0].host}"
     if offset is None:
-        return f"no bucket was reduced both on {first} and by {who}, so the times of the two hosts can't be compared"
+        return f"no collective was shared by {first} and {who}, so the times of the two hosts can't be compared"
     return (
         f"{who}: clock-aligned with {first} by {offset.ns / 1e6:+.3f} ms ± {offset.uncertain_ns / 1e6:.3f} ms "
         f"(from {offset.buckets} collectives)"
@@ -287,15 +290,16 @@ def _clock_text(first: str, members: Sequence[Recording], offset: ClockOffset | 
 
 
 def _moments(recordings: Sequence[Recording]) -> Moments:
-    """Last launch and first completion of each bucket among ranks of one clock."""
-    launched = _by_key(recordings, Kind.BUCKET_LAUNCHED, np.maximum)
-    reduced = _by_key(recordings, Kind.BUCKET_REDUCED, np.minimum)
+    """Last launch and first completion of each bucket, and of each collective that waits for all, among ranks of one
+    clock."""
+    launched = _by_key(recordings, Kind.BUCKET_LAUNCHED, Kind.COLLECTIVE_ENTERED, np.maximum)
+    reduced = _by_key(recordings, Kind.BUCKET_REDUCED, Kind.COLLECTIVE_ENDED, np.minimum)
     keys, a, b = np.intersect1d(launched[0], reduced[0], assume_unique=True, return_indices=True)
     return Moments(keys, launched[1][a], reduced[1][b])
 
 
 def _by_key(
-    recordings: Sequence[Recording], kind: Kind, pick: np.ufunc
+    recordings: Sequence[Recording], kind: Kind, of_groups: Kind, pick: np.ufunc
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Keys (restart, reducer, step and bucket in one number), ascending, and the time that `pick` picks for each."""
     keys, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -305,10 +309,30 @@ def _by_key(
             model = (one.restart << 12) + chosen["reducer"].astype(np.int64)
             keys.append((model << 44) + (chosen["step"] << 12) + chosen["bucket"])
             times.append(chosen["host_ns"].astype(np.int64))
+        for key, time in _of_groups(one, of_groups):
+            keys.append(key)
+            times.append(time)
     every_key, every_time = np.concatenate(keys), np.concatenate(times)
     order = np.argsort(every_key, kind="stable")
     found, starts = np.unique(every_key[order], return_index=True)
     return found, pick.reduceat(every_time[order], starts) if len(found) else every_time
+
+
+def _of_groups(recording: Recording, kind: Kind) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """Keys and times of the collectives that no rank can complete before all have entered; keys are not a bucket's."""
+    described = recording.descriptions
+    waits = [one["index"] for one in described if one.get("type") == "call" and _WAITS.match(one["operation"])]
+    groups = np.zeros(1 + max((one["index"] for one in described if one.get("type") == "group"), default=0), np.int64)
+    for one in described:
+        if one.get("type") == "group":
+            named = f"{recording.restart} {one['name']} {one['ranks']}"
+            groups[one["index"]] = zlib.crc32(named.encode()) >> 10
+    for batch in recording.batches:
+        known = (batch.events["kind"] == kind) & np.isin(batch.events["parameter"], waits)
+        number = batch.events["process_group"]
+        chosen = batch.events[known & (number >= 0) & (number < len(groups))]
+        at = np.where(chosen["device_end_ns"] != 0, chosen["device_end_ns"], chosen["host_ns"]).astype(np.int64)
+        yield (1 << 62) + (groups[chosen["process_group"]] << 40) + (chosen["step"] & ((1 << 40) - 1)), at
 
 
 def _shifted(recording: Recording, by: ClockOffset) -> Recording:

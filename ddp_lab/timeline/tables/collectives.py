@@ -24,8 +24,10 @@ _Array = npt.NDArray[np.int64]
 _MOST = 1 << 14  # rows of a rank
 _FIRST = 256
 _MOST_OPEN = 4096  # of the newest rows, those in which an end is looked for
-_FIELDS = ("key", "group", "call", "peer", "sequence", "bytes", "entered", "ended", "device_begin", "device_end")
-_FIELDS += ("failed", "wait_begin", "wait_ns")
+_FIELDS = (
+    *("key", "group", "call", "peer", "sequence", "bytes", "entered", "ended", "device_begin", "device_end"),
+    *("failed", "wait_begin", "wait_ns"),
+)
 _ENTERED, _ENDED, _FAILED = map(int, (Kind.COLLECTIVE_ENTERED, Kind.COLLECTIVE_ENDED, Kind.COLLECTIVE_FAILED))
 _WAIT_BEGIN, _WAIT_END = map(int, (Kind.WAIT_BEGIN, Kind.WAIT_END))
 _STATES = np.array(["running", "complete", "failed"], object)
@@ -229,7 +231,7 @@ def _told(index: _Array, calls: Sequence[Mapping[str, Any]]) -> dict[str, npt.ND
 
 def _peers(rows: Mapping[str, _Array], groups: Mapping[int, GroupInfo]) -> _Array:
     """Global ranks of the other side of sends and receives, -1 for none."""
-    peers = rows["peer"].copy()
+    peers: _Array = rows["peer"].copy()
     for number in np.unique(rows["group"][peers >= 0]).tolist():
         ranks = np.array(groups[number].ranks if number in groups else (), np.int64)
         of = (rows["group"] == number) & (peers >= 0) & (peers < len(ranks))

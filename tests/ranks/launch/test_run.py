@@ -72,6 +72,23 @@ def test_a_script_trains_as_under_torchrun_and_is_recorded(tmp_path: Path, optio
     assert len(page) > 10_000
 
 
+def test_a_script_without_a_model_shows_its_collectives(tmp_path: Path) -> None:
+    """Without DistributedDataParallel the report, its page and the saved timeline have every collective by group."""
+    script = PROGRAMS / "fully_sharded.py"
+    done = _run(tmp_path / "run", str(script))
+    assert "Default group (ranks 0–1), gloo: " in done.stdout
+    assert "nothing to show" not in done.stderr
+    frame = ddp_lab.Timeline.load(tmp_path / "run" / "timeline.npz").collectives()
+    assert set(frame["operation"]) >= {"all_gather", "reduce_scatter", "all_reduce", "send", "recv"}
+    assert set(frame[frame["operation"] == "reduce_scatter"]["module"]) == {"0", "2"}
+    assert (frame["state"] == "complete").all()
+    (plain,) = set(frame[frame["operation"] == "send"]["place"])
+    assert plain == f"{script}:{1 + script.read_text().splitlines().index('    dist.send(counted, 1)')}"
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "Collectives by group" in page
+    assert "last to enter" in page
+
+
 @pytest.mark.soak
 def test_workers_that_are_spawned_find_the_script(tmp_path: Path) -> None:
     """Classes of the script can be pickled into spawned data loader workers, which record nothing."""
