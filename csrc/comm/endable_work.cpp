@@ -201,10 +201,29 @@ bool is_gloos(const Work& work) {
 // Gloo's reduce_scatter makes such a work: it does the rest in `wait`, and has no future.
 bool is_of_wait(const Work& work) { return std::strstr(typeid(work).name(), "LambdaWork") != nullptr; }
 
+enum class WorkKind : std::uint8_t { kOther, kGloos, kOfWait };
+
+// Names are compared once for each class, as far as one thread makes works of one class in a row.
+WorkKind kind_of(const Work& work) {
+  thread_local const std::type_info* known = nullptr;
+  thread_local WorkKind kind = WorkKind::kOther;
+  if (known != &typeid(work)) {
+    kind = is_of_wait(work) ? WorkKind::kOfWait : is_gloos(work) ? WorkKind::kGloos : WorkKind::kOther;
+    known = &typeid(work);
+  }
+  return kind;
+}
+
 // What the caller of a collective gets in the place of the work that its backend made.
 Made endable(Made made, const c10d::ProcessGroup& group) {
-  if (is_of_wait(*made)) return c10::make_intrusive<WaitedWork>(std::move(made));
-  if (!is_gloos(*made)) return made;
+  switch (kind_of(*made)) {
+    case WorkKind::kOther:
+      return made;
+    case WorkKind::kOfWait:
+      return c10::make_intrusive<WaitedWork>(std::move(made));
+    case WorkKind::kGloos:
+      break;
+  }
   auto ending = std::make_shared<Ending>(std::move(made), group);
   Ending::follow(ending);
   keep(ending);

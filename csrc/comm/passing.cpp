@@ -4,8 +4,8 @@
 #include <torch/library.h>
 
 #include <atomic>
-#include <mutex>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -16,12 +16,15 @@ using c10d::Work;
 using Made = c10::intrusive_ptr<Work>;
 using GroupPointer = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-constexpr std::size_t kMostWatchers = 4;
-std::array<std::atomic<Watcher>, kMostWatchers> watchers{};
+constexpr std::string_view kLibrary = "c10d::";
+std::array<std::atomic<Watcher>, 3> watchers{};  // by their roles
 std::atomic<Replace> replace_made{nullptr};
 thread_local Purpose purpose_here;
 
-bool is_watched() { return watchers[0].load(std::memory_order_relaxed) != nullptr; }
+bool is_watched() {
+  return std::any_of(watchers.begin(), watchers.end(),
+                     [](const auto& one) { return one.load(std::memory_order_relaxed) != nullptr; });
+}
 
 void tell_ended(const Watches& watches, bool failed) {
   for (const auto& one : watches) one->ended(failed);
@@ -74,7 +77,7 @@ auto call_watched(const Watches& watches, const Call& call) {
 class Kernel final : public c10::OperatorKernel {
  public:
   explicit Kernel(const c10::OperatorHandle& operation)
-      : name_(operation.schema().name().substr(std::string("c10d::").size())),
+      : name_(operation.schema().name().substr(kLibrary.size())),
         arguments_(operation.schema().arguments().size()),
         returns_work_(!operation.schema().returns().empty()) {
     std::size_t index = 0;
@@ -124,34 +127,86 @@ class Kernel final : public c10::OperatorKernel {
   std::optional<std::size_t> peer_;
 };
 
-// The most frequent one, without a stack.
-using AllReduced = std::tuple<std::vector<at::Tensor>, Made>;
+// ---- the most frequent ones, without a stack: that takes a microsecond
 
-AllReduced pass_all_reduce(c10::DispatchKeySet keys, at::TensorList tensors, const GroupPointer& group,
-                           const c10::intrusive_ptr<c10d::ReduceOp>& reduction,
-                           const std::optional<at::Tensor>& sparse_indices, bool asynchronous, std::int64_t timeout) {
-  static const auto operation =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("c10d::allreduce_", "")
-          .typed<AllReduced(at::TensorList, const GroupPointer&, const c10::intrusive_ptr<c10d::ReduceOp>&,
-                            const std::optional<at::Tensor>&, bool, std::int64_t)>();
-  Watches watches;
-  if (is_watched()) {
-    Passing passing{"allreduce_", *group};
-    std::int64_t bytes = 0;
-    for (const at::Tensor& one : tensors) bytes += static_cast<std::int64_t>(one.nbytes());
-    passing.add(bytes);
-    if (!tensors.empty()) passing.first = tensors.front();
-    if (tensors.size() == 1) passing.summed = &tensors.front();
-    passing.reduction = reduction->op_;
-    watches = watch(passing);
+void read(Passing& passing, const at::Tensor& tensor) {
+  if (!passing.first.defined()) passing.first = tensor;
+  passing.add(tensor.defined() ? static_cast<std::int64_t>(tensor.nbytes()) : 0);
+}
+
+void read(Passing& passing, at::TensorList tensors) {
+  std::int64_t bytes = 0;
+  for (const at::Tensor& one : tensors) bytes += static_cast<std::int64_t>(one.nbytes());
+  passing.add(bytes);
+  if (!tensors.empty()) passing.first = tensors.front();
+  if (tensors.size() == 1) passing.summed = &tensors.front();
+}
+
+void read(Passing& passing, const c10::intrusive_ptr<c10d::ReduceOp>& reduction) { passing.reduction = reduction->op_; }
+
+template <typename Other>
+void read(Passing&, const Other&) {}
+
+template <typename... Rest>
+const GroupPointer& group_in(const GroupPointer& group, const Rest&...) {
+  return group;
+}
+template <typename Other, typename... Rest>
+const GroupPointer& group_in(const Other&, const Rest&... rest) {
+  return group_in(rest...);
+}
+
+// kName: of the operator, with "c10d::".
+template <const char* kName, typename Signature>
+struct Typed;
+
+template <const char* kName, typename Returned, typename... Arguments>
+struct Typed<kName, Returned(Arguments...)> {
+  static Returned pass(c10::DispatchKeySet keys, Arguments... arguments) {
+    static const auto operation =
+        c10::Dispatcher::singleton().findSchemaOrThrow(kName, "").typed<Returned(Arguments...)>();
+    const GroupPointer& group = group_in(arguments...);
+    Watches watches;
+    if (is_watched()) {
+      Passing passing{kName + kLibrary.size(), *group};
+      (read(passing, arguments), ...);
+      watches = watch(passing);
+    }
+    Returned made = call_watched(watches, [&] { return operation.redispatch(behind(keys), arguments...); });
+    Made& work = std::get<1>(made);
+    work = handed_on(std::move(work), std::move(watches), *group);
+    return made;
   }
-  AllReduced made = call_watched(watches, [&] {
-    return operation.redispatch(behind(keys), tensors, group, reduction, sparse_indices, asynchronous, timeout);
-  });
-  Made& work = std::get<1>(made);
-  work = handed_on(std::move(work), std::move(watches), *group);
-  return made;
+};
+
+constexpr char kAllReduce[] = "c10d::allreduce_";
+constexpr char kAllGather[] = "c10d::_allgather_base_";
+constexpr char kReduceScatter[] = "c10d::_reduce_scatter_base_";
+using Reduction = const c10::intrusive_ptr<c10d::ReduceOp>&;
+using AllReduce = Typed<kAllReduce, std::tuple<std::vector<at::Tensor>, Made>(
+                                        at::TensorList, const GroupPointer&, Reduction,
+                                        const std::optional<at::Tensor>&, bool, std::int64_t)>;
+using AllGather =
+    Typed<kAllGather, std::tuple<at::Tensor, Made>(at::Tensor&, at::Tensor&, const GroupPointer&, bool, std::int64_t)>;
+using ReduceScatter = Typed<kReduceScatter, std::tuple<at::Tensor, Made>(at::Tensor&, at::Tensor&, const GroupPointer&,
+                                                                         Reduction, bool, std::int64_t)>;
+
+// Registers the typed kernel; false if this torch has the operator with other types.
+template <typename Kernels>
+bool register_typed(torch::Library& library, const char* name) {
+  try {
+    library.impl(name, TORCH_FN(Kernels::pass));
+  } catch (const c10::Error&) {
+    return false;
+  }
+  return true;
+}
+
+bool register_typed(torch::Library& library, const std::string& name) {
+  const char* const bare = name.c_str() + kLibrary.size();
+  if (name == kAllReduce) return register_typed<AllReduce>(library, bare);
+  if (name == kAllGather) return register_typed<AllGather>(library, bare);
+  return name == kReduceScatter && register_typed<ReduceScatter>(library, bare);
 }
 
 bool passes(const c10::OperatorHandle& operation) {
@@ -160,15 +215,8 @@ bool passes(const c10::OperatorHandle& operation) {
 
 }  // namespace
 
-void add_watcher(Watcher watcher) {
-  static std::mutex mutex;
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    const auto free = std::find_if(watchers.begin(), watchers.end(),
-                                   [&](const auto& one) { return one == nullptr || one == watcher; });
-    TORCH_CHECK(free != watchers.end(), "there are more than ", kMostWatchers, " watchers of collectives");
-    *free = watcher;
-  }
+void set_watcher(Role role, Watcher watcher) {
+  watchers[static_cast<std::size_t>(role)] = watcher;
   let_all_pass();
 }
 
@@ -178,7 +226,7 @@ Watches watch(Passing& passing) {
   if (passing.first.defined() && passing.first.is_meta()) return watches;  // nothing is communicated
   for (const auto& one : watchers) {
     const Watcher watcher = one.load(std::memory_order_acquire);
-    if (watcher == nullptr) break;
+    if (watcher == nullptr) continue;
     if (auto made = watcher(passing)) watches.push_back(std::move(made));
   }
   return watches;
@@ -217,12 +265,11 @@ void let_all_pass() {
   static auto* const kernels = [] {
     auto* const made = new torch::Library(torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__,
                                           static_cast<std::uint32_t>(__LINE__));
-    made->impl("allreduce_", TORCH_FN(pass_all_reduce));
     auto& dispatcher = c10::Dispatcher::singleton();
     for (const auto& name : dispatcher.getAllOpNames()) {
-      if (name.name.rfind("c10d::", 0) != 0 || name.name == "c10d::allreduce_") continue;
+      if (!name.name.starts_with(kLibrary)) continue;
       const auto operation = dispatcher.findSchema(name);
-      if (!operation || !passes(*operation)) continue;
+      if (!operation || !passes(*operation) || register_typed(*made, name.name)) continue;
       made->impl(name.name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(*operation)));
     }
     return made;

@@ -69,8 +69,10 @@ using Watches = std::vector<std::shared_ptr<Watch>>;
 
 // Returns null for what it does not watch; may fill in the purpose.
 using Watcher = std::shared_ptr<Watch> (*)(Passing& passing);
-// From now on it is asked about each operation, after the watchers before it. It stays. Any thread.
-void add_watcher(Watcher watcher);
+// Who watches, in the order in which they are asked: the first one knows what an operation is for.
+enum class Role : std::uint8_t { kSeesLaunches, kLogs, kRecords };
+// From now on it is asked about each operation. It stays. Any thread.
+void set_watcher(Role role, Watcher watcher);
 
 // For what does not pass the dispatcher: asks the watchers, then follows the `Work`.
 Watches watch(Passing& passing);

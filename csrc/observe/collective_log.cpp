@@ -53,7 +53,7 @@ std::shared_ptr<Watch> enter(Passing& passing) {
 }  // namespace
 
 void open_collective_log() {
-  add_watcher(&enter);
+  set_watcher(Role::kLogs, &enter);
   const std::lock_guard<std::mutex> lock(log().mutex);
   if (log().users++ == 0) log().entries.clear();
 }

@@ -163,7 +163,7 @@ std::shared_ptr<Watch> see(Passing& passing) {
 
 void record_group_collectives(FindCall find_call) {
   find_call_of = find_call;
-  add_watcher(&see);
+  set_watcher(Role::kRecords, &see);
 }
 
 std::int32_t index_of_group(const c10d::ProcessGroup& group) { return Groups::of_process().index(group); }

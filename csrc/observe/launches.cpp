@@ -112,7 +112,7 @@ void note_reduced(const SeenLaunch& launch) {
 }
 
 void listen(const Listener& listener) {
-  add_watcher(&see_all_reduce);
+  set_watcher(Role::kSeesLaunches, &see_all_reduce);
   const std::lock_guard<std::mutex> lock(listeners_mutex);
   auto& all = listeners();
   all.erase(std::remove_if(all.begin(), all.end(), [](const auto& one) { return one.expired(); }), all.end());

@@ -124,7 +124,8 @@ def words(found: Sequence[GroupFacts], columns: Mapping[str, npt.NDArray[Any]], 
     running = [row for one in found for row in one.running]
     said += [_open(columns, row) for row in running[:_MOST_OPEN]]
     if len(running) > _MOST_OPEN:
-        said.append(f"{counted(len(running) - _MOST_OPEN, 'further operation')} not ended, either.")
+        more = len(running) - _MOST_OPEN
+        said.append(f"{counted(more, 'further operation')} {'has' if more == 1 else 'have'} not ended.")
     if forgotten:
         said.append(f"Only the newest operations are kept: {forgotten:,} older ones are left out here.")
     return said

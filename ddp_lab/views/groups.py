@@ -91,13 +91,12 @@ def group_lanes(timeline: Timeline, newest: int | None = None) -> GroupLanes:
     latest = max(int(entered.max(initial=0)), int(ended.max(initial=0)))
     known = columns["last_rank"][shown] >= 0
     wait = np.where(known, np.nan_to_num(columns["wait_ms"][shown]), 0.0)
-    begin = (entered - origin) / 1e6
-    last = begin + wait
+    begin, last = np.maximum(entered - origin, 0) / 1e6, np.maximum((entered - origin) / 1e6 + wait, 0)
     done = columns["state"][shown] == "complete"
     end = np.where(ended > 0, (ended - origin) / 1e6, (latest - origin) / 1e6)
     lane = np.array([lane_of[group, rank] for group, rank in _pairs(columns, shown)], np.int64)
     parts = [
-        (known & (wait > 0), begin, np.minimum(last, end), "waiting"),
+        (known & (wait > 0) & (last > begin), begin, np.minimum(last, end), "waiting"),
         (done, np.where(known, np.minimum(last, end), begin), end, "reducing"),
         (~done, np.where(known, last, begin), np.maximum(end, begin), "bad"),
     ]
@@ -129,7 +128,7 @@ def _lanes(
     for one in facts:
         headings.append(len(lanes))
         lanes.append(str(one.group))
-        notes.append("" if one.bus_gb_s != one.bus_gb_s else rate(one.bus_gb_s))
+        notes.append("no rate yet" if one.bus_gb_s != one.bus_gb_s else f"{rate(one.bus_gb_s)} over each link")
         present = np.unique(columns["rank"][columns["group"] == one.group.group]).tolist()
         for rank in present:
             lane_of[one.group.group, rank] = len(lanes)
@@ -149,7 +148,7 @@ def _window(columns: Columns, newest: int) -> tuple[npt.NDArray[np.int64], int]:
     known = np.isin(columns["group"], np.unique(columns["group"][columns["group"] >= 0]))
     reaches = (columns["entered_ns"] >= begin) | (columns["ended_ns"] > begin) | (columns["state"] == "running")
     shown = np.flatnonzero(known & reaches)
-    return shown, min(begin, int(columns["entered_ns"][shown].min(initial=begin)))
+    return shown, begin
 
 
 def groups_scene(found: GroupLanes) -> Scene:
@@ -164,7 +163,7 @@ def groups_scene(found: GroupLanes) -> Scene:
             spans.append(Spans(name, role, found.lane[of], found.begin[of], found.end[of], tips=tips))
     top = float(found.end.max(initial=0.0)) or 1.0
     x = Axis("milliseconds", top=1.02 * top)
-    lanes = [f"{name}: {note}" if note else name for name, note in zip(found.lanes, found.notes, strict=True)]
+    lanes = [f"{name}: {found.notes[at]}" if at in found.headings else name for at, name in enumerate(found.lanes)]
     return Scene(
         "Collectives by group: the newest operations of each rank",
         (Panel(x, Axis("", lanes, headings=found.headings), spans),),

@@ -86,7 +86,7 @@ def test_a_script_without_a_model_shows_its_collectives(tmp_path: Path) -> None:
     assert plain == f"{script}:{1 + script.read_text().splitlines().index('    dist.send(counted, 1)')}"
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "Collectives by group" in page
-    assert "last to enter" in page
+    assert "waiting for peers" in page
 
 
 @pytest.mark.soak
