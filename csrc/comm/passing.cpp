@@ -183,9 +183,9 @@ constexpr char kAllReduce[] = "c10d::allreduce_";
 constexpr char kAllGather[] = "c10d::_allgather_base_";
 constexpr char kReduceScatter[] = "c10d::_reduce_scatter_base_";
 using Reduction = const c10::intrusive_ptr<c10d::ReduceOp>&;
-using AllReduce = Typed<kAllReduce, std::tuple<std::vector<at::Tensor>, Made>(
-                                        at::TensorList, const GroupPointer&, Reduction,
-                                        const std::optional<at::Tensor>&, bool, std::int64_t)>;
+using AllReduce =
+    Typed<kAllReduce, std::tuple<std::vector<at::Tensor>, Made>(at::TensorList, const GroupPointer&, Reduction,
+                                                                const std::optional<at::Tensor>&, bool, std::int64_t)>;
 using AllGather =
     Typed<kAllGather, std::tuple<at::Tensor, Made>(at::Tensor&, at::Tensor&, const GroupPointer&, bool, std::int64_t)>;
 using ReduceScatter = Typed<kReduceScatter, std::tuple<at::Tensor, Made>(at::Tensor&, at::Tensor&, const GroupPointer&,
@@ -241,10 +241,12 @@ void follow(Watches watches, Work& work) {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   try {
     future = work.getFuture();
-  } catch (const c10::Error&) {
-    return;  // sends and receives of some backends have none
+  } catch (const c10::Error&) {  // sends and receives of some backends have none
   }
-  if (!future) return;
+  if (!future) {
+    for (const auto& one : watches) one->ends_unseen();
+    return;
+  }
   for (auto& one : watches) {
     const bool on_device = one->on_device();
     future->addCallback([one = std::move(one)](c10::ivalue::Future& done) { one->ended(done.hasError()); },

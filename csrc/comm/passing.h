@@ -61,6 +61,8 @@ class Watch {
   virtual bool on_device() const { return false; }
   // Once. `failed`: with an error.
   virtual void ended(bool failed) = 0;
+  // In the place of `ended`: nothing tells when it ends. The `Work` of a foreign backend without a future.
+  virtual void ends_unseen() {}
   // A thread of the host waits until it has ended, or no longer does. Only of `Work` that tells.
   virtual void wait_begins() {}
   virtual void wait_ends() {}
@@ -128,7 +130,8 @@ class TellsWaits {
 // Puts the kernels there. They stay. Any thread.
 void let_all_pass();
 // What callers get in the place of the `Work` that a backend made; null: as it is. See endable_work.h.
-using Replace = c10::intrusive_ptr<c10d::Work> (*)(c10::intrusive_ptr<c10d::Work> made, const c10d::ProcessGroup& group);
+using Replace = c10::intrusive_ptr<c10d::Work> (*)(c10::intrusive_ptr<c10d::Work> made,
+                                                   const c10d::ProcessGroup& group);
 void replace_works(Replace replace);
 
 }  // namespace ddp_lab

@@ -93,8 +93,7 @@ DeviceSpans* spans_of(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.device().is_cpu()) return nullptr;
   const c10::Device device = tensor.device();
   const std::lock_guard<std::mutex> lock(*mutex);
-  const auto [found, is_new] =
-      all->try_emplace({static_cast<int>(device.type()), static_cast<int>(device.index())});
+  const auto [found, is_new] = all->try_emplace({static_cast<int>(device.type()), static_cast<int>(device.index())});
   OfDevice& one = found->second;
   if (is_new) one.spans = DeviceSpans::make(device);
   if (one.spans && now_ns() - one.anchored_ns > kAnchorEveryNs) {
@@ -116,17 +115,25 @@ class Recorded final : public Watch {
 
   void ended(bool failed) override {
     if (ended_.exchange(true)) return;
-    if (span_ && !failed) {
+    if (failed) {
+      give_up(Kind::kCollectiveFailed);
+    } else if (span_) {
       DeviceSpans::end(*span_);  // recorded when the device has come so far
     } else {
-      note(failed ? Kind::kCollectiveFailed : Kind::kCollectiveEnded);
+      note(Kind::kCollectiveEnded);
     }
   }
 
+  void ends_unseen() override { give_up(Kind::kEndUnseen); }
   void wait_begins() override { note(Kind::kWaitBegin); }
   void wait_ends() override { note(Kind::kWaitEnd); }
 
  private:
+  void give_up(Kind kind) const {
+    if (span_) DeviceSpans::abandon(*span_);  // spans are resolved in turn: it would keep back those behind it
+    note(kind);
+  }
+
   void note(Kind kind) const {
     Event fact = fact_;
     fact.kind = kind;

@@ -12,7 +12,8 @@ namespace ddp_lab {
 // Two events of 35 ns (four where a thread waits for it), the group's number and the place in the program from tables,
 // and one small object that goes with the `Work`. The place needs the GIL, which the caller has just let go: the frames
 // of this thread are read up to the first one of the user's, see python/call_places.cpp. Texts are made once for each
-// place. While the recorder is off it is one branch and the count of the group, which must stay that of the other ranks.
+// place. While the recorder is off it is one branch and the count of the group, which must stay that of the other
+// ranks.
 
 // What is the same in each call from one place of the program.
 struct Call {

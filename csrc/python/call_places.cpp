@@ -14,9 +14,9 @@ namespace {
 // [Note: the place of a collective]
 // The innermost frame whose file is the user's: neither torch's, nor ours, nor another library's. Frames above it are
 // looked at for the group of parameters that fully_shard has the collective for. A file is judged once, by the object
-// that holds its name: all functions of a module have the same one. Places have an index by code object and instruction;
-// both kinds of objects are kept, so that no other one gets their address. A program that makes code without end (as
-// torch.compile may do) reaches the limits; then the place of what is new can't be told.
+// that holds its name: all functions of a module have the same one. Places have an index by code object and
+// instruction; both kinds of objects are kept, so that no other one gets their address. A program that makes code
+// without end (as torch.compile may do) reaches the limits; then the place of what is new can't be told.
 constexpr std::size_t kMostCalls = 4096;
 constexpr std::size_t kMostFiles = 16384;
 constexpr int kMostFrames = 256;
@@ -69,9 +69,8 @@ File judge(const std::string& file) {
   if (file.ends_with(kFullyShard)) return File::kFullyShards;
   if (file.starts_with("<cell ")) return File::kUsers;
   const auto& libraries = known().libraries;
-  const bool librarys = file.starts_with('<') || std::any_of(libraries.begin(), libraries.end(), [&](const auto& one) {
-                          return file.starts_with(one);
-                        });
+  const bool librarys = file.starts_with('<') || std::any_of(libraries.begin(), libraries.end(),
+                                                             [&](const auto& one) { return file.starts_with(one); });
   return librarys ? File::kLibrarys : File::kUsers;
 }
 

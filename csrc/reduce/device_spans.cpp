@@ -121,6 +121,10 @@ void DeviceSpans::resolve() {
     place_anchors();
     while (!spans_.empty()) {
       Span& span = *spans_.front();
+      if (span.abandoned.load(std::memory_order_acquire)) {
+        spans_.pop_front();
+        continue;
+      }
       const bool complete = span.ended.load(std::memory_order_acquire) && span.anchor->placed_ns != 0 &&
                             span.begin.query() && span.end.query();
       if (!complete) break;

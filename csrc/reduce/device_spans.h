@@ -44,6 +44,7 @@ class DeviceSpans {
     Event event;  // what is recorded once both are placed
     std::shared_ptr<Anchor> anchor;
     std::atomic<bool> ended{false};
+    std::atomic<bool> abandoned{false};
   };
 
   // Null for the CPU. Waits for the device once.
@@ -62,7 +63,10 @@ class DeviceSpans {
   // future's callback.
   std::shared_ptr<Span> begin(const Event& event);
   static void end(Span& span);
-  // Records kDeviceSpan (of a group's operation: kCollectiveEnded) for every span that the device has completed. Never waits. Any thread.
+  // It will have no end, and nothing is recorded of it.
+  static void abandon(Span& span) { span.abandoned.store(true, std::memory_order_release); }
+  // Records kDeviceSpan (of a group's operation: kCollectiveEnded) for every span that the device has completed. Never
+  // waits. Any thread.
   void resolve();
   // Spans of a backward that was abandoned never end.
   void forget();

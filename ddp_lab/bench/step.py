@@ -143,7 +143,7 @@ def measure(
         `ratios.ratios`, ``ratio`` (ours over torch's as a `noise.Figure`), ``classes`` (of `ratios.exposed`), ``sets``
         and ``floors`` (all blocks' medians, ms). ``exposed``: what `ratios.exposed_left` says of ours on each backend
         against torch's on Gloo, or on the first one. ``others``: what other programs took, by set. ``recording``: of
-        `recording_cost.measure`. Beside it what was asked for.
+        `recording_cost.measure`; ``recording_collectives``: of `recording_cost.collectives`. Beside it what was asked.
     """
     asked = [(workload, mode) for workload in workloads for mode in modes]
     compared = list(backends or _BACKENDS[device])
@@ -167,6 +167,7 @@ def measure(
     }
     if recording:
         found["recording"] = recording_cost.measure(workloads, ranks=ranks, threads=threads)
+        found["recording_collectives"] = recording_cost.collectives()
     return found
 
 
@@ -239,6 +240,7 @@ def _table(found: dict[str, Any], keep: bool) -> str:
     texts = ["\n".join([f"{title}:", *command.aligned(lines, left=3)]) for title, lines in tables.items()]
     if "recording" in found:
         texts.append(recording_cost.table(found["recording"]))
+        texts.append(recording_cost.collective_table(found["recording_collectives"]))
     return "\n\n".join([about, *texts])
 
 

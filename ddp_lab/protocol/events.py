@@ -40,6 +40,7 @@ class Kind(enum.IntEnum):
     COLLECTIVE_FAILED = 16
     WAIT_BEGIN = 17
     WAIT_END = 18
+    END_UNSEEN = 19
 
 
 OF_GROUPS = Kind.COLLECTIVE_ENTERED

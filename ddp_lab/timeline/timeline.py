@@ -133,11 +133,11 @@ class Timeline(TimelineModel):
         frame), ``function``, ``module`` (whose parameters `fully_shard` has it for), ``reducer`` and ``bucket`` (of a
         DistributedDataParallel, else -1). Times in ns, 0 if not known: ``entered_ns``, ``ended_ns``,
         ``device_begin_ns``, ``device_end_ns`` (where it ran on a device; then it ended at the latter). ``state``
-        ("running", "complete", "failed"), ``ms`` (entered to ended), ``waited_ms`` (that a thread of the host waited
-        for it; only gloo and shm tell), ``ranks`` (number that have entered it), ``last_rank`` (to enter, -1 until
-        all have), ``late_ms`` (entered after the first rank), ``wait_ms`` (until the last rank entered),
-        ``transfer_ms`` (last rank's entering to this rank's end), ``bus_gb_s`` (10⁹ bytes over each link of a ring in
-        that time).
+        ("running", "complete", "failed"; "unseen": its backend does not tell when it ends), ``ms`` (entered to ended),
+        ``waited_ms`` (that a thread of the host waited for it; only gloo and shm tell), ``ranks`` (number that have
+        entered it), ``last_rank`` (to enter, -1 until all have), ``late_ms`` (entered after the first rank),
+        ``wait_ms`` (until the last rank entered), ``transfer_ms`` (last rank's entering to this rank's end),
+        ``bus_gb_s`` (10⁹ bytes over each link of a ring in that time).
 
         Each rank's newest 16,384 operations are kept.
 

@@ -25,7 +25,7 @@ _WINDOW = 60  # operations of the busiest rank that are drawn
 _MOST_ROWS = 50
 _EMPTY = "no collective has been recorded yet"
 _TRANSFER = "in flight"
-_ROLES = {"waiting": LABELS["waiting"], "reducing": _TRANSFER, "bad": "not ended, or failed"}
+_ROLES = {"bad": "not ended, or failed", "waiting": LABELS["waiting"], "reducing": _TRANSFER}  # as they are painted
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,13 @@ def group_lanes(timeline: Timeline, newest: int | None = None) -> GroupLanes:
     known = columns["last_rank"][shown] >= 0
     wait = np.where(known, np.nan_to_num(columns["wait_ms"][shown]), 0.0)
     begin, last = np.maximum(entered - origin, 0) / 1e6, np.maximum((entered - origin) / 1e6 + wait, 0)
-    done = columns["state"][shown] == "complete"
+    done, unseen = (columns["state"][shown] == state for state in ("complete", "unseen"))
     end = np.where(ended > 0, (ended - origin) / 1e6, (latest - origin) / 1e6)
     lane = np.array([lane_of[group, rank] for group, rank in _pairs(columns, shown)], np.int64)
     parts = [
         (known & (wait > 0) & (last > begin), begin, np.minimum(last, end), "waiting"),
         (done, np.where(known, np.minimum(last, end), begin), end, "reducing"),
-        (~done, np.where(known, last, begin), np.maximum(end, begin), "bad"),
+        (~done & ~unseen, np.where(known, last, begin), np.maximum(end, begin), "bad"),
     ]
     of = [np.flatnonzero(chosen) for chosen, *_ in parts]
     return GroupLanes(

@@ -1,19 +1,23 @@
-"""The cost of recording in a training step: on, off and on again, in alternating blocks (without a client)."""
+"""The cost of recording (without a client): of a training step, on, off and on again in alternating blocks; and of a
+collective, on a group that communicates nothing."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from . import command, fresh_ranks
 from .workloads import WORKLOADS, training_step
 
-__all__ = ["in_turns", "measure", "paired", "table"]
+__all__ = ["collective_table", "collectives", "in_turns", "measure", "paired", "table"]
 
 # Steps of a block, by workload.
+_CALLS = 2_000  # collectives of a block
 _BLOCK = {"mlp": 4, "transformer": 4, "conv_net": 12, "small_tensors": 20}
 
 
@@ -82,4 +86,59 @@ def table(found: dict[str, Any]) -> str:
         on, events, ns = (one[what] for what in ("on", "events", "ns"))
         ratios = [f"{on / one[kind]:.3f}" for kind in ("off", "on again")]
         lines.append([name, f"{on:.2f}", *ratios, f"{events:.0f}", f"{ns:.1f}", f"{events * ns / (on * 1e6):.3%}"])
+    return "\n".join(command.aligned(lines, left=1))
+
+
+def _per_collective(rounds: int) -> dict[str, dict[str, float]]:
+    """ns that recording adds to a collective: off and on. Runs on each rank, in a process that has not recorded any."""
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend
+
+    from ddp_lab import recording
+    from ddp_lab.parallel.monitoring import group_collectives
+
+    small, large = torch.ones(16), torch.ones(16 * dist.get_world_size())
+    group: Any = dist.new_group(backend="fake")
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(small, group=group),
+        "all_gather": lambda: dist.all_gather_into_tensor(large, small, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(small, large, group=group),
+        "broadcast": lambda: dist.broadcast(small, group_src=0, group=group),
+    }
+    never = {name: min(_block_ns(call) for _ in range(rounds + 1)) for name, call in calls.items()}
+    group_collectives.record()
+    found: dict[str, dict[str, float]] = {}
+    for name, call in calls.items():
+        _block_ns(call)
+        times: dict[bool, list[float]] = {True: [], False: []}
+        for turn in range(2 * rounds):
+            (recording.disable if turn % 2 else recording.enable)()
+            times[turn % 2 == 0].append(_block_ns(call))
+        off, on = (min(times[kind]) - never[name] for kind in (False, True))
+        found[name] = {"call": never[name], "off": off, "on": on}
+    recording.enable()
+    return found
+
+
+def _block_ns(call: Callable[[], object]) -> float:
+    begin = time.perf_counter_ns()
+    for _ in range(_CALLS):
+        call()
+    return (time.perf_counter_ns() - begin) / _CALLS
+
+
+def collectives(*, rounds: int = 12) -> dict[str, dict[str, float]]:
+    """What recording adds to a collective; the best of several blocks, of one rank of torch's backend "fake".
+
+    Returns:
+        operation -> ``call``: ns of a call that nobody records; ``off`` and ``on``: ns that are added to it while the
+        recorder is off and on.
+    """
+    found: dict[str, dict[str, float]] = fresh_ranks.run(_per_collective, rounds, ranks=1)
+    return found
+
+
+def collective_table(found: dict[str, dict[str, float]]) -> str:
+    """One line for each operation."""
+    lines = [["collective", "call ns", "recorder off adds ns", "on adds ns"]]
+    lines += [[name, *(f"{one[what]:.0f}" for what in ("call", "off", "on"))] for name, one in found.items()]
     return "\n".join(command.aligned(lines, left=1))

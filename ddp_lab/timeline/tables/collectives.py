@@ -26,11 +26,11 @@ _FIRST = 256
 _MOST_OPEN = 4096  # of the newest rows, those in which an end is looked for
 _FIELDS = (
     *("key", "group", "call", "peer", "sequence", "bytes", "entered", "ended", "device_begin", "device_end"),
-    *("failed", "wait_begin", "wait_ns"),
+    *("failed", "unseen", "wait_begin", "wait_ns"),
 )
 _ENTERED, _ENDED, _FAILED = map(int, (Kind.COLLECTIVE_ENTERED, Kind.COLLECTIVE_ENDED, Kind.COLLECTIVE_FAILED))
-_WAIT_BEGIN, _WAIT_END = map(int, (Kind.WAIT_BEGIN, Kind.WAIT_END))
-_STATES = np.array(["running", "complete", "failed"], object)
+_WAIT_BEGIN, _WAIT_END, _UNSEEN = map(int, (Kind.WAIT_BEGIN, Kind.WAIT_END, Kind.END_UNSEEN))
+_STATES = np.array(["running", "complete", "failed", "unseen"], object)
 # What a ring of n ranks moves over each of its links, in units of the bytes (those of the larger side).
 _PARTS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 # c10d's operators, by the names that `torch.distributed` has for them; several tensors at once are "coalesced".
@@ -144,6 +144,7 @@ class CollectiveTable:
             ("failed", kind == _FAILED),
         ):
             self._rows[row[ended], field(name)] = values[ended]
+        self._rows[row[kind == _UNSEEN], field("unseen")] = 1
         for one in (_WAIT_BEGIN, _WAIT_END):  # a begin comes before its end; both may be in one batch
             chosen = kind == one
             if one == _WAIT_BEGIN:
@@ -158,7 +159,8 @@ class CollectiveTable:
         numbers = np.arange(self._open, self.entered)
         rows = self._rows[numbers % len(self._rows)]
         waits = (rows[:, _FIELDS.index("wait_begin")] != 0) & (rows[:, _FIELDS.index("wait_ns")] == 0)
-        still = np.flatnonzero((rows[:, _FIELDS.index("ended")] == 0) | waits)
+        open_ended = (rows[:, _FIELDS.index("ended")] == 0) & (rows[:, _FIELDS.index("unseen")] == 0)
+        still = np.flatnonzero(open_ended | waits)
         # A thread may begin to wait for what has just ended: the newest stay.
         self._open = int(numbers[still[0]]) if len(still) else max(self._open, self.entered - _FIRST // 4)
 
@@ -186,7 +188,8 @@ def collective_columns(
     names = ("rank", *_FIELDS)
     rows = {name: np.concatenate([np.empty(0, np.int64), *(part[name] for part in parts)]) for name in names}
     told = _told(rows["call"], calls)
-    failed, ended = rows["failed"] != 0, rows["ended"]
+    ended = rows["ended"]
+    state = np.select([rows["failed"] != 0, ended > 0, rows["unseen"] != 0], [2, 1, 3], 0)
     columns: Columns = {
         "rank": rows["rank"],
         "group": rows["group"],
@@ -199,7 +202,7 @@ def collective_columns(
         "ended_ns": ended,
         "device_begin_ns": rows["device_begin"],
         "device_end_ns": rows["device_end"],
-        "state": _STATES[np.where(failed, 2, np.where(ended > 0, 1, 0))],
+        "state": _STATES[state],
         "ms": np.where(ended > 0, (ended - rows["entered"]) / 1e6, np.nan),
         "waited_ms": rows["wait_ns"] / 1e6,
     }

@@ -6,7 +6,7 @@ import { COLOURS } from "../generated.js";
 import { drawScene } from "../charts/scene.js";
 
 const HEAD = ["group", "backend", "operations", "bytes", "last rank", "last, %", "late ms", "in flight ms", "GB/s (bus)"];
-const [LANE, LEFT] = [20, 190];
+const [LANE, LEFT] = [20, 210];
 
 export class GroupsView {
   // actions: {redraw(), say(text)}
@@ -43,7 +43,7 @@ export class GroupsView {
 
 function scene({ lanes, spans, keys, tips }) {
   return {
-    lanes: lanes.map(([name, note, strong]) => ({ name: note ? `${name}: ${note}` : name, strong })),
+    lanes: lanes.map(([name, note, strong]) => ({ name: note && !strong ? `${name}: ${note}` : name, strong })),
     height: LANE,
     left: LEFT,
     label: "milliseconds",
