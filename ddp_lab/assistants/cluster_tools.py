@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ..cluster.cells.doctor import HangReport
 from ..cluster.cells.run import CellRun
 from ..cluster.cluster import Cluster
 from ..control.records import CellText, RankHealth
+from ..diagnostics.hang_report import HangReport
 from ..errors import CellError, ClusterError
 from ..formatting import duration, enumeration, label_of
 from ..output.board import Board

@@ -18,6 +18,7 @@ from ..control.collectives import DEFAULT_BYTES
 from ..control.records import CellText, RankHealth, RankRecord
 from ..control.training import TrainingControl
 from ..control.wire import Wire
+from ..diagnostics.hang_report import HangReport
 from ..errors import ClusterError
 from ..formatting import enumeration, label_of
 from ..output.board import Board
@@ -27,7 +28,6 @@ from ..protocol.entry_points import RankFunction
 from ..renamed import with_former_names
 from ..timeline.timeline import Timeline
 from .cells import variables
-from .cells.doctor import HangReport
 from .cells.run import CellOptions, CellResult
 from .config import ClusterConfig
 from .processes.hosts import parse_hosts

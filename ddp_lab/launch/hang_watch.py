@@ -20,12 +20,12 @@ from typing import Any
 import psutil
 
 from .. import machine
-from ..cluster.cells.doctor import HangReport, brief
 from ..cluster.processes.launchers import make_run_dir
 from ..command_line import tell
 from ..control.examination import with_places
 from ..control.wire import Wire
 from ..diagnostics.calls import Diagnosis
+from ..diagnostics.hang_report import HangReport, brief
 from ..diagnostics.hangs import diagnose, different_calls, wait_of
 from ..diagnostics.rank_state import Examined
 from .invitation import invite

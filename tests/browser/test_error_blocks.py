@@ -39,7 +39,7 @@ mine()
 STOPPED = 'ddp_lab.Cluster(2, backend="gloo").inject(ddp_lab.faults.SlowRank(1, 0.002))'
 MAGIC = "%cluster use nobody"
 DOCTOR = """
-from ddp_lab.cluster.cells.doctor import HangReport
+from ddp_lab.diagnostics.hang_report import HangReport
 from ddp_lab.diagnostics.calls import Diagnosis
 HangReport(Diagnosis("busy", "rank 0 is in `time.sleep(600)`", "`%cluster interrupt` ends <that>"), ())
 """

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddp_lab import CellError
-from ddp_lab.cluster.cells.doctor import HangReport
+from ddp_lab.diagnostics.hang_report import HangReport
 from ddp_lab.output.board import SilentBoard
 from tests.cluster.conftest import Lab
 from tests.leftovers import wait_until

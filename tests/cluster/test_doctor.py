@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddp_lab import CellError, ClusterError
-from ddp_lab.cluster.cells.doctor import HangReport
+from ddp_lab.diagnostics.hang_report import HangReport
 from ddp_lab.diagnostics.rank_state import Examined, Place
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import APART, HANGS, MODEL, Announced, diagnosed, running, settled, told_apart

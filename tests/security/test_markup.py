@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.cluster.cells import doctor
+from ddp_lab.diagnostics.hang_report import HangReport
 from ddp_lab.diagnostics.rank_state import Call, Examined, Place
 from ddp_lab.output import status_table
 from ddp_lab.output.board import OutputBoard
@@ -77,7 +77,7 @@ def test_doctor_and_status(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     )
     stuck = Examined(0, "running", label=NAME, seconds=9.0, stack=(place,), call=call)
     dead = Examined(1, "lost", why=TEXT, label=NAME)
-    assert_text_alone(doctor.HangReport.of([stuck, dead])._repr_html_(), NAME)
+    assert_text_alone(HangReport.of([stuck, dead])._repr_html_(), NAME)
     assert_text_alone(status_table.html_table([NAME], [[TEXT]]), NAME, TEXT)
 
 

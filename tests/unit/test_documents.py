@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.cluster.cells.doctor import HangReport
 from ddp_lab.diagnostics.flights import Collective, Flight, GroupFlights
+from ddp_lab.diagnostics.hang_report import HangReport
 from ddp_lab.diagnostics.rank_state import BucketStage, Examined, Model, Place
 
 ROOT = Path(__file__).resolve().parents[2]
