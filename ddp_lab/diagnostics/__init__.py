@@ -1,3 +1,3 @@
 """Why ranks make no progress: what each of them does, and who waits for whom."""
 
-__all__ = ["calls", "flight_recorder", "flights", "hang_report", "hangs", "rank_state"]
+__all__ = ["calls", "dumps", "flight_recorder", "flights", "hang_report", "hangs", "rank_state", "torch_calls"]

@@ -58,7 +58,7 @@ def diagnose_mismatch(ranks: Sequence[Examined], found: Mismatch) -> Diagnosis:
     places = {one.rank: f" at {one.entered_at}" for one in ranks if one.entered_at is not None}
     by_call: dict[str, list[int]] = {}
     for rank, call in found.calls.items():
-        by_call.setdefault(f"{call.called(found.number)}{places.get(rank, '')}", []).append(rank)
+        by_call.setdefault(f"{call.called(found.number)}{found.where}{places.get(rank, '')}", []).append(rank)
     (first, who), *others = by_call.items()
     words = ", ".join([f"{label(who)} entered {first}", *(f"{label(which)} {call}" for call, which in others)])
     if found.sizes:
@@ -81,7 +81,7 @@ def diagnose_ahead(ranks: Sequence[Examined], found: Distance) -> Diagnosis:
     by_rank = {one.rank: one for one in ranks}
     behind, number = by_rank[found.behind], found.entered[1] + 1
     what = found.missing.called(number) if found.missing is not None else f"operation #{number} of their group"
-    launches = f"rank {found.ahead} launched {what}"
+    launches = f"rank {found.ahead} launched {what}{found.where}"
     if behind.state == "running":
         sentence = f"{launches} and continued; rank {found.behind} has not entered it and {behind}."
     elif by_rank[found.ahead].state == "running":

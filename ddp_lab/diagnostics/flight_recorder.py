@@ -15,7 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["Entry", "Numbered", "entries_of", "numbered", "tensors_in_words"]
+__all__ = ["Entry", "Numbered", "entries_of", "group_description", "numbered", "tensors_in_words"]
+
+_NO_DESCRIPTION = {"", "undefined", "default_pg"}  # torch's own words
 
 # torch's name of a dtype in a dump -> as users write it, bytes of an element
 _DTYPES = {
@@ -52,6 +54,8 @@ class Entry:
         state: ``"scheduled"``, ``"started"`` (its kernel runs) or ``"completed"``, as far as known.
         done: whether it has ended.
         point_to_point: whether it is a send or receive.
+        description: of the group; "" if it has none.
+        frames: ``name``, ``filename`` and ``line`` of the call's frames, innermost first; empty without them.
     """
 
     record: int
@@ -66,6 +70,8 @@ class Entry:
     state: str
     done: bool
     point_to_point: bool
+    description: str = ""
+    frames: Sequence[Mapping[str, Any]] = ()
 
     @property
     def bytes(self) -> int:
@@ -102,7 +108,14 @@ def _entry(given: Mapping[str, Any]) -> Entry:
         state=state,
         done=bool(given["retired"]) or state == "completed",
         point_to_point=bool(given.get("is_p2p")),
+        description=group_description(str(given["process_group"][1])),
+        frames=given.get("frames") or (),
     )
+
+
+def group_description(given: str) -> str:
+    """A group's description as its maker gave it; "" for torch's own words."""
+    return "" if given in _NO_DESCRIPTION else given
 
 
 class Numbered(NamedTuple):

@@ -13,10 +13,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..formatting import binary_size
+from ..formatting import binary_size, label_of
 
 __all__ = ["SKEW_S", "Collective", "Distance", "Distances", "Flight", "GroupFlights", "Mismatch", "distances"]
-__all__ += ["find_mismatch", "in_flight_words", "open_words"]
+__all__ += ["find_mismatch", "in_flight_words", "on_group", "open_words"]
 
 SKEW_S = 1.0  # between the first and the last answer of one examination
 _STANDS = 10  # collectives ahead of a rank that makes no progress
@@ -79,6 +79,7 @@ class GroupFlights:
         entries: number -> collective, of the newest ones.
         open: the oldest of those in flight.
         open_count: how many are in flight.
+        description: as its maker gave it; "" for the default group.
     """
 
     group: str
@@ -90,6 +91,12 @@ class GroupFlights:
     entries: Mapping[int, Collective]
     open: tuple[Flight, ...]
     open_count: int
+    description: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What distinguishes it on its rank."""
+        return self.group, self.backend
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> GroupFlights:
@@ -99,9 +106,23 @@ class GroupFlights:
         return cls(
             **known,
             ranks=tuple(answer["ranks"]),
+            description=answer.get("description", ""),
             entries={number: kinds[kind] for number, kind in answer["entries"]},
             open=tuple(Flight(number, kinds[kind], *more) for number, kind, *more in answer["open"]),
         )
+
+
+def on_group(description: str, ranks: Sequence[int]) -> str:
+    """E.g. ``" on mesh dimension tp (ranks 0–3)"``, to follow a collective; "" without a description.
+
+    Args:
+        description: of the group; of one of a DeviceMesh ``"mesh_"`` and the dimension's name.
+        ranks: its global ranks, if known.
+    """
+    if not description:
+        return ""
+    name = f"mesh dimension {description[5:]}" if description.startswith("mesh_") else description
+    return f" on {name} ({label_of(ranks)})" if ranks else f" on {name}"
 
 
 def open_words(groups: Sequence[GroupFlights]) -> str:
@@ -121,12 +142,14 @@ class Mismatch:
         number: on the group.
         calls: rank -> what it entered under this number.
         sizes: whether only the tensors differ: the name is the same on all ranks.
+        where: the group in words, as `on_group` says it.
     """
 
     group: str
     number: int
     calls: Mapping[int, Collective]
     sizes: bool
+    where: str = ""
 
 
 _Key = tuple[str, str]
@@ -136,7 +159,7 @@ def _by_group(ranks: Mapping[int, Sequence[GroupFlights]]) -> dict[_Key, dict[in
     made: dict[_Key, dict[int, GroupFlights]] = {}
     for rank, flights in sorted(ranks.items()):
         for one in flights:
-            made.setdefault((one.group, one.backend), {})[rank] = one
+            made.setdefault(one.key, {})[rank] = one
     return {key: members for key, members in made.items() if len(members) > 1}
 
 
@@ -156,8 +179,13 @@ def find_mismatch(ranks: Mapping[int, Sequence[GroupFlights]], of_cell: Collecti
             names = {call.name for call in calls.values()}
             tensors = {(call.bytes, call.what.partition(" ")[0]) for call in calls.values()}
             if len(names) > 1 or (len(tensors) > 1 and names <= _SAME_TENSORS):
-                return Mismatch(group, number, calls, sizes=len(names) == 1)
+                return Mismatch(group, number, calls, len(names) == 1, _where(members))
     return None
+
+
+def _where(members: Mapping[int, GroupFlights]) -> str:
+    one = next(iter(members.values()))
+    return on_group(one.description, one.ranks)
 
 
 @dataclass(frozen=True)
@@ -170,6 +198,7 @@ class Distance:
         entered: how many these two have entered.
         missing: the first that the rank behind has not entered; None if no longer known.
         launched: the oldest that the rank ahead has launched, which the other has not entered and which has not ended.
+        where: the group in words, as `on_group` says it.
     """
 
     ahead: int
@@ -177,6 +206,7 @@ class Distance:
     entered: tuple[int, int]
     missing: Collective | None
     launched: Flight | None
+    where: str = ""
 
     @property
     def gap(self) -> int:
@@ -197,7 +227,7 @@ def distances(ranks: Mapping[int, Sequence[GroupFlights]]) -> dict[tuple[str, st
             numbered = ends == (members[ahead].entered, members[behind].entered)
             missing = members[ahead].entries.get(ends[1] + 1) if numbered else None
             launched = next((one for one in members[ahead].open if one.number > ends[1]), None) if numbered else None
-            found[key] = Distance(ahead, behind, ends, missing, launched)
+            found[key] = Distance(ahead, behind, ends, missing, launched, _where(members))
     return found
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..formatting import binary_size, enumeration, names
-from .flights import GroupFlights, open_words
+from ..formatting import binary_size, enumeration, label_of, names
+from .flights import GroupFlights, on_group, open_words
 
 __all__ = ["BucketStage", "Call", "Examined", "Model", "Place", "label"]
 
@@ -62,7 +62,7 @@ class Call:
 
     def __str__(self) -> str:
         number = f" #{self.sequence}" if self.sequence is not None and self.kind == "collective" else ""
-        number += f" on {self.description}" if self.description else ""
+        number += on_group(self.description, self.ranks)
         size = f" of {binary_size(self.bytes)} ({self.what})" if self.what else ""
         if self.kind == "point to point":
             whom = "" if self.peer is None else f" {'from' if 'recv' in self.name else 'to'} rank {self.peer}"
@@ -128,8 +128,9 @@ class Examined:
     Attributes:
         rank: its rank.
         state: ``"running"`` a cell, ``"idle"``, ``"unblocked"``, ``"silent"`` (unresponsive), ``"stopped"`` (by a
-            signal) or ``"lost"`` (its process exited).
-        why: of a lost one, how it ended; of a stopped one, the command that resumes it.
+            signal), ``"lost"`` (its process exited) or ``"recorded"`` (only its Flight Recorder's dump is known).
+        why: of a lost one, how it ended; of a stopped one, the command that resumes it; of a recorded one, what its
+            dump says.
         label: of the running cell.
         asked: whether the cell was sent to this rank.
         seconds: since the cell began here.
@@ -235,6 +236,8 @@ class Examined:
             return f"is stopped (SIGSTOP): `{self.why}` resumes it"
         if self.state == "silent":
             return "is unresponsive: a C call may be holding the GIL"
+        if self.state == "recorded":
+            return self.why
         if self.state != "running":
             return "is not running a cell" if self.runs == "cell" else f"has finished the {self.runs}"
         at = f" at {self.place}" if self.place is not None else ""
@@ -254,6 +257,7 @@ class Examined:
 
 
 _NOWHERE = Place("", 0, "", "", False)
+_MANY = 4
 
 
 def _model(answer: Mapping[str, Any]) -> Model:
@@ -268,6 +272,8 @@ def _model(answer: Mapping[str, Any]) -> Model:
 
 
 def label(ranks: Iterable[int]) -> str:
-    """``"rank 0"`` or ``"ranks 0 and 2"``."""
+    """``"rank 0"``, ``"ranks 0 and 2"``, or of many ``"ranks 0–6, 9"``."""
     ordered = [str(rank) for rank in sorted(ranks)]
+    if len(ordered) > _MANY:
+        return label_of(map(int, ordered))
     return f"rank{'s' if len(ordered) > 1 else ''} {enumeration(ordered)}"

@@ -23,22 +23,14 @@ from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined, unus
 from torch.distributed import distributed_c10d as c10d
 
 from ...diagnostics.rank_state import Examined
+from ...diagnostics.torch_calls import COLLECTIVE, GROUP, POINT_TO_POINT, entered
 from ...parallel.live.model import LiveModel, live_models
 from ..cells.tracebacks import is_users
 from ..groups import registry
 from . import flights
 
-_C10D = c10d.__file__
-_COLLECTIVES = {
-    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_reduce_coalesced"),
-    *("all_to_all", "all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object"),
-    *("monitored_barrier", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list"),
-}
-_POINT_TO_POINT = {"send", "recv", "batch_isend_irecv", "send_object_list", "recv_object_list"}
-_GROUPS = {"init_process_group", "new_group", "new_subgroups", "split_group"}
 _WAIT = re.compile(r"(\w+)\.wait\(")  # of a Work
-_NO_DESCRIPTION = {"", "undefined", "default_pg"}  # torch's own words
-_FUNCTIONAL = _C10D.replace("distributed_c10d", "_functional_collectives")
+_FUNCTIONAL = c10d.__file__.replace("distributed_c10d", "_functional_collectives")
 _FRAMES = 40  # at most, innermost first
 
 
@@ -121,16 +113,11 @@ def _text(frame: FrameType) -> str:
 
 def _call(frames: list[FrameType]) -> dict[str, Any] | None:
     """The outermost function of torch.distributed that the thread is in."""
-    found = None
-    for frame in frames:
-        name = frame.f_code.co_name
-        if frame.f_code.co_filename == _C10D and name in _COLLECTIVES | _POINT_TO_POINT | _GROUPS:
-            found = frame
+    found = entered((one.f_code.co_filename, one.f_code.co_name) for one in frames)
     if found is None:
         return (_work(frames[0]) or _functional(frames)) if frames else None
-    name, given = found.f_code.co_name, dict(found.f_locals)
-    kind = "group" if name in _GROUPS else "point to point" if name in _POINT_TO_POINT else "collective"
-    group = given.get("group") if kind != "group" else None
+    name, kind, given = found.name, found.kind, dict(frames[found.place].f_locals)
+    group = given.get("group") if kind != GROUP else None
     tensors = list(_tensors(given))
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     call = _entered(name, kind, group)
@@ -149,7 +136,7 @@ def _entered(name: str, kind: str, group: Any) -> dict[str, Any]:
         "bytes": 0,
         "peer": None,
         "sequence": record.sequence if record is not None else None,
-        "description": "" if record is None or record.description in _NO_DESCRIPTION else record.description,
+        "description": "" if record is None else flights.description_of(record),
     }
 
 
@@ -164,14 +151,14 @@ def _work(frame: FrameType) -> dict[str, Any] | None:
     kind: int = work._get_op_type()  # type: ignore[attr-defined, unused-ignore]
     name = OpType(kind).name.lower().strip("_")
     name = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}.get(name, name)
-    return _entered(name, "point to point" if name in ("send", "recv", "recvanysource") else "collective", None)
+    return _entered(name, POINT_TO_POINT if name in ("send", "recv", "recvanysource") else COLLECTIVE, None)
 
 
 def _functional(frames: list[FrameType]) -> dict[str, Any] | None:
     """A functional collective whose result the thread waits for: the oldest that has not ended."""
     waits = any(one.f_code.co_filename == _FUNCTIONAL and one.f_code.co_name == "wait_tensor" for one in frames)
     oldest = flights.in_flight()["oldest"] if waits else None
-    return None if oldest is None else {**_entered(oldest["name"], "collective", None), "sequence": oldest["number"]}
+    return None if oldest is None else {**_entered(oldest["name"], COLLECTIVE, None), "sequence": oldest["number"]}
 
 
 def _record(group: Any) -> registry.GroupRecord | None:

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...diagnostics.flight_recorder import Entry, Numbered, entries_of, numbered, tensors_in_words
+import torch.distributed as dist
+
+from ...diagnostics.flight_recorder import Entry, Numbered, entries_of, group_description, numbered, tensors_in_words
 from ...parallel.live.model import live_models
 from ..groups import registry
 from .recorders import GpuFlights, dump_of, end_s, frames
@@ -67,12 +69,12 @@ def flights(began_ns: int | None) -> list[dict[str, Any]]:
         began_ns: when the rank's last cell began (host time in ns); None if it has run none.
 
     Returns:
-        For each ``group`` and ``backend``: its ``ranks`` (empty: all), ``entered`` (how many collectives; None if
-        unknown), ``sequence`` (its backend's number, in which sends and receives may count), ``begun`` (the number of
-        the first that was entered in the last cell; None if none was), ``kinds``: triples of name, tensors in words
-        and bytes, ``entries``: pairs of number and index in ``kinds``, ``open``: of the collectives in
-        flight, the oldest ones: number, index in ``kinds``, seconds since it was launched, bucket in words; and
-        ``open_count``: how many there are.
+        For each ``group`` and ``backend``: its ``ranks`` (empty: all) and ``description``, ``entered`` (how many
+        collectives; None if unknown), ``sequence`` (its backend's number, in which sends and receives may count),
+        ``begun`` (the number of the first that was entered in the last cell; None if none was), ``kinds``: triples of
+        name, tensors in words and bytes, ``entries``: pairs of number and index in ``kinds``, ``open``: of the
+        collectives in flight, the oldest ones: number, index in ``kinds``, seconds since it was launched, bucket in
+        words; and ``open_count``: how many there are.
     """
     wall = time.time_ns()
     since = wall if began_ns is None else wall - (time.monotonic_ns() - began_ns)
@@ -104,6 +106,13 @@ def frames_of(group: str, number: int) -> list[tuple[str, int]]:
     return []
 
 
+def description_of(record: registry.GroupRecord) -> str:
+    """A group's description; of one without it that not all ranks belong to, "a group"."""
+    own = group_description(record.description)
+    some = dist.is_initialized() and 0 < len(record.ranks) < dist.get_world_size()
+    return own or ("a group" if some else "")
+
+
 def left() -> int:
     """How many collectives of this rank are still in flight although its cell has ended; waits until those that end now
     are recorded as ended.
@@ -133,6 +142,7 @@ def _described(known: _Known, since_ns: int) -> dict[str, Any]:
         "group": known.record.name,
         "backend": known.backend,
         "ranks": known.record.ranks,
+        "description": description_of(known.record),
         "sequence": registry.sequences().get(known.record.name),
         "entered": max(known.numbered.entries, default=0) if known.numbered.known else None,
         "begun": min(begun, default=None),

@@ -1,0 +1,118 @@
+"""Files with dumps of Flight Recorders: pickled, as NCCL's watchdog writes them, or JSON.
+
+[Note: a pickle that is only read]
+A pickle can make its reader call any function. These are read by an unpickler that builds numbers, texts, lists, tuples,
+dictionaries and sets alone: a pickle that names a class or a function is refused before anything of it is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import pickle
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..diagnostics.dumps import Dump
+from ..errors import DdpLabError
+
+__all__ = ["read"]
+
+_RANK = re.compile(r"(\d+)(?:\.[A-Za-z]+)*$")  # at the end of a name, as torch writes it
+_MOST_BYTES = 1 << 30
+
+
+class _PlainData(pickle.Unpickler):
+    """Builds plain data alone. See [Note: a pickle that is only read]."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it names {module}.{name}, and dumps hold plain data alone")
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        raise pickle.UnpicklingError("it refers to objects outside of the file")
+
+
+def read(paths: Sequence[Path]) -> list[Dump]:
+    """The dumps in these files and folders, one for each rank.
+
+    Args:
+        paths: of a folder every file in it that is a dump; others in it are left out.
+
+    Raises:
+        DdpLabError: a file can't be read, is not a dump, or its rank is unknown; or there is none.
+    """
+    found: dict[int, list[tuple[Mapping[str, Any], int]]] = {}
+    with _no_collector():
+        for file, listed in (each for path in paths for each in _files(path)):
+            dump = _parsed(file, must=not listed)
+            if dump is not None:
+                found.setdefault(_rank_of(file, dump), []).append((dump, file.stat().st_mtime_ns))
+    if not found:
+        where = ", ".join(map(str, paths))
+        raise DdpLabError(
+            f"{where} holds no dump of a Flight Recorder; torch writes them to TORCH_NCCL_DEBUG_INFO_TEMP_FILE when a "
+            "collective of NCCL times out, see https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html"
+        )
+    return [
+        Dump(rank, tuple(dump for dump, _ in of_rank), max(at for _, at in of_rank))
+        for rank, of_rank in sorted(found.items())
+    ]
+
+
+@contextlib.contextmanager
+def _no_collector() -> Iterator[None]:
+    """Python's collector would visit all objects again and again while millions of them are made, none of them garbage."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was:
+            gc.enable()
+
+
+def _files(path: Path) -> Iterator[tuple[Path, bool]]:
+    """A path's files, and whether they were only found in a folder."""
+    if not path.is_dir():
+        yield path, False
+        return
+    try:
+        listed = sorted(path.iterdir())
+    except OSError as error:
+        raise DdpLabError(f"can't read {path}: {error.strerror}") from error
+    for one in listed:
+        if one.is_file() and _RANK.search(one.name):
+            yield one, True
+
+
+def _parsed(file: Path, *, must: bool) -> Mapping[str, Any] | None:
+    """A file's dump; None if it is none and need not be one."""
+    try:
+        if file.stat().st_size > _MOST_BYTES:
+            raise ValueError("it is larger than 1 GiB")
+        with file.open("rb") as stream:
+            first = stream.peek(1)[:1]
+            dump = json.load(stream) if first == b"{" else _PlainData(stream).load()
+        if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list) or "version" not in dump:
+            raise ValueError("it has no version and entries")
+    except OSError as error:
+        raise DdpLabError(f"can't read {file}: {error.strerror}") from error
+    except Exception as error:  # noqa: BLE001 - bytes that are no pickle make pickle raise almost anything
+        if must or isinstance(error, pickle.UnpicklingError) and "names" in str(error):
+            raise DdpLabError(f"{file} is not a dump of torch's Flight Recorder: {error}") from error
+        return None
+    return dump
+
+
+def _rank_of(file: Path, dump: Mapping[str, Any]) -> int:
+    given = dump.get("rank")
+    if isinstance(given, int):
+        return given
+    found = _RANK.search(file.name)
+    if found is None:
+        raise DdpLabError(f"the rank of {file} is unknown: its name must end with the rank, for example dump_0")
+    return int(found[1])
