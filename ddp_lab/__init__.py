@@ -35,6 +35,7 @@ _PUBLIC = {
     "follow": "cluster.followed",
     "observe": "parallel.observe",
     "replace_torch_ddp": "parallel.replacement",
+    "serve_doctor": "engine.status.debug_server",
     "serve_mcp": "assistants.kernel_server",
 }
 _MODULES = {"fault_injection": "parallel.live.fault_injection", "faults": "faults", "recording": "recording"}
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from .cluster.cluster import current_cluster as current_cluster
     from .cluster.followed import follow as follow
     from .engine.restore import copy_state_from as copy_state_from
+    from .engine.status.debug_server import serve_doctor as serve_doctor
     from .errors import BucketStateError as BucketStateError
     from .errors import CellError as CellError
     from .errors import ClusterError as ClusterError

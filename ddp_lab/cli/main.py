@@ -22,7 +22,7 @@ from ..command_line import Parser, file_to_write, folder_to_write, percent, writ
 from ..errors import DdpLabError
 from ..files import write_text
 from ..printable import printable_lines
-from . import docs, lessons, mcp, scripts
+from . import docs, doctor, lessons, mcp, scripts
 
 __all__ = ["main", "run_notebook"]
 
@@ -234,6 +234,7 @@ def _parser() -> Parser:
         lessons.add,
         scripts.add,
         _add_run_and_tune,
+        doctor.add,
         _add_report,
         _add_compare,
         mcp.add,

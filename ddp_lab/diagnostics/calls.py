@@ -4,14 +4,15 @@ that explains a diagnosis.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .flights import SKEW_S, Distance, Mismatch, distances, find_mismatch
-from .rank_state import Examined, label
+from .rank_state import Examined, Place, label
 
 __all__ = ["HANGS", "SAME_CALLS", "SAME_TENSORS", "Diagnosis", "diagnose_ahead", "diagnose_mismatch", "hang_lesson"]
-__all__ += ["launched_alone", "mismatch_of"]
+__all__ += ["launched_alone", "mismatch_of", "with_places"]
 
 SAME_TENSORS = "Tensors must have the same shape and dtype on all ranks; if sizes differ, gather the sizes first."
 SAME_CALLS = "All ranks of a group must make the same calls in the same order."
@@ -27,6 +28,8 @@ _HEADINGS = {
     "slow": "A slow interconnect",
     "unknown": "How a hang is noticed",
 }
+
+Ask = Callable[[list[int], str, int], Mapping[int, Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,24 @@ def mismatch_of(ranks: Sequence[Examined]) -> Mismatch | None:
     running = {one.last_cell for one in ranks if one.state == "running"} or {one.last_cell for one in ranks}
     of_cell = [one.rank for one in ranks if one.last_cell in running]
     return find_mismatch({one.rank: one.flights for one in ranks}, of_cell)
+
+
+def with_places(ranks: Sequence[Examined], ask: Ask) -> list[Examined]:
+    """The same; where the ranks entered different collectives, with the line that entered each, if it is known.
+
+    Args:
+        ranks: all of them.
+        ask: called with ranks, group and number; returns rank -> ``file`` and ``line`` where it entered that one.
+    """
+    found = mismatch_of(ranks)
+    if found is None:
+        return list(ranks)
+    places = {
+        rank: Place(answer["file"], answer["line"], "", "", users=True)
+        for rank, answer in ask(list(found.calls), found.group, found.number).items()
+        if "file" in answer
+    }
+    return [replace(one, entered_at=places.get(one.rank)) for one in ranks]
 
 
 def diagnose_mismatch(ranks: Sequence[Examined], found: Mismatch) -> Diagnosis:

@@ -22,7 +22,7 @@ from .flights import Collective, Flight, GroupFlights, on_group
 from .rank_state import Examined, Place, label
 from .torch_calls import is_library
 
-__all__ = ["Dump", "diagnose_dumps"]
+__all__ = ["Dump", "diagnose_dumps", "flights_by_rank"]
 
 _STALE_S = 5.0  # a collective that has been in flight for less may be on its way
 _DEFAULT_GROUP = "default_pg"
@@ -258,3 +258,9 @@ def _entered_at(rank: Examined, one: _Recorded, group: str, number: int) -> Exam
         if key[0] == group and number in entries:
             return replace(rank, entered_at=_place_of(entries[number]))
     return rank
+
+
+def flights_by_rank(dumps: Sequence[Dump]) -> dict[int, tuple[GroupFlights, ...]]:
+    """Rank -> its collectives by group."""
+    members = _members_of(dumps)
+    return {one.rank: _recorded(one, members).flights for one in dumps}

@@ -62,13 +62,12 @@ class Call:
 
     def __str__(self) -> str:
         number = f" #{self.sequence}" if self.sequence is not None and self.kind == "collective" else ""
-        number += on_group(self.description, self.ranks)
         size = f" of {binary_size(self.bytes)} ({self.what})" if self.what else ""
         if self.kind == "point to point":
             whom = "" if self.peer is None else f" {'from' if 'recv' in self.name else 'to'} rank {self.peer}"
             return f"{self.name}{whom or (' from any rank' if self.name == 'recv' else '')}"
         root = f" with root {self.peer}" if self.peer is not None else ""
-        return f"{self.name}{number}{size}{root}"
+        return f"{self.name}{number}{size}{on_group(self.description, self.ranks)}{root}"
 
 
 @dataclass(frozen=True)
@@ -176,8 +175,16 @@ class Examined:
             flights=tuple(GroupFlights.of(one) for one in answer.get("flights", ())),
             last_cell=answer.get("last_cell"),
             debugged=bool(answer.get("debugger")),
+            entered_at=Place(**answer["entered_at"]) if answer.get("entered_at") else None,
             **more,
         )
+
+    @classmethod
+    def of_script(cls, rank: int, answer: Mapping[str, Any] | None) -> Examined:
+        """Of a rank of a script, from its answer with its ``state``; unresponsive without one."""
+        if answer is None or "call" not in answer:
+            return cls(rank, "silent", runs="script")
+        return cls.of(rank, answer["state"], answer, runs="script")
 
     @property
     def how_it_ended(self) -> str:

@@ -1,8 +1,8 @@
 """Files with dumps of Flight Recorders: pickled, as NCCL's watchdog writes them, or JSON.
 
 [Note: a pickle that is only read]
-A pickle can make its reader call any function. These are read by an unpickler that builds numbers, texts, lists, tuples,
-dictionaries and sets alone: a pickle that names a class or a function is refused before anything of it is called.
+A pickle can make its reader call any function. These are read by an unpickler that builds numbers, texts, lists,
+tuples, dictionaries and sets alone. One that names a class or a function is refused, and nothing of it is called.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ _RANK = re.compile(r"(\d+)(?:\.[A-Za-z]+)*$")  # at the end of a name, as torch 
 _MOST_BYTES = 1 << 30
 
 
+class _RefusedError(pickle.UnpicklingError):
+    """A pickle of something else than plain data."""
+
+
 class _PlainData(pickle.Unpickler):
     """Builds plain data alone. See [Note: a pickle that is only read]."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it names {module}.{name}, and dumps hold plain data alone")
+        raise _RefusedError(f"it names {module}.{name}, and dumps hold plain data alone")
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        raise pickle.UnpicklingError("it refers to objects outside of the file")
+        raise _RefusedError("it refers to objects outside of the file")
 
 
 def read(paths: Sequence[Path]) -> list[Dump]:
@@ -64,7 +68,7 @@ def read(paths: Sequence[Path]) -> list[Dump]:
 
 @contextlib.contextmanager
 def _no_collector() -> Iterator[None]:
-    """Python's collector would visit all objects again and again while millions of them are made, none of them garbage."""
+    """Python's collector would visit all objects again and again while millions are made, none of them garbage."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -101,8 +105,8 @@ def _parsed(file: Path, *, must: bool) -> Mapping[str, Any] | None:
             raise ValueError("it has no version and entries")
     except OSError as error:
         raise DdpLabError(f"can't read {file}: {error.strerror}") from error
-    except Exception as error:  # noqa: BLE001 - bytes that are no pickle make pickle raise almost anything
-        if must or isinstance(error, pickle.UnpicklingError) and "names" in str(error):
+    except Exception as error:  # bytes that are no pickle make pickle raise almost anything
+        if must or isinstance(error, _RefusedError):
             raise DdpLabError(f"{file} is not a dump of torch's Flight Recorder: {error}") from error
         return None
     return dump

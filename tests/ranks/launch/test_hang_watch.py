@@ -39,7 +39,7 @@ def _line(text: str) -> int:
         ("busy", ["rank 0 waits in the backward, for bucket 0 of Linear (", "rank 1 is in `time.sleep(late)` at"]),
         ("calls", ["the ranks make different calls: rank 0 entered all_reduce", "rank 1 broadcast"]),
         pytest.param("alone", ["rank 0 waits in all_reduce #1 of 32 B (float32 [2, 4])"], marks=soak),
-        pytest.param("groups", ["in different groups", "all_reduce #1 on data", "all_reduce #1 on tensor"], marks=soak),
+        pytest.param("groups", ["in different groups", "on data (ranks 0–1)", "on tensor (ranks 0–1)"], marks=soak),
         pytest.param("messages", ["ranks 0 and 1 are both waiting to receive from each other"], marks=soak),
         pytest.param("loader", ["for bucket 0 of Linear", "rank 1 is waiting for data"], marks=soak),
         pytest.param("checkpoint", ["rank 1 waits in barrier", 'rank 0 is in `open("disk", "wb")`'], marks=soak),
