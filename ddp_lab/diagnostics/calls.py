@@ -24,7 +24,7 @@ _HEADINGS = {
     **dict.fromkeys(("ended", "subset", "unused"), _ENDED),
     **dict.fromkeys(("mismatch", "sizes", "root", "ahead", "group", "groups", "making", "crossed", "backward"), _CALLS),
     "order": _CALLS,
-    "lost": "A failed rank",
+    **dict.fromkeys(("lost", "cut"), "A failed rank"),
     "slow": "A slow interconnect",
     "unknown": "How a hang is noticed",
 }

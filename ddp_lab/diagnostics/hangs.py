@@ -69,7 +69,8 @@ def _gone(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis |
     them, new = ("it", "a new process for it") if len(gone) == 1 else ("them", "new processes for them")
     others = f"; {_who(waiting)} {_was(waiting)} waiting for {them}" if waiting else ""
     sentence = f"{_who(gone)} failed ({gone[0].how_it_ended}){others}."
-    return Diagnosis("lost", sentence, f"The next cell, or `%cluster rejoin`, starts {new}.")
+    restart = f"The next cell, or `%cluster rejoin`, starts {new}." if gone[0].runs == "cell" else ""
+    return Diagnosis("lost", sentence, restart)
 
 
 def _debugged(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
@@ -121,7 +122,19 @@ def _wait_s(waiting: Sequence[Examined]) -> str:
 def _idle(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
     if any(one.state in ("running", "silent") for one in ranks):
         return None
-    return Diagnosis("idle", "No cell is running.", stuck=False)
+    over = "No cell is running." if any(one.runs == "cell" for one in ranks) else "All ranks have finished the script."
+    return Diagnosis("idle", over, stuck=False)
+
+
+def _cut_off(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+    """Ranks of a node that does not answer."""
+    if not (cut := [one for one in ranks if one.state == "cut off"]):
+        return None
+    are = "is" if len(cut) == 1 else "are"
+    others = f" {_who(waiting)} {_wait_s(waiting)} in {waiting[0].waits_in}{_at(waiting[0])}." if waiting else ""
+    sentence = f"{_who(cut)} {are} cut off: {enumeration(sorted({one.why for one in cut}))}.{others}"
+    remedy = "Check that host and its network: ranks that wait for it do so until their group's timeout."
+    return Diagnosis("cut", sentence, remedy)
 
 
 def _silent(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
@@ -305,5 +318,15 @@ def _at(one: Examined) -> str:
 
 
 # Certain at once: waiting longer does not change them.
-_SURE: tuple[_Rule, ...] = (_gone, _stopped, _debugged, _paused, different_calls, launched_alone, _idle, _silent)
+_SURE: tuple[_Rule, ...] = (
+    _gone,
+    _cut_off,
+    _stopped,
+    _debugged,
+    _paused,
+    different_calls,
+    launched_alone,
+    _idle,
+    _silent,
+)
 _RULES: tuple[_Rule, ...] = (_nobody_waits, _point_to_point, _ended, _busy, _different)

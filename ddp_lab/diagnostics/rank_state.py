@@ -127,9 +127,10 @@ class Examined:
     Attributes:
         rank: its rank.
         state: ``"running"`` a cell, ``"idle"``, ``"unblocked"``, ``"silent"`` (unresponsive), ``"stopped"`` (by a
-            signal), ``"lost"`` (its process exited) or ``"recorded"`` (only its Flight Recorder's dump is known).
-        why: of a lost one, how it ended; of a stopped one, the command that resumes it; of a recorded one, what its
-            dump says.
+            signal), ``"lost"`` (its process exited), ``"cut off"`` (its node does not answer) or
+            ``"recorded"`` (only the dump of its Flight Recorder is known).
+        why: of a lost one, how it ended; of a stopped one, the command that resumes it; of one that is cut off, who
+            does not answer; of a recorded one, what its dump says.
         label: of the running cell.
         asked: whether the cell was sent to this rank.
         seconds: since the cell began here.
@@ -243,6 +244,8 @@ class Examined:
             return f"is stopped (SIGSTOP): `{self.why}` resumes it"
         if self.state == "silent":
             return "is unresponsive: a C call may be holding the GIL"
+        if self.state == "cut off":
+            return f"is cut off: {self.why}"
         if self.state == "recorded":
             return self.why
         if self.state != "running":

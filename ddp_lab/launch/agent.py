@@ -173,8 +173,8 @@ def _recorded(given: argparse.Namespace, folder: Path, watch: HangWatch | None) 
 
 @contextlib.contextmanager
 def _watched(given: argparse.Namespace, folder: Path) -> Iterator[HangWatch | None]:
-    """Who examines the ranks, if it is wanted and they are all on this host."""
-    if not given.hang_seconds or str(given.nnodes) not in ("1", "1:1"):
+    """Who examines the ranks, if it is wanted."""
+    if not given.hang_seconds:
         yield None
         return
     watch = HangWatch(folder, given.hang_seconds, given.on_hang)

@@ -1,7 +1,7 @@
 """The doctor of `ddp-lab run`: says when the ranks of a script wait for each other, who waits where, and for whom.
 
-It runs beside torch's agent, on a thread, and asks the ranks of this host over a wire of its own. Nothing is asked of
-their main threads: a hung rank answers, too.
+It runs beside torch's agent, on a thread, and asks the ranks of this host over a wire of its own, and other nodes
+through the job's store. Nothing is asked of the ranks' main threads: a hung rank answers, too.
 """
 
 from __future__ import annotations
@@ -17,29 +17,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from .. import machine
 from ..cluster.processes.launchers import make_run_dir
 from ..command_line import tell
-from ..control.examination import with_places
 from ..control.wire import Wire
-from ..diagnostics.calls import Diagnosis
+from ..diagnostics.calls import Diagnosis, with_places
 from ..diagnostics.hang_report import HangReport, brief
 from ..diagnostics.hangs import diagnose, different_calls, wait_of
 from ..diagnostics.rank_state import Examined
 from .invitation import invite
+from .local_ranks import LocalRanks
+from .nodes import CUT_S, Job, Nodes, alone, everyone, made
 
 __all__ = ["ACTIONS", "HangWatch"]
 
 ACTIONS = ("wait", "dump", "stop")
 _LOOKS = 5  # within the time after which a wait is told
-_LONGEST_PAUSE_S = 2.0  # between two looks
-_ANSWER_S = 1.0
+_LONGEST_PAUSE_S = 1.0  # between two looks
 
 
 class HangWatch:
-    """Watches the ranks of one host.
+    """Watches the ranks of a job, with the watches of its other nodes.
 
     Ownership: between `start` and `stop` its thread owns everything but the wire.
 
@@ -58,7 +55,9 @@ class HangWatch:
         self._folder = make_run_dir()
         self._wire = Wire(str(self._folder))
         self.invitation = invite(self._wire, self._folder)
-        self._pids: dict[int, int] = {}  # of all ranks that have ever answered
+        self._nodes: Nodes | None = None
+        self._answered, self._repeated = 0, 0  # of node 0's questions and sentences
+        self._said: list[tuple[str, bool]] = []
         self._since: dict[int, tuple[object, float]] = {}  # rank -> what it waits for, since when
         self._told = ""
         self._last: tuple[float, Diagnosis] | None = None  # the last look: seconds of the longest wait, and why
@@ -69,7 +68,7 @@ class HangWatch:
 
     def start(self, ranks: int) -> None:
         """Begins to look as soon as so many ranks have answered; call it on the main thread."""
-        self._ranks = ranks
+        self._ranks = LocalRanks(self._wire, ranks)
         os.set_blocking(self._signalled, False)
         signal.set_wakeup_fd(self._signalled, warn_on_full_buffer=False)
         self._thread.start()
@@ -79,6 +78,7 @@ class HangWatch:
         self._over.set()
         self._wire.close()
         self._thread.join()
+        self._leave_nodes()
         signal.set_wakeup_fd(-1)
 
     def close(self) -> None:
@@ -88,6 +88,10 @@ class HangWatch:
         os.close(self._signals)
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _leave_nodes(self) -> None:
+        if self._nodes is not None:
+            self._nodes.close()
+
     def tell_last(self) -> None:
         """Says once more what the ranks waited for at the end, if they did."""
         if self._action != "stop" and self._last is not None:
@@ -96,39 +100,83 @@ class HangWatch:
 
     def _watch(self) -> None:
         while not self._over.wait(min(self._seconds / _LOOKS, _LONGEST_PAUSE_S)):
-            ranks = self._examined(whole=False)
-            if ranks and not self._ends(ranks):
-                self._judge(self._longest_wait(ranks, time.monotonic()))
+            own = self._ranks.look(whole=False)
+            ranks = [made(one) for one in own]
+            job = self._ranks.job
+            if not own or job is None or self._over.is_set() or self._ends(ranks):
+                continue
+            waited = self._longest_wait(ranks, time.monotonic())
+            if job.nodes > 1:
+                self._exchange(job, ranks, waited)
+            else:
+                self._judge(waited)
 
     def _ends(self, ranks: Sequence[Examined]) -> bool:
         """Whether torch's agent ends the run, and says why: the ranks stop in any order."""
         asked_to_end = bool(select.select([self._signals], [], [], 0)[0])
         return asked_to_end or any(one.state == "lost" for one in ranks)
 
-    def _examined(self, *, whole: bool) -> list[Examined]:
-        """What each rank does; empty while not all have begun, or if one can't be examined (its own log says why).
+    def _exchange(self, job: Job, ranks: Sequence[Examined], waited: float) -> None:
+        """Judges with the other nodes, if this one leads or is cut off; else it repeats what node 0 says."""
+        if self._nodes is None or self._nodes.job != job:
+            self._leave_nodes()
+            self._nodes = Nodes(job)
+        nodes = self._nodes
+        nodes.put(ranks=[one.rank for one in ranks], waited=waited)
+        if nodes.leads:
+            heard = nodes.heard()
+            if len(heard) == job.nodes - 1:
+                self._judge(max(waited, *(one.message.get("waited", 0.0) for one in heard.values())))
+        elif nodes.cut_s >= max(CUT_S, self._seconds / 2):
+            self._judge(waited)
+        else:
+            self._answer(nodes)
+            self._repeat(nodes)
 
-        Args:
-            whole: with the collectives that torch has recorded, which takes milliseconds of the ranks' time.
-        """
-        connected = self._wire.connected()
-        answers = self._wire.request(connected, "examine", _ANSWER_S, whole=whole)
-        self._pids |= {rank: answer["pid"] for rank, answer in answers.items() if "pid" in answer}
-        if len(self._pids) < self._ranks or self._over.is_set() or any("error" in one for one in answers.values()):
-            return []
-        made = [self._state(rank, rank in connected, answers.get(rank)) for rank in sorted(self._pids)]
-        return with_places(self._wire, made)
+    def _everyone(self) -> list[Examined]:
+        """What each rank of the job does, with the collectives that torch has recorded; empty if not all are known."""
+        own = [made(one) for one in self._ranks.look(whole=True)]
+        nodes = self._nodes
+        if not own or nodes is None:
+            return with_places(own, self._ranks.places)
+        if not nodes.leads:
+            return alone(own, nodes)
+        ranks = everyone(own, nodes, nodes.ask(whole=True))
+        return with_places(ranks, lambda some, *of: self._places(nodes, some, *of))
 
-    def _state(self, rank: int, connected: bool, answer: dict[str, Any] | None) -> Examined:
-        if answer is not None:
-            return Examined.of(rank, answer["state"], answer, runs="script")
-        if not connected:
-            return Examined(rank, "idle", runs="script")
-        if not psutil.pid_exists(self._pids[rank]):
-            return Examined(rank, "lost", runs="script")
-        if machine.stopped(self._pids[rank]):
-            return Examined(rank, "stopped", why=f"kill -CONT {self._pids[rank]}", runs="script")
-        return Examined(rank, "silent", runs="script")
+    def _places(self, nodes: Nodes, some: list[int], group: str, number: int) -> dict[int, Any]:
+        """Where ranks of all nodes entered a collective."""
+        found = self._ranks.places(some, group, number)
+        for message in nodes.ask(places=[group, number]).values():
+            found |= {int(rank): place for rank, place in message["places"].items()}
+        return found
+
+    def _answer(self, nodes: Nodes) -> None:
+        """Answers node 0, if it asks."""
+        asked = nodes.asked
+        if not asked or asked["number"] == self._answered:
+            return
+        self._answered = asked["number"]
+        if "places" in asked:
+            nodes.put(places=self._ranks.places(range(nodes.job.world_size), *asked["places"]), answers=self._answered)
+        else:
+            nodes.put(whole=self._ranks.look(whole=True), answers=self._answered)
+
+    def _repeat(self, nodes: Nodes) -> None:
+        """Says what node 0 has said, and does the same."""
+        for one in nodes.heard().values():
+            for text, acts in one.message.get("told", [])[self._repeated :]:
+                self._repeated += 1
+                tell(text)
+                if acts:
+                    self._act([made(one) for one in self._ranks.look(whole=True)])
+
+    def _tell(self, text: str, *, acts: bool = False) -> None:
+        """Says it here, and on the other nodes if this one leads."""
+        tell(text)
+        self._said.append((text, acts))
+        if self._nodes is not None:
+            self._nodes.put(told=self._said)
 
     def _longest_wait(self, ranks: Sequence[Examined], now: float) -> float:
         """For how many seconds a rank has waited for the same thing."""
@@ -138,7 +186,7 @@ class HangWatch:
     def _judge(self, waited: float) -> None:
         found, different, ranks = None, None, []
         if waited >= self._seconds / 2:
-            ranks = self._examined(whole=True)
+            ranks = self._everyone()
             if not ranks or self._ends(ranks):
                 return
             different = different_calls(ranks, [one for one in ranks if one.waits])
@@ -147,13 +195,13 @@ class HangWatch:
             self._last = None
             if self._told:
                 self._told = ""
-                tell("the ranks make progress again")
+                self._tell("the ranks make progress again")
             return
         self._last = (waited, found)
         if found.sentence != self._told and (different or waited >= self._seconds):
             self._told = found.sentence
             what = "the ranks make different calls" if different else f"no progress for {waited:.0f} s"
-            tell(f"{what}: {_indented(found)}")
+            self._tell(f"{what}: {_indented(found)}", acts=self._action != "wait")
             self._act(ranks)
 
     def _begun(self, one: Examined, now: float) -> tuple[object, float]:

@@ -29,12 +29,27 @@ def install(telemetry: Telemetry, folder: Path) -> Callable[[], None]:
     flights.install(folder, smaller=False)
     main, began, failed = threading.get_ident(), (_SCRIPT, time.monotonic_ns()), threading.Event()
 
+    job = _job()
+
     def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         registry.adopt()
         state = "lost" if failed.is_set() else "running"
         seen = examine.examine(main, _SCRIPT, began, whole=bool(request.get("whole")))
-        return {"state": state, "pid": os.getpid(), **seen}
+        return {"state": state, "pid": os.getpid(), "job": job, **seen}
 
     telemetry.on_control("examine", answer)
     telemetry.on_control("entered_at", examine.entered_at)
     return failed.set
+
+
+def _job() -> dict[str, Any]:
+    """What torch's agent has said of the job: where its store is, this node and all ranks."""
+    given = os.environ
+    return {
+        "host": given.get("MASTER_ADDR", ""),
+        "port": int(given.get("MASTER_PORT", 0)),
+        "node": int(given.get("GROUP_RANK", 0)),
+        "nodes": int(given.get("GROUP_WORLD_SIZE", 1)),
+        "world_size": int(given.get("WORLD_SIZE", 1)),
+        "attempt": f"{given.get('TORCHELASTIC_RUN_ID', '')}/{given.get('TORCHELASTIC_RESTART_COUNT', '0')}",
+    }

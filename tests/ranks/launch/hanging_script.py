@@ -1,12 +1,14 @@
 """A script whose ranks wait for each other in the way that its argument names: `python hanging_script.py CASE`."""
 
 import os
+import queue
 import sys
 import time
 
 import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -107,6 +109,100 @@ def functional_call() -> None:
     if rank == 1:
         time.sleep(EVER)
     print(functional.all_reduce(ones, "sum", dist.group.WORLD).sum())
+
+
+def other_layers_first() -> None:
+    small, large = torch.nn.Linear(4, 4), torch.nn.Linear(4, 16)
+    for layer in (small, large):
+        fully_shard(layer)
+    for layer in (small, large) if rank == 0 else (large, small):
+        layer(ones).sum().backward()
+
+
+def left_early() -> None:
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    for _ in range(4 if rank == 0 else 2):
+        model(ones).sum().backward()
+    if rank == 1:
+        dist.barrier()
+
+
+def swallowed() -> None:
+    try:
+        if rank == 1:
+            raise ValueError("a bad sample")
+        dist.all_reduce(ones)
+    except ValueError:
+        pass
+    dist.barrier()
+
+
+def objects() -> None:
+    if rank == 1:
+        time.sleep(EVER)
+    dist.all_gather_object([None, None], {"loss": 0.5})
+
+
+def mesh() -> None:
+    """Rank 3 of a 2 × 2 mesh never joins its tensor-parallel group; the data-parallel ones wait for it, too."""
+    made = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    if rank == 3:
+        time.sleep(EVER)
+    dist.all_reduce(ones, group=made.get_group("tp"))
+    dist.all_reduce(ones, group=made.get_group("dp"))
+
+
+def mesh_order() -> None:
+    """Rank 0 uses its two dimensions in the other order."""
+    made = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    for name in ("dp", "tp") if rank == 0 else ("tp", "dp"):
+        dist.all_reduce(ones, group=made.get_group(name))
+
+
+def pipeline() -> None:
+    """Stage 0 sends two microbatches, and stage 1 expects three."""
+    made = init_device_mesh("cpu", (2,), mesh_dim_names=("pp",)).get_group("pp")
+    for _ in range(2 if rank == 0 else 3):
+        if rank == 0:
+            dist.send(ones, 1, group=made)
+        else:
+            dist.recv(ones, 0, group=made)
+    if rank == 0:
+        time.sleep(EVER)
+
+
+def one_makes_a_group() -> None:
+    if rank == 0:
+        dist.new_group([0, 1])
+    dist.barrier()
+
+
+def unused() -> None:
+    layers = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)])
+
+    class Either(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers[0](x) if rank == 1 else self.layers[1](self.layers[0](x))
+
+    DistributedDataParallel(Either())(ones).sum().backward()
+    dist.barrier()
+
+
+def queue_of_its_own() -> None:
+    if rank == 1:
+        queue.Queue[int]().get()
+    dist.all_reduce(ones)
+
+
+def handle() -> None:
+    if rank == 1:
+        time.sleep(EVER)
+    work = dist.all_reduce(ones, async_op=True)
+    work.wait()
 
 
 if __name__ == "__main__":

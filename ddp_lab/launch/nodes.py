@@ -1,0 +1,216 @@
+"""What the ranks of other nodes do, through the job's store: each node's agent puts what its ranks answer.
+
+[Note: one node says it]
+Every node puts a message once in `_PERIOD_S`; node 0 reads them all, and says what it finds to the others, so that each
+terminal shows it. A node whose message stays the same for `CUT_S` is cut off, or its agent has ended. The store's calls
+may block as long as the network is down, so they have a thread of their own; a node whose store doesn't answer for as
+long knows that node 0's host is cut off.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from ..diagnostics.rank_state import Examined
+
+__all__ = ["CUT_S", "Job", "Nodes", "alone", "everyone", "made"]
+
+CUT_S = 6.0  # without a new message
+_PERIOD_S = 0.5
+_LOOK_S = 0.05
+_ANSWER_S = 5.0  # for an answer of the other nodes
+_CONNECT = timedelta(seconds=30)
+_PREFIX = "ddp_lab/doctor"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What torch's agents tell a rank of the job.
+
+    Attributes:
+        host: where the store is.
+        port: of the store.
+        node: number of this node.
+        nodes: how many there are.
+        world_size: number of ranks.
+        attempt: the run's id and how often it was restarted.
+    """
+
+    host: str
+    port: int
+    node: int
+    nodes: int
+    world_size: int
+    attempt: str
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A node's newest message.
+
+    Attributes:
+        at: when it arrived.
+        message: what it says, with its number: ``turn``.
+    """
+
+    at: float
+    message: Mapping[str, Any]
+
+    @property
+    def seconds(self) -> float:
+        """Since it arrived."""
+        return time.monotonic() - self.at
+
+    @property
+    def expected(self) -> bool:
+        """Whether another one will follow."""
+        return self.seconds < CUT_S and not self.message.get("ended")
+
+
+class Nodes:
+    """Exchanges messages with the other nodes, from construction until `close`.
+
+    Args:
+        job: the job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._lock = threading.Lock()  # guards all below
+        self._mine: dict[str, Any] = {"host": socket.gethostname()}
+        self._heard: dict[int, Heard] = {}
+        self._asked: dict[str, Any] = {}
+        self._answered_at = time.monotonic()
+        self._numbers = itertools.count(1)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._exchange, name="ddp_lab-nodes", daemon=True)
+        self._thread.start()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node says what it finds."""
+        return self.job.node == 0
+
+    @property
+    def cut_s(self) -> float:
+        """For how long the store has not answered."""
+        with self._lock:
+            return time.monotonic() - self._answered_at
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """What node 0 has asked for last: its ``number``, and what it wants to know."""
+        with self._lock:
+            return dict(self._asked)
+
+    def put(self, **message: Any) -> None:
+        """Changes parts of what this node says, JSON-able."""
+        with self._lock:
+            self._mine.update(message)
+
+    def heard(self) -> dict[int, Heard]:
+        """The newest messages of the other nodes, by node; of those that have ever said anything."""
+        with self._lock:
+            return dict(self._heard)
+
+    def ask(self, **what: Any) -> dict[int, Mapping[str, Any]]:
+        """Asks all others; returns the messages of those that answer in time."""
+        number = next(self._numbers)
+        self.put(ask={"number": number, **what})
+        deadline = time.monotonic() + _ANSWER_S
+        while True:
+            heard = self.heard()
+            answers = {node: one.message for node, one in heard.items() if one.message.get("answers") == number}
+            open_ = [node for node, one in heard.items() if node not in answers and one.expected]
+            if not open_ or time.monotonic() > deadline or self._over.wait(_LOOK_S):
+                return answers
+
+    def close(self) -> None:
+        """Says that this node has ended, if the store answers."""
+        self.put(ended=True)
+        self._over.set()
+        self._thread.join(_ANSWER_S)
+
+    def _exchange(self) -> None:
+        import torch.distributed as dist
+
+        try:
+            store = dist.TCPStore(  # type: ignore[attr-defined, unused-ignore]
+                self.job.host, self.job.port, is_master=False, timeout=_CONNECT, wait_for_workers=False
+            )
+            keys = dist.PrefixStore(f"{_PREFIX}/{self.job.attempt}", store)  # type: ignore[attr-defined, unused-ignore]
+            for number in itertools.count():
+                ends = self._over.wait(_PERIOD_S if number else 0.0)
+                self._turn(keys, number)
+                if ends:
+                    return
+        except (RuntimeError, ValueError):  # the store has ended, or can't be reached: `cut_s` grows
+            return
+
+    def _turn(self, store: Any, number: int) -> None:
+        """Puts this node's message and takes those of the others: of all on node 0, else of node 0."""
+        with self._lock:
+            mine = {"turn": number, **self._mine}
+        store.set(str(self.job.node), zlib.compress(json.dumps(mine).encode(), 1))
+        wanted = [node for node in range(self.job.nodes) if node != self.job.node] if self.leads else [0]
+        there = [node for node in wanted if node in self._heard or store.check([str(node)])]
+        taken = store.multi_get([str(node) for node in there]) if there else []
+        now = time.monotonic()
+        with self._lock:
+            self._answered_at = now
+            for node, raw in zip(there, taken, strict=True):
+                message = json.loads(zlib.decompress(raw))
+                if node not in self._heard or self._heard[node].message["turn"] != message["turn"]:
+                    self._heard[node] = Heard(now, message)
+            if not self.leads and 0 in self._heard:
+                self._asked = dict(self._heard[0].message.get("ask", {}))
+
+
+def made(told: Mapping[str, Any]) -> Examined:
+    """The rank, from what `LocalRanks.look` of its node says of it."""
+    if told["answer"] is not None:
+        return Examined.of(told["rank"], told["state"], told["answer"], runs="script")
+    return Examined(told["rank"], told["state"], why=told["why"], runs="script")
+
+
+def everyone(own: Sequence[Examined], nodes: Nodes, answers: Mapping[int, Mapping[str, Any]]) -> list[Examined]:
+    """The ranks of all nodes.
+
+    Args:
+        own: those of this node.
+        nodes: the others.
+        answers: of the others that have answered when they were asked.
+    """
+    found = list(own)
+    for node, one in nodes.heard().items():
+        ranks = one.message.get("ranks", ())
+        if node in answers:
+            found += [made(told) for told in answers[node]["whole"]]
+        elif one.message.get("ended"):
+            found += [Examined(rank, "idle", runs="script") for rank in ranks]
+        elif one.seconds >= CUT_S:
+            found += [_cut_off(rank, f"node {node} ({one.message['host']}) does not answer") for rank in ranks]
+        else:
+            return []
+    return sorted(found, key=lambda one: one.rank)
+
+
+def alone(own: Sequence[Examined], nodes: Nodes) -> list[Examined]:
+    """The ranks as a node sees them that has lost the store: those of all other nodes are cut off."""
+    here = {one.rank for one in own}
+    why = f"the job's store at {nodes.job.host}:{nodes.job.port} does not answer"
+    others = [_cut_off(rank, why) for rank in range(nodes.job.world_size) if rank not in here]
+    return sorted([*own, *others], key=lambda one: one.rank)
+
+
+def _cut_off(rank: int, why: str) -> Examined:
+    return Examined(rank, "cut off", why=why, runs="script")
