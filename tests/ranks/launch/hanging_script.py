@@ -3,10 +3,13 @@
 import os
 import queue
 import sys
+import threading
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -33,6 +36,15 @@ def healthy() -> None:
 def late() -> None:
     train(6, late_at=3, late=6.0)
     time.sleep(4.0)  # in which nobody waits
+
+
+def trains() -> None:
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    while True:
+        if rank == 1:
+            time.sleep(0.2)
+        model(ones).sum().backward()
+        print("step", flush=True)
 
 
 def busy() -> None:
@@ -111,12 +123,15 @@ def functional_call() -> None:
     print(functional.all_reduce(ones, "sum", dist.group.WORLD).sum())
 
 
-def other_layers_first() -> None:
-    small, large = torch.nn.Linear(4, 4), torch.nn.Linear(4, 16)
-    for layer in (small, large):
-        fully_shard(layer)
-    for layer in (small, large) if rank == 0 else (large, small):
-        layer(ones).sum().backward()
+def evaluates_alone() -> None:
+    """Rank 1 evaluates its sharded model once more, so its parameters are gathered once more."""
+    model = fully_shard(torch.nn.Linear(4, 4))
+    if rank == 1:
+        with torch.no_grad():
+            model(ones)
+    model(ones).sum().backward()
+    dist.barrier()
+    time.sleep(EVER)
 
 
 def left_early() -> None:
@@ -153,9 +168,9 @@ def mesh() -> None:
 
 
 def mesh_order() -> None:
-    """Rank 0 uses its two dimensions in the other order."""
+    """Ranks 0 and 3 use their two dimensions in the other order, so that all wait in a circle."""
     made = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    for name in ("dp", "tp") if rank == 0 else ("tp", "dp"):
+    for name in ("dp", "tp") if rank in (0, 3) else ("tp", "dp"):
         dist.all_reduce(ones, group=made.get_group(name))
 
 
@@ -188,8 +203,9 @@ def unused() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.layers[0](x) if rank == 1 else self.layers[1](self.layers[0](x))
 
-    DistributedDataParallel(Either())(ones).sum().backward()
-    dist.barrier()
+    model = DistributedDataParallel(Either())
+    model(ones).sum().backward()
+    time.sleep(EVER)
 
 
 def queue_of_its_own() -> None:
@@ -205,8 +221,33 @@ def handle() -> None:
     work.wait()
 
 
+def dump(folder: str) -> None:
+    """Writes what this rank's recorder holds once a second, as torch's watchdog does at a timeout."""
+    while True:
+        time.sleep(1.0)
+        beside = Path(folder, f"new.{rank}")
+        beside.write_bytes(_dump_fr_trace(includeStackTraces=True))
+        beside.replace(Path(folder, f"trace_rank_{rank}"))
+
+
+def see(how: str, where: str) -> None:
+    """Lets others see this job as `python hanging_script.py CASE HOW WHERE` says."""
+    if how == "dumps":
+        threading.Thread(target=dump, args=(where,), daemon=True).start()
+    elif how == "serve_doctor":
+        import ddp_lab
+
+        ddp_lab.serve_doctor(int(where))
+    else:
+        from torch.distributed.debug import start_debug_server
+
+        start_debug_server(int(where))
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    if len(sys.argv) > 2:
+        see(*sys.argv[2:])
     globals()[sys.argv[1]]()
     dist.destroy_process_group()

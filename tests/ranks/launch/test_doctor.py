@@ -1,0 +1,168 @@
+"""`ddp-lab doctor` says which rank waits where, and for whom, in jobs that were started without ddp_lab."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from ddp_lab.diagnostics.hang_report import HangReport
+from ddp_lab.doctor.command import examined
+from ddp_lab.errors import DdpLabError
+from tests import leftovers
+
+SCRIPT = Path(__file__).with_name("hanging_script.py")
+PATIENCE_S = 150.0
+soak = pytest.mark.soak
+
+
+@contextlib.contextmanager
+def _job(folder: Path, *arguments: str) -> Iterator[int]:
+    """A job under torchrun; the id of its process."""
+    ranks = "4" if arguments[0].startswith("mesh") else "2"
+    options = ["--standalone", "--nproc-per-node", ranks, str(SCRIPT), *arguments]
+    with (folder / "log").open("w") as log:
+        job = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *options],
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            yield job.pid
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+            for pid in [*leftovers.processes()]:
+                if str(SCRIPT) in leftovers.processes().get(pid, ""):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _stuck(of: Sequence[str], words: Sequence[str], seconds: float = 1.0) -> HangReport:
+    """The report once the doctor says these words; a job may still be starting."""
+
+    def says() -> bool:
+        try:
+            found = examined(of, seconds)
+        except DdpLabError as error:
+            print(error)
+            return False
+        print(found.brief)
+        reports.append(found)
+        return found.diagnosis.stuck and all(re.search(word, found.brief) for word in words)
+
+    reports: list[HangReport] = []
+    leftovers.wait_until(says, PATIENCE_S, f"the doctor says {words}")
+    return reports[-1]
+
+
+def _free_port() -> str:
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return str(one.getsockname()[1])
+
+
+AT = rf"{re.escape(str(SCRIPT))}:\d+"
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("busy", [rf"rank 0 waits in the backward, for its collectives \({AT}\)", rf"rank 1 is in .*sleep.* at {AT}"]),
+        pytest.param("calls", [rf"rank 0 is in all_reduce \({AT}\)", rf"rank 1 is in broadcast \({AT}\)"], marks=soak),
+        pytest.param("alone", [rf"rank 0 waits in all_reduce \({AT}\)", r"rank 1 is in .*sleep"], marks=soak),
+        pytest.param("messages", [rf"rank 0 waits in recv at {AT}|each of ranks 0 and 1 waits in recv"], marks=soak),
+        pytest.param("loader", ["rank 0 waits in the backward", "rank 1 is waiting for data"], marks=soak),
+        pytest.param("checkpoint", [rf"rank 1 waits in barrier \({AT}\)", r"rank 0 is in .*open\("], marks=soak),
+        pytest.param(
+            "sharded", [r"rank 0 waits in .*all_gather|collective of FSDP", "rank 1 is in .*sleep"], marks=soak
+        ),
+        pytest.param("functional_call", [rf"rank 0 waits in .*\({AT}\)", "rank 1 is in .*sleep"], marks=soak),
+        pytest.param("objects", [rf"rank 0 waits in all_gather_object \({AT}\)", "rank 1 is in .*sleep"], marks=soak),
+        pytest.param("handle", [rf"rank 0 waits in a collective \({AT}\)", "rank 1 is in .*sleep"], marks=soak),
+        pytest.param("queue_of_its_own", ["rank 0 waits in all_reduce", "a thread or a queue of its own"], marks=soak),
+    ],
+)
+def test_processes(tmp_path: Path, case: str, words: list[str]) -> None:
+    """Torchrun's process is enough: py-spy reads the stacks of its ranks."""
+    with _job(tmp_path, case) as pid:
+        _stuck([str(pid)], words)
+
+
+@pytest.mark.parametrize("how", ["serve_doctor", pytest.param("start_debug_server", marks=soak)])
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("alone", [rf"rank 0 waits in all_reduce #1 of 32 B \(float32 \[2, 4\]\) \({AT}\)", "rank 1 is in .*sleep"]),
+        pytest.param("mesh", [r"on mesh dimension (dp \(ranks 1, 3\)|tp \(ranks 2–3\))", "rank 3 is in"], marks=soak),
+        pytest.param("groups", ["on data", "on tensor"], marks=soak),
+    ],
+)
+def test_debug_server(tmp_path: Path, how: str, case: str, words: list[str]) -> None:
+    """Torch's debug server says the same, with groups and numbers; and so does the doctor inside it."""
+    port = _free_port()
+    with _job(tmp_path, case, how, port):
+        _stuck([f"localhost:{port}"], words, seconds=0.2)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("calls", [rf"rank 0 entered all_reduce #1 .* at {AT}, rank 1 broadcast #1 .* at {AT}"]),
+        pytest.param("alone", [rf"rank 0 waits in all_reduce #1 .* at {AT}", "rank 1 has recorded no"], marks=soak),
+        pytest.param("groups", [rf"different groups: .*on data .* at {AT}", "on tensor"], marks=soak),
+        pytest.param("mesh", [r"on mesh dimension", "rank 3"], marks=soak),
+    ],
+)
+def test_dumps(tmp_path: Path, case: str, words: list[str]) -> None:
+    """Files of all ranks' Flight Recorders are enough, with the lines that entered the collectives."""
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    with _job(tmp_path, case, "dumps", str(folder)):
+        _stuck([str(folder)], words)
+
+
+@soak
+def test_a_job_in_progress_is_not_stuck(tmp_path: Path) -> None:
+    """Ranks that train wait for each other in each step, and nothing is said."""
+    with _job(tmp_path, "trains") as pid:
+        leftovers.wait_until(lambda: "step" in (tmp_path / "log").read_text(), PATIENCE_S, "the job trains")
+        for _ in range(5):
+            report = examined([str(pid)], 1.0)
+            assert not report.diagnosis.stuck, str(report)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """Exit code 2 with the reason, if there is nothing to examine."""
+    command = [sys.executable, "-m", "ddp_lab", "doctor"]
+    for given, words in {
+        (str(tmp_path),): "holds no dump of a Flight Recorder",
+        ("localhost:1",): "no debug server answers at localhost:1",
+        ("99999999",): "there is no process 99999999",
+        (str(os.getpid()), "somewhere"): "'somewhere' is not a file or folder, HOST:PORT or a process id",
+        (): "the following arguments are required: JOB",
+    }.items():
+        done = subprocess.run([*command, *given], capture_output=True, text=True, timeout=100, check=False)
+        assert (done.returncode, words in done.stderr, done.stdout) == (2, True, ""), done.stderr
+
+
+def test_json(tmp_path: Path) -> None:
+    """`--json` prints the same as data; dumps of a job in which nothing is in flight are exit code 0."""
+    for rank in (0, 1):
+        (tmp_path / f"trace_{rank}").write_text(json.dumps({"version": "2.10", "entries": []}))
+    command = [sys.executable, "-m", "ddp_lab", "doctor", "--json", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["stuck"], [one["rank"] for one in told["ranks"]]) == (False, [0, 1])
