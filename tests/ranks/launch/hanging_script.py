@@ -123,15 +123,14 @@ def functional_call() -> None:
     print(functional.all_reduce(ones, "sum", dist.group.WORLD).sum())
 
 
-def evaluates_alone() -> None:
-    """Rank 1 evaluates its sharded model once more, so its parameters are gathered once more."""
+def skips_a_batch() -> None:
+    """Rank 1 leaves out a batch of its sharded model, and is at the barrier first."""
     model = fully_shard(torch.nn.Linear(4, 4))
-    if rank == 1:
-        with torch.no_grad():
-            model(ones)
-    model(ones).sum().backward()
+    for step in range(3):
+        if rank == 1 and step == 2:
+            continue
+        model(ones).sum().backward()
     dist.barrier()
-    time.sleep(EVER)
 
 
 def left_early() -> None:
