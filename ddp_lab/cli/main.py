@@ -195,6 +195,8 @@ def report(arguments: argparse.Namespace) -> int:
     beside = source / "report.html" if source.is_dir() else source.with_suffix(".html")
     with _read():
         run = reports.read(arguments.files, partial=arguments.partial)
+    for line in run.hangs:
+        print(printable_lines(f"hang: {line}"))
     page = Path(arguments.output or beside)
     try:
         reports.write_pages(run, page)

@@ -192,7 +192,7 @@ def _run_watched(given: argparse.Namespace, watch: HangWatch | None) -> int:
     watch.start(determine_local_world_size(given.nproc_per_node))
     code = 1
     try:
-        code = run_agent(given)
+        code = run_agent(given, watch)
     finally:
         watch.stop()
         if code != 0:
@@ -327,8 +327,8 @@ def _served(address: str | None, folder: Path) -> Iterator[None]:
         server.close()
 
 
-def run_agent(given: argparse.Namespace) -> int:
-    """Runs torch's agent; returns its exit code.
+def run_agent(given: argparse.Namespace, watch: HangWatch | None = None) -> int:
+    """Runs torch's agent, and a watch beside it; returns its exit code.
 
     Raises:
         DdpLabError: it could not start the ranks.
@@ -344,6 +344,8 @@ def run_agent(given: argparse.Namespace) -> int:
         rank, first = failed.get_first_failure()
         how = f"was killed by {first.signal_name()}" if first.exitcode < 0 else f"ended with exit code {first.exitcode}"
         tell(f"rank {rank} (process {first.pid}) {how}, so torch's agent ended the run")
+        if watch is not None and first.exitcode < 0:  # it has shown no traceback
+            watch.tell_seen(rank)
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED

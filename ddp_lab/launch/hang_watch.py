@@ -27,6 +27,7 @@ from ..diagnostics.rank_state import Examined
 from .invitation import invite
 from .local_ranks import LocalRanks
 from .nodes import CUT_S, Job, Nodes, alone, everyone, made
+from .reports import HANGS
 
 __all__ = ["ACTIONS", "HangWatch"]
 
@@ -61,6 +62,7 @@ class HangWatch:
         self._since: dict[int, tuple[object, float]] = {}  # rank -> what it waits for, since when
         self._told = ""
         self._last: tuple[float, Diagnosis] | None = None  # the last look: seconds of the longest wait, and why
+        self._seen: list[Examined] = []  # this host's ranks, when all were running
         self._numbers = itertools.count(1)
         self._over = threading.Event()
         self._signals, self._signalled = os.pipe()  # readable when this process is asked to end
@@ -98,6 +100,12 @@ class HangWatch:
             waited, diagnosis = self._last
             tell(f"before the end, ranks had waited for {waited:.0f} s: {_indented(diagnosis)}")
 
+    def tell_seen(self, rank: int) -> None:
+        """Says what a rank did when it was last seen, if it was."""
+        found = next((one for one in self._seen if one.rank == rank and one.state == "running"), None)
+        if found is not None:
+            tell(f"last seen: rank {rank} {found}")
+
     def _watch(self) -> None:
         while not self._over.wait(min(self._seconds / _LOOKS, _LONGEST_PAUSE_S)):
             own = self._ranks.look(whole=False)
@@ -105,6 +113,7 @@ class HangWatch:
             job = self._ranks.job
             if not own or job is None or self._over.is_set() or self._ends(ranks):
                 continue
+            self._seen = ranks
             waited = self._longest_wait(ranks, time.monotonic())
             if job.nodes > 1:
                 self._exchange(job, ranks, waited)
@@ -168,15 +177,26 @@ class HangWatch:
             for text, acts in one.message.get("told", [])[self._repeated :]:
                 self._repeated += 1
                 tell(text)
+                self._note(text)
                 if acts:
                     self._act([made(one) for one in self._ranks.look(whole=True)])
 
     def _tell(self, text: str, *, acts: bool = False) -> None:
         """Says it here, and on the other nodes if this one leads."""
         tell(text)
+        self._note(text)
         self._said.append((text, acts))
         if self._nodes is not None:
             self._nodes.put(told=self._said)
+
+    def _note(self, text: str) -> None:
+        """Keeps it for the report."""
+        path = self._record / HANGS
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%H:%M:%S')} {' '.join(text.split())}\n")
+        except OSError as error:
+            tell(f"can't write {path}: {error.strerror}")
 
     def _longest_wait(self, ranks: Sequence[Examined], now: float) -> float:
         """For how many seconds a rank has waited for the same thing."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..command_line import tell
 from ..printable import printable_lines
 from ..timeline.timeline import RecordedRun, read_run
 
-__all__ = ["read", "write_pages"]
+__all__ = ["HANGS", "hangs_of", "read", "write_pages"]
+
+HANGS = "hangs.txt"  # in a run's folder: why its ranks made no progress, a line each
 
 
 def read(paths: Sequence[str | Path], *, partial: bool = False) -> RecordedRun:
@@ -29,6 +32,7 @@ def read(paths: Sequence[str | Path], *, partial: bool = False) -> RecordedRun:
     run = read_run(paths, partial=partial)
     for notice in run.notices:
         tell(printable_lines(notice))
+    run = replace(run, hangs=hangs_of([Path(path) for path in paths]))
     models = run.timeline.reducers()
     for model in models:
         if len(models) > 1:
@@ -38,6 +42,12 @@ def read(paths: Sequence[str | Path], *, partial: bool = False) -> RecordedRun:
     if groups > 1 or (groups and not models):  # the only group of a model has no more to say
         print(*(["--- process groups ---"] if models else []), run.timeline.group_summary(), sep="\n")
     return run
+
+
+def hangs_of(paths: Sequence[Path]) -> tuple[str, ...]:
+    """What the doctor has said of the runs in these folders while they ran."""
+    files = [path / HANGS for path in paths if (path / HANGS).is_file()]
+    return tuple(line for file in files for line in file.read_text(encoding="utf-8").splitlines())
 
 
 def write_pages(run: RecordedRun, page: Path) -> None:
@@ -58,5 +68,5 @@ def write_pages(run: RecordedRun, page: Path) -> None:
     for model in models:  # the most recently active is the last
         page.parent.mkdir(parents=True, exist_ok=True)
         own = page if model is models[-1] else page.with_stem(f"{page.stem}-model{model.reducer}")
-        run.timeline.report(own, model.reducer)
+        run.timeline.report(own, model.reducer, hangs=run.hangs)
         print(f"wrote {own}")

@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import threading
+import traceback
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _show_from_the_program_on()
         raise
     except BaseException as error:
-        how = f"{type(error).__name__}: {error}"
+        how = f"{type(error).__name__}: {error}{_where(error)}"
         _show_from_the_program_on()
         raise
     finally:
@@ -162,6 +163,15 @@ def _show_from_the_program_on() -> None:
         show(kind, error.with_traceback(frames), frames)  # Python's own hook uses only the error
 
     sys.excepthook = from_the_program_on
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of the user's in a traceback, to follow the message; "" if there is none."""
+    from ..engine.cells.tracebacks import is_users
+
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    of_user = [f" ({os.path.relpath(file)}:{line})" for file, line in places if is_users(os.path.abspath(file))]
+    return of_user[-1] if of_user else ""
 
 
 def _runs_the_program(frame: types.FrameType) -> bool:

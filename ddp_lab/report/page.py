@@ -27,19 +27,20 @@ _FEW_HOSTS = 4
 _CODE = re.compile(r"([\w.]+\((?:[^()]|\([^()]*\))*\)|[\w.]+=(?:\[[^\]]*\]|[\w.\-]*\w)|\b\w+_\w+\b)")
 
 
-def page(timeline: Timeline, reducer: int | None = None, last_steps: int = 400) -> str:
+def page(timeline: Timeline, reducer: int | None = None, last_steps: int = 400, hangs: Sequence[str] = ()) -> str:
     """Returns the page.
 
     Args:
         timeline: the recorded timeline.
         reducer: which model; None for the most recently active.
         last_steps: how many of its newest steps to show.
+        hangs: why ranks made no progress, in sentences.
     """
     found = gather(timeline, reducer, last_steps)
     title = "Data-parallel training: " + (
         f"{found.module} on {_count(len(found.ranks), 'rank')}" if found else "report"
     )
-    body = _body(timeline, found, title, last_steps) if found else _without_model(timeline)
+    body = _body(timeline, found, title, last_steps, hangs) if found else _without_model(timeline, hangs)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -51,16 +52,16 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _without_model(timeline: Timeline) -> str:
+def _without_model(timeline: Timeline, hangs: Sequence[str]) -> str:
     """The process groups' operations, where no step of a model is complete."""
     shown = list(figures.group_figures(timeline))
     words = "".join(f"<p>{escape(line)}</p>" for line in timeline.summary().splitlines())
     title = "Collectives by group" if shown else "Nothing recorded"
     head = f"<header>\n<h1>{title}</h1>\n{_recorded(timeline)}</header>\n"
-    return f'{head}<main>\n<div class="sheet words">{words}</div>\n{_figures(shown)}</main>\n'
+    return f'{head}<main>\n<div class="sheet words">{words}</div>\n{_hangs(hangs)}{_figures(shown)}</main>\n'
 
 
-def _body(timeline: Timeline, found: ReportData, title: str, last_steps: int) -> str:
+def _body(timeline: Timeline, found: ReportData, title: str, last_steps: int, hangs: Sequence[str]) -> str:
     shown = f"steps {found.first_step:,} to {found.last_step:,}"
     others = f"; {_count(found.other_models, 'other model')} in the same program" if found.other_models else ""
     parts = [
@@ -68,6 +69,7 @@ def _body(timeline: Timeline, found: ReportData, title: str, last_steps: int) ->
         f'{_recorded(timeline)}<p class="note">{shown}, '
         f"{_count(found.buckets, 'bucket')} of {_count(found.parameters, 'parameter')}"
         f"{others}; ddp_lab {__version__}</p>\n{_tiles(found.tiles)}</header>\n<main>\n",
+        _hangs(hangs),
         '<section aria-labelledby="change"><h2 id="change">Findings</h2>\n'
         f"{_findings(found.findings, found.headline)}</section>\n",
         '<section aria-labelledby="words"><h2 id="words">Summary</h2>\n<div class="sheet words">'
@@ -90,6 +92,15 @@ def _figures(shown: Iterable[figures.Figure]) -> str:
         f"{_twin(one.table)}</div></section>\n"
         for number, one in enumerate(shown)
     )
+
+
+def _hangs(hangs: Sequence[str]) -> str:
+    """Why ranks made no progress; nothing if they always did."""
+    if not hangs:
+        return ""
+    lines = "".join(f"<p>{escape(line)}</p>" for line in hangs)
+    heading = '<section aria-labelledby="hangs"><h2 id="hangs">Hangs</h2>'
+    return f'{heading}\n<div class="sheet words">{lines}</div></section>\n'
 
 
 def _recorded(timeline: Timeline) -> str:

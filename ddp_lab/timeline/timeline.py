@@ -314,15 +314,16 @@ class Timeline(TimelineModel):
         """Returns a widget that predicts the step for the settings of its sliders, beside the recorded step."""
         return self.dashboard("what_if")
 
-    def report(self, path: str | os.PathLike[str], model: int | None = None) -> Path:
+    def report(self, path: str | os.PathLike[str], model: int | None = None, *, hangs: Sequence[str] = ()) -> Path:
         """Writes one HTML page that needs no network: findings and summary, then figures and tables.
 
         Args:
             path: the file to write.
             model: which model; None for the most recently active.
+            hangs: why ranks made no progress, in sentences that the page begins with.
         """
         target = Path(path)
-        write_text(target, _above("report.page").page(self, model))
+        write_text(target, _above("report.page").page(self, model, hangs=hangs))
         return target
 
     def figure(self, view: str = "timeline", *, model: int | None = None, **options: Any) -> Any:
@@ -465,11 +466,13 @@ class RecordedRun:
         notices: sentences for the reader of the timeline: which ranks are missing or failed, how the clocks were
             aligned, which files are damaged.
         damage: those of them about damaged or missing parts of the files.
+        hangs: why ranks made no progress, in sentences, as the run reported them.
     """
 
     timeline: Timeline
     notices: tuple[str, ...]
     damage: tuple[str, ...] = ()
+    hangs: tuple[str, ...] = ()
 
 
 def read_run(paths: Sequence[str | os.PathLike[str]], *, partial: bool = False) -> RecordedRun:
