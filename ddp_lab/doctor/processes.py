@@ -22,16 +22,14 @@ import psutil
 from .. import machine
 from ..diagnostics.rank_state import Examined, Place
 from ..diagnostics.stacks import examined_stack, place
+from ..documentation import with_help
 from ..errors import DdpLabError
 
 __all__ = ["Processes"]
 
 _SPY_S = 30.0
 _HOW_TO_GET = "`pip install py-spy` in the environment of ddp-lab installs it"
-_PERMIT = (
-    "run the command as the processes' user, with `sudo -E`, or, in a container, with --cap-add SYS_PTRACE; for other "
-    "processes of the same user, `sysctl kernel.yama.ptrace_scope=0` allows it"
-)
+_PERMIT = "run the command as the processes' user, or with `sudo -E`"
 
 
 class Processes:
@@ -101,7 +99,7 @@ class Processes:
             return threads
         why = next(iter(done.stderr.strip().splitlines()), f"exit code {done.returncode}").removeprefix("Error: ")
         if "ermission" in done.stderr or "ptrace" in done.stderr.lower():
-            raise DdpLabError(f"py-spy may not read process {pid} ({why}): {_PERMIT}")
+            raise DdpLabError(with_help(f"py-spy may not read process {pid} ({why}): {_PERMIT}", "py-spy-permission"))
         raise DdpLabError(f"py-spy can't read process {pid}: {why}")
 
 

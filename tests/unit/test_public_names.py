@@ -39,6 +39,7 @@ def test_public_names_are_frozen() -> None:
         "follow",
         "observe",
         "replace_torch_ddp",
+        "serve_doctor",
         "serve_mcp",
         "fault_injection",
         "faults",

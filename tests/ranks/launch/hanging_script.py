@@ -2,9 +2,11 @@
 
 import os
 import queue
+import signal
 import sys
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -44,7 +46,22 @@ def trains() -> None:
         if rank == 1:
             time.sleep(0.2)
         model(ones).sum().backward()
-        print("step", flush=True)
+        Path("trains").touch()
+
+
+def killed() -> None:
+    dist.barrier()
+    if rank == 1:
+        time.sleep(2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def times_out() -> None:
+    group = dist.new_group(group_desc="short", timeout=timedelta(seconds=8))
+    if rank == 1:
+        time.sleep(EVER)
+    dist.all_reduce(ones, group=group)
 
 
 def busy() -> None:

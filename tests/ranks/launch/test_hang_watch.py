@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests import leftovers
@@ -111,3 +114,105 @@ def test_no_watch(tmp_path: Path) -> None:
     """`--hang-seconds 0` turns it off."""
     done = _run(tmp_path, "late", "--hang-seconds", "0")
     assert (done.returncode, "ddp-lab:" in done.stderr) == (0, False), done.stderr
+
+
+def test_the_report_tells_it(tmp_path: Path) -> None:
+    """The page begins with what was said, and `ddp-lab report` prints it."""
+    done = _run(tmp_path, "busy", "--on-hang", "stop")
+    assert done.returncode == 143, done.stderr
+    for shown in (
+        (tmp_path / "run" / "report.html").read_text(),
+        subprocess.run(
+            [sys.executable, "-m", "ddp_lab", "report", str(tmp_path / "run")],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=True,
+        ).stdout,
+    ):
+        assert "rank 0 waits in the backward, for bucket 0 of Linear" in shown
+
+
+def test_a_killed_rank(tmp_path: Path) -> None:
+    """A rank that shows no traceback is named with the line at which it was last seen."""
+    done = _run(tmp_path, "killed")
+    assert done.returncode == 1, done.stderr
+    assert "was killed by SIGKILL, so torch's agent ended the run" in done.stderr
+    assert f"last seen: rank 1 is in `time.sleep(2)` at {SCRIPT}:{_line('time.sleep(2)')}" in done.stderr
+
+
+@soak
+def test_a_timeout(tmp_path: Path) -> None:
+    """When a group's timeout ends the run, the reason is said once more."""
+    done = _run(tmp_path, "times_out")
+    assert done.returncode == 1, done.stderr
+    told = done.stderr.partition("before the end, ranks had waited for")
+    assert "rank 0 waits in all_reduce #1 of 32 B (float32 [2, 4]) on short (ranks 0–1)" in told[2], done.stderr
+    assert "rank 1 is in `time.sleep(EVER)`" in told[2]
+    assert f"({os.path.relpath(SCRIPT, tmp_path)}:" in done.stderr.partition("ended early: ")[2]
+
+
+class _Nodes:
+    """Two agents on this host with a rank each, as on two nodes."""
+
+    def __init__(self, folder: Path, case: str, *options: str) -> None:
+        with socket.socket() as one:
+            one.bind(("localhost", 0))
+            port = one.getsockname()[1]
+        given = ["--hang-seconds", SECONDS, *options, "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-id", "job"]
+        given += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", str(SCRIPT), case]
+        self._errors = [folder / "errors-0", folder / "errors-1"]
+        self.agents = []
+        for errors in self._errors:
+            command = [sys.executable, "-m", "ddp_lab", "run", "--record", f"{errors}-run", *given]
+            with errors.open("w") as file:
+                self.agents.append(
+                    subprocess.Popen(
+                        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True
+                    )
+                )
+
+    def told(self) -> list[str]:
+        """What each agent has said."""
+        return [errors.read_text() for errors in self._errors]
+
+    def __enter__(self) -> _Nodes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self.agents:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGCONT)
+                os.killpg(one.pid, signal.SIGKILL)
+            one.wait()
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("calls", ["rank 0 entered all_reduce #1", "rank 1 broadcast #1", f"{SCRIPT}:"]),
+        pytest.param("busy", ["rank 0 waits in the backward", "rank 1 is in `time.sleep(late)` at"], marks=soak),
+    ],
+)
+def test_two_nodes(tmp_path: Path, case: str, words: list[str]) -> None:
+    """Each node's terminal shows it, and each agent stops."""
+    with _Nodes(tmp_path, case, "--on-hang", "stop") as nodes:
+        assert [one.wait(200) for one in nodes.agents] == [143, 143], nodes.told()
+        for told in nodes.told():
+            assert all(text in told for text in words), told
+
+
+@soak
+def test_a_node_that_is_cut_off(tmp_path: Path) -> None:
+    """Who still has the job's store names it; when it is back, the run continues."""
+    with _Nodes(tmp_path, "trains") as nodes:
+        leftovers.wait_until(lambda: (tmp_path / "trains").exists(), 200, "the ranks train")
+        stopped = nodes.agents[1].pid
+        os.killpg(stopped, signal.SIGSTOP)
+        children = [child.pid for child in psutil.Process(stopped).children(recursive=True)]
+        for child in children:
+            os.kill(child, signal.SIGSTOP)
+        leftovers.wait_until(lambda: any("is cut off: " in told for told in nodes.told()), 60, "it is named")
+        for pid in (stopped, *children):
+            os.kill(pid, signal.SIGCONT)
+        leftovers.wait_until(lambda: any("make progress again" in told for told in nodes.told()), 60, "it is back")
