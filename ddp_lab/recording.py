@@ -43,6 +43,7 @@ __all__ = [
     "enable",
     "enabled",
     "mark",
+    "place",
     "save",
     "statistics",
     "suspended",
@@ -77,6 +78,8 @@ _next_position = 0
 _describing = threading.Lock()
 _marks: dict[str, int] = {}  # name -> index
 _marks_lock = threading.Lock()
+_places: dict[tuple[object, ...], int] = {}  # what a place is -> index
+_MOST_PLACES = 4_096
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,27 @@ def mark(name: str) -> None:
             describe({"type": "mark", "index": len(_marks), "name": name})
             _marks[name] = len(_marks)
     _C.record(Kind.MARK, parameter=_marks[name])
+
+
+def place(part: str, name: str, **details: Any) -> int:
+    """The index of a place: a part of the program that the main thread spends time in, outside of models.
+
+    Args:
+        part: key of `ddp_lab.analysis.step_parts.PARTS`.
+        name: which one of that part, for example a line of the program.
+        details: further JSON-able facts about it.
+
+    Returns:
+        The field ``parameter`` of its events. A process has at most 4,096 places; all further ones are one.
+    """
+    key = (part, name, *details.items())
+    with _marks_lock:
+        if key not in _places and len(_places) >= _MOST_PLACES:
+            part, name, details, key = "code", "further places", {}, ()
+        if key not in _places:
+            describe({"type": "place", "index": len(_places), "part": part, "name": name, **details})
+            _places[key] = len(_places)
+        return _places[key]
 
 
 def statistics(*, measure: bool = False) -> RecordingStatistics:

@@ -50,12 +50,22 @@ void record(std::uint8_t kind, std::int32_t reducer, std::int64_t step, std::int
   ddp_lab::recorder().record(event);
 }
 
+void record_activity(std::int32_t place, std::int64_t begin_ns) {
+  Event event;
+  event.kind = Kind::kActivity;
+  event.parameter = place;
+  event.device_begin_ns = begin_ns;
+  ddp_lab::recorder().record(event);
+}
+
 void bind_recorder(py::module_& module) {
   module.attr("SCHEMA_VERSION") = ddp_lab::kSchemaVersion;
   module.def("now_ns", &ddp_lab::now_ns, "The time that events carry: CLOCK_MONOTONIC in nanoseconds.");
   module.def("record", &record, "Records one event.", py::arg("kind"), py::arg("reducer") = -1, py::arg("step") = -1,
              py::arg("bucket") = -1, py::arg("parameter") = -1, py::arg("bytes") = -1, py::arg("process_group") = -1,
              py::arg("generation") = 0);
+  module.def("record_activity", &record_activity, "Records that the main thread was at a place until now.",
+             py::arg("place"), py::arg("begin_ns"));
   module.def("drain", &drain, "(events as an array of bytes, dropped, next cursor).", py::arg("cursor"));
   module.def("recorder_enable", [](bool on) { ddp_lab::recorder().enable(on); }, py::arg("on"));
   module.def("recorder_enabled", [] { return ddp_lab::recorder().enabled(); });

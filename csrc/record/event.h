@@ -29,16 +29,19 @@ enum class Kind : std::uint8_t {
   kRebuilt = 11,        // buckets were assigned anew; generation holds the new assignment's number
   kDeviceSpan = 12,     // device_begin_ns, device_end_ns of a bucket's collective, resolved after the fact
   kAbandoned = 13,      // the backward did not finish; its gradients are discarded
+  // Parts of the program outside of models: parameter holds the index of a place, see recording.place().
+  kActivity = 14,  // from device_begin_ns (a host time here) to host_ns the main thread was there
+  kSample = 15,    // a look at the main thread found it there
   // One operation of a process group, whoever started it (see observe/group_collectives.h). process_group: of this
   // rank; step: its number in the group, which is equal on all members (a send's or receive's: among those of this
   // group with the same peer and direction); bucket: the peer's rank in the group, -1 for a collective; parameter:
   // index of its description of type "call"; bytes: of its input or its output, whichever is more. All have the same.
-  kCollectiveEntered = 14,
-  kCollectiveEnded = 15,   // host: its future has completed; device times where it ran on a device
-  kCollectiveFailed = 16,  // with an error
-  kWaitBegin = 17,         // a thread of the host waits for it; only of `Work` that tells (gloo, shm)
-  kWaitEnd = 18,
-  kEndUnseen = 19,  // in the place of an end: nothing tells when it ends
+  kCollectiveEntered = 16,
+  kCollectiveEnded = 17,   // host: its future has completed; device times where it ran on a device
+  kCollectiveFailed = 18,  // with an error
+  kWaitBegin = 19,         // a thread of the host waits for it; only of `Work` that tells (gloo, shm)
+  kWaitEnd = 20,
+  kEndUnseen = 21,  // in the place of an end: nothing tells when it ends
 };
 
 // Whether it is about an operation of a process group: its step and bucket are not those of a model.

@@ -19,7 +19,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .step_parts import SPANS
+
 __all__ = [
+    "BREAKDOWN",
     "EDGES",
     "PHASES",
     "Breakdown",
@@ -40,8 +43,10 @@ _Number = TypeVar("_Number", np.int64, np.float64)
 
 EDGES = ("first_ready", "ready", "launched", "all_launched", "reduced", "exposed_from")
 """Last axis of `edges`: filling, queued, waiting, reducing lie between neighbours, exposed from the last to reduced."""
-PHASES = ("other", "forward", "alone", "hidden", "exposed")
+PHASES = ("other", "data", "optimizer", "accumulation", "forward", "alone", "hidden", "exposed")
 """The parts of a step in the order in which they are stacked: fields of `Breakdown`."""
+BREAKDOWN = ("step_ms", "forward_ms", "compute_ms", "hidden_ms", "exposed_ms", *(f"{name}_ms" for name in SPANS))
+"""The columns of `Timeline.steps` that `breakdown` needs."""
 
 
 def milliseconds(end: _Times, begin: _Times) -> _Values:
@@ -267,7 +272,9 @@ class Breakdown:
 
     Attributes:
         step: numbers of the steps.
-        other: optimizer, input data and everything else since the end of the previous step.
+        other: everything else since the end of the previous step; `step_parts` names its parts.
+        data, optimizer: data loading, and the optimizers' steps.
+        accumulation: forwards before the last one, with their backwards that only accumulate gradients.
         forward: the last forward before the backward.
         alone, hidden: the backward's computation without and with collectives in flight.
         exposed: communication after the backward's computation.
@@ -276,6 +283,9 @@ class Breakdown:
 
     step: _Times
     other: _Values
+    data: _Values
+    optimizer: _Values
+    accumulation: _Values
     forward: _Values
     alone: _Values
     hidden: _Values
@@ -290,7 +300,8 @@ class Breakdown:
     @property
     def floor(self) -> _Values:
         """The no-communication baseline: the step without exposed communication."""
-        return self.other + self.forward + self.alone + self.hidden
+        spans = self.data + self.optimizer + self.accumulation
+        return self.other + spans + self.forward + self.alone + self.hidden
 
     @property
     def efficiency(self) -> _Values:
@@ -305,17 +316,15 @@ def breakdown(number: _Times, by_rank: Mapping[str, _Values]) -> Breakdown:
 
     Args:
         number: of each step.
-        by_rank: the columns ``step_ms``, ``forward_ms``, ``compute_ms``, ``hidden_ms`` and ``exposed_ms`` of
-            `Timeline.steps`, shape ``[steps, ranks]``, NaN where unknown.
+        by_rank: the columns `BREAKDOWN` of `Timeline.steps`, shape ``[steps, ranks]``, NaN where unknown.
     """
     # Each rank's own: a device times collectives on another clock than the host its computation.
     own = np.minimum(by_rank["hidden_ms"], by_rank["compute_ms"])
-    parts = (by_rank["step_ms"], by_rank["forward_ms"], by_rank["compute_ms"], own, by_rank["exposed_ms"])
-    whole, *told = median(np.stack(parts))
-    forward, compute, hidden, exposed = np.nan_to_num(told)
-    other = np.maximum(np.nan_to_num(whole) - (forward + compute + exposed), 0.0)
+    whole, *told = median(np.stack([own if name == "hidden_ms" else by_rank[name] for name in BREAKDOWN]))
+    forward, compute, hidden, exposed, *spans = np.nan_to_num(told)
+    other = np.maximum(np.nan_to_num(whole) - (forward + compute + exposed + sum(spans)), 0.0)
     alone = np.maximum(compute - hidden, 0.0)
-    return Breakdown(number, other, forward, alone, hidden, exposed, np.isfinite(whole))
+    return Breakdown(number, other, *spans, forward, alone, hidden, exposed, np.isfinite(whole))
 
 
 def edges(first: _Times, ready: _Times, launched: _Times, reduced: _Times, finalize: _Times) -> _Times:

@@ -47,7 +47,7 @@ from .features.logging_data import DDPLogger
 from .features.mixed_precision import LowPrecision
 from .live import change as changes
 from .live.model import LiveModel
-from .monitoring import inspection
+from .monitoring import activity, inspection
 from .monitoring.drift import DriftWatch, compare
 from .monitoring.gradient_norms import GradientWatch
 from .monitoring.monitors import Monitors
@@ -221,6 +221,7 @@ class DistributedDataParallel(TorchDDP):
 
     def _start(self) -> None:
         """Makes the reducer and the parts that need it."""
+        activity.install()
         sync = self._sync
         sync.on_new_reducer += [inspection.install, optimizer_in_backward.attach_reducer]
         if sync.options.mixed_precision is not None:

@@ -25,7 +25,7 @@ from ..renamed import with_former_names
 from .core import agreement, buckets, comm_hooks, process_groups
 from .core.outputs import find_tensors
 from .distributed import DistributedDataParallel
-from .monitoring import inspection
+from .monitoring import activity, inspection
 
 __all__ = ["EveryModel", "Observation", "observe", "observe_every_model"]
 
@@ -189,6 +189,7 @@ def observe(model: TorchDDP) -> Observation:
     if (reason := _why_not(model)) is not None:
         raise ValueError(f"this model can't be observed: {reason}")
     if model not in _observations:
+        activity.install()
         made = Observation(model)
         made.start(model)
         _observations[model] = made

@@ -114,6 +114,11 @@ _OPTIONS = _record(
 )
 _KINDS: dict[str, _Check] = {
     "mark": _record({"index": integer(0, 1 << 31), "name": text}),
+    "place": _record(
+        {"index": _INDEX, "part": text, "name": text},
+        {"text": text, "line": _COUNT, "workers": _COUNT, "pin_memory": _flag},
+    ),
+    "process": _record({"host": text, "cores": _COUNT, "threads": _COUNT}, {"contexts": _list(_COUNT)}),
     "assignment": _record(
         {
             "reducer": _REDUCER,

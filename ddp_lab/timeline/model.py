@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..analysis.step_parts import StepParts, step_parts
 from ..protocol import descriptions, events
 from .judged_steps import Layout, layouts, newest
 from .models import FLEETING, ReducerBook
@@ -15,6 +16,7 @@ from .recorded.saved import Saved
 from .records import DriftRecord, Inspection, Kept, RankStatus, ReducerInfo
 from .store import EventStore
 from .tables import span_columns
+from .tables.activity import ActivityTable
 from .tables.collectives import CollectiveTable, GroupInfo, collective_columns
 from .tables.gradients import drift_record
 from .tables.span_columns import Columns, TableView
@@ -24,6 +26,7 @@ __all__ = ["TimelineModel"]
 
 _MAX_MARKS = 20_000
 _MARK, _OF_GROUPS = int(events.Kind.MARK), int(events.OF_GROUPS)
+_ACTIVITY, _SAMPLE = int(events.Kind.ACTIVITY), int(events.Kind.SAMPLE)
 _BEGIN, _END, _ABANDONED = map(STEP_FIELDS.index, ("backward_begin", "backward_end", "abandoned"))
 
 
@@ -64,6 +67,7 @@ class TimelineModel:
         self._book = ReducerBook()
         self._ranks: dict[int, _Rank] = {}
         self._tables: dict[int, dict[int, StepTable]] = {}  # reducer -> rank
+        self._activity: dict[int, ActivityTable] = {}  # by rank
         self._latest: dict[int, int] = {}  # reducer -> time of its latest event
         self._operations: dict[int, CollectiveTable] = {}  # rank -> those of its process groups
         self._described: list[tuple[int, dict[str, Any]]] = []
@@ -98,6 +102,7 @@ class TimelineModel:
         of_groups = taken["kind"] >= _OF_GROUPS
         if of_groups.any():
             self._operations.setdefault(rank, CollectiveTable()).extend(taken[of_groups])
+        self._activity.setdefault(rank, ActivityTable()).extend(taken, self._book.places)
         for reducer, of_reducer in _by_model(taken):
             if reducer >= 0:
                 of_model = self._tables.setdefault(reducer, {})
@@ -112,14 +117,16 @@ class TimelineModel:
         """Replaces the rank's numbers of reducers and marks by those of this timeline."""
         models = _models(taken)
         numbers = [self._book.number(rank, life, reducer) if reducer >= 0 else reducer for reducer in models]
-        marks, of_groups = taken["kind"] == _MARK, taken["kind"] >= _OF_GROUPS
-        if numbers == models and not marks.any() and not of_groups.any():
+        kinds = taken["kind"]
+        marks, of_groups, places = kinds == _MARK, kinds >= _OF_GROUPS, (kinds == _ACTIVITY) | (kinds == _SAMPLE)
+        if numbers == models and not (marks | of_groups | places).any():
             return taken
         changed: npt.NDArray[np.void] = taken.copy()
         changed["reducer"] = np.array(numbers)[np.searchsorted(models, taken["reducer"])]
         book = self._book
         for field, chosen, number in (
             ("parameter", marks, book.mark),
+            ("parameter", places, book.place),
             ("parameter", of_groups, book.groups.call),
             ("process_group", of_groups, book.groups.group),
         ):
@@ -387,7 +394,18 @@ class TimelineModel:
     def views_of(self, model: int, steps: npt.NDArray[np.int64]) -> list[TableView]:
         """Copies of the rows of these steps in a model's tables."""
         with self._lock:
-            return [span_columns.view_of(rank, model, one, steps) for rank, one in self._tables_of(model).items()]
+            made = []
+            for rank, table in self._tables_of(model).items():
+                self._activity[rank].digest(self._book.places)
+                made.append(span_columns.view_of(rank, model, table, steps, self._activity[rank]))
+            return made
+
+    def parts_of(self, model: int, steps: npt.NDArray[np.int64]) -> StepParts:
+        """The named parts of these steps, by rank, as far as they are held: [Note: parts] in `step_parts.py`."""
+        with self._lock:
+            views = self.views_of(model, steps)
+            by_rank = {one.rank: span_columns.rank_steps(one, self._activity[one.rank]) for one in views}
+            return step_parts(by_rank, self._book.places)
 
     def held_steps(self, model: int) -> npt.NDArray[np.int64]:
         """Numbers of the steps in a model's tables, ascending."""

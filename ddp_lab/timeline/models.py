@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..analysis.step_parts import Place
 from .groups import GroupBook
 from .records import Inspection
 from .tables.gradients import GradientBook
 
 __all__ = ["FLEETING", "ReducerBook"]
 
+_PLACE_FIELDS = (("part", "code"), ("name", "?"), ("text", ""), ("workers", -1), ("pin_memory", False))
 # Types of descriptions that come with each step: only the newest are kept.
 FLEETING = ("gradients", "drift")
 
@@ -43,6 +45,10 @@ class ReducerBook:
         self.mark_names: list[str] = []
         self._mark_places: dict[str, int] = {}  # name -> index in mark_names
         self.groups = GroupBook()
+        self._place_of: dict[tuple[int, int, int], int] = {}  # (rank, life, rank's index) -> index in places
+        self._place_numbers: dict[Place, int] = {}
+        self.places: list[Place] = []
+        self.processes: dict[int, dict[str, Any]] = {}  # rank -> facts about its process
         self.watched = GradientBook()
 
     def number(self, rank: int, life: int, reducer: int, ranks: tuple[int, ...] = (), generation: int = 0) -> int:
@@ -88,6 +94,18 @@ class ReducerBook:
         """Index in `mark_names` of this rank's mark `index`, in this process; -1 if it has no name."""
         return self._marks.get((rank, life, index), -1)
 
+    def place(self, rank: int, life: int, index: int) -> int:
+        """Index in `places` of this rank's place `index`, in this process; -1 if it is not described."""
+        return self._place_of.get((rank, life, index), -1)
+
+    def _add_place(self, rank: int, life: int, made: dict[str, Any]) -> dict[str, Any]:
+        one = Place(*(made.get(name, default) for name, default in _PLACE_FIELDS))
+        index = self._place_numbers.setdefault(one, len(self.places))
+        if index == len(self.places):
+            self.places.append(one)
+        self._place_of[rank, life, made["index"]] = index
+        return {**made, "index": index}
+
     def describe(self, rank: int, life: int, description: dict[str, Any]) -> dict[str, Any]:
         """Adds a description and returns it with the numbers used here; descriptions of unknown types are only kept."""
         made = {key: value for key, value in description.items() if key != "session"}
@@ -98,7 +116,11 @@ class ReducerBook:
                 self.mark_names.append(made["name"])
             self._marks[rank, life, made["index"]] = index
             return {**made, "index": index}
-        if kind == "assignment":
+        if kind == "place":
+            return self._add_place(rank, life, made)
+        if kind == "process":
+            self.processes[rank] = made
+        elif kind == "assignment":
             ranks = tuple(made["group_ranks"])
             made["reducer"] = self.number(rank, life, made["reducer"], ranks, made["generation"])
             self._share(made)

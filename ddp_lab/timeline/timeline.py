@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..analysis import findings
 from ..analysis.findings import Facts, Finding
+from ..analysis.step_parts import StepParts
 from ..files import replacing, write_text
 from ..protocol.journal import SUFFIX
 from ..renamed import with_former_names
@@ -52,6 +53,7 @@ __all__ = [
     "read_run",
 ]
 
+_PARTED_STEPS = 500  # complete steps that their parts are taken from: samples are few
 _JUDGED_STEPS = 100  # complete steps that findings and stragglers are based on
 
 
@@ -242,6 +244,23 @@ class Timeline(TimelineModel):
         steps = layout.warm(judged_steps.WARM_UP, last_steps)
         newer = sum(int((one.step > steps[-1]).sum()) for one in known)
         return judged_steps.facts(self.views_of(chosen.reducer, steps), layout, steps, newer=newer, **options)
+
+    def parts(self, model: int | None = None, last_steps: int = _PARTED_STEPS) -> StepParts:
+        """Where the time of a step goes: its named parts by rank, and the program's lines behind the rest.
+
+        Args:
+            model: which model; None for the most recently active.
+            last_steps: how many complete steps to take the means over, of the layout that is analysed.
+
+        Example:
+            for part, seconds in timeline.parts().mean.items():
+                print(f"{1e3 * seconds:.2f} ms {part}")
+        """
+        chosen = self.model(model)
+        layout = self.judged(chosen.reducer) if chosen is not None else None
+        if chosen is None or layout is None:
+            return StepParts(0, {}, {}, {})
+        return self.parts_of(chosen.reducer, layout.warm(judged_steps.WARM_UP, last_steps))
 
     # ---- what if ----------------------------------------------------------------------------------------
 

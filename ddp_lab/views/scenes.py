@@ -10,6 +10,7 @@ import numpy as np
 from ..analysis import findings
 from ..analysis.findings import Finding
 from ..analysis.step_metrics import Breakdown
+from ..analysis.step_parts import SPANS
 from ..control.collectives import ShownCollective
 from ..formatting import rate
 from ..timeline.timeline import Timeline
@@ -47,16 +48,17 @@ def overlap_scene(found: Breakdown, most: int = 400) -> Scene:
     if not len(found.step):
         return Scene("Overlap", empty="no step is complete on every rank yet")
     firsts = np.arange(0, len(found.step), -(-len(found.step) // most))
-    step, parts = found.step[firsts], {key: _binned(getattr(found, key), firsts) for key in PHASES}
+    phases = {key: name for key, (_, name) in PHASES.items() if key not in SPANS or getattr(found, key).any()}
+    step, parts = found.step[firsts], {key: _binned(getattr(found, key), firsts) for key in phases}
     total = np.sum([*parts.values()], axis=0)
     floor = total - parts["exposed"]
     efficiency = np.divide(100 * floor, total, out=np.full(len(total), np.nan), where=total > 0)
     # A few long steps (the first ones) must not flatten all others.
     top = float(min(total.max(), 1.6 * np.quantile(total, 0.95))) or 1.0
-    bars = [Bars(name, key, step, parts[key]) for key, (_, name) in PHASES.items()]
+    bars = [Bars(name, key, step, parts[key]) for key, name in phases.items()]
     share = floor.sum() / total.sum() if total.sum() > 0 else float("nan")
     rows = [
-        [int(found.step[i]), *(float(getattr(found, key)[i]) for key in PHASES), float(100 * found.efficiency[i])]
+        [int(found.step[i]), *(float(getattr(found, key)[i]) for key in phases), float(100 * found.efficiency[i])]
         for i in range(max(0, len(found.step) - _MOST_ROWS), len(found.step))
     ]
     return Scene(
@@ -67,7 +69,7 @@ def overlap_scene(found: Breakdown, most: int = 400) -> Scene:
                 Axis("step"), Axis("efficiency, %", top=100.0), (Line("efficiency", "line", step, efficiency),), 0.25
             ),
         ),
-        Table(["step", *(f"{name}, ms" for _, name in PHASES.values()), "efficiency, %"], rows),
+        Table(["step", *(f"{name}, ms" for name in phases.values()), "efficiency, %"], rows),
     )
 
 
@@ -189,6 +191,7 @@ def what_if_scene(answer: Mapping[str, Any]) -> Scene:
     bars = [
         Bars(name, key, lane, np.array([one[key] for one in rows.values()]), last if key == "exposed" else ())
         for key, (_, name) in PHASES.items()
+        if key not in SPANS  # a simulated step has them in `other`
     ]
     return Scene(title, (Panel(Axis("ms (median)"), Axis("", list(rows)), bars),))
 

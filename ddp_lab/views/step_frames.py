@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ..analysis import step_metrics
 from ..analysis.step_metrics import Breakdown, GradientSync, Overlap
+from ..analysis.step_parts import SPANS
 from ..timeline.tables.span_columns import TableView
 from ..timeline.tables.step_table import BUCKET_FIELDS, STEP_FIELDS
 from ..timeline.timeline import Timeline
@@ -46,6 +47,7 @@ class StepFrame:
         bounds_ns: int64 ``[ranks, 3]``: backward begin, finalize begin, backward end.
         outside_ns: int64 ``[ranks, 3]``: begin and end of the last forward before the backward, end of the previous
             step.
+        spans_ns: int64 ``[ranks, len(SPANS)]``: time of each of `SPANS` since the end of the previous step.
         times_ns: int64 ``[ranks, buckets, 4]``: first gradient ready, ready, launched, reduced.
         device_ns: int64 ``[ranks, buckets, 2]``: begin and end of the collective on the device.
         abandoned: whether a rank abandoned this backward.
@@ -58,6 +60,7 @@ class StepFrame:
     bucket_bytes: Int64
     bounds_ns: Int64
     outside_ns: Int64
+    spans_ns: Int64
     times_ns: Int64
     device_ns: Int64
     abandoned: bool = False
@@ -127,6 +130,7 @@ class StepFrame:
             "compute_ms": step_metrics.milliseconds(bounds[FINALIZE], bounds[BEGIN]),
             "hidden_ms": overlap.rank_hidden_ms,
             "exposed_ms": overlap.rank_exposed_ms,
+            **{f"{name}_ms": self.spans_ns[:, column] / 1e6 for column, name in enumerate(SPANS)},
         }
         return step_metrics.breakdown(np.array([self.step]), {name: ms[None] for name, ms in by_rank.items()})
 
@@ -218,11 +222,12 @@ class StepFrames:
         described, ranks = assignment.get("buckets", ()), sorted({*assignment.get("group_ranks", ()), *rows})
         width = max([len(described), *(one.buckets.shape[1] for one in views)])
         steps, before = np.zeros((len(ranks), len(STEP_FIELDS)), np.int64), np.zeros((len(ranks), 1), np.int64)
+        spans = np.zeros((len(ranks), len(SPANS)), np.int64)
         times = np.zeros((len(ranks), width, len(BUCKET_FIELDS)), np.int64)
         for index, rank in enumerate(ranks):
             if rank in rows:
                 one, row = rows[rank]
-                steps[index], before[index] = one.steps[row], one.previous_end[row]
+                steps[index], before[index], spans[index] = one.steps[row], one.previous_end[row], one.spans[row]
                 times[index, : one.buckets.shape[1]] = one.buckets[row]
         used = np.flatnonzero(times.any(axis=(0, 2)))
         times = times[:, : max(len(described), int(used.max(initial=-1)) + 1)]
@@ -238,6 +243,7 @@ class StepFrames:
             bucket_bytes=np.where(launched > 0, launched, sizes),
             bounds_ns=steps[:, _BOUNDS],
             outside_ns=np.concatenate([steps[:, _FORWARD], before], axis=1),
+            spans_ns=spans,
             times_ns=times[:, :, _TIMES],
             device_ns=times[:, :, _DEVICE],
             abandoned=bool(steps[:, _ABANDONED].any()),

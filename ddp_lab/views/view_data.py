@@ -71,7 +71,7 @@ def breakdown_of(columns: Columns) -> Breakdown:
     number, row = np.unique(columns["step"], return_inverse=True)
     ranks, column = np.unique(columns["rank"], return_inverse=True)
     by_rank = {}
-    for name in ("step_ms", "forward_ms", "compute_ms", "hidden_ms", "exposed_ms"):
+    for name in step_metrics.BREAKDOWN:
         by_rank[name] = np.full((len(number), len(ranks)), np.nan)
         by_rank[name][row, column] = columns[name]
     return step_metrics.breakdown(number.astype(np.int64), by_rank)

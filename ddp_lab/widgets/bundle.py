@@ -17,6 +17,7 @@ from dataclasses import asdict
 from graphlib import TopologicalSorter
 
 from ..analysis.step_metrics import EDGES
+from ..analysis.step_parts import SPANS
 from ..views.catalogue import VIEWS
 from ..views.paint import palette
 from .step_messages import BLOCKS
@@ -38,7 +39,10 @@ _GENERATED = {
         }
         for name in palette.PARTS
     ],
-    "PHASES": [{"key": key, "name": name, **_LOOKS[key]} for key, (_, name) in palette.PHASES.items()],
+    "PHASES": [
+        {"key": key, "name": name, "simulated": key not in SPANS, **_LOOKS[key]}
+        for key, (_, name) in palette.PHASES.items()
+    ],
     "RAMP": palette.RAMP,
     "RAMP_ON_DARK": palette.RAMP_ON_DARK,
     "RANK_COLOURS": palette.RANK_COLOURS,

@@ -16,10 +16,12 @@ import numpy.typing as npt
 
 from ...analysis import step_metrics
 from ...analysis.step_metrics import GradientSync, Overlap, milliseconds
+from ...analysis.step_parts import SPANS, RankSteps
+from .activity import ActivityTable
 from .step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
 
 __all__ = ["SPAN_COLUMNS", "STEP_COLUMNS", "SYNC_COLUMNS", "Columns", "TableView", "span_columns", "step_columns"]
-__all__ += ["device_rows", "objects", "sync_columns", "view_of"]
+__all__ += ["device_rows", "objects", "rank_steps", "sync_columns", "view_of"]
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -33,12 +35,14 @@ STEP_COLUMNS = (
     *("rank", "reducer", "step", "generation", "state", "buckets", "bytes"),
     *("forward_begin_ns", "forward_end_ns", "backward_begin_ns", "finalize_ns", "backward_end_ns"),
     *("step_ms", "forward_ms", "backward_ms", "compute_ms", "communication_ms", "hidden_ms", "exposed_ms", "clock"),
+    *(f"{name}_ms" for name in SPANS),
 )
 SYNC_COLUMNS = (
     *("reducer", "step", "generation", "bucket", "bytes", "n_parameters", "ranks", "all_reduce_ms"),
     *("bandwidth_gb_s", "last_rank", "late_ms", "alone_ms", "wait_ms", "hidden_ms", "exposed_ms"),
 )
 _F, _B = {n: i for i, n in enumerate(STEP_FIELDS)}, {n: i for i, n in enumerate(BUCKET_FIELDS)}
+_OUTSIDE = [_F[name] for name in ("forward_begin", "forward_end", "backward_begin")]
 
 
 @dataclass(frozen=True)
@@ -54,16 +58,29 @@ class TableView:
     buckets: npt.NDArray[np.int64]
     gradients: npt.NDArray[np.int64]
     previous_end: npt.NDArray[np.int64]  # backward_end of the step before each, 0 if unknown
+    spans: npt.NDArray[np.int64]  # ns of each of `SPANS` between the previous step and the backward
+
+    @property
+    def outside(self) -> npt.NDArray[np.int64]:
+        """End of the previous step, begin and end of the last forward, begin of the backward: ``[steps, 4]``."""
+        return _outside(self.previous_end, self.steps)
 
 
-def view_of(rank: int, reducer: int, table: StepTable, steps: npt.NDArray[np.int64]) -> TableView:
+def _outside(previous_end: npt.NDArray[np.int64], steps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.concatenate([previous_end[:, None], steps[:, _OUTSIDE]], axis=1)
+
+
+def view_of(
+    rank: int, reducer: int, table: StepTable, steps: npt.NDArray[np.int64], activity: ActivityTable
+) -> TableView:
     """Copies the rows of these steps, as far as they are held."""
     rows = table.find(steps)
     rows = rows[rows >= 0]
     before = table.find(table.step[rows] - 1)
     end = np.where(before >= 0, table.steps[before, _F["backward_end"]], table.previous_end[rows])
     numbers = (table.step[rows], table.generation[rows], table.process_group[rows])
-    return TableView(rank, reducer, *numbers, table.steps[rows], table.buckets[rows], table.gradients[rows], end)
+    spans = activity.within(_outside(end, table.steps[rows]))
+    return TableView(rank, reducer, *numbers, table.steps[rows], table.buckets[rows], table.gradients[rows], end, spans)
 
 
 def device_rows(buckets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -159,7 +176,20 @@ def _steps_of(one: TableView) -> Columns:
         "hidden_ms": hidden,
         "exposed_ms": exposed,
         "clock": np.where(overlap.on_device, "device", "host"),
+        **{f"{name}_ms": one.spans[:, column] / 1e6 for column, name in enumerate(SPANS)},
     }
+
+
+def rank_steps(one: TableView, activity: ActivityTable) -> RankSteps:
+    """The steps of one rank, for `step_parts`."""
+    columns = _steps_of(one)
+    names = ("forward", "compute", "hidden", "exposed", "backward")
+    return RankSteps(
+        whole=np.where((columns["state"] == "complete") & (one.previous_end > 0), columns["step_ms"], 0.0) * 1e6,
+        **{name: columns[f"{name}_ms"] * 1e6 for name in names},
+        spans=one.spans,
+        samples=activity.samples(one.outside),
+    )
 
 
 def sync_columns(spans: Columns, ranks_of: Mapping[int, int]) -> Columns:

@@ -26,6 +26,9 @@ __all__ += ["plotly_text", "rank_role"]
 # The parts of a step in the order in which they are stacked: field of `Breakdown` -> colour and name.
 PHASES: dict[str, tuple[str, str]] = {
     "other": ("#9aa1a9", "other"),
+    "data": ("#e69f00", "data loading"),
+    "optimizer": ("#cc79a7", "optimizer"),
+    "accumulation": ("#a5b8d0", "earlier forwards and backwards"),
     "forward": ("#0072b2", "forward"),
     "alone": ("#56b4e9", "backward only"),
     "hidden": ("#009e73", "overlapped communication"),
@@ -69,7 +72,10 @@ TITLES = {
     "queued": "ready → launched: buckets are launched in a fixed order",
     "waiting": "launched → launched on the last rank",
     "reducing": "launched on the last rank → reduced",
-    "other": "everything else since the end of the previous step: optimizer, input data, other code",
+    "other": "everything else since the end of the previous step; the table of parts names it",
+    "data": "waiting for the data loader's next batch",
+    "optimizer": "the optimizer's step",
+    "accumulation": "gradient accumulation: forwards before the last one, and their backwards",
     "forward": "the last forward before the backward",
     "alone": "backward compute with no communication in flight",
     "hidden": "backward compute with communication in flight",

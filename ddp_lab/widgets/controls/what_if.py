@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ...analysis.step_parts import SPANS
 from ...formatting import step_range
 from ...simulation.calibration import anchored
 from ...simulation.link_model import CommModel
@@ -284,6 +285,7 @@ def frame_of(workload: Workload, predicted: Prediction, ranks: Sequence[int], re
         bucket_bytes=predicted.bytes.astype(np.int64),
         bounds_ns=_ns(begin, predicted.computed_ns, predicted.end_ns),
         outside_ns=_ns(begin - workload.forward_ns, begin, np.zeros(len(begin))),
+        spans_ns=np.zeros((len(begin), len(SPANS)), np.int64),
         times_ns=_ns(np.stack(first, axis=1), predicted.ready_ns, predicted.launched_ns, reduced),
         device_ns=np.zeros((*predicted.ready_ns.shape, 2), np.int64),
     )

@@ -172,7 +172,7 @@ def test_charts_bin_many_steps_and_cut_outliers() -> None:
     values = np.full(10_000, 10.0)
     values[:30] = 900.0
     none, numbers = np.zeros(10_000), np.arange(10_000)
-    parts = Breakdown(numbers, none, values, none, none, none, none > 0)
+    parts = Breakdown(numbers, *[none] * 4, values, *[none] * 3, none > 0)
     drawn = scene_svg.picture(overlap_scene(parts))
     assert len(drawn) < 100_000
     assert "longest: 900 ms" in drawn

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ddp_lab.protocol.events import DTYPE, MOST_BUCKETS, MOST_PARAMETERS, Kind
 from ddp_lab.timeline.store import EventStore
 from ddp_lab.timeline.tables import step_table
+from ddp_lab.timeline.tables.activity import ActivityTable
 from ddp_lab.timeline.tables.span_columns import view_of
 from ddp_lab.timeline.tables.step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
 
@@ -130,7 +131,7 @@ def test_old_steps_are_thinned(steps: int, most: int, at_once: int) -> None:
         assert every & (every - 1) == 0
         assert old.tolist() == list(range(every, steps - most + 1, every))
         assert every == 1 or len(old) * 2 + 2 > most // 4, "no thinner than needed"
-    ends = view_of(0, 0, table, held).previous_end
+    ends = view_of(0, 0, table, held, ActivityTable()).previous_end
     assert (ends[held > 1] == 1_000 + held[held > 1] - 2).all()
 
 

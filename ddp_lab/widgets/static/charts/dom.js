@@ -39,7 +39,7 @@ export function legend(label, entries) {
 }
 
 // Of the phases of a step.
-export const phaseLegend = (order) => legend(`legend, ${order}`, PHASES.map(({ name, colour, title }) => [name, `background: ${colour}`, title]));
+export const phaseLegend = (order, phases = PHASES) => legend(`legend, ${order}`, phases.map(({ name, colour, title }) => [name, `background: ${colour}`, title]));
 
 // ---- controls ---------------------------------------------------------------------------------------------
 

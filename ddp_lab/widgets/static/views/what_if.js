@@ -14,6 +14,7 @@ import { MarkStore, wholeBegin } from "../steps/marks.js";
 import { decodeSteps } from "../steps/store.js";
 import { WhatIfSliders } from "./what_if_sliders.js";
 
+const SIMULATED = PHASES.filter((one) => one.simulated); // "other" holds the rest
 const ROWS = { recorded: "recorded", same: "simulated as recorded", predicted: "what if" };
 const ROW_SIZES = [3, 12]; // of a bucket
 const HEIGHTS = [90, 320]; // of a picture; larger ones are scrolled
@@ -39,7 +40,7 @@ export class WhatIfView {
       {},
       asking("kernel", this.sliders.node),
       this.summary,
-      phaseLegend("from left to right"),
+      phaseLegend("from left to right", SIMULATED),
       this.chart.node,
       makeLegend(),
       element("div", { class: "ddp-what-if-steps" }, ...Object.values(this.pictures).map((one) => one.node)),
@@ -95,7 +96,7 @@ export class WhatIfView {
     const agrees = Math.abs(off) < 0.5 ? "" : `; simulated: ${milliseconds(same.step)} ms (${signed(off)})`;
     setText(this.summary, `Recorded: ${milliseconds(recorded.step)} ms per step${agrees}. ${what} ${answer.about}`);
     this.twin.draw(() =>
-      [...PHASES.map(({ key, name }) => [key, name]), ["step", "step"]].map(([key, name]) => [name, ...Object.keys(ROWS).map((row) => milliseconds(answer[row][key])), milliseconds(predicted[key] - same[key])]),
+      [...SIMULATED.map(({ key, name }) => [key, name]), ["step", "step"]].map(([key, name]) => [name, ...Object.keys(ROWS).map((row) => milliseconds(answer[row][key])), milliseconds(predicted[key] - same[key])]),
     );
   }
 
@@ -111,11 +112,11 @@ export class WhatIfView {
       right: 74,
       label: "ms",
       top: Math.max(...rows.map((one) => one.step)),
-      marks: PHASES.map(({ key, name }, index) => ({
+      marks: SIMULATED.map(({ key, name }, index) => ({
         bars: rows.map((one) => one[key]),
         role: key,
         lines: (lane) => [names[lane], [name, `${milliseconds(rows[lane][key])} ms`], ["step", whole(lane)]],
-        text: index === PHASES.length - 1 && whole,
+        text: index === SIMULATED.length - 1 && whole,
       })),
     }));
   }

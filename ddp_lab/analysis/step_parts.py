@@ -1,0 +1,191 @@
+"""The named parts of a step by rank: where its time goes, to the last line of the program.
+
+[Note: parts]
+A step lasts from the end of the previous step's gradient synchronisation to the end of its own. Forward, backward and
+communication follow from the model's events; data loading, optimizers and earlier forwards (accumulation) are spans of
+their own. What remains are blanks. Their time is divided in proportion to the samples of the main thread's stack that
+fall into them, so it is an estimate. The times are means over the steps, so that they add up to the mean step, and work
+that is done once in many steps has its share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["PARTS", "SPANS", "Place", "PlaceTime", "RankSteps", "StepParts", "step_parts"]
+
+_Times = npt.NDArray[np.int64]
+
+SPANS: Final = ("data", "optimizer", "accumulation")
+"""Parts that are recorded as spans, in each step."""
+PARTS: Final[dict[str, str]] = {
+    "data": "data loading",
+    "copies": "copies to the device",
+    "accumulation": "earlier forwards and backwards",
+    "forward": "forward",
+    "modules": "loss and other modules",
+    "backward": "other backward",
+    "alone": "backward only",
+    "hidden": "overlapped communication",
+    "exposed": "exposed communication",
+    "written": "writing gradients back",
+    "clipping": "gradient clipping",
+    "optimizer": "optimizer",
+    "collectives": "other collectives",
+    "evaluation": "evaluation",
+    "logging": "logging",
+    "checkpoint": "checkpoints",
+    "code": "other lines of the program",
+    "unnamed": "without a name",
+}
+"""The parts of a step in the order in which they are listed: key -> name."""
+_FEWEST_SAMPLES = 8  # fewer say too little about a blank
+
+
+@dataclass(frozen=True)
+class Place:
+    """A part of the program outside of models.
+
+    Attributes:
+        part: key of `PARTS`.
+        name: a line of the program (``"train.py:31"``), a library's function, or the class of a dataset or optimizer.
+        text: the line's source; "" if unknown.
+        workers: of a data loader, else -1.
+        pin_memory: of a data loader.
+    """
+
+    part: str
+    name: str
+    text: str = ""
+    workers: int = -1
+    pin_memory: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.text})" if self.text else self.name
+
+
+@dataclass(frozen=True)
+class PlaceTime:
+    """Estimated seconds of each step at one place."""
+
+    place: Place
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """Steps of one rank: arrays of ns, shape ``[steps]`` unless said; `samples` are those in their blanks.
+
+    Attributes:
+        whole: from the end of the previous step to the end of this one; 0 or less where unknown.
+        forward, compute, hidden, exposed, backward: as the columns of `Timeline.steps`.
+        spans: shape ``[steps, len(SPANS)]``.
+        samples: indices of places and weights.
+    """
+
+    whole: npt.NDArray[np.float64]
+    forward: npt.NDArray[np.float64]
+    compute: npt.NDArray[np.float64]
+    hidden: npt.NDArray[np.float64]
+    exposed: npt.NDArray[np.float64]
+    backward: npt.NDArray[np.float64]
+    spans: _Times
+    samples: tuple[_Times, _Times]
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Where the time of a step goes, see [Note: parts].
+
+    Attributes:
+        steps: how many steps the means are taken over.
+        by_rank: rank -> key of `PARTS` -> seconds of each step, in the order of `PARTS`, without parts that take no
+            time.
+        places: rank -> the places of its blanks, the longest first.
+        samples: rank -> how many samples the blanks' estimates are based on.
+    """
+
+    steps: int
+    by_rank: Mapping[int, Mapping[str, float]]
+    places: Mapping[int, Sequence[PlaceTime]]
+    samples: Mapping[int, int]
+
+    def seconds(self, part: str) -> Mapping[int, float]:
+        """rank -> seconds of each step in this part."""
+        return {rank: parts.get(part, 0.0) for rank, parts in self.by_rank.items()}
+
+    @property
+    def mean(self) -> dict[str, float]:
+        """Key of `PARTS` -> seconds of each step, the mean over the ranks."""
+        ranks = max(1, len(self.by_rank))
+        found = {part: sum(self.seconds(part).values()) / ranks for part in PARTS}
+        return {part: seconds for part, seconds in found.items() if seconds > 0}
+
+    @property
+    def named(self) -> float:
+        """The share of the step that has a name, 0 to 1; NaN without steps."""
+        found = self.mean
+        total = sum(found.values())
+        return 1 - found.get("unnamed", 0.0) / total if total > 0 else float("nan")
+
+
+def step_parts(by_rank: Mapping[int, RankSteps], places: Sequence[Place]) -> StepParts:
+    """Returns the named parts of steps, by rank.
+
+    Args:
+        by_rank: the steps of each rank, in the order of the ranks; all of the same steps.
+        places: to which the samples refer.
+    """
+    made, lines, counts, steps = {}, {}, {}, 0
+    for rank, one in by_rank.items():
+        known = one.whole > 0
+        if not known.any():
+            continue
+        steps = max(steps, int(known.sum()))
+        found, blank = _measured({name: getattr(one, name)[known] for name in _FIELDS}, one.spans[known])
+        shares, counts[rank] = _shares(one, places)
+        lines[rank] = [PlaceTime(place, blank * share) for place, share in shares]
+        for place, share in shares:
+            part = place.part if place.part in PARTS else "code"
+            found[part] = found.get(part, 0.0) + blank * share
+        if not shares:
+            found["unnamed"] = blank
+        made[rank] = {part: found[part] / 1e9 for part in PARTS if found.get(part, 0.0) > 0}
+        lines[rank] = [PlaceTime(one.place, one.seconds / 1e9) for one in lines[rank]]
+    return StepParts(steps, made, lines, counts)
+
+
+_FIELDS = ("whole", "forward", "compute", "hidden", "exposed", "backward")
+
+
+def _measured(steps: Mapping[str, npt.NDArray[np.float64]], spans: _Times) -> tuple[dict[str, float], float]:
+    """Mean ns of the parts that events tell, and of the blanks."""
+    mean = {name: float(np.nan_to_num(values).mean()) for name, values in steps.items()}
+    hidden = min(mean["hidden"], mean["compute"])  # a device may time collectives on another clock
+    exposed = min(mean["exposed"], max(0.0, mean["backward"] - mean["compute"]))
+    found = {
+        "forward": mean["forward"],
+        "alone": mean["compute"] - hidden,
+        "hidden": hidden,
+        "exposed": exposed,
+        "written": max(0.0, mean["backward"] - mean["compute"] - exposed),
+        **{name: float(spans[:, number].mean()) for number, name in enumerate(SPANS)},
+    }
+    return found, max(0.0, mean["whole"] - sum(found.values()))
+
+
+def _shares(one: RankSteps, places: Sequence[Place]) -> tuple[list[tuple[Place, float]], int]:
+    """Each place's share of the blanks, the largest first; and the number of samples, none if they are too few."""
+    index, weight = one.samples
+    known = index >= 0
+    index, weight = index[known], np.maximum(weight[known], 1)
+    if len(index) < _FEWEST_SAMPLES:
+        return [], len(index)
+    sums = np.bincount(index, weights=weight, minlength=len(places))
+    order = np.argsort(-sums, kind="stable")
+    return [(places[number], float(sums[number] / sums.sum())) for number in order if sums[number] > 0], len(index)

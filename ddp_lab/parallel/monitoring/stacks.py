@@ -1,0 +1,174 @@
+"""Looks at the main thread's stack a hundred times a second, and records at which place of the program it is.
+
+[Note: the name of a moment]
+From the innermost frame outward: torch's own frames may say what is being done (`_OF_TORCH`); the first frame that is
+neither torch's, Python's nor ours is the place. Names of functions of the program and its libraries may say more
+(`_OF_FUNCTIONS`); an evaluation contains all other parts, so it counts wherever it is in the stack. Without a frame of
+the program the process is idle, and nothing is recorded.
+
+[Note: the cost of a look]
+Some 10 µs of the interpreter, at intervals of 5 to 15 ms at random, so that no step is always hit at the same point;
+up to 100 ms while no model runs. An event holds the time since the last look in ``bytes`` (ns), its weight.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import random
+import re
+import sys
+import sysconfig
+import threading
+import time
+import types
+from typing import Final, NamedTuple
+
+import torch
+
+from ... import native, recording
+from ...protocol.events import Kind
+
+__all__ = ["Sampler"]
+
+_C = native.load()
+_LEAST_SECONDS, _MOST_SECONDS = 0.005, 0.015
+_IDLE_SECONDS, _SLOWER = 0.1, 1.25
+_LONGEST_NS = 1_000_000_000
+_DEEPEST = 60  # frames
+_MOST_CODES = 8_192
+_SAMPLE = int(Kind.SAMPLE)
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_PYTHON = (sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep, "<frozen ")
+_LIBRARIES = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
+_HOSTS = ("IPython", "ipykernel", "traitlets", "tornado", "zmq")  # they run the program's cells
+
+_OF_TORCH: Final = (
+    ("nn/utils/clip_grad", "clipping"),
+    ("optim/", "optimizer"),
+    ("amp/", "optimizer"),
+    ("autograd/__init__.py", "backward"),
+    ("autograd/graph.py", "backward"),
+    ("_tensor.py", "backward"),
+    ("utils/data/", "data"),
+    ("distributed/checkpoint", "checkpoint"),
+    ("distributed/", "collectives"),
+    ("serialization", "checkpoint"),
+    ("utils/tensorboard", "logging"),
+    ("nn/", "modules"),
+)
+_BACKWARD_OF_TENSOR = ("backward",)  # what `_tensor.py` has besides is no backward
+_OF_FUNCTIONS: Final = (
+    (re.compile(r"_?(evaluate|evaluation|validate|validation)(_\w+)?|run_eval\w*|eval_\w+"), "evaluation"),
+    (re.compile(r"clip_grad\w*|_?clip_gradients"), "clipping"),
+    (re.compile(r"_?save_(checkpoint|model|state)\w*|save_pretrained"), "checkpoint"),
+    (re.compile(r"send_to_device|(batch|data)_to_device|(move|transfer)_\w*_to_device|_prepare_inputs?"), "copies"),
+    (re.compile(r"(_?maybe_)?log(_(metrics|dict|scalars?|stats|step|loss|values?))?|write_scalar"), "logging"),
+)
+_LOGGERS = ("logging", "tqdm", "wandb", "mlflow", "tensorboard", "tensorboardX", "rich")
+
+
+class _Code(NamedTuple):
+    """What a function says about a moment in it."""
+
+    owner: str  # "torch", "python", "ours", "host", "library" or "program"
+    part: str | None
+    short: str  # its file, for people
+
+
+class Sampler:
+    """A daemon thread that records samples while models run."""
+
+    def __init__(self) -> None:
+        self._codes: dict[types.CodeType, _Code] = {}
+        self._places: dict[tuple[str, int, str], int] = {}  # file, line, part
+        self._main = threading.main_thread().ident or 0
+        self._own = 0  # samples recorded
+
+    def start(self) -> None:
+        """Starts the thread."""
+        threading.Thread(target=self._run, name="ddp_lab-sampler", daemon=True).start()
+
+    def _run(self) -> None:
+        seen, interval, last = -1, _LEAST_SECONDS, _C.now_ns()
+        while True:
+            time.sleep(interval * random.uniform(0.5, 1.5))
+            recorded, _, _, on = _C.recorder_statistics()
+            now = _C.now_ns()
+            if on:
+                self._look(min(now - last, _LONGEST_NS))
+            last = now
+            if recorded - self._own == seen:
+                interval = min(_IDLE_SECONDS, interval * _SLOWER)
+            else:
+                interval = (_LEAST_SECONDS + _MOST_SECONDS) / 2
+            seen = recorded - self._own
+
+    def _look(self, weight_ns: int) -> None:
+        place = self.place_of(sys._current_frames().get(self._main))
+        if place is not None:
+            _C.record(_SAMPLE, parameter=place, bytes=weight_ns)
+            self._own += 1
+
+    def place_of(self, frame: types.FrameType | None) -> int | None:
+        """The index of the place of a stack, see [Note: the name of a moment]; None if no program runs."""
+        part: str | None = None
+        where: tuple[types.CodeType, int] | None = None
+        runs = evaluates = False
+        for _ in range(_DEEPEST):
+            if frame is None:
+                break
+            about = self._codes.get(frame.f_code) or self._learn(frame.f_code)
+            if about.owner in ("library", "program"):
+                where = where or (frame.f_code, frame.f_lineno)
+                evaluates = evaluates or about.part == "evaluation"
+                part = part or about.part
+                runs = runs or about.owner == "program"
+            elif where is None:
+                part = part or about.part
+            frame = frame.f_back
+        if where is None or not runs:
+            return None
+        (code, line), part = where, "evaluation" if evaluates else part or "code"
+        key = (code.co_filename, line, part)
+        if key not in self._places:
+            self._places[key] = self._describe(code, line, part)
+        return self._places[key]
+
+    def _describe(self, code: types.CodeType, line: int, part: str) -> int:
+        known = self._codes.get(code) or self._learn(code)
+        name = f"{known.short}:{line}"
+        if known.owner == "library":
+            return recording.place(part, f"{getattr(code, 'co_qualname', code.co_name)} ({name})")
+        return recording.place(part, name, text=linecache.getline(code.co_filename, line).strip()[:120])
+
+    def _learn(self, code: types.CodeType) -> _Code:
+        if len(self._codes) >= _MOST_CODES:  # each run of a cell has its own
+            self._codes.clear()
+        made = self._codes[code] = _about(code)
+        return made
+
+
+def _about(code: types.CodeType) -> _Code:
+    file, function = code.co_filename, code.co_name
+    if file.startswith(_TORCH):
+        inner = file[len(_TORCH) :]
+        part = next((part for begin, part in _OF_TORCH if inner.startswith(begin)), None)
+        if inner == "_tensor.py" and function not in _BACKWARD_OF_TENSOR:
+            part = None
+        return _Code("torch", part, inner)
+    if file.startswith(_OURS):
+        return _Code("ours", None, file[len(_OURS) :])
+    by_name = next((part for pattern, part in _OF_FUNCTIONS if pattern.fullmatch(function)), None)
+    root = next((root for root in _LIBRARIES if file.startswith(root)), None)
+    if root is not None:
+        inner = file[len(root) :]
+        package = inner.split(os.sep)[0]
+        if package in _HOSTS:
+            return _Code("host", None, inner)
+        return _Code("library", by_name or ("logging" if package in _LOGGERS else None), inner)
+    if file.startswith(_PYTHON) or file == "<string>":
+        return _Code("python", "logging" if f"{os.sep}logging{os.sep}" in file else None, os.path.basename(file))
+    return _Code("program", by_name, os.path.basename(file))

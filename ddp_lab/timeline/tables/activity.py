@@ -1,0 +1,162 @@
+"""What one rank's main thread did between models: spans of data loading, optimizers and forwards; sampled places.
+
+Batches are only kept at first, and digested when somebody asks or there are many: a live view of many ranks costs the
+receiver thread next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ...analysis.step_parts import SPANS, Place
+from ...protocol.events import Kind
+
+__all__ = ["ActivityTable"]
+
+_Times = npt.NDArray[np.int64]
+
+_UNDIGESTED = 50_000  # events
+_MOST = 16_384  # spans of each part, and samples
+_ACTIVITY, _SAMPLE, _BEGIN, _END, _GRADIENT, _BACKWARD_END = map(
+    int,
+    (Kind.ACTIVITY, Kind.SAMPLE, Kind.FORWARD_BEGIN, Kind.FORWARD_END, Kind.GRAD_READY, Kind.BACKWARD_END),
+)
+_OPTIMIZER, _ACCUMULATION = SPANS.index("optimizer"), SPANS.index("accumulation")
+
+
+class _Rows:
+    """The newest rows of some integers each, in the order of arrival; `width` of them."""
+
+    def __init__(self, width: int) -> None:
+        self.rows = np.zeros((0, width), np.int64)
+
+    def add(self, *columns: npt.NDArray[np.int64]) -> None:
+        if len(columns[0]):
+            self.rows = np.concatenate([self.rows, np.stack(columns, axis=1)])[-_MOST:]
+
+
+class ActivityTable:
+    """The activities of one rank, bounded."""
+
+    def __init__(self) -> None:
+        self._waiting: list[npt.NDArray[np.void]] = []
+        self._count = 0
+        self._spans = [_Rows(2) for _ in SPANS]  # begin, end
+        self._samples = _Rows(3)  # time, place, weight in ns
+        self._backward_ends = _Rows(1)
+
+    def extend(self, events: npt.NDArray[np.void], places: Sequence[Place]) -> None:
+        """Takes events of this rank, of all models, in the order of their sequence numbers.
+
+        Args:
+            events: with the numbers of places of this timeline.
+            places: all that are known.
+        """
+        self._waiting.append(events)
+        self._count += len(events)
+        if self._count > _UNDIGESTED:
+            self.digest(places)
+
+    def digest(self, places: Sequence[Place]) -> None:
+        """Makes everything that was taken visible."""
+        if not self._waiting:
+            return
+        events = np.concatenate(self._waiting)
+        self._waiting, self._count = [], 0
+        kind, at = events["kind"], events["host_ns"]
+        self._backward_ends.add(at[kind == _BACKWARD_END])
+        self._take_forwards(events, kind, at)
+        parts = np.array([SPANS.index(one.part) if one.part in SPANS else -1 for one in places] + [-1])
+        done = kind == _ACTIVITY
+        begin, end, part = events["device_begin_ns"][done], at[done], parts[events["parameter"][done]]
+        for number, spans in enumerate(self._spans):
+            chosen = part == number
+            first = begin[chosen]
+            if number == _OPTIMIZER and len(first):
+                first = self._after_backward(first, end[chosen])
+            spans.add(first, end[chosen])
+        seen = kind == _SAMPLE
+        self._samples.add(at[seen], events["parameter"][seen].astype(np.int64), events["bytes"][seen])
+
+    def _after_backward(self, begin: _Times, end: _Times) -> _Times:
+        """The begins of optimizer steps without the forward and backward of a closure that they called."""
+        ends = np.concatenate([[0], self._backward_ends.rows[:, 0]])
+        return np.maximum(begin, ends[np.searchsorted(ends, end) - 1])
+
+    def _take_forwards(self, events: npt.NDArray[np.void], kind: npt.NDArray[np.uint8], at: _Times) -> None:
+        """Adds forwards; one without synchronisation lasts until its last gradient has been accumulated."""
+        chosen = (kind == _BEGIN) | (kind == _END) | ((kind == _GRADIENT) & (events["bucket"] < 0))
+        begins, times = (kind == _BEGIN)[chosen], at[chosen]
+        if not len(times):
+            return
+        spans = self._spans[_ACCUMULATION]
+        first = np.flatnonzero(begins)
+        continued = times[: first[0]] if len(first) else times
+        if len(continued) and len(spans.rows):
+            spans.rows[-1, 1] = continued.max()
+        if len(first):
+            spans.add(times[first], np.maximum.reduceat(times, first))
+
+    def within(self, times: _Times) -> _Times:
+        """The time spent in each of `SPANS` before each step's backward, outside of its last forward.
+
+        Args:
+            times: shape ``[steps, 4]``: end of the previous step, begin and end of the last forward, begin of the
+                backward; 0 where unknown.
+
+        Returns:
+            ns, shape ``[steps, len(SPANS)]``; 0 where the end of the previous step is unknown.
+        """
+        made = np.zeros((len(times), len(SPANS)), np.int64)
+        known = np.flatnonzero((times > 0).all(axis=1))
+        before, first, last, backward = times[known].T
+        for number, spans in enumerate(self._spans):
+            if not len(spans.rows) or not len(known):
+                continue
+            total = _Covered(spans.rows)
+            made[known, number] = total.until(first) - total.until(before)
+            if number != _ACCUMULATION:  # what follows the last forward is no earlier one
+                made[known, number] += total.until(backward) - total.until(last)
+        return np.maximum(made, 0)
+
+    def samples(self, times: _Times) -> tuple[_Times, _Times]:
+        """Places and weights (ns) of the samples in the blanks of steps: where no span and no forward is.
+
+        Args:
+            times: as for `within`.
+        """
+        at, place, weight = self._samples.rows.T
+        known = times[(times > 0).all(axis=1)]
+        blank = _inside(at, known[:, :2]) | _inside(at, known[:, 2:])
+        for spans in self._spans:
+            blank &= ~_inside(at, spans.rows)
+        return place[blank], weight[blank]
+
+
+def _inside(at: _Times, spans: _Times) -> npt.NDArray[np.bool_]:
+    """Whether each time lies in one of the spans (rows of begin and end)."""
+    if not len(spans):
+        return np.zeros(len(at), bool)
+    spans = spans[np.argsort(spans[:, 0], kind="stable")]
+    row = np.searchsorted(spans[:, 0], at, side="right") - 1
+    return (row >= 0) & (at < np.maximum.accumulate(spans[:, 1])[row])
+
+
+class _Covered:
+    """How much of the time before a moment lies in spans; overlapping ones count once."""
+
+    def __init__(self, spans: _Times) -> None:
+        ordered = spans[np.argsort(spans[:, 0], kind="stable")]
+        end = np.maximum.accumulate(ordered[:, 1])
+        begin = np.maximum(ordered[:, 0], np.concatenate([[0], end[:-1]]))
+        begin = np.minimum(begin, end)
+        self._begin, self._length = begin, end - begin
+        self._sum = np.cumsum(self._length)
+
+    def until(self, moment: _Times) -> _Times:
+        row = np.searchsorted(self._begin, moment, side="right") - 1
+        found = self._sum[row] - self._length[row] + np.clip(moment - self._begin[row], 0, self._length[row])
+        return np.where(row >= 0, found, 0)
