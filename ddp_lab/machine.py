@@ -34,12 +34,22 @@ def facts() -> dict[str, Any]:
         "started": started(os.getpid()),
         "versions": versions(),
         "clock": host_clock(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "gpus": count_gpus(),
         "chosen_gpus": os.environ.get(_CHOSEN),
         "ssh": os.environ.get("SSH_CONNECTION", "").split()[::2],
         "addresses": _addresses(),
     }
+
+
+def cores() -> int:
+    """How many cores this process may use: those it is bound to, and no more than its control group's quota."""
+    bound = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):  # another version of control groups, or none
+        return bound
+    return bound if quota == "max" else max(1, min(bound, round(int(quota) / int(period))))
 
 
 def host_clock() -> str:

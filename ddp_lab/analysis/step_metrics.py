@@ -321,10 +321,12 @@ def breakdown(number: _Times, by_rank: Mapping[str, _Values]) -> Breakdown:
     # Each rank's own: a device times collectives on another clock than the host its computation.
     own = np.minimum(by_rank["hidden_ms"], by_rank["compute_ms"])
     whole, *told = median(np.stack([own if name == "hidden_ms" else by_rank[name] for name in BREAKDOWN]))
-    forward, compute, hidden, exposed, *spans = np.nan_to_num(told)
-    other = np.maximum(np.nan_to_num(whole) - (forward + compute + exposed + sum(spans)), 0.0)
+    forward, compute, hidden, exposed, data, optimizer, accumulation = np.nan_to_num(told)
+    spans = data + optimizer + accumulation
+    other = np.maximum(np.nan_to_num(whole) - (forward + compute + exposed + spans), 0.0)
     alone = np.maximum(compute - hidden, 0.0)
-    return Breakdown(number, other, *spans, forward, alone, hidden, exposed, np.isfinite(whole))
+    of_spans = (data, optimizer, accumulation)
+    return Breakdown(number, other, *of_spans, forward, alone, hidden, exposed, np.isfinite(whole))
 
 
 def edges(first: _Times, ready: _Times, launched: _Times, reduced: _Times, finalize: _Times) -> _Times:

@@ -108,16 +108,27 @@ class StepParts:
             time.
         places: rank -> the places of its blanks, the longest first.
         samples: rank -> how many samples the blanks' estimates are based on.
+        loaders: the data loaders that the process has had.
     """
 
     steps: int
     by_rank: Mapping[int, Mapping[str, float]]
     places: Mapping[int, Sequence[PlaceTime]]
     samples: Mapping[int, int]
+    loaders: Sequence[Place] = ()
 
     def seconds(self, part: str) -> Mapping[int, float]:
         """rank -> seconds of each step in this part."""
         return {rank: parts.get(part, 0.0) for rank, parts in self.by_rank.items()}
+
+    def lines(self, part: str) -> list[tuple[Place, dict[int, float]]]:
+        """The places of a part, each with its seconds by rank; the longest first."""
+        found: dict[Place, dict[int, float]] = {}
+        for rank, places in self.places.items():
+            for one in places:
+                if one.place.part == part:
+                    found.setdefault(one.place, {})[rank] = one.seconds
+        return sorted(found.items(), key=lambda one: -sum(one[1].values()))
 
     @property
     def mean(self) -> dict[str, float]:
@@ -157,7 +168,8 @@ def step_parts(by_rank: Mapping[int, RankSteps], places: Sequence[Place]) -> Ste
             found["unnamed"] = blank
         made[rank] = {part: found[part] / 1e9 for part in PARTS if found.get(part, 0.0) > 0}
         lines[rank] = [PlaceTime(one.place, one.seconds / 1e9) for one in lines[rank]]
-    return StepParts(steps, made, lines, counts)
+    loaders = [one for one in places if one.part == "data" and one.workers >= 0]
+    return StepParts(steps, made, lines, counts, loaders)
 
 
 _FIELDS = ("whole", "forward", "compute", "hidden", "exposed", "backward")

@@ -17,6 +17,7 @@ from ..timeline import judged_steps
 from ..timeline.tables import span_columns
 from ..timeline.tables.span_columns import Columns
 from ..timeline.timeline import Timeline
+from ..views.view_data import parts_table
 
 __all__ = ["ReportData", "gather"]
 
@@ -77,7 +78,12 @@ def gather(timeline: Timeline, reducer: int | None, last_steps: int) -> ReportDa
         findings=found,
         headline=findings.headline(judged, found),
         tiles=_tiles(_rows(steps, warm)),
-        tables=[_rank_table(steps, sync, dropped), _bucket_table(spans, sync, assignment), *_options(assignment)],
+        tables=[
+            *_parts_table(timeline, info.reducer),
+            _rank_table(steps, sync, dropped),
+            _bucket_table(spans, sync, assignment),
+            *_options(assignment),
+        ],
     )
 
 
@@ -98,6 +104,11 @@ def _tiles(steps: Columns) -> list[tuple[str, str]]:
     tiles = [(name, ms(value)) for name, value in medians.items() if value == value]
     tiles += [("overlapped communication", f"{100 * hidden / busy:.0f} %" if busy > 0 else "none")]
     return [*tiles, ("gradients per step", size(_median(steps["bytes"].astype(float))))]
+
+
+def _parts_table(timeline: Timeline, reducer: int) -> list[Table]:
+    (first, *head), rows = parts_table(timeline.parts(reducer))
+    return [("Parts of a step (means)", [f"{first}:", *head], rows)] if rows else []
 
 
 def _rank_table(steps: Columns, sync: Columns, dropped: dict[int, int]) -> Table:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..analysis.step_parts import StepParts, step_parts
 from ..protocol import descriptions, events
-from .judged_steps import Layout, layouts, newest
+from .judged_steps import FEWEST_STEPS, Layout, layouts, newest
 from .models import FLEETING, ReducerBook
 from .recorded.saved import Saved
 from .records import DriftRecord, Inspection, Kept, RankStatus, ReducerInfo
@@ -25,6 +25,7 @@ from .tables.step_table import STEP_FIELDS, StepTable
 __all__ = ["TimelineModel"]
 
 _MAX_MARKS = 20_000
+_MOST_TRIED = 8  # models, to find one to analyse
 _MARK, _OF_GROUPS = int(events.Kind.MARK), int(events.OF_GROUPS)
 _ACTIVITY, _SAMPLE = int(events.Kind.ACTIVITY), int(events.Kind.SAMPLE)
 _BEGIN, _END, _ABANDONED = map(STEP_FIELDS.index, ("backward_begin", "backward_end", "abandoned"))
@@ -217,6 +218,11 @@ class TimelineModel:
             for number, chunk in saved.chunks:
                 self._ranks[number].events += len(chunk)
                 self._append(number, chunk)
+
+    def processes(self) -> dict[int, dict[str, Any]]:
+        """rank -> facts about its process: ``host``, ``cores``, ``threads``, and for GPUs ``contexts``."""
+        with self._lock:
+            return dict(self._book.processes)
 
     def own_numbers(self, model: int) -> dict[int, int]:
         """rank -> that rank's own number of this model, for the running ranks that have it."""
@@ -450,6 +456,21 @@ class TimelineModel:
         """The columns of `all_reduces` as numpy arrays."""
         ranks_of = {one.reducer: len(one.ranks) for one in self.reducers()}
         return span_columns.sync_columns(self.columns(model, last_steps), dict(sorted(ranks_of.items())))
+
+    def analysed(self, model: int | None = None) -> ReducerInfo | None:
+        """The record of a model that is analysed; for None the most recently active one with enough complete steps.
+
+        So the analysis of a training stays while other code, or a model that has just begun, runs.
+        """
+        if model is not None:
+            return self.model(model)
+        known = [one for one in self.reducers() if one.last_step >= 0]
+        judged = [(one, self.judged(one.reducer)) for one in reversed(known[-_MOST_TRIED:])]
+        for fewest in (FEWEST_STEPS, 1):
+            for one, layout in judged:
+                if layout is not None and len(layout.step) >= fewest:
+                    return one
+        return known[-1] if known else None
 
     def model(self, model: int | None = None) -> ReducerInfo | None:
         """The record of a model, for None of the most recently active one; None if there is none."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..analysis.findings import Finding
 from ..analysis.findings.ranks import varying_rank
 from ..analysis.step_metrics import typical
+from ..analysis.step_parts import PARTS, StepParts
 from ..formatting import counted, enumeration, ms, names, size, step_range
 from .clocks import HostClock
 from .records import Kept, LatePlace, ReducerInfo
@@ -26,6 +27,9 @@ NOTHING = (
     "Recording is on unless ddp_lab.recording.disable() was called."
 )
 _MOST_NAMES = 2
+_MOST_PARTS = 5
+_NAMED = 0.99
+_IN_THE_FIRST_SENTENCE = ("forward", "alone", "hidden", "exposed")
 _TOGETHER_MS = 0.1
 _WORTH_TELLING = 2.0  # percent of the step
 _LEAST_COST = 0.5  # percent of the step: as for findings
@@ -45,6 +49,7 @@ class Facts:
     findings: Sequence[Finding] = ()
     kept: Kept | None = None
     clocks: Sequence[HostClock] = ()
+    parts: StepParts | None = None
 
 
 def incomplete(info: ReducerInfo, dropped: int) -> str:
@@ -55,7 +60,7 @@ def incomplete(info: ReducerInfo, dropped: int) -> str:
 def summary(facts: Facts) -> str:
     """Returns the sentences, one per line."""
     sync = facts.sync
-    lines = [_cost(facts), _communication(facts)]
+    lines = [_cost(facts), _parts(facts.parts), _communication(facts)]
     if len(facts.info.ranks) > 1 and len(sync["step"]):
         lines += [_longest(facts, sync), _last(sync)]
         lines += [_late(facts, one) for one in facts.late[:2] if one.cost_percent >= _LEAST_COST]
@@ -76,6 +81,20 @@ def _cost(facts: Facts) -> str:
     told = [f"{ms(value)} {name}" for name, value in values.items() if value == value]
     of_which = f", of which {enumeration(told)}" if told else ""
     return f"{where}, {span}: {whole} (median){of_which}."
+
+
+def _parts(parts: StepParts | None) -> str:
+    """Where the rest of the step goes: what is neither forward nor backward nor communication."""
+    mean = parts.mean if parts is not None else {}
+    rest = {part: one for part, one in mean.items() if part not in _IN_THE_FIRST_SENTENCE and part != "unnamed"}
+    total, largest = sum(mean.values()), sorted(rest, key=lambda part: -rest[part])[:_MOST_PARTS]
+    if parts is None or not largest:
+        return ""
+    told = [f"{PARTS[part]} {ms(1e3 * rest[part])} ({100 * rest[part] / total:.0f} %)" for part in largest]
+    lines = [(place, sum(by_rank.values()) / len(parts.by_rank)) for place, by_rank in parts.lines("code")]
+    longest = f" The longest other line: {lines[0][0]}, {ms(1e3 * lines[0][1])}." if lines else ""
+    left = f" {100 * (1 - parts.named):.0f} % have no name." if parts.named < _NAMED else ""
+    return f"The rest of a step (means): {enumeration(told)}.{longest}{left}"
 
 
 def _communication(facts: Facts) -> str:

@@ -12,7 +12,7 @@ import importlib
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -236,14 +236,17 @@ class Timeline(TimelineModel):
         Returns:
             None if no step is complete on all ranks.
         """
-        chosen = self.model(model)
+        chosen = self.analysed(model)
         known = self.layouts(chosen.reducer) if chosen is not None else []
         layout = judged_steps.newest(known)
         if chosen is None or layout is None:
             return None
         steps = layout.warm(judged_steps.WARM_UP, last_steps)
         newer = sum(int((one.step > steps[-1]).sum()) for one in known)
-        return judged_steps.facts(self.views_of(chosen.reducer, steps), layout, steps, newer=newer, **options)
+        group = set((layout.description or {}).get("group_ranks", ()))  # a file may have ranks of another group
+        views = [one for one in self.views_of(chosen.reducer, steps) if not group or one.rank in group]
+        found = judged_steps.facts(views, layout, steps, newer=newer, **options)
+        return replace(found, parts=self.parts(chosen.reducer), processes=self.processes())
 
     def parts(self, model: int | None = None, last_steps: int = _PARTED_STEPS) -> StepParts:
         """Where the time of a step goes: its named parts by rank, and the program's lines behind the rest.
@@ -256,7 +259,7 @@ class Timeline(TimelineModel):
             for part, seconds in timeline.parts().mean.items():
                 print(f"{1e3 * seconds:.2f} ms {part}")
         """
-        chosen = self.model(model)
+        chosen = self.analysed(model)
         layout = self.judged(chosen.reducer) if chosen is not None else None
         if chosen is None or layout is None:
             return StepParts(0, {}, {}, {})
@@ -360,7 +363,7 @@ class Timeline(TimelineModel):
 
     def summary(self, model: int | None = None, last_steps: int = 200) -> str:
         """A few sentences computed from the events: step time, communication, stragglers, findings, lost events."""
-        chosen = self.model(model)
+        chosen = self.analysed(model)
         if chosen is None:
             return self.group_summary() or words.NOTHING
         layout, found = self.judged(chosen.reducer), self.judgement(chosen.reducer)
@@ -379,6 +382,7 @@ class Timeline(TimelineModel):
             findings=findings.findings(found),
             kept=self.kept(chosen.reducer),
             clocks=self.clocks,
+            parts=self.parts(chosen.reducer),
         )
         return words.summary(facts)
 

@@ -11,17 +11,32 @@ import numpy.typing as npt
 
 from ..analysis import step_metrics
 from ..analysis.step_metrics import Breakdown
+from ..analysis.step_parts import PARTS, StepParts
+from ..formatting import counted, enumeration
 from ..timeline.tables import span_columns
 from ..timeline.tables.span_columns import Columns, TableView
 from ..timeline.tables.step_table import STEP_FIELDS
 from ..timeline.timeline import Timeline
 
-__all__ = ["Sync", "Waiting", "breakdown", "breakdown_of", "readiness", "sync", "sync_of", "unused", "waiting"]
+__all__ = [
+    "Sync",
+    "Waiting",
+    "breakdown",
+    "breakdown_of",
+    "parts_table",
+    "parts_words",
+    "readiness",
+    "sync",
+    "sync_of",
+    "unused",
+    "waiting",
+]
 __all__ += ["waiting_of"]
 
 _Values = npt.NDArray[np.float64]
 _MOST_STEPS = 200
 _UNUSED_STEPS = 100
+_MOST_RANKS, _MOST_LINES, _LARGEST = 8, 3, 4  # of a table of parts
 _READINESS_STEPS = 20
 _BEGIN, _END = STEP_FIELDS.index("backward_begin"), STEP_FIELDS.index("backward_end")
 
@@ -75,6 +90,44 @@ def breakdown_of(columns: Columns) -> Breakdown:
         by_rank[name] = np.full((len(number), len(ranks)), np.nan)
         by_rank[name][row, column] = columns[name]
     return step_metrics.breakdown(number.astype(np.int64), by_rank)
+
+
+def parts_table(found: StepParts) -> tuple[list[str], list[list[Any]]]:
+    """Returns the named parts of a step as a table: its columns, and a row for each part and each of its lines.
+
+    Columns: part, ms (mean over the ranks), its share of the step in percent, then ms by rank; with more than
+    `_MOST_RANKS` ranks the largest and its rank instead. Rows of lines begin with two spaces.
+    """
+    ranks, mean = list(found.by_rank), found.mean
+    total = sum(mean.values())
+    few = len(ranks) <= _MOST_RANKS
+    head = ["part", "ms", "%", *([f"rank {rank}" for rank in ranks] if few else ["most", "on rank"])]
+    rows: list[list[Any]] = []
+    for part in mean:
+        lines = [(PARTS[part], found.seconds(part))]
+        lines += [(f"  {place}", by_rank) for place, by_rank in found.lines(part)[:_MOST_LINES]]
+        for name, by_rank in lines:
+            own = [1e3 * by_rank.get(rank, 0.0) for rank in ranks]
+            worst = max(range(len(own)), key=own.__getitem__)
+            last = own if few else [own[worst], str(ranks[worst])]
+            of_all = sum(own) / len(own)
+            rows.append([name, of_all, 100 * of_all / (1e3 * total), *last])
+    return head, rows
+
+
+def parts_words(found: StepParts) -> str:
+    """Returns where the time of a step goes in one sentence; "" without steps."""
+    mean = found.mean
+    total = sum(mean.values())
+    if not total:
+        return ""
+    named = sorted(((part, one) for part, one in mean.items() if part != "unnamed"), key=lambda one: -one[1])
+    largest = [f"{PARTS[part]} {100 * one / total:.0f} %" for part, one in named[:_LARGEST]]
+    seen = sum(found.samples.values())
+    return (
+        f"Means of {counted(found.steps, 'step')}: {enumeration(largest)}. {100 * found.named:.0f} % of the step has a "
+        f"name; lines are estimates from {counted(seen, 'sample')} of the ranks' stacks."
+    )
 
 
 def waiting(timeline: Timeline, reducer: int | None = None, last_steps: int = 100) -> Waiting:

@@ -75,6 +75,7 @@ class Dashboard(LiveWidget):
     watching = traitlets.Dict().tag(sync=True)
     norms = traitlets.Dict().tag(sync=True)
     groups = traitlets.Dict().tag(sync=True)
+    parts = traitlets.Dict().tag(sync=True)
     prediction = traitlets.Dict().tag(sync=True)
     trial = traitlets.Dict().tag(sync=True)
     playback = traitlets.Dict().tag(sync=True)

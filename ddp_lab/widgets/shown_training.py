@@ -33,7 +33,7 @@ __all__ = ["DashboardStatistics", "ShownTraining"]
 
 _RANKS_SECONDS = 0.5
 _OVERHEAD_SECONDS = 1.0
-_OF_STEPS = ("findings", "late", "readiness", "norms")  # traits about steps
+_OF_STEPS = ("findings", "late", "parts", "readiness", "norms")  # traits about steps
 # Traits that another training has anew.
 _OF_ONE = (*_OF_STEPS, "groups", "assignments", "links", "inspection", "overhead")
 

@@ -23,13 +23,13 @@ from ..timeline.tables.step_table import STEP_FIELDS
 from ..timeline.timeline import LatePlace, Timeline
 from ..views.gradients import gradient_facts
 from ..views.groups import group_lanes, groups_trait
-from ..views.view_data import readiness
+from ..views.view_data import parts_table, parts_words, readiness
 
 __all__ = ["SlowFacts", "bucket_gradients", "late_places", "late_text"]
 
 _SHARE, _LEAST_SECONDS = 50, 1.0
 _STEPS = 100
-_VIEWS = {"findings", "stragglers", "buckets", "gradients", "groups"}
+_VIEWS = {"findings", "overlap", "stragglers", "buckets", "gradients", "groups"}
 _BEGIN = STEP_FIELDS.index("backward_begin")
 
 
@@ -97,6 +97,10 @@ class SlowFacts:
         if "buckets" in wanted:
             views = self._timeline.views(reducer, _STEPS)
             made["readiness"] = {"reducer": reducer, **readiness(views, self._parameters(reducer))}
+        if "overlap" in wanted:
+            parts = self._timeline.parts(reducer)
+            head, rows = parts_table(parts)
+            made["parts"] = {"reducer": reducer, "text": parts_words(parts), "head": head, "rows": rows}
         if "gradients" in wanted:
             made["norms"] = {"reducer": reducer, **gradient_facts(self._timeline, reducer)}
         return made

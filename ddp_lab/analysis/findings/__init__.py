@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import Final
 
 from ...formatting import counted, step_range
-from . import buckets, options, ranks
+from . import buckets, options, program, ranks
 from .facts import Facts, Finding
 
 __all__ = ["Facts", "Finding", "findings", "headline", "ranks"]
 
 _LEAST_PERCENT = 0.5
+_FEWEST_STEPS = 5  # to say that nothing would save time
 _Rule = Callable[[Facts], Iterable[Finding]]
 
 _BETWEEN_RANKS: Final[tuple[_Rule, ...]] = (
@@ -26,12 +27,20 @@ _BETWEEN_RANKS: Final[tuple[_Rule, ...]] = (
     buckets.order,
     buckets.last_parameter,
     options.communication,
+    program.shared_cores,
 )
 _OF_A_RANK: Final[tuple[_Rule, ...]] = (
     options.unused_parameters,
     options.search_of_unused,
     options.copies,
     options.small_tensors,
+    program.data_loading,
+    program.collectives,
+    program.seldom_work,
+    program.lines,
+    program.values_read,
+    program.copies,
+    program.contexts,
 )
 _OF_COLLECTIVES: Final = ("communication-bound", "bucket-too-small")
 """Kinds based on how long collectives take. That is not known while ranks disturb each other, e.g. on shared cores."""
@@ -46,15 +55,21 @@ def findings(facts: Facts | None) -> list[Finding]:
     Args:
         facts: those of one model; None if no step is complete on every rank.
     """
-    if facts is None or not len(facts.steps) or not facts.buckets or facts.step_ns <= 0:
+    if facts is None or not _judged(facts):
         return []
     rules = (*_BETWEEN_RANKS, *_OF_A_RANK) if facts.together else _OF_A_RANK
     judged = (int(facts.steps.step[0]), int(facts.steps.step[-1]))
     found = [replace(one, steps=judged) for rule in rules for one in rule(facts)]
     least = ranks.least_of_collectives(facts)
+    if program.shares_cores(facts):
+        found = [one for one in found if one.kind not in (*program.REPLAYED, *_OF_COLLECTIVES)]
     found = [one for one in found if one.kind not in _OF_COLLECTIVES or one.gain_percent > least]
     shown = [one for one in found if one.gain_percent >= _LEAST_PERCENT or one.kind in options.ALWAYS]
     return sorted(shown, key=lambda one: -one.gain_percent)
+
+
+def _judged(facts: Facts) -> bool:
+    return bool(len(facts.steps) and facts.buckets and facts.step_ns > 0)
 
 
 def headline(facts: Facts | None, found: Sequence[Finding]) -> str:
@@ -76,5 +91,8 @@ def headline(facts: Facts | None, found: Sequence[Finding]) -> str:
         return f"{counted(len(found), 'finding')} in {judged}."
     if not facts.buckets:
         return f"The bucket layout is not known, so {judged} could not be analysed."
-    checked = "buckets, ranks, options, copies and communication" if facts.together else "options and copies"
+    if not _judged(facts) or len(facts.steps) < _FEWEST_STEPS:
+        return f"Too few steps to say that no change would save time: {judged}."
+    checked = "buckets, ranks, options, copies, communication" if facts.together else "options, copies"
+    checked += " and the program around the model"
     return f"No change would save half a percent of the step. Analysed: {checked} in {judged}."

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...formatting import step_range
+from ..step_parts import StepParts
 from ..steps import Replay, Steps
 from ..stragglers import Late
 
@@ -29,7 +30,9 @@ class Finding:
         kind: a stable identifier: ``"bucket-too-big"``, ``"bucket-too-small"``, ``"first-bucket-late"``,
             ``"parameter-last"``, ``"order-changed"``, ``"unused-parameters"``, ``"find-unused-for-nothing"``,
             ``"static-graph-possible"``, ``"straggler"``, ``"ranks-disturbed"``, ``"communication-bound"``,
-            ``"copy-cost"`` or ``"small-tensors"``.
+            ``"copy-cost"``, ``"small-tensors"``, ``"shared-cores"``, ``"data-loading"``, ``"other-collectives"``,
+            ``"evaluation-cost"``, ``"logging-cost"``, ``"checkpoint-cost"``, ``"program-line"``, ``"value-read"``,
+            ``"blocking-copies"`` or ``"context-on-other-gpu"``.
         title: what is wrong, in one sentence.
         evidence: the numbers that support it.
         remedy: the suggested fix.
@@ -69,6 +72,8 @@ class Facts:
         late: where ranks fall behind; their places are positions in `Steps.places`.
         missing_ranks: how many ranks of the group sent no events; if any, the ranks cannot be compared.
         newer: how many complete steps are newer than `steps`, have another bucket layout and are too few to analyse.
+        parts: where the time of a step goes; None if that is not known.
+        processes: rank -> facts about its process: ``host``, ``cores``, ``threads``, and for GPUs ``contexts``.
     """
 
     steps: Steps
@@ -80,6 +85,8 @@ class Facts:
     late: Sequence[Late] = ()
     missing_ranks: int = 0
     newer: int = 0
+    parts: StepParts | None = None
+    processes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def together(self) -> bool:

@@ -13,8 +13,11 @@ from .facts import Facts, Finding
 
 __all__ = ["ALWAYS", "communication", "copies", "search_of_unused", "small_tensors", "unused_parameters"]
 
-ALWAYS: Final = ("find-unused-for-nothing", "static-graph-possible", "unused-parameters")
-"""Kinds that are reported however little they save: options and parameters that have no effect."""
+ALWAYS: Final = (
+    *("find-unused-for-nothing", "static-graph-possible", "unused-parameters"),
+    *("shared-cores", "context-on-other-gpu"),
+)
+"""Kinds that are reported however little they save: what has no effect, and what is known without an estimate."""
 
 _SEARCH_NS = 500.0  # to find one parameter in the graph; measured: 300 to 600 ns
 _EXPOSED_PERCENT = 5.0

@@ -10,6 +10,7 @@ import numpy as np
 from ...formatting import ms
 from .. import stragglers as late_ranks
 from ..stragglers import ARRIVAL, DATA_DEPENDENT, EVERYWHERE, PERSISTENT, VARYING, Late
+from . import program
 from .facts import Facts, Finding
 
 __all__ = ["cost_ns", "disturbances", "least_of_collectives", "stragglers", "varying_rank", "with_varying"]
@@ -35,7 +36,7 @@ def stragglers(facts: Facts) -> Iterator[Finding]:
 
 def disturbances(facts: Facts) -> Iterator[Finding]:
     """Ranks that wait long for each other, but without one rank that counts as a straggler."""
-    if facts.late or len(facts.steps) < _FEWEST_STEPS:
+    if facts.late or len(facts.steps) < _FEWEST_STEPS or program.shares_cores(facts):  # which has a finding
         return
     waited = facts.replay.waited
     gained = facts.percent(float(waited.sum(axis=0).mean()))
@@ -100,12 +101,14 @@ def varying_rank(rank: int, share: float, delay_ms: float) -> str:
 
 def _finding(facts: Facts, one: Late) -> Finding:
     rank = facts.steps.ranks[one.rank]
+    why, fix = program.cause(facts, rank, one.delay_ns) if one.place in (VARYING, ARRIVAL) else ("", "")
     if one.place == VARYING:
         return Finding(
             kind="straggler",
             title=f"The others wait for rank {rank} in most steps.",
-            evidence=varying_rank(rank, one.share, one.delay_ns / 1e6),
-            remedy="Check what that rank does that the others don't, and check its host for other processes or "
+            evidence=f"{varying_rank(rank, one.share, one.delay_ns / 1e6)} {why}".strip(),
+            remedy=fix
+            or "Check what that rank does that the others don't, and check its host for other processes or "
             f"more ranks than cores. {_AFTERWARDS}",
             gain_percent=facts.percent(cost_ns(facts, one)),
             rank=rank,
@@ -120,14 +123,14 @@ def _finding(facts: Facts, one: Late) -> Finding:
     else:
         where = f"falls behind in bucket {bucket}"
     waits = f" (bucket {bucket})" if bucket is not None and parameter is not None else ""
-    remedy = _REMEDIES[one.pattern]
-    if one.place == ARRIVAL:
+    remedy = fix or _REMEDIES[one.pattern]
+    if one.place == ARRIVAL and not why:
         remedy = "Check its input data, its forward and what it does between the steps. " + remedy
     return Finding(
         kind="straggler",
         title=f"Rank {rank} {where}{waits}, and the others wait for it.",
         evidence=f"It is late by {ms(one.delay_ns / 1e6)} (median) in {100 * one.share:.0f} % of the steps; "
-        f"pattern: {one.pattern}.",
+        f"pattern: {one.pattern}. {why}".rstrip(),
         remedy=remedy,
         gain_percent=facts.percent(cost_ns(facts, one)),
         rank=rank,

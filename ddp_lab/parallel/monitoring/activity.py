@@ -9,7 +9,6 @@ data are wrapped. All else (clipping, logging, the program's own lines) is named
 from __future__ import annotations
 
 import functools
-import os
 import socket
 import threading
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ... import native, recording
+from ...machine import cores
 from .stacks import Sampler
 
 __all__ = ["install"]
@@ -40,13 +40,22 @@ def install() -> None:
         if _installed:
             return
         _installed = True
-    cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
-    recording.describe({"type": "process", "host": socket.gethostname(), "cores": cores, "threads": threads})
-    _BaseDataLoaderIter.__next__ = _timed(_BaseDataLoaderIter.__next__)  # type: ignore[method-assign]
+    describe_process()
+    _BaseDataLoaderIter.__next__ = _timed(_BaseDataLoaderIter.__next__)  # type: ignore[method-assign,assignment]
     DataLoader.__iter__ = _timed(DataLoader.__iter__)  # type: ignore[method-assign]
     register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
-    Sampler().start()
+    Sampler(later=describe_process).start()
+
+
+def describe_process() -> None:
+    """Describes what this process shares with the other ranks of its host: cores, and GPUs."""
+    made: dict[str, Any] = {"type": "process", "host": socket.gethostname()}
+    made |= {"cores": cores(), "threads": torch.get_num_threads()}
+    if torch.cuda.is_initialized():
+        devices = range(torch.cuda.device_count())
+        made["contexts"] = [one for one in devices if torch._C._cuda_hasPrimaryContext(one)]  # type: ignore[attr-defined]
+    recording.describe(made)
 
 
 def _on_main_thread() -> bool:

@@ -22,6 +22,7 @@ import sysconfig
 import threading
 import time
 import types
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import torch
@@ -37,6 +38,7 @@ _IDLE_SECONDS, _SLOWER = 0.1, 1.25
 _LONGEST_NS = 1_000_000_000
 _DEEPEST = 60  # frames
 _MOST_CODES = 8_192
+_LATER = 300  # samples
 _SAMPLE = int(Kind.SAMPLE)
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -79,9 +81,14 @@ class _Code(NamedTuple):
 
 
 class Sampler:
-    """A daemon thread that records samples while models run."""
+    """A daemon thread that records samples while models run.
 
-    def __init__(self) -> None:
+    Args:
+        later: called once on that thread, when it has taken some hundred samples.
+    """
+
+    def __init__(self, later: Callable[[], None]) -> None:
+        self._later: Callable[[], None] | None = later
         self._codes: dict[types.CodeType, _Code] = {}
         self._places: dict[tuple[str, int, str], int] = {}  # file, line, part
         self._main = threading.main_thread().ident or 0
@@ -111,6 +118,9 @@ class Sampler:
         if place is not None:
             _C.record(_SAMPLE, parameter=place, bytes=weight_ns)
             self._own += 1
+            if self._later is not None and self._own >= _LATER:
+                later, self._later = self._later, None
+                later()
 
     def place_of(self, frame: types.FrameType | None) -> int | None:
         """The index of the place of a stack, see [Note: the name of a moment]; None if no program runs."""

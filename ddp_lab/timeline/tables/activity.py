@@ -84,7 +84,7 @@ class ActivityTable:
     def _after_backward(self, begin: _Times, end: _Times) -> _Times:
         """The begins of optimizer steps without the forward and backward of a closure that they called."""
         ends = np.concatenate([[0], self._backward_ends.rows[:, 0]])
-        return np.maximum(begin, ends[np.searchsorted(ends, end) - 1])
+        return np.asarray(np.maximum(begin, ends[np.searchsorted(ends, end) - 1]))
 
     def _take_forwards(self, events: npt.NDArray[np.void], kind: npt.NDArray[np.uint8], at: _Times) -> None:
         """Adds forwards; one without synchronisation lasts until its last gradient has been accumulated."""

@@ -47,6 +47,7 @@ export class KernelFacts {
       inspection: this.of("inspection", reducer),
       findings: this.of("findings", reducer),
       late: this.of("late", reducer),
+      parts: this.of("parts", reducer),
       readiness: this.of("readiness", reducer),
       link: this.model.get("links")[`${reducer}:${generation}`],
     };

@@ -18,7 +18,7 @@ import { WhatIfView } from "../views/what_if.js";
 // The class of each view, and how it draws the facts. The timeline belongs to the dashboard itself.
 const DRAWN = {
   sync: [SyncView, (view, facts) => view.draw(facts.record, facts.bucket, facts.inspection, facts.link, facts.means)],
-  overlap: [OverlapView, (view, facts) => view.draw(facts.records, facts.record.step)],
+  overlap: [OverlapView, (view, facts) => view.draw(facts.records, facts.record.step, facts.parts)],
   stragglers: [StragglersView, (view, facts) => view.draw(facts.records, facts.late)],
   buckets: [BucketsView, (view, facts) => view.draw(facts.record, facts.assignment, facts.bucket, facts.readiness, facts)],
   findings: [FindingsView, (view, facts) => view.draw(facts.findings, facts.means)],

@@ -2,7 +2,7 @@
 
 import { PHASES } from "../generated.js";
 import { ChartCanvas, median } from "../charts/canvas.js";
-import { element, phaseLegend, section, setText, Twin } from "../charts/dom.js";
+import { element, fill, makeTable, phaseLegend, scrolled, section, setText, Twin } from "../charts/dom.js";
 import { drawScene, robustTop, SIDES } from "../charts/scene.js";
 import { milliseconds } from "../charts/theme.js";
 import { binned, judged } from "../steps/many_steps.js";
@@ -18,11 +18,14 @@ export class OverlapView {
     this.chart = new ChartCanvas("Step time breakdown (ms)", actions);
     this.twin = new Twin("Time breakdown of the newest steps (ms, medians over the ranks)", ["step", "ms", ...PHASES.map((one) => one.name), "efficiency"]);
     const keys = phaseLegend("from bottom to top of a column");
-    this.node = section("overlap", "overlap of computation and communication", "Overlap", this.summary, keys, this.chart.node, this.twin.node);
+    this.named = element("p", { class: "ddp-sentence", role: "status" });
+    this.parts = element("div");
+    this.node = section("overlap", "overlap of computation and communication", "Overlap", this.summary, keys, this.chart.node, this.twin.node, this.named, this.parts);
   }
 
-  // records: those of the model, in order
-  draw(records, shown) {
+  // records: those of the model, in order; parts: of a step, from the kernel: {text, head, rows}, undefined at first
+  draw(records, shown, parts) {
+    this.drawParts(parts?.rows?.length ? parts : null);
     const rows = records.filter((one) => !Number.isNaN(one.phases[0])).map(rowOf);
     const text = summarise(judged(rows).slice(-SUMMARY_STEPS));
     setText(this.summary, text);
@@ -31,6 +34,18 @@ export class OverlapView {
       String(row.step), milliseconds(row.total), ...PHASES.map(({ key }) => milliseconds(row[key])), percent(efficiency(row)),
     ]));
     if (rows.length) drawScene(this.chart, () => this.scene(rows, shown));
+  }
+
+  drawParts(parts) {
+    setText(this.named, parts ? parts.text : "");
+    const text = JSON.stringify(parts);
+    if (text === this.told) return;
+    this.told = text;
+    if (!parts) return this.parts.replaceChildren();
+    const table = makeTable("Parts of a step (ms, means)", parts.head);
+    fill(table.body, parts.rows.map(([name, ms, share, ...rest]) => [name.trim(), milliseconds(ms), share.toFixed(1), ...rest.map((one) => (typeof one === "number" ? milliseconds(one) : one))]));
+    parts.rows.forEach(([name], index) => table.body.rows[index].classList.toggle("ddp-line-of-part", name.startsWith(" ")));
+    this.parts.replaceChildren(scrolled("Parts of a step", table.node));
   }
 
   scene(rows, shown) {
