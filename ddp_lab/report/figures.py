@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..timeline.tables.span_columns import breakdown_of
 from ..timeline.timeline import Timeline
 from ..views.gradients import gradient_facts
 from ..views.groups import group_lanes, groups_scene
@@ -14,7 +15,7 @@ from ..views.paint.palette import LABELS, PARTS
 from ..views.scene import Scene
 from ..views.scenes import gradients_scene, overlap_scene, stragglers_scene, sync_scene
 from ..views.timeline_scene import find_step, timeline_scene
-from ..views.view_data import breakdown_of, sync_of, waiting_of
+from ..views.view_data import sync_of, waiting_of
 from .data import ReportData
 
 __all__ = ["Figure", "figures", "group_figures"]

@@ -4,6 +4,7 @@ __all__ = [
     "changes",
     "clocks",
     "comparison",
+    "history",
     "judged_steps",
     "model",
     "recorded",

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ..analysis.step_parts import StepParts, step_parts
 from ..protocol import descriptions, events
+from .history import StepHistory
 from .judged_steps import FEWEST_STEPS, Layout, layouts, newest
 from .models import FLEETING, ReducerBook
 from .recorded.saved import Saved
@@ -71,6 +72,7 @@ class TimelineModel:
         self._activity: dict[int, ActivityTable] = {}  # by rank
         self._latest: dict[int, int] = {}  # reducer -> time of its latest event
         self._operations: dict[int, CollectiveTable] = {}  # rank -> those of its process groups
+        self._histories: dict[int, StepHistory] = {}  # reducer -> all of its steps
         self._described: list[tuple[int, dict[str, Any]]] = []
 
     # ---- appending --------------------------------------------------------------------------------------
@@ -111,6 +113,8 @@ class TimelineModel:
                     of_model[rank] = StepTable(self._max_steps)
                 of_model[rank].extend(of_reducer)
                 known.step = of_model[rank].last_step
+                if known.step - self._histories.setdefault(reducer, StepHistory()).last > self._max_steps // 4:
+                    self.history(reducer)  # before the tables forget these steps
                 at = newest if of_reducer is taken else int(of_reducer["host_ns"].max())
                 self._latest[reducer] = max(self._latest.get(reducer, 0), at)
 
@@ -418,6 +422,16 @@ class TimelineModel:
         with self._lock:
             held = [table.step[table.rows()] for table in self._tables.get(model, {}).values()]
             return np.unique(np.concatenate([np.empty(0, np.int64), *held]))
+
+    def history(self, model: int) -> StepHistory:
+        """The times of all steps of a model since its start: see [Note: a bounded history] in `history.py`."""
+        with self._lock:
+            known = self._histories.setdefault(model, StepHistory())
+            steps = self.held_steps(model)
+            steps = steps[steps > known.last]
+            if len(steps):
+                known.extend(*span_columns.whole_steps(self.views_of(model, steps)))
+            return known
 
     def changed_steps(self, seen: dict[tuple[int, int], int]) -> dict[int, list[int]]:
         """Steps of each model that have changed since an earlier call, ascending.

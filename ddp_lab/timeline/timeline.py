@@ -225,12 +225,20 @@ class Timeline(TimelineModel):
         """
         return findings.findings(self.judgement(model, last_steps))
 
-    def judgement(self, model: int | None = None, last_steps: int = _JUDGED_STEPS, **options: float) -> Facts | None:
+    def judgement(
+        self,
+        model: int | None = None,
+        last_steps: int = _JUDGED_STEPS,
+        *,
+        between: tuple[int, int] | None = None,
+        **options: float,
+    ) -> Facts | None:
         """The facts behind findings, stragglers and the summary: times of the analysed steps, straggler locations.
 
         Args:
             model: which model; None for the most recently active.
             last_steps: how many complete steps to analyse, see [Note: the layout that is judged].
+            between: the first and the last step to analyse; None: up to the newest.
             options: of `judged_steps.facts`.
 
         Returns:
@@ -238,6 +246,9 @@ class Timeline(TimelineModel):
         """
         chosen = self.analysed(model)
         known = self.layouts(chosen.reducer) if chosen is not None else []
+        if between is not None:
+            within = (one.only((one.step >= between[0]) & (one.step <= between[1])) for one in known)
+            known = [one for one in within if len(one.step)]
         layout = judged_steps.newest(known)
         if chosen is None or layout is None:
             return None

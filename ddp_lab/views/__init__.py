@@ -5,6 +5,7 @@ __all__ = [
     "gradients",
     "groups",
     "model_map",
+    "overview",
     "paint",
     "pictures",
     "scene",

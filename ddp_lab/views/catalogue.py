@@ -14,6 +14,7 @@ class View:
     Attributes:
         title: what its tab is called.
         about: what it shows, in a sentence.
+        question: the group of tabs it belongs to, as a reader asks; "" for a tab beside the groups.
         beside: the view whose tab it shares; "" if it has its own.
         steps: it shows recorded steps, so that there is nothing to see before the first one.
         model: it shows one model, which a reader chooses.
@@ -22,49 +23,62 @@ class View:
 
     title: str
     about: str
+    question: str = ""
     beside: str = ""
     steps: bool = True
     model: bool = True
     ranks: bool = False
 
 
+_FAST, _LATE, _CHANGE, _TRY, _INSIDE = "How fast", "Who is late", "What to change", "Try it", "Look inside"
+
 VIEWS = {
+    "overview": View("Overview", "How the training does, what a step consists of, and what to change first."),
     "timeline": View(
         "Timeline",
         "When each bucket on each rank became ready, was launched and was reduced, for one or several steps.",
+        _FAST,
     ),
     "sync": View(
         "Gradient sync",
         "The synchronisation of each bucket: bytes, bandwidths, waits, compared with the measured link.",
+        _FAST,
         beside="timeline",
     ),
     "overlap": View(
         "Overlap",
         "The time breakdown of each step, and its efficiency: the share that is not exposed communication.",
+        _FAST,
     ),
     "stragglers": View(
         "Stragglers",
         "How long the others waited for each rank, by bucket and step, and where its own computation fell behind.",
+        _LATE,
     ),
-    "buckets": View("Buckets", "The bucket layout as a map of the model."),
-    "findings": View("Findings", "What to change, the largest estimated saving first."),
+    "findings": View("Findings", "What to change, the largest estimated saving first.", _CHANGE),
+    "buckets": View("Buckets", "The bucket layout as a map of the model.", _CHANGE),
+    "what_if": View(
+        "What if",
+        "Sliders for world size, link, bucket size limit and straggler; the predicted step beside the recorded one.",
+        _TRY,
+        steps=False,
+        model=False,
+    ),
+    "fault_injection": View(
+        "Fault injection", "Injects, lists and ends faults.", _TRY, steps=False, model=False, ranks=True
+    ),
     "step": View(
         "Step through",
         "Pauses a backward at chosen points, shows the reducer as a state machine, and continues step by step.",
+        _INSIDE,
         steps=False,
         model=False,
         ranks=True,
     ),
-    "fault_injection": View("Fault injection", "Injects, lists and ends faults.", steps=False, model=False, ranks=True),
-    "what_if": View(
-        "What if",
-        "Sliders for world size, link, bucket size limit and straggler; the predicted step beside the recorded one.",
-        steps=False,
-        model=False,
-    ),
     "gradients": View(
         "Gradients",
         "Norms before and after averaging by rank and bucket, noise scale, NaN, drift of replicas.",
+        _INSIDE,
         steps=False,
     ),
     "groups": View(
@@ -76,6 +90,7 @@ VIEWS = {
     "collectives": View(
         "Collectives",
         "A collective step by step: the parts on each rank, the data sent, the time of each step.",
+        _INSIDE,
         steps=False,
         model=False,
         ranks=True,

@@ -21,6 +21,7 @@ __all__ = ["buckets_figure", "figure", "timeline_figure"]
 
 # Pixels of a figure, and of each of its lanes.
 _HEIGHTS = {
+    "overview": (150, 24),
     "sync": (170, 22),
     "overlap": (480, 0),
     "stragglers": (150, 24),
@@ -35,8 +36,8 @@ def figure(timeline: Timeline, view: str = "timeline", **options: Any) -> go.Fig
 
     Args:
         timeline: the source of the events.
-        view: ``"timeline"``, ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``, ``"findings"``,
-            ``"gradients"`` or ``"groups"``.
+        view: ``"overview"``, ``"timeline"``, ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``,
+            ``"findings"``, ``"gradients"`` or ``"groups"``.
         options: ``model`` (which model; None for the most recently active) and ``last_steps`` (default 100; 200 for
             the overlap and the gradients). For the timeline and the buckets see `timeline_figure` and
             `buckets_figure`.

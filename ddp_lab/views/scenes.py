@@ -17,6 +17,7 @@ from ..timeline.timeline import Timeline
 from . import view_data
 from .gradients import gradient_facts, gradients_words
 from .groups import group_lanes, groups_scene
+from .overview import overview_scene
 from .paint.palette import LABELS, PHASES, rank_role
 from .scene import Axis, Bars, Cells, Line, Panel, Rule, Scene, Table
 from .view_data import Sync, Waiting
@@ -219,6 +220,7 @@ def _gradients_of(timeline: Timeline, reducer: int | None, last_steps: int | Non
 # The views of a model's newest steps. Arguments: timeline, model (None: the most recently active), number of steps
 # (None: the default of the view).
 SCENES: dict[str, Callable[[Timeline, int | None, int | None], Scene]] = {
+    "overview": overview_scene,
     "sync": lambda timeline, reducer, last: sync_scene(view_data.sync(timeline, reducer, last or 100)),
     "overlap": lambda timeline, reducer, last: overlap_scene(view_data.breakdown(timeline, reducer, last or 200)),
     "stragglers": lambda timeline, reducer, last: stragglers_scene(view_data.waiting(timeline, reducer, last or 100)),

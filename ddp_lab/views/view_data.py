@@ -14,7 +14,7 @@ from ..analysis.step_metrics import Breakdown
 from ..analysis.step_parts import PARTS, StepParts
 from ..formatting import counted, enumeration
 from ..timeline.tables import span_columns
-from ..timeline.tables.span_columns import Columns, TableView
+from ..timeline.tables.span_columns import Columns, TableView, breakdown_of
 from ..timeline.tables.step_table import STEP_FIELDS
 from ..timeline.timeline import Timeline
 
@@ -22,7 +22,6 @@ __all__ = [
     "Sync",
     "Waiting",
     "breakdown",
-    "breakdown_of",
     "parts_table",
     "parts_words",
     "readiness",
@@ -69,6 +68,41 @@ class Sync:
     bus_gb_s: _Values
 
 
+@dataclass(frozen=True)
+class StepParts:
+    """What a step consists of: medians over some steps.
+
+    Attributes:
+        steps: their numbers, ascending.
+        total_ms: the step.
+        parts_ms: the parts that `PHASES` names, shape ``[parts]``.
+        ranks: the ranks of the rows of `by_rank_ms`.
+        by_rank_ms: the parts on each rank, shape ``[ranks, parts]``.
+    """
+
+    steps: npt.NDArray[np.int64]
+    total_ms: float
+    parts_ms: _Values
+    ranks: tuple[int, ...]
+    by_rank_ms: _Values
+
+
+def step_parts(timeline: Timeline, reducer: int, steps: npt.NDArray[np.int64]) -> StepParts:
+    """Returns what these steps of a model consist of; all of them are complete on every rank."""
+    columns = span_columns.step_columns(timeline.views_of(reducer, steps))
+    together = breakdown_of(columns)
+    # Each rank's step as if it were a step of its own.
+    each = breakdown_of({**columns, "rank": 0 * columns["rank"], "step": np.arange(len(columns["step"]))})
+    ranks = np.unique(columns["rank"])
+    by_rank = [[_median(getattr(each, name)[columns["rank"] == rank]) for name in PHASES] for rank in ranks]
+    parts = np.array([_median(getattr(together, name)) for name in PHASES])
+    return StepParts(steps, _median(together.total), parts, tuple(ranks.tolist()), np.array(by_rank))
+
+
+def _median(values: _Values) -> float:
+    return float(step_metrics.median(values))
+
+
 def breakdown(timeline: Timeline, reducer: int | None = None, last_steps: int = _MOST_STEPS) -> Breakdown:
     """Returns the time breakdown of the complete steps of a model.
 
@@ -79,17 +113,6 @@ def breakdown(timeline: Timeline, reducer: int | None = None, last_steps: int = 
     """
     columns = timeline.step_columns(_model(timeline, reducer), last_steps)
     return breakdown_of({name: values[columns["state"] == "complete"] for name, values in columns.items()})
-
-
-def breakdown_of(columns: Columns) -> Breakdown:
-    """Returns the time breakdown of steps, from columns of `Timeline.steps` of one model."""
-    number, row = np.unique(columns["step"], return_inverse=True)
-    ranks, column = np.unique(columns["rank"], return_inverse=True)
-    by_rank = {}
-    for name in step_metrics.BREAKDOWN:
-        by_rank[name] = np.full((len(number), len(ranks)), np.nan)
-        by_rank[name][row, column] = columns[name]
-    return step_metrics.breakdown(number.astype(np.int64), by_rank)
 
 
 def parts_table(found: StepParts) -> tuple[list[str], list[list[Any]]]:

@@ -62,6 +62,8 @@ class Dashboard(LiveWidget):
     ranks: Any = traitlets.List().tag(sync=True)
     tabs: Any = traitlets.List().tag(sync=True)
     inspection = traitlets.Dict().tag(sync=True)
+    overview = traitlets.Dict().tag(sync=True)
+    strip = traitlets.Dict().tag(sync=True)
     findings = traitlets.Dict().tag(sync=True)
     late = traitlets.Dict().tag(sync=True)
     readiness = traitlets.Dict().tag(sync=True)

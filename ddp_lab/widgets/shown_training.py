@@ -14,6 +14,7 @@ from ..views import pictures, scenes
 from ..views.model_map import cell_rows
 from ..views.paint.scene_svg import empty_svg, framed
 from ..views.step_frames import StepFrames
+from .cluster_panel.processes import ProcessWatch
 from .cluster_panel.rows import rank_rows
 from .controls.collectives import CollectiveStage, no_ranks
 from .controls.controls import Controls
@@ -33,7 +34,7 @@ __all__ = ["DashboardStatistics", "ShownTraining"]
 
 _RANKS_SECONDS = 0.5
 _OVERHEAD_SECONDS = 1.0
-_OF_STEPS = ("findings", "late", "parts", "readiness", "norms")  # traits about steps
+_OF_STEPS = ("overview", "strip", "findings", "late", "parts", "readiness", "norms")  # traits about steps
 # Traits that another training has anew.
 _OF_ONE = (*_OF_STEPS, "groups", "assignments", "links", "inspection", "overhead")
 
@@ -105,6 +106,7 @@ class ShownTraining:
         self._seconds: deque[float] = deque(maxlen=1_000)
         # The table of ranks and what has stopped; replaced by `ask_ranks`, shown by `update`.
         self._rows: list[dict[str, Any]] = []
+        self._processes = ProcessWatch()
         self._life: dict[str, Any] = {}
         self._name = ""
         self.nothing = nothing_yet(played=player is not None, recorded=timeline.recorded, ranks=cluster is not None)
@@ -191,6 +193,8 @@ class ShownTraining:
         except DdpLabError:
             records, lost, stopped = (), {}, True
         self._rows = rank_rows(self.timeline.ranks(), records, stopped=stopped, recorded=self.timeline.recorded)
+        used = self._processes.look(records)
+        self._rows = [row | {"memory": used[row["rank"]].memory} if row["rank"] in used else row for row in self._rows]
         self._life = life_of(self.cluster, lost)
         self._name = name_of(self.cluster)
         return time.thread_time() - begin
@@ -263,9 +267,12 @@ class ShownTraining:
     def _look(self, asked: dict[str, Any]) -> None:
         """Notes which views a page shows."""
         seen = (str(asked["id"]), asked["views"], asked.get("reducer"))
-        self._slow.look(*seen)
+        between = tuple(map(int, asked["between"])) if asked.get("between") else None
+        self._slow.look(*seen, between)
         self.controls.look(*seen)
         self._what_if.look(*seen)
+        if between is not None and asked.get("reducer") is not None:
+            self.feed.send_between(int(asked["reducer"]), *between)
 
     def _send_gradients(self, asked: dict[str, Any]) -> None:
         """Sends when each gradient of a bucket was ready."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,17 @@ from ..formatting import counted, ms, step_range
 from ..timeline import judged_steps
 from ..timeline.tables.step_table import STEP_FIELDS
 from ..timeline.timeline import LatePlace, Timeline
+from ..views.catalogue import VIEWS
 from ..views.gradients import gradient_facts
 from ..views.groups import group_lanes, groups_trait
+from ..views.overview import overview, strip
 from ..views.view_data import parts_table, parts_words, readiness
 
 __all__ = ["SlowFacts", "bucket_gradients", "late_places", "late_text"]
 
 _SHARE, _LEAST_SECONDS = 50, 1.0
 _STEPS = 100
-_VIEWS = {"findings", "overlap", "stragglers", "buckets", "gradients", "groups"}
+_VIEWS = {"overview", "findings", "overlap", "stragglers", "buckets", "gradients", "groups"}
 _BEGIN = STEP_FIELDS.index("backward_begin")
 
 
@@ -38,15 +41,17 @@ class SlowFacts:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        self._looks: dict[str, tuple[tuple[str, ...], int | None]] = {}  # page -> its views, its model
+        self._looks: dict[str, _Look] = {}  # by page
         self._next = 0.0
         self._done: object = None
 
-    def look(self, page: str, views: Sequence[str], reducer: int | None) -> None:
-        """Notes which views a page shows now, and for which model."""
+    def look(
+        self, page: str, views: Sequence[str], reducer: int | None, between: tuple[int, int] | None = None
+    ) -> None:
+        """Notes which views a page shows now, for which model, and the first and last step that a reader chose."""
         self._looks.pop(page, None)
         if views:
-            self._looks[page] = (tuple(views), reducer)
+            self._looks[page] = _Look(frozenset(views), reducer, between)
         self._next = 0.0
 
     def forget(self) -> None:
@@ -59,14 +64,18 @@ class SlowFacts:
         Args:
             force: compute now, whatever it costs.
         """
-        wanted = {view for seen, _ in self._looks.values() for view in seen} & _VIEWS
-        reducer = next((model for _, model in reversed(self._looks.values()) if model is not None), None)
-        key = (self._timeline.version, reducer, frozenset(wanted))
+        seen = {view for one in self._looks.values() for view in one.views}
+        wanted = seen & _VIEWS
+        if any(VIEWS[view].steps for view in seen if view in VIEWS):
+            wanted.add("strip")
+        last = next((one for one in reversed(self._looks.values()) if one.reducer is not None), _Look())
+        reducer = last.reducer
+        key = (self._timeline.version, last, frozenset(wanted))
         if not wanted or key == self._done or (not force and time.monotonic() < self._next):
             return {}
         begin = time.thread_time()
         chosen = [one for one in self._timeline.reducers() if one.last_step >= 0 and reducer in (None, one.reducer)]
-        made = self._look_at(chosen[-1].reducer, wanted) if chosen else {}
+        made = self._look_at(chosen[-1].reducer, wanted, last.between) if chosen else {}
         if "groups" in wanted:
             made["groups"] = groups_trait(group_lanes(self._timeline))
         if not made:
@@ -75,21 +84,18 @@ class SlowFacts:
         self._next = time.monotonic() + max(_LEAST_SECONDS, _SHARE * (time.thread_time() - begin))
         return made
 
-    def _look_at(self, reducer: int, wanted: set[str]) -> dict[str, dict[str, Any]]:
+    def _look_at(self, reducer: int, wanted: set[str], between: tuple[int, int] | None) -> dict[str, dict[str, Any]]:
         made: dict[str, dict[str, Any]] = {}
         facts = None
-        if wanted & {"findings", "stragglers"}:
-            facts = self._timeline.judgement(reducer, _STEPS)  # the same for both, so that they agree
+        if wanted & {"overview", "findings", "stragglers"}:
+            facts = self._timeline.judgement(reducer, _STEPS, between=between)  # the same for all, so that they agree
         steps = 0 if facts is None else len(facts.steps)
-        if "findings" in wanted:
-            found = findings.findings(facts)
-            items = [
-                {"kind": one.kind, "title": one.title, "evidence": one.evidence, "remedy": one.remedy}
-                | {"gain": one.gain_percent, "rank": one.rank, "bucket": one.bucket}
-                for one in found
-            ]
-            text = findings.headline(facts, found)
-            made["findings"] = {"reducer": reducer, "steps": steps, "text": text, "items": items}
+        if wanted & {"overview", "findings"}:
+            made["findings"] = {"reducer": reducer, "steps": steps, **_findings(facts)}
+        if "overview" in wanted:
+            made["overview"] = {"reducer": reducer, **overview(self._timeline, facts, reducer, between is None)}
+        if "strip" in wanted:
+            made["strip"] = {"reducer": reducer, **strip(self._timeline, reducer)}
         if "stragglers" in wanted:
             late = judged_steps.late_places(facts) if facts is not None else []
             text = late_text(facts, late)
@@ -111,6 +117,25 @@ class SlowFacts:
             return len(self._timeline.assignment(reducer)["parameters"])
         except ValueError:
             return 0
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What a page shows now."""
+
+    views: frozenset[str] = frozenset()
+    reducer: int | None = None
+    between: tuple[int, int] | None = None
+
+
+def _findings(facts: Facts | None) -> dict[str, Any]:
+    found = findings.findings(facts)
+    items = [
+        {"kind": one.kind, "title": one.title, "evidence": one.evidence, "remedy": one.remedy}
+        | {"gain": one.gain_percent, "rank": one.rank, "bucket": one.bucket, "steps": one.steps}
+        for one in found
+    ]
+    return {"text": findings.headline(facts, found), "items": items}
 
 
 def late_places(found: Sequence[LatePlace]) -> list[dict[str, Any]]:

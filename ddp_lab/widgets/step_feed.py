@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import numpy as np
 
 from ..analysis.step_metrics import bus_factor
 from ..faults import mark_kind
@@ -22,6 +24,8 @@ _KEPT_BYTES = 256 << 10  # in a saved notebook, of all models together
 _KEPT_MODELS = 4
 _KEPT_MARKS = 20_000
 _MOST_GROWING = 1_000
+_AT_ONCE = 4
+_CHOSEN_STEPS, _CHOSEN_BYTES = 200, 4 << 20  # that are sent for a part of the run
 # A step that takes longer than the first of these is sent repeatedly before its end: at this interval, or after a
 # twentieth of the time that it has taken so far. `store.js` shows it then.
 _GROWING_SECONDS, _APART_SECONDS, _APART_SHARE = 0.1, 0.03, 0.05
@@ -82,10 +86,9 @@ class StepFeed:
             self._marks_sent = len(self._marks)
         chosen: list[StepFrame] = []
         size = 0
-        for key in reversed(list(self.unsent)):
+        for key, frame in self._newest_first():
             if size >= _MESSAGE_BYTES:
                 break
-            frame = self.frames.frame(*key)
             if frame is not None and not force and not self._due(key, frame):
                 continue
             del self.unsent[key]
@@ -99,6 +102,18 @@ class StepFeed:
             self.sent_bytes += len(body)
         return bool(chosen)
 
+    def _newest_first(self) -> Iterator[tuple[tuple[int, int], StepFrame | None]]:
+        """The unsent steps, each with its frame if it is held; several at a time, as one read costs what ten do."""
+        keys = list(reversed(self.unsent))
+        for at in range(0, len(keys), _AT_ONCE):
+            some = keys[at : at + _AT_ONCE]
+            held = {
+                (reducer, frame.step): frame
+                for reducer in {one for one, _ in some}
+                for frame in self.frames.read(reducer, sorted(step for of, step in some if of == reducer))
+            }
+            yield from ((key, held.get(key)) for key in some)
+
     def resend(self) -> None:
         """Sends all steps again, for a page that was just opened."""
         for reducer in self.frames.reducers():
@@ -106,6 +121,17 @@ class StepFeed:
                 self._mark_unsent((reducer, step))
         self._marks_sent = 0
         self._send({"type": "forget marks"})
+
+    def send_between(self, reducer: int, first: int, last: int) -> None:
+        """Sends steps that a reader chose, which the page may no longer have: evenly spaced ones if there are many."""
+        held = self._timeline.held_steps(reducer)
+        held = held[(held >= first) & (held <= last)]
+        size = max((one.nbytes for one in self.frames.read(reducer, held[-1:])), default=1)
+        most = max(1, min(_CHOSEN_STEPS, _CHOSEN_BYTES // size))
+        chosen = held[:: -(-len(held) // most)] if len(held) > most else held
+        for part in np.array_split(chosen, -(-len(chosen) * size // _MESSAGE_BYTES) or 1):
+            header, body = encode_steps(self.frames.read(reducer, part))
+            self._send({**header, "between": [first, last]}, [body])
 
     def newest(self) -> dict[str, Any]:
         """Returns the last steps of the last models as one message, for a page without a kernel."""

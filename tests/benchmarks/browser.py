@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -20,8 +21,10 @@ from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from ddp_lab.errors import DdpLabError
 from ddp_lab.lesson_files import lab_command
+from ddp_lab.views.catalogue import VIEWS
 
-__all__ = ["PROJECT", "Lab", "NotebookPage", "chromium", "chromium_browser", "jupyterlab", "printed", "until"]
+__all__ = ["PROJECT", "Lab", "NotebookPage", "chromium", "chromium_browser", "jupyterlab", "open_tab", "printed"]
+__all__ += ["until"]
 
 Result = TypeVar("Result")
 
@@ -69,6 +72,15 @@ def until(probe: Callable[[], Result], seconds: float = 60.0, what: str = "the c
             return found
         time.sleep(0.05)
     raise TimeoutError(f"{what} did not happen within {seconds:g} s")
+
+
+def open_tab(page: Page, title: str) -> None:
+    """Opens a tab of the dashboard: first its group, if the tabs are in groups."""
+    question = next((view.question for view in VIEWS.values() if view.title == title), "")
+    for name in filter(None, (question, title)):
+        found = page.locator(".ddp-lab .ddp-tab:visible").filter(has_text=re.compile(rf"^{name}( \(\d+\))?$"))
+        if found.count():
+            found.first.click()
 
 
 @contextmanager

@@ -99,7 +99,9 @@ _WATCH_TASKS = """() => {
 _STATISTICS = "() => document.querySelector('.ddp-lab').statistics()"
 
 
-def measure(ranks: int = 8, buckets: int = 50, seconds: float = 10.0, senders: int = 0) -> dict[str, Any]:
+def measure(
+    ranks: int = 8, buckets: int = 50, seconds: float = 10.0, senders: int = 0, view: str = "Timeline"
+) -> dict[str, Any]:
     """Measures one training.
 
     Args:
@@ -107,6 +109,7 @@ def measure(ranks: int = 8, buckets: int = 50, seconds: float = 10.0, senders: i
         buckets: layers of the model, and buckets.
         seconds: how long the cell trains.
         senders: show so many replayed ranks, not those of the cluster; 0: the cluster's.
+        view: the title of the tab that is open.
 
     Returns:
         ``updates_per_second`` (pictures that showed something new), ``messages_per_second``, ``steps_per_second`` (of
@@ -118,7 +121,7 @@ def measure(ranks: int = 8, buckets: int = 50, seconds: float = 10.0, senders: i
     Raises:
         DdpLabError: Chromium is missing, or the model got another number of buckets.
     """
-    from tests.benchmarks.browser import NotebookPage, chromium, chromium_browser, jupyterlab, printed, until
+    from tests.benchmarks.browser import NotebookPage, chromium, chromium_browser, jupyterlab, open_tab, printed, until
 
     if chromium() is None:
         raise DdpLabError("this benchmark needs Chromium (on Debian: apt-get install chromium)")
@@ -134,6 +137,7 @@ def measure(ranks: int = 8, buckets: int = 50, seconds: float = 10.0, senders: i
             for cell in range(3):
                 notebook.run_cell(cell)
             page.wait_for_selector(".ddp-lab")
+            open_tab(page, view)
             notebook.run_cell(3, wait=False)
             page.locator(".ddp-lab").scroll_into_view_if_needed()
             page.wait_for_timeout(1_000)
@@ -199,8 +203,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--senders", type=number_from(0), default=0, help="show so many replayed ranks, not the cluster's"
     )
     parser.add_argument("--seconds", type=seconds, default=10.0, help="how long the cell trains")
+    parser.add_argument("--view", default="Timeline", help="the title of the tab that is open")
     given = parser.parse_args(argv)
-    summary = measure(given.ranks, given.buckets, given.seconds, given.senders)
+    summary = measure(given.ranks, given.buckets, given.seconds, given.senders, given.view)
     ranks, buckets = summary["shape"]
     tasks = [round(one) for one in summary["long_tasks"]]
     whose = f"replayed over the wire while {given.ranks} train" if given.senders else "that train"

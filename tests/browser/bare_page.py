@@ -6,10 +6,11 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.views.catalogue import VIEWS
 from ddp_lab.widgets import bundle
 from ddp_lab.widgets.dashboard import Dashboard
 from ddp_lab.widgets.live_widget import LiveWidget
-from tests.benchmarks.browser import until
+from tests.benchmarks.browser import open_tab, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,8 +104,12 @@ class BarePage:
 
     def open(self, tab: str) -> None:
         """Opens a tab, as a reader does."""
-        self.page.get_by_role("tab", name=tab).click()
+        open_tab(self.page, tab)
         self.pump()
+
+    def titles(self) -> list[str]:
+        """The titles of all tabs."""
+        return [VIEWS[names[0]].title for names in self.dashboard.tabs]
 
     def first_row(self, table: str) -> list[str]:
         """The texts of the cells in the first row of a table, as soon as it has one."""

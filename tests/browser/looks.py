@@ -118,7 +118,7 @@ def _of_cluster(stage: Stage) -> tuple[Timeline, dict[str, Any]]:
 
 def _of_replay(stage: Stage) -> tuple[Timeline, dict[str, Any]]:
     player = Player(stage.lab.timeline, speed=2.0)
-    views = ("timeline", "sync", "overlap", "stragglers", "buckets", "findings", "what_if", "gradients")
+    views = ("overview", "timeline", "sync", "overlap", "stragglers", "buckets", "findings", "what_if", "gradients")
     return player.timeline, {"player": player, "views": views}
 
 
@@ -147,6 +147,7 @@ class State:
 
 _GONE = "() => { window.model.send = () => { throw new Error('Cannot send') }; window.emit('comm_live_update') }"
 _NOTHING = {
+    "Overview": "No step recorded yet",
     "Timeline": "No step recorded yet",
     "Step through": "No model yet",
     "Fault injection": "No model yet",
@@ -155,6 +156,7 @@ _NOTHING = {
     "Collectives": "No collective has been run yet",
 }
 _TRAINED = {
+    "Overview": "A step takes",
     "Timeline": "Gradient sync",
     "Overlap": "Medians of the last",
     "Stragglers": "last",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.benchmarks.browser import NotebookPage, printed, until
+from tests.benchmarks.browser import NotebookPage, open_tab, printed, until
 from tests.browser.waiting import has, says
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def test_what_has_ended_says_so(notebook: NotebookPage) -> None:
     _sees(_rows(page).nth(1), "failed; the next cell rejoins")
     notebook.run_cell(9)
     line = page.locator(".ddp-life").last
-    page.get_by_role("tab", name="Step through", exact=True).click()
+    open_tab(page, "Step through")
     pause = page.get_by_role("button", name="Pause", exact=True)
     until(pause.is_enabled, 60, "a button that can be pressed")
     os.kill(_pids(notebook)["rank 0"], signal.SIGKILL)

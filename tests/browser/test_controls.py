@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddp_lab.timeline.timeline import Timeline
-from tests.benchmarks.browser import NotebookPage, until
+from tests.benchmarks.browser import NotebookPage, open_tab, until
 from tests.browser.bare_page import BarePage
 from tests.browser.test_views import training_of
 from tests.browser.waiting import says
@@ -71,7 +71,7 @@ def _step(page: Page) -> Any:
 
 
 def _open(page: Page, tab: str) -> None:
-    page.get_by_role("tab", name=tab).click()
+    open_tab(page, tab)
 
 
 def test_buckets_are_changed_by_the_form(training: NotebookPage) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.benchmarks.browser import NotebookPage, printed, until
+from tests.benchmarks.browser import NotebookPage, open_tab, printed, until
 from tests.browser.waiting import has, says
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def notebook(lab_page: Page, lab: Lab) -> Iterator[Open]:
         opened[-1].run_cell(0)
         opened[-1].run_cell(1)
         lab_page.wait_for_selector(".ddp-lab")
+        open_tab(lab_page, "Timeline")
         return opened[-1]
 
     yield open_
@@ -65,6 +66,7 @@ def shown(shared: Shared, lab: Lab) -> Iterator[NotebookPage]:
         opened.start_kernel()
         for cell in opened.code_cells():
             opened.run_cell(cell)
+        open_tab(page, "Timeline")
         page.locator(".ddp-lab").scroll_into_view_if_needed()
         until(lambda: _step(page) == 4, 60, "step 4")
         yield opened
@@ -92,7 +94,7 @@ def _pixels(page: Page) -> list[int]:
     """The canvas's colours in one row of pixels through the first rank's header."""
     return page.evaluate(
         """() => {
-          const canvas = document.querySelector('.ddp-lab canvas');
+          const canvas = document.querySelector('.ddp-timeline canvas');
           return [...canvas.getContext('2d').getImageData(0, 14, canvas.width, 1).data];
         }"""
     )
@@ -102,7 +104,8 @@ def _ink(page: Page) -> int:
     """Brightness, 0 to 255, of the most opaque pixel of the first rank's name on the canvas; -1 without a name."""
     return page.evaluate(
         """() => {
-          const pixels = document.querySelector('.ddp-lab canvas').getContext('2d').getImageData(0, 2, 60, 16).data;
+          const canvas = document.querySelector('.ddp-timeline canvas');
+          const pixels = canvas.getContext('2d').getImageData(0, 2, 60, 16).data;
           let best = 0;
           for (let at = 0; at < pixels.length; at += 4) if (pixels[at + 3] > pixels[best + 3]) best = at;
           return pixels[best + 3] ? pixels[best] : -1;
@@ -114,7 +117,7 @@ def test_says_what_to_do_before_the_first_step(notebook: Open) -> None:
     """Without a recorded step the dashboard says how to get one, and draws no empty axes."""
     page = notebook().page
     says(page.locator(".ddp-empty"), "No step recorded yet")
-    assert not page.locator(".ddp-lab canvas").is_visible()
+    assert not page.locator(".ddp-timeline canvas").is_visible()
 
 
 def test_draws_while_a_cell_blocks_and_answers_meanwhile(notebook: Open, tmp_path: Path) -> None:
@@ -175,7 +178,7 @@ def test_a_reloaded_page_shows_the_steps_again(notebook: Open) -> None:
     opened.run_cell(2)
     opened.save()
     opened.reload()
-    page.wait_for_selector(".ddp-lab canvas")
+    page.wait_for_selector(".ddp-timeline canvas")
     until(lambda: _step(page) == 29, 60, "step 29")
     until(lambda: page.locator(".ddp-held").inner_text() == "of 0–29", 60, "all thirty steps")
     opened.run_cell(3)
@@ -259,10 +262,10 @@ def test_many_ranks_and_buckets_scroll(notebook: Open) -> None:
     scroller = page.locator(".ddp-scroll")
     height, content = scroller.evaluate("(node) => [node.clientHeight, node.scrollHeight]")
     assert height < 600 < 9_000 < content
-    first = page.evaluate("() => document.querySelector('.ddp-lab canvas').toDataURL()")
+    first = page.evaluate("() => document.querySelector('.ddp-timeline canvas').toDataURL()")
     scroller.evaluate("(node) => { node.scrollTop = 5000 }")
     until(
-        lambda: page.evaluate("() => document.querySelector('.ddp-lab canvas').toDataURL()") != first,
+        lambda: page.evaluate("() => document.querySelector('.ddp-timeline canvas').toDataURL()") != first,
         5,
         "a scrolled picture",
     )
@@ -271,7 +274,7 @@ def test_many_ranks_and_buckets_scroll(notebook: Open) -> None:
 def test_bars_by_pointer_and_keyboard(shown: NotebookPage) -> None:
     """Hovering shows a bucket's numbers; a click or Enter shows its parameters; the keys move between buckets."""
     page = shown.page
-    canvas = page.locator(".ddp-lab canvas")
+    canvas = page.locator(".ddp-timeline canvas")
     canvas.hover(position={"x": 300, "y": 44})
     tip = page.locator(".ddp-tip")
     says(tip, "step 4 · rank 0 · bucket 1")

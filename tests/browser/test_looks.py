@@ -71,12 +71,11 @@ def _look(shown: BarePage, state: State, taken: dict[str, list[str]]) -> None:
     page, line = shown.page, shown.page.locator(".ddp-life")
     if state.line:
         shown.until(lambda: line.inner_text().startswith(state.line), f"{state.line!r}")
-    titles = [one.partition(" (")[0] for one in page.locator(".ddp-tab:visible").all_inner_texts()] or [""]
+    titles = shown.titles()
     for theme in ("light", "dark"):
         for title in titles:
-            if title:
-                shown.open(title)
-            text = shown.says(".ddp-lab", state.words.get(title or "Timeline", ""))
+            shown.open(title)
+            text = shown.says(".ddp-lab", state.words.get(title, ""))
             assert not [word for word in _NEVER if word in text]
             assert line.is_visible() == bool(state.line)
             if state.enabled is not None:

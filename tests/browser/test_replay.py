@@ -94,10 +94,11 @@ _TITLES = (
 def test_a_recording_offers_nothing_of_ranks(recording: BarePage) -> None:
     """No tab has a button, words or a title about what only ranks can do; "Run it" says why it can't be pressed."""
     page = recording.page
+    recording.open("Timeline")
     recording.until(lambda: page.locator(".ddp-sync-table tbody tr").count() == 3, "the table")
     page.locator(".ddp-sync-table tbody tr").first.click()
     recording.until(lambda: page.locator(".ddp-detail canvas").count(), "the details of a bucket")
-    for tab in ("Timeline", "Overlap", "Stragglers", "Buckets", "Findings", "What if", "Gradients"):
+    for tab in ("Overview", "Timeline", "Overlap", "Stragglers", "Buckets", "Findings", "What if", "Gradients"):
         recording.open(tab)
         recording.until(lambda: page.locator(".ddp-main > section").first.inner_text().strip(), tab)
         said = "\n".join([page.locator(".ddp-lab").inner_text(), *page.evaluate(_TITLES)])

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 STEPS = 30
 PICTURES = ("Overlap", "Stragglers", "Buckets")
 _COLOURS = """() => {
-  const canvas = document.querySelector('.ddp-lab canvas');
+  const canvas = document.querySelector('.ddp-timeline canvas');
   const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
   const seen = new Set();
   for (let at = 0; at < data.length; at += 4) if (data[at + 3] > 250) seen.add(data.slice(at, at + 3).join());
   return [...seen];
 }"""
-_PICTURE = "() => document.querySelector('.ddp-lab canvas').toDataURL()"
+_PICTURE = "() => document.querySelector('.ddp-timeline canvas').toDataURL()"
 
 
 def training_of(
@@ -62,15 +62,11 @@ def shown(browser: Browser) -> Iterator[BarePage]:
     context = browser.new_context(viewport={"width": 1240, "height": 900})
     link = CommModel(latency_ns=1e5, ns_per_byte=0.4)
     made = BarePage(context.new_page(), training_of(), link=lambda: link, event_cost=lambda: 34.0)
-    made.until(lambda: len(_titles(made)) == len(made.dashboard.tabs), "the tabs")
+    made.until(lambda: made.page.locator(".ddp-tab:visible").count(), "the tabs")
+    made.open("Timeline")
     yield made
     made.close()
     context.close()
-
-
-def _titles(page: BarePage) -> list[str]:
-    """What the tabs are called, without the numbers beside it."""
-    return [one.partition(" (")[0] for one in page.page.locator(".ddp-tab").all_inner_texts()]
 
 
 @pytest.mark.parametrize("tab", PICTURES)
@@ -86,15 +82,19 @@ def test_each_tab_draws(shown: BarePage, tab: str) -> None:
 
 
 def test_tabs_by_keyboard(shown: BarePage) -> None:
-    """The arrow keys open the next tab and the first after the last; one tab is reached with the Tab key."""
+    """The arrow keys go from question to question, and from tab to tab of one; one of each row is reached with Tab."""
     page = shown.page
-    titles = _titles(shown)
-    assert titles[0] == "Timeline"
-    page.get_by_role("tab", name="Timeline").focus()
-    for wanted in (*titles[1:], titles[0]):
+    shown.open("Overview")
+    page.get_by_role("tab", name="Overview").focus()
+    for wanted in ("How fast", "Who is late", "What to change", "Try it", "Look inside", "Overview"):
         page.keyboard.press("ArrowRight")
-        assert page.locator("[role=tab][aria-selected=true]").inner_text().startswith(wanted)
-        assert page.locator("[role=tab][tabindex='0']").count() == 1
+        assert page.locator("[aria-label=questions] [aria-selected=true]").inner_text().startswith(wanted)
+        assert page.locator("[aria-label=questions] [tabindex='0']").count() == 1
+    shown.open("Timeline")
+    page.get_by_role("tab", name="Timeline").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".ddp-subtabs:visible [aria-selected=true]").inner_text() == "Overlap"
+    shown.open("Timeline")
 
 
 def test_overlap_is_that_of_the_timeline(shown: BarePage) -> None:
@@ -175,7 +175,7 @@ def test_findings_in_words(shown: BarePage) -> None:
     items = page.locator("ol.ddp-findings li")
     shown.until(lambda: items.count() >= 1, "a finding")
     assert "layers.2.weight" in page.locator("ol.ddp-findings").inner_text()
-    shown.says(".ddp-tabs", f"Findings ({items.count()})")
+    shown.says(".ddp-subtabs:visible", f"Findings ({items.count()})")
     shown.open("Timeline")
 
 
@@ -280,7 +280,7 @@ def test_the_largest_bucket_is_seen_in_the_dark(browser: Browser) -> None:
     context = browser.new_context(viewport={"width": 900, "height": 900})
     made = BarePage(context.new_page(), training_of(steps=3), theme=DARK.replace("#111", "#212121"))
     try:
-        made.until(lambda: len(_titles(made)) == len(made.dashboard.tabs), "the tabs")
+        made.until(lambda: made.page.locator(".ddp-tab:visible").count(), "the tabs")
         made.open("Buckets")
         found = made.until(lambda: made.page.evaluate(_CONTRASTS), "the buckets' colours")
         assert len(found) == 3
@@ -362,6 +362,7 @@ def test_a_kernel_that_is_gone(browser: Browser) -> None:
     made = BarePage(page, training_of(steps=3), request_inspection=lambda *_: None)
     line, compare = page.locator(".ddp-life"), page.get_by_role("button", name="Compare gradients")
     try:
+        made.open("Timeline")
         made.until(compare.is_visible, "a step")
         made.until(lambda: made.page.locator(".ddp-ranks tbody tr").count() == 2, "the ranks")
         assert not line.is_visible()
@@ -442,6 +443,7 @@ def test_small_rates_fit(browser: Browser) -> None:
     made = BarePage(context.new_page(), timeline)
     cells = made.page.locator(".ddp-sync-table tbody tr").first.locator("th, td")
     try:
+        made.open("Timeline")
         for step, (unit, factor, training.reduce_ms) in enumerate((("MB/s", 1e6, 0.3), ("kB/s", 1e3, 6.0))):
             training.feed(timeline, step, 10**12 + step * 10**9)
             made.until(lambda unit=unit: cells.count() == 8 and unit in cells.nth(3).inner_text(), unit)
@@ -491,8 +493,8 @@ def test_dark_and_narrow(browser: Browser) -> None:
     context = browser.new_context(viewport={"width": 420, "height": 800})
     made = BarePage(context.new_page(), training_of(8, 12, 8), theme=DARK)
     try:
-        made.until(lambda: len(_titles(made)) == len(made.dashboard.tabs), "the tabs")
-        for tab in _titles(made):
+        made.until(lambda: made.page.locator(".ddp-tab:visible").count(), "the tabs")
+        for tab in made.titles():
             made.open(tab)
             width = made.page.evaluate("() => document.documentElement.scrollWidth")
             assert width <= 420, tab

@@ -232,6 +232,7 @@ def collective(ranks=4, part=16_384, latency_ms=0.05, mb_per_second=1000):
 
 PICTURES = {
     "annotated": annotated,
+    "overview": functools.partial(_view, "overview", 1),
     "timeline": functools.partial(_view, "timeline", 1),
     "sync": functools.partial(_view, "sync", 1),
     "overlap": functools.partial(_view, "overlap", 2),

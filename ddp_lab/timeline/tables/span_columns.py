@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ...analysis import step_metrics
-from ...analysis.step_metrics import GradientSync, Overlap, milliseconds
+from ...analysis.step_metrics import Breakdown, GradientSync, Overlap, milliseconds
 from ...analysis.step_parts import SPANS, RankSteps
 from .activity import ActivityTable
 from .step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
 
 __all__ = ["SPAN_COLUMNS", "STEP_COLUMNS", "SYNC_COLUMNS", "Columns", "TableView", "span_columns", "step_columns"]
-__all__ += ["device_rows", "objects", "rank_steps", "sync_columns", "view_of"]
+__all__ += ["breakdown_of", "device_rows", "objects", "rank_steps", "sync_columns", "view_of", "whole_steps"]
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -190,6 +190,30 @@ def rank_steps(one: TableView, activity: ActivityTable) -> RankSteps:
         spans=one.spans,
         samples=activity.samples(one.outside),
     )
+
+
+def breakdown_of(columns: Columns) -> Breakdown:
+    """Returns the time breakdown of steps, from columns of `Timeline.steps` of one model."""
+    number, row = np.unique(columns["step"], return_inverse=True)
+    ranks, column = np.unique(columns["rank"], return_inverse=True)
+    by_rank = {}
+    for name in step_metrics.BREAKDOWN:
+        by_rank[name] = np.full((len(number), len(ranks)), np.nan)
+        by_rank[name][row, column] = columns[name]
+    return step_metrics.breakdown(number.astype(np.int64), by_rank)
+
+
+def whole_steps(views: Sequence[TableView]) -> tuple[Breakdown, npt.NDArray[np.int64]]:
+    """Returns the time breakdown of the steps that all ranks have completed, and when the first rank began each."""
+    columns = step_columns(views)
+    columns = {name: values[columns["state"] == "complete"] for name, values in columns.items()}
+    number, counts = np.unique(columns["step"], return_counts=True)
+    chosen = np.isin(columns["step"], number[counts == len(views)])
+    columns = {name: values[chosen] for name, values in columns.items()}
+    number, row = np.unique(columns["step"], return_inverse=True)
+    began = np.full(len(number), np.iinfo(np.int64).max)
+    np.minimum.at(began, row, columns["backward_begin_ns"])
+    return breakdown_of(columns), began
 
 
 def sync_columns(spans: Columns, ranks_of: Mapping[int, int]) -> Columns:

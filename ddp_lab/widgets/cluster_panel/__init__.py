@@ -1,3 +1,3 @@
 """The panel of a cluster: its ranks, their processes, and actions on them."""
 
-__all__ = ["panel", "rows"]
+__all__ = ["panel", "processes", "rows"]

@@ -131,7 +131,7 @@ def test_the_phases_of_a_whole_step_touch() -> None:
 
 def test_figures_say_what_is_missing() -> None:
     """An unknown view, and one with nothing to show, are errors in words."""
-    with pytest.raises(ValueError, match="choose from timeline, sync"):
+    with pytest.raises(ValueError, match="choose from timeline, overview"):
         figure(Timeline(), "histogram")
     for view in VIEWS:
         with pytest.raises(ValueError, match=r"[Nn]o |nothing "):
@@ -253,8 +253,10 @@ def test_what_nobody_looks_at_is_not_computed() -> None:
     made = timeline_of(30, delays={(1, 1): 4.0})
     facts = SlowFacts(made)
     assert facts.update() == {}
-    facts.look("page", ["timeline", "sync"], 0)
+    facts.look("page", ["collectives"], 0)
     assert facts.update() == {}
+    facts.look("page", ["timeline", "sync"], 0)
+    assert list(facts.update()) == ["strip"]
     facts.look("page", ["stragglers"], 0)
     (place,) = facts.update()["late"]["places"]
     assert place["rank"] == 1

@@ -436,7 +436,7 @@ def test_views_alone(make: Made) -> None:
     timeline, training = Timeline(), Training(delays={(1, 1): 4.0})
     for step in range(20):
         training.feed(timeline, step, 10**12 + step * 10**7)
-    names = ("timeline", "sync", "overlap", "stragglers", "buckets", "findings")
+    names = ("overview", "timeline", "sync", "overlap", "stragglers", "buckets", "findings")
     drawn = set()
     for name in names:
         one = make(timeline, views=[name])
@@ -444,7 +444,7 @@ def test_views_alone(make: Made) -> None:
         drawn.add(one.svg())
     assert len(drawn) == len(names)
     assert make(timeline, views=["rehearsal"]).tabs == [["fault_injection"]]  # its former name
-    with pytest.raises(ValueError, match="choose from timeline, sync"):
+    with pytest.raises(ValueError, match="choose from overview, timeline"):
         Dashboard(timeline, views=["histogram"])
 
 

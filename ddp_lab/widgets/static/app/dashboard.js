@@ -5,10 +5,11 @@ import { KernelFacts } from "./kernel_facts.js";
 import { disableDead, hidePicture, lastPicture, Life, LifeLine } from "./life.js";
 import { Panels } from "./panels.js";
 import { Presence } from "./presence.js";
-import { Tabs } from "./tabs.js";
+import { TabGroups } from "./tabs.js";
 import { Toolbar } from "./toolbar.js";
 import { element, setText } from "../charts/dom.js";
 import { count } from "../charts/theme.js";
+import { Strip } from "../overview/strip.js";
 import { MarkStore } from "../steps/marks.js";
 import { StepStore, takeMessage } from "../steps/store.js";
 import { DetailView, RankTable } from "../views/detail.js";
@@ -17,7 +18,7 @@ import { TimelineView } from "../views/timeline.js";
 const CALM_MS = 1000; // between two pictures of a live step for readers who prefer reduced motion
 const SPEAK_MS = 5000;
 const TABLES_MS = 200;
-const LARGE = 1000; // cells (ranks × buckets) from which tables are written at half that pace
+const LARGE = 200; // cells (ranks × buckets) from which tables are written at half that pace
 
 class View {
   constructor(model, store, life) {
@@ -30,6 +31,7 @@ class View {
     this.following = true;
     this.pinned = false; // the user chose the model: no automatic change
     this.bucket = null;
+    this.between = null; // [first, last]: the steps that the reader chose
     this.draws = 0; // pictures
     this.updates = 0; // pictures with a new step
     this.busy = 0; // milliseconds spent on drawing
@@ -49,6 +51,8 @@ class View {
       choose: (step) => this.set({ step, following: false }),
       step: (by) => this.toolbar.move(by),
       compare: () => this.compare(),
+      between: (between) => this.chooseSteps(between),
+      show: (place) => this.show(place),
       redraw: () => this.schedule(true),
       say: (text) => this.say(text),
       send: (command) => this.life.send(command), // to the kernel: see dashboard.py
@@ -56,8 +60,8 @@ class View {
     this.timeline = new TimelineView(this.root, { ...actions, redraw: () => this.schedule() }, (record, bucket) => this.facts.bucket(record, bucket), this.store.marks);
     this.toolbar = new Toolbar({
       choose: actions.choose,
-      follow: (following) => this.set({ following }),
-      reducer: (reducer) => this.set({ reducer, pinned: true, step: null, bucket: null, following: true }),
+      follow: (following) => (following ? this.chooseSteps(null) : this.set({ following })),
+      reducer: (reducer) => this.set({ reducer, pinned: true, step: null, bucket: null, following: true, between: null }),
       axis: (axis) => this.timeline.setAxis(axis),
       mode: (mode) => this.timeline.setMode(mode),
       whole: (on) => this.timeline.setWhole(on),
@@ -65,7 +69,8 @@ class View {
     });
     this.badge = element("span", { class: "ddp-badge", hidden: true });
     this.panels = new Panels(this.model.get("tabs"), actions, this.timeline, this.badge);
-    this.tabs = new Tabs(this.panels.titles, (name) => this.open(name));
+    this.tabs = new TabGroups(this.panels.questions, this.panels.titles, (name) => this.open(name));
+    this.strip = new Strip(actions);
     this.detail = new DetailView(() => this.set({ bucket: null }), actions);
     this.ranks = new RankTable();
     this.overhead = new OverheadLine();
@@ -75,7 +80,7 @@ class View {
     this.notice = element("div", { class: "ddp-notice", role: "alert", hidden: true });
     this.empty = element("p", { class: "ddp-empty" }, this.model.get("means").nothing);
     this.voice = element("div", { class: "ddp-voice", "aria-live": "polite" });
-    this.content = element("div", { class: "ddp-content" }, this.tabs.node, this.empty, this.toolbar.node, this.panels.node, this.detail.node);
+    this.content = element("div", { class: "ddp-content" }, this.tabs.node, this.empty, this.strip.node, this.toolbar.node, this.panels.node, this.detail.node);
     this.root.append(this.lifeLine.node, this.notice, this.alarm.node, this.player.node, this.content, this.ranks.node, this.overhead.node, this.voice);
     this.showWhatThereIs(null); // until the first draw
     this.presence = new Presence(this.root, {
@@ -101,15 +106,35 @@ class View {
   looked() {
     const views = this.presence.inView ? this.panels.names : [];
     this.life.look(this.presence.inView);
-    const text = JSON.stringify([views, this.reducer]);
+    const text = JSON.stringify([views, this.reducer, this.between]);
     if (text === this.lookedAt) return;
     this.lookedAt = text;
-    this.life.send({ type: "look", id: this.id, views, reducer: this.reducer });
+    this.life.send({ type: "look", id: this.id, views, reducer: this.reducer, between: this.between });
+  }
+
+  // Shows these steps in all views; null: the newest ones.
+  chooseSteps(between) {
+    this.set({ between, following: between === null, step: null });
+    this.looked();
+  }
+
+  // Opens a view at a rank, a bucket and a step, as far as they are named.
+  show({ view, rank, bucket, step }) {
+    const title = this.panels.titleOf(view) ?? this.panels.titleOf("findings");
+    if (title === undefined) return;
+    if (step !== null && step !== undefined) Object.assign(this, { step, following: false });
+    if (bucket !== null && bucket !== undefined) this.bucket = bucket;
+    this.open(title);
+    if (view !== "timeline") return;
+    requestAnimationFrame(() => {
+      const row = this.record?.ranks.indexOf(rank) ?? -1;
+      if (row >= 0) this.timeline.setCursor({ row, bucket: bucket ?? 0 });
+    });
   }
 
   refreshTheme() {
     this.timeline.theme = null;
-    this.detail.dots.theme = null;
+    this.detail.dots.theme = this.strip.theme = null;
     this.panels.forgetTheme();
     this.schedule();
   }
@@ -123,6 +148,7 @@ class View {
     this.drawFooter();
     if (this.model.get("stepping")?.paused?.length) this.schedule(); // it shows for how long
     if (this.stale && this.record) this.request(); // there was no room
+    if (this.behind && begin - this.wroteAt > 2 * TABLES_MS) this.drawTables(this.record, begin);
     this.busy += performance.now() - begin;
   }
 
@@ -133,7 +159,7 @@ class View {
     // A picture of one step does not change with other steps.
     this.changed = (what) => {
       if (what === "reset") {
-        Object.assign(this, { record: null, step: null, following: true, lookedAt: null });
+        Object.assign(this, { record: null, step: null, following: true, between: null, lookedAt: null });
         this.looked();
       }
       return what === "steps" && this.timeline.mode === "one" ? this.request() : this.schedule();
@@ -154,7 +180,8 @@ class View {
     this.model.off("change", this.told);
     clearTimeout(this.later);
     cancelAnimationFrame(this.frame);
-    this.frame = null;
+    cancelAnimationFrame(this.writing);
+    this.frame = this.writing = null;
     this.root.remove();
   }
 
@@ -195,17 +222,32 @@ class View {
     const pace = record && record.rankCount * record.buckets > LARGE ? 2 * TABLES_MS : TABLES_MS;
     const fresh = record !== this.record;
     const first = this.record === null; // shows the toolbar, which must be right at once
-    const hurried = this.following && fresh && !first && now - this.wroteAt < pace;
+    const live = this.following && fresh && !first;
+    const hurried = live && now - this.wroteAt < pace;
     if (record !== null) {
       if (fresh) this.updates += 1;
       this.record = record;
       const due = withTimeline && (this.stale || fresh);
-      this.stale = due && !this.timeline.draw(record, this.records(), size, this.bucket, this.following);
+      this.stale = due && !this.timeline.draw(record, () => this.records(), size, this.bucket, this.following);
     }
     if (hurried) this.later ??= setTimeout(() => this.catchUp(), pace);
+    else if (live && this.wroteAt) this.write();
     else this.drawTables(record, now);
     this.draws += 1;
     this.busy += performance.now() - now;
+  }
+
+  // Writes the tables, as far as they are in view, in a frame of their own: a page that is busy for less than 50 ms at a time
+  // answers at once.
+  write() {
+    this.wroteAt = performance.now();
+    if (!this.presence.inView) return;
+    this.writing ??= requestAnimationFrame(() => {
+      this.writing = null;
+      const begin = performance.now();
+      this.drawTables(this.record, begin, true);
+      this.busy += performance.now() - begin;
+    });
   }
 
   // Before the first step, only the tabs that need none are shown.
@@ -215,23 +257,26 @@ class View {
     this.tabs.node.hidden = this.panels.tabs.size < 2 || (record === null && !anyFree);
     this.toolbar.node.hidden = record === null || bare;
     this.panels.node.hidden = record === null && !free;
-    if (record === null) this.detail.node.hidden = true;
+    if (record === null) this.detail.node.hidden = this.strip.node.hidden = true;
   }
 
   catchUp() {
     this.later = null;
-    this.wroteAt = 0;
-    this.request();
+    if (this.record && this.following) this.write();
+    else {
+      this.wroteAt = 0;
+      this.request();
+    }
   }
 
   // The steps of the model, in order.
   records() {
-    return [...this.store.reducers.get(this.reducer).values()].sort((a, b) => a.step - b.step);
+    return this.store.records(this.reducer, this.between);
   }
 
   drawSelector(record, timeline) {
-    const steps = this.store.steps(this.reducer);
-    this.toolbar.draw({ steps, step: record.step, follow: this.following, reducer: this.reducer, reducers: this.facts.titles(), timeline });
+    const steps = this.records().map((one) => one.step);
+    this.toolbar.draw({ steps, step: record.step, follow: this.following, reducer: this.reducer, reducers: this.facts.titles(), timeline, single: !this.panels.has("overview") });
     const state = record.abandoned ? "abandoned" : record.complete ? "" : this.past?.ended ? "unfinished" : "in progress";
     this.badge.hidden = !state;
     setText(this.badge, state);
@@ -239,9 +284,12 @@ class View {
 
   // Numbers that change thirty times a second can't be read, and their layout costs more than the picture: text is updated at
   // most five times a second.
-  drawTables(record, now) {
+  // quick: rows out of view can wait until no more steps come
+  drawTables(record, now, quick = false) {
     this.wroteAt = now;
+    this.behind = quick;
     if (record !== null) this.drawSelector(record, this.panels.has("timeline"));
+    if (record !== null) this.drawStrip(record);
     const notice = this.model.get("notice");
     this.notice.hidden = !notice;
     setText(this.notice, notice);
@@ -253,12 +301,18 @@ class View {
     const facts = this.facts.all(record);
     facts.gone = this.past?.kernel ? this.past.what : "";
     if (this.past?.ended) facts.control = { ...facts.control, live: false, stopped: facts.control?.live || facts.control?.stopped };
-    this.panels.draw({ record, records: record ? this.records() : [], bucket: this.bucket, ...facts });
+    this.panels.draw({ record, records: record ? this.records() : [], bucket: this.bucket, quick, ...facts });
     this.disable();
     if (record === null) return;
     const info = this.bucket === null ? undefined : this.facts.bucket(record, this.bucket);
     this.detail.draw(record, this.bucket, info, facts.inspection, this.facts.gradients(record, this.bucket), facts.means.compare);
     this.label(record);
+  }
+
+  drawStrip(record) {
+    const found = this.panels.bare ? undefined : this.facts.of("strip", record.reducer);
+    const analysed = this.facts.of("findings", record.reducer)?.items[0]?.steps;
+    this.strip.draw(found, { between: this.between, step: record.step, marks: this.store.marks, analysed });
   }
 
   // Shows whether the kernel or the cluster is lost.
@@ -277,7 +331,7 @@ class View {
 
   drawFooter() {
     this.player.draw(this.model.get("playback"));
-    this.ranks.draw(this.panels.has("timeline") ? this.model.get("ranks") : [], this.past, this.model.get("cluster"));
+    this.ranks.draw(this.panels.has("timeline") || this.panels.has("overview") ? this.model.get("ranks") : [], this.past, this.model.get("cluster"));
     this.overhead.node.hidden = this.panels.free || Boolean(this.past);
     if (!this.overhead.node.hidden) this.overhead.draw(this.model.get("overhead"), this.busy);
   }
@@ -294,11 +348,18 @@ class View {
       this.reducer = this.store.newest.reducer;
     }
     const chosen = this.following ? null : this.store.get(this.reducer, this.step);
+    if (!this.following && !chosen && this.between) return this.newestChosen() ?? this.record ?? this.store.latest(this.reducer);
     if (!this.following) return chosen ?? (this.record?.reducer === this.reducer ? this.record : this.store.latest(this.reducer));
     const now = performance.now();
     if (this.calm.matches && this.record?.reducer === this.reducer && now - this.drawnAt < CALM_MS) return this.record;
     this.drawnAt = now;
     return this.store.latest(this.reducer);
+  }
+
+  // The newest complete step of those that the reader chose.
+  newestChosen() {
+    const known = this.records();
+    return known.findLast((one) => one.complete && !one.abandoned) ?? known.at(-1);
   }
 
   compare() {

@@ -26,7 +26,7 @@ export class KernelFacts {
   free(reducer) {
     const models = this.models();
     const model = reducer === undefined ? models.at(-1) : models.find((one) => one.reducer === reducer);
-    const names = ["collective", "control", "stepping", "injection", "reconfiguration", "watching", "prediction", "trial", "groups", "means"];
+    const names = ["collective", "control", "stepping", "injection", "reconfiguration", "watching", "prediction", "trial", "groups", "means", "ranks"];
     const norms = this.of("norms", reducer ?? model?.reducer);
     return { models, current: model, norms, model: reducer ?? model?.reducer ?? null, faultMarks: this.store.marks.faults, ...Object.fromEntries(names.map((name) => [name, this.model.get(name)])) };
   }
@@ -45,6 +45,7 @@ export class KernelFacts {
     return {
       assignment: this.model.get("assignments")[`${reducer}:${generation}`],
       inspection: this.of("inspection", reducer),
+      overview: this.of("overview", reducer),
       findings: this.of("findings", reducer),
       late: this.of("late", reducer),
       parts: this.of("parts", reducer),

@@ -3,6 +3,7 @@
 import { makeLegend } from "./toolbar.js";
 import { element } from "../charts/dom.js";
 import { VIEWS } from "../generated.js";
+import { OverviewView } from "../overview/overview.js";
 import { BucketsView } from "../views/buckets.js";
 import { CollectivesView } from "../views/collectives.js";
 import { FaultInjectionView } from "../views/fault_injection.js";
@@ -17,11 +18,12 @@ import { WhatIfView } from "../views/what_if.js";
 
 // The class of each view, and how it draws the facts. The timeline belongs to the dashboard itself.
 const DRAWN = {
-  sync: [SyncView, (view, facts) => view.draw(facts.record, facts.bucket, facts.inspection, facts.link, facts.means)],
+  overview: [OverviewView, (view, facts) => view.draw(facts)],
+  sync: [SyncView, (view, facts) => view.draw(facts.record, facts.bucket, facts.inspection, facts.link, facts.means, facts.quick)],
   overlap: [OverlapView, (view, facts) => view.draw(facts.records, facts.record.step, facts.parts)],
   stragglers: [StragglersView, (view, facts) => view.draw(facts.records, facts.late)],
   buckets: [BucketsView, (view, facts) => view.draw(facts.record, facts.assignment, facts.bucket, facts.readiness, facts)],
-  findings: [FindingsView, (view, facts) => view.draw(facts.findings, facts.means)],
+  findings: [FindingsView, (view, facts) => view.draw(facts.findings, facts.means, facts.records)],
   step: [StepThroughView, (view, facts) => view.draw(facts)],
   fault_injection: [FaultInjectionView, (view, facts) => view.draw(facts)],
   what_if: [WhatIfView, (view, facts) => view.draw(facts)],
@@ -54,6 +56,21 @@ export class Panels {
   // The titles of the tabs, each with what its views show.
   get titles() {
     return new Map([...this.tabs].map(([title, names]) => [title, names.map((name) => VIEWS[name].about).join("\n")]));
+  }
+
+  // The questions to which tabs belong: [[question, [title, ...]], ...]; a tab without one is its own.
+  get questions() {
+    const found = new Map();
+    for (const [title, [name]] of this.tabs) {
+      const question = VIEWS[name].question || title;
+      found.set(question, [...(found.get(question) ?? []), title]);
+    }
+    return [...found];
+  }
+
+  // The title of the tab that has this view, or undefined.
+  titleOf(view) {
+    return [...this.tabs].find(([, names]) => names.includes(view))?.[0];
   }
 
   get names() {

@@ -15,7 +15,7 @@ export class Tabs {
     this.node = element("div", { class: "ddp-tabs", role: "tablist", "aria-label": label, hidden: titles.size < 2, keydown: (event) => this.key(event) }, ...this.buttons.values());
   }
 
-  draw(chosen, notes) {
+  draw(chosen, notes = {}) {
     for (const [name, tab] of this.buttons) {
       tab.setAttribute("aria-selected", String(name === chosen));
       tab.tabIndex = name === chosen ? 0 : -1;
@@ -33,5 +33,38 @@ export class Tabs {
     const name = names[(to + names.length) % names.length];
     this.choose(name);
     this.buttons.get(name).focus();
+  }
+}
+
+const FEW = 5; // tabs that need no groups
+
+// Tabs in groups, each a question of a reader: a row of questions, and below it the tabs of the chosen one.
+export class TabGroups {
+  // questions: [[question, [title, ...]], ...]; titles: of Tabs
+  constructor(questions, titles, choose) {
+    this.groups = titles.size > FEW ? questions : [];
+    if (!this.groups.length) {
+      this.rows = [["", new Tabs(titles, choose)]];
+      this.node = this.rows[0][1].node;
+      return;
+    }
+    this.last = new Map(this.groups.map(([question, [first]]) => [question, first])); // the tab that was open
+    const about = (members) => members.map((title) => titles.get(title)).join("\n");
+    this.top = new Tabs(new Map(this.groups.map(([question, members]) => [question, about(members)])), (question) => choose(this.last.get(question)), "questions");
+    this.rows = this.groups.map(([question, members]) => [question, new Tabs(new Map(members.map((title) => [title, titles.get(title)])), choose, question)]);
+    for (const [, row] of this.rows) row.node.classList.add("ddp-subtabs");
+    this.node = element("div", { class: "ddp-groups" }, this.top.node, ...this.rows.map(([, row]) => row.node));
+  }
+
+  draw(chosen, notes) {
+    for (const [question, row] of this.rows) {
+      row.draw(chosen, notes);
+      if (this.top) row.node.hidden = !row.buttons.has(chosen) || row.buttons.size < 2;
+      if (this.top && row.buttons.has(chosen)) {
+        this.last.set(question, chosen);
+        const counts = this.groups.map(([one, members]) => [one, members.map((title) => notes[title]).find(Boolean)]);
+        this.top.draw(question, Object.fromEntries(counts));
+      }
+    }
   }
 }

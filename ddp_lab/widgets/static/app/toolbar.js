@@ -31,8 +31,9 @@ export class Toolbar {
     const selector = element("span", { class: "ddp-field ddp-steps", role: "group", "aria-label": "step selector" }, "step ", this.back, this.range, this.forward, this.number, this.held);
     const whole = checkbox("whole step", "start at the end of the previous step: shows optimizer, forward and the program's annotations", () => actions.whole(whole.box.checked));
     const zero = element("label", { class: "ddp-field", title: "zero of the time axis: the first backward of all ranks, or each rank's own" }, "time zero ", axis);
+    this.ofStep = [selector, follow.node];
     this.ofTimeline = [field("show", mode), whole.node, element("span", { class: "ddp-field ddp-axis" }, zero, zoom)];
-    this.node = element("div", { class: "ddp-toolbar", role: "toolbar", "aria-label": "timeline controls" }, this.modelLabel, selector, follow.node, ...this.ofTimeline);
+    this.node = element("div", { class: "ddp-toolbar", role: "toolbar", "aria-label": "timeline controls" }, this.modelLabel, ...this.ofStep, ...this.ofTimeline);
   }
 
   move(by) {
@@ -51,9 +52,11 @@ export class Toolbar {
     if (nearest !== undefined) this.actions.choose(nearest);
   }
 
-  // state: {steps, step, follow, reducer, reducers: [[id, title]], timeline: whether it is on the page}
+  // state: {steps, step, follow, reducer, reducers: [[id, title]], timeline: whether it is on the
+  // page; single: whether a view is about one step}
   draw(state) {
     for (const node of this.ofTimeline) node.hidden = !state.timeline;
+    for (const node of this.ofStep) node.hidden = !state.single;
     this.steps = state.steps;
     this.shown = state.step;
     const index = Math.max(state.steps.indexOf(state.step), 0);

@@ -4,12 +4,13 @@ import { median } from "../charts/canvas.js";
 
 export const MODES = { one: ["one", 1], over5: ["5 overlaid", 5], over20: ["20 overlaid", 20], row3: ["3 in a row", 3], row10: ["10 in a row", 10], row50: ["50 in a row", 50] };
 
-// The steps to draw, the newest last, each with the shift of its times: [{record, shift}]
+// The steps to draw, out of `records()`, the newest last, each with the shift of its times: [{record, shift}]
 export function chooseSteps(records, shown, mode) {
   const [, wanted] = MODES[mode];
+  if (wanted === 1) return [{ record: shown, shift: 0 }];
   const alike = (one) => one.rankCount === shown.rankCount && one.buckets === shown.buckets && one.generation === shown.generation;
-  const held = records.filter((one) => one.step < shown.step && one.complete && !one.abandoned && alike(one));
-  const chosen = wanted > 1 ? [...held.slice(1 - wanted), shown] : [shown];
+  const held = records().filter((one) => one.step < shown.step && one.complete && !one.abandoned && alike(one));
+  const chosen = [...held.slice(1 - wanted), shown];
   const inRow = mode.startsWith("row");
   return chosen.map((record) => ({ record, shift: inRow ? (record.began - chosen[0].began) * 1000 : 0 }));
 }

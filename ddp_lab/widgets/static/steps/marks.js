@@ -7,11 +7,13 @@ const REST = "optimizer, rest";
 export class MarkStore {
   constructor() {
     this.byRank = new Map();
+    this.count = 0; // of all that came
     this.faults = []; // [{rank, at, name, fault: "begin" | "end" | "once"}]: injected faults, in order of arrival
   }
 
   // marks: [[rank, seconds, name, kind of fault mark or null], ...], in order for each rank
   add(marks) {
+    this.count += marks.length;
     for (const [rank, at, name, fault] of marks) {
       if (fault) this.faults = [...this.faults.slice(1 - MOST_FAULTS), { rank, at, name, fault }];
       if (!this.byRank.has(rank)) this.byRank.set(rank, []);
@@ -24,6 +26,13 @@ export class MarkStore {
   reset() {
     this.byRank.clear();
     this.faults = [];
+  }
+
+  // [{at: seconds, name, fault}] of the lowest rank, and every fault
+  all() {
+    const lowest = Math.min(...this.byRank.keys());
+    const named = (this.byRank.get(lowest) ?? []).filter(({ name }) => !this.faults.some((one) => one.name === name));
+    return [...named, ...this.faults];
   }
 
   // Names of the faults that a rank had in a step. They begin and end before its forward.

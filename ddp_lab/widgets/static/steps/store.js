@@ -33,6 +33,7 @@ export class StepStore {
     this.gradients = null; // the kernel's last answer about a bucket's gradients
     this.reducers = new Map(); // reducer -> Map(step -> record), in order of arrival
     this.newest = null; // the record of the backward that began last, of whichever model
+    this.chosen = null; // {between, reducer, held: Map}: the steps of a part of the run, which the kernel sent
     this.bytes = 0;
     this.received = 0;
     this.listeners = new Set();
@@ -54,6 +55,23 @@ export class StepStore {
     this.changed("steps");
   }
 
+  // The kernel's answer to a choice of steps: perhaps several messages.
+  addChosen(records, between) {
+    const { reducer } = records[0] ?? {};
+    if (String(this.chosen?.between) !== String(between) || this.chosen.reducer !== reducer) this.chosen = { between, reducer, held: new Map() };
+    for (const record of records) this.chosen.held.set(record.step, { ...record, arrived: performance.now() });
+    this.changed();
+  }
+
+  // The steps of a model, in order; between: [first, last] or null for those that came last.
+  records(reducer, between) {
+    const held = this.reducers.get(reducer) ?? new Map();
+    const more = between && this.chosen?.reducer === reducer ? this.chosen.held : new Map();
+    const known = new Map([...more, ...held]);
+    const found = [...known.values()].sort((a, b) => a.step - b.step);
+    return between ? found.filter(({ step }) => step >= between[0] && step <= between[1]) : found;
+  }
+
   forget(held) {
     while (held.size > MAX_STEPS || (this.bytes > MAX_BYTES && held.size > 1)) {
       const step = Math.min(...held.keys());
@@ -67,7 +85,7 @@ export class StepStore {
     this.reducers.clear();
     this.marks.reset();
     this.gradients = null;
-    this.newest = null;
+    this.newest = this.chosen = null;
     this.bytes = 0;
     this.changed("reset");
   }
@@ -82,12 +100,9 @@ export class StepStore {
     for (const listener of this.listeners) listener(what);
   }
 
-  steps(reducer) {
-    return [...(this.reducers.get(reducer)?.keys() ?? [])].sort((a, b) => a - b);
-  }
-
   get(reducer, step) {
-    return this.reducers.get(reducer)?.get(step);
+    const chosen = this.chosen?.reducer === reducer ? this.chosen.held : null;
+    return this.reducers.get(reducer)?.get(step) ?? chosen?.get(step);
   }
 
   // The newest complete step; or a later one that takes long, even if it is incomplete (it may never end if a rank hangs).
@@ -101,12 +116,12 @@ export class StepStore {
       if (!finished && long && (!growing || record.step > growing.step)) growing = record;
     }
     if (growing && (!complete || growing.step > complete.step)) return growing;
-    return complete ?? this.get(reducer, this.steps(reducer).at(-1)) ?? null;
+    return complete ?? this.records(reducer).at(-1) ?? null;
   }
 }
 
 const TAKE = {
-  steps: (store, content, buffers) => store.add(decodeSteps(content, buffers[0])),
+  steps: (store, content, buffers) => (content.between ? store.addChosen(decodeSteps(content, buffers[0]), content.between) : store.add(decodeSteps(content, buffers[0]))),
   reset: (store) => store.reset(),
   "forget marks": (store) => store.marks.reset(),
   marks: (store, content) => store.marks.add(content.marks),

@@ -3,7 +3,7 @@
 import { PARTS } from "../generated.js";
 import { asking } from "../app/life.js";
 import { ChartCanvas } from "../charts/canvas.js";
-import { button, element, makeTable, scrolled, section, setRows, setText, Twin } from "../charts/dom.js";
+import { button, element, makeTable, rowsInView, scrolled, section, setRows, setText, Twin } from "../charts/dom.js";
 import { drawScene } from "../charts/scene.js";
 import { bytes, count, milliseconds, significant } from "../charts/theme.js";
 import { waitOf } from "../steps/lanes.js";
@@ -36,6 +36,7 @@ export class SyncView {
     this.twin = new Twin("Waiting for peers (ms)", ["rank", "by bucket", "sum"]);
     this.details = element("details", { class: "ddp-twin ddp-waits", toggle: () => this.openWaits() }, element("summary", { tabindex: "0" }, "Waiting for peers, by rank"), element("div"));
     const table = scrolled("gradient sync table", this.table.node);
+    table.addEventListener("scroll", () => this.actions.redraw());
     this.node = section("sync", "gradient synchronisation by bucket", "Gradient sync", this.summary, table, this.limit, this.comparison, this.details);
   }
 
@@ -45,15 +46,17 @@ export class SyncView {
   }
 
   // link: from the kernel: {ns: expected ns by bucket, limit: bus GB/s, from: in words} or undefined; means: what the ranks
-  // can do (dashboard.py)
-  draw(record, selected, inspection, link, means) {
+  // can do (dashboard.py); quick: only the rows in view
+  draw(record, selected, inspection, link, means, quick) {
     this.record = record;
     this.comparison.hidden = !means.compare;
     this.table.cells[LINK].hidden = !means.link;
     const longest = Math.max(...record.meanHidden.map((hidden, bucket) => hidden + record.meanExposed[bucket] || 0), 1e-9);
     setRows(this.table.body, record.buckets, (bucket) => this.makeRow(bucket));
     const same = inspection?.buckets ?? {};
+    const [first, last] = quick ? rowsInView(this.table.body) : [0, record.buckets];
     [...this.table.body.rows].forEach((line, bucket) => {
+      if (bucket < first || bucket > last) return;
       const { cells } = line;
       setText(cells[0].firstChild, String(bucket));
       setText(cells[1], bytes(record.bytes[bucket]));

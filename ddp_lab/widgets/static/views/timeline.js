@@ -56,7 +56,7 @@ export class TimelineView {
     return { width: Math.floor(clientWidth), height: clientHeight, scroll: scrollTop };
   }
 
-  // Draws `record`, and those of the `records` before it that the mode shows; `selected` is the bucket whose details are open.
+  // Draws `record`, and those of the `records()` before it that the mode shows; `selected` is the bucket whose details are open.
   // Returns whether there was room: while JupyterLab changes its theme the width may be 0 for a moment.
   draw(record, records, { width, height, scroll }, selected, live) {
     this.record = record;

@@ -1,0 +1,97 @@
+"""The overview: how the training does in a sentence, what a step consists of, and the whole run as a strip."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..analysis.findings import Facts
+from ..analysis.step_metrics import PHASES
+from ..formatting import ms, step_range
+from ..timeline import history
+from ..timeline.timeline import Timeline
+from . import view_data
+from .paint.palette import PHASES as LOOKS
+from .scene import Axis, Bars, Panel, Scene, Table
+from .view_data import StepParts
+
+__all__ = ["overview", "overview_scene", "strip"]
+
+_BLOCKS = 300  # of the strip
+_MOST_RANKS = 16  # in a picture
+_UNLIKE = 0.1  # share by which a step takes longer or shorter than usual
+_EXPOSED = PHASES.index("exposed")
+_NONE = "No step is complete on every rank yet."
+
+
+def overview(timeline: Timeline, facts: Facts | None, reducer: int, whole: bool = True) -> dict[str, Any]:
+    """Returns what the browser shows first: ``text``, and for the analysed steps ``first``, ``last``, ``total`` (ms),
+    ``parts`` (ms, in the order of `PHASES`) and ``ranks``: pairs of a rank and its parts.
+
+    Args:
+        timeline: the source of the numbers.
+        facts: of the analysed steps; None if there are none.
+        reducer: which model.
+        whole: the steps are the newest ones, which can be compared with all before them.
+    """
+    if facts is None or not len(facts.steps):
+        return {"text": _NONE}
+    found = view_data.step_parts(timeline, reducer, facts.steps.step)
+    if not len(found.ranks):
+        return {"text": _NONE}
+    words = [_words(found), _trend(timeline, reducer, found) if whole else ""]
+    ranks = [[rank, np.round(parts, 4).tolist()] for rank, parts in zip(found.ranks, found.by_rank_ms, strict=True)]
+    return {
+        "text": " ".join(filter(None, words)),
+        "first": int(found.steps[0]),
+        "last": int(found.steps[-1]),
+        "total": found.total_ms,
+        "parts": np.round(found.parts_ms, 4).tolist(),
+        "ranks": ranks,
+    }
+
+
+def overview_scene(timeline: Timeline, reducer: int | None, last_steps: int | None) -> Scene:
+    """Returns a step as a bar of named parts, and below it those of the first 16 ranks."""
+    model = timeline.model(reducer)
+    facts = timeline.judgement(reducer, last_steps or 100)
+    if model is None or facts is None or not len(facts.steps):
+        return Scene("Overview", empty="no step is complete on every rank yet")
+    found = view_data.step_parts(timeline, model.reducer, facts.steps.step)
+    rows = np.concatenate([found.parts_ms[None], found.by_rank_ms[:_MOST_RANKS]])
+    lanes = ["a step", *(f"rank {rank}" for rank in found.ranks[:_MOST_RANKS])]
+    ends = [ms(total) for total in rows.sum(axis=1)]
+    bars = [
+        Bars(LOOKS[key][1], key, np.arange(len(rows)), rows[:, part], ends if key == PHASES[-1] else ())
+        for part, key in enumerate(PHASES)
+    ]
+    table = [[lane, *map(float, row)] for lane, row in zip(lanes, rows, strict=True)]
+    return Scene(
+        f"Overview: {_words(found)}",
+        (Panel(Axis("ms (median)"), Axis("", lanes), bars),),
+        Table(["", *(f"{LOOKS[key][1]}, ms" for key in PHASES)], table),
+    )
+
+
+def strip(timeline: Timeline, reducer: int) -> dict[str, Any]:
+    """Returns the run since its start as at most 300 blocks of steps: a list for each of `history.COLUMNS`."""
+    blocks = timeline.history(reducer).blocks(_BLOCKS)
+    return {name: np.round(values, 3).tolist() for name, values in zip(history.COLUMNS, blocks.T, strict=True)}
+
+
+def _words(found: StepParts) -> str:
+    steps = f"(median of {step_range(found.steps.tolist())})"
+    share = found.parts_ms[_EXPOSED] / found.total_ms if found.total_ms > 0 else 0.0
+    return f"A step takes {ms(found.total_ms)} {steps}; {100 * share:.0f} % of it is exposed communication."
+
+
+def _trend(timeline: Timeline, reducer: int, found: StepParts) -> str:
+    """Whether the newest steps take longer or shorter than those before them."""
+    before = timeline.history(reducer).blocks(_BLOCKS)
+    before = before[before[:, history.COLUMNS.index("last")] < found.steps[0]]
+    usual = float(np.median(before[:, history.COLUMNS.index("median")])) if len(before) else float("nan")
+    change = found.total_ms / usual - 1 if usual > 0 else 0.0
+    if abs(change) < _UNLIKE:
+        return ""
+    return f"That is {100 * abs(change):.0f} % {'longer' if change > 0 else 'shorter'} than before ({ms(usual)})."
