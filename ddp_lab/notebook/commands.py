@@ -373,18 +373,24 @@ def run_cell(
     if cluster is None:
         _say("no cluster is running: starting one with defaults (see %cluster start --help)")
         cluster = start()
-    shown = cluster.dashboard() if dashboard else None
-    if shown is not None:
-        display: Callable[[Any], Any] = importlib.import_module("IPython.display").display
-        display(shown)
+    if dashboard:
+        _watch(cluster)
     chosen = list(range(cluster.world_size)) if ranks is None else list(ranks)
     board = output_views.board_of(chosen, quiet, view)
     progress = _LineView() if kernel_shell() is None else None
-    try:
-        cluster.run(code, ranks=chosen, wait=wait, timeout=timeout, label=label, board=board, view=progress)
-    finally:
-        if shown is not None and wait:
-            shown.stop()  # it shows this cell; the next watched one has its own
+    cluster.run(code, ranks=chosen, wait=wait, timeout=timeout, label=label, board=board, view=progress)
+
+
+_watched: list[Any] = []  # the dashboard of the newest watched cell
+
+
+def _watch(cluster: Cluster) -> None:
+    """Displays a dashboard, which stays live after its cell until the next watched one has its own."""
+    while _watched:
+        _watched.pop().stop()
+    _watched.append(cluster.dashboard())
+    display: Callable[[Any], Any] = importlib.import_module("IPython.display").display
+    display(_watched[-1])
 
 
 class _LineView:

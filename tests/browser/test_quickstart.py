@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.benchmarks.browser import Lab
 
 QUICKSTART = PROJECT / "notebooks" / "quickstart.ipynb"
-_CANVAS = "() => document.querySelector('.ddp-lab canvas')?.toDataURL()"
+_CANVAS = "() => document.querySelector('.ddp-main canvas')?.toDataURL()"
 _STATISTICS = "() => document.querySelector('.ddp-lab')?.statistics()"
 
 

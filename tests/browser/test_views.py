@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 STEPS = 30
 PICTURES = ("Overlap", "Stragglers", "Buckets")
 _COLOURS = """() => {
-  const canvas = document.querySelector('.ddp-timeline canvas');
+  const canvas = document.querySelector('.ddp-main canvas');
   const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
   const seen = new Set();
   for (let at = 0; at < data.length; at += 4) if (data[at + 3] > 250) seen.add(data.slice(at, at + 3).join());
   return [...seen];
 }"""
-_PICTURE = "() => document.querySelector('.ddp-timeline canvas').toDataURL()"
+_PICTURE = "() => document.querySelector('.ddp-main canvas').toDataURL()"
 
 
 def training_of(
@@ -203,7 +203,7 @@ def test_a_range_of_time_is_brushed(shown: BarePage) -> None:
     """A drag along the time axis shows that range, and 0 the whole step again."""
     page = shown.page
     before = page.evaluate(_PICTURE)
-    box = page.locator(".ddp-timeline canvas").bounding_box()
+    box = page.locator(".ddp-main canvas").bounding_box()
     assert box is not None
     y = box["y"] + box["height"] - 12
     page.mouse.move(box["x"] + 200, y)
