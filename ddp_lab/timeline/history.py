@@ -59,16 +59,17 @@ class StepHistory:
         Returns:
             Shape ``[blocks, len(COLUMNS)]``.
         """
-        if len(self._rows) <= most:
-            return self._rows
-        begin = self._rows[0, _FIRST]
-        return _joined(self._rows, -(-(self.last + 1 - begin) // most), begin)
+        rows = self._rows  # another thread may replace them
+        if len(rows) <= most:
+            return rows
+        begin, end = rows[0, _FIRST], rows[-1, _LAST] + 1
+        return _joined(rows, -(-(end - begin) // most), begin)
 
 
 def _joined(rows: _Rows, every: float, begin: float = 0.0) -> _Rows:
     """Joins neighbours whose first steps are in the same piece of so many steps, counted from `begin`."""
     cuts = np.flatnonzero(np.diff((rows[:, _FIRST] - begin) // every)) + 1
-    if len(cuts) + 1 == len(rows):
+    if len(cuts) + 1 >= len(rows):
         return rows
     firsts, ends = np.concatenate([[0], cuts]), np.concatenate([cuts, [len(rows)]])
     made = rows[firsts]

@@ -40,6 +40,8 @@ def test_a_long_run_keeps_its_extremes() -> None:
 def test_a_short_run_is_a_row_for_each_step() -> None:
     """Few steps are not joined, and none is there twice."""
     history = StepHistory()
+    history.extend(*_steps(0, 0))
+    assert history.last == -1
     history.extend(*_steps(0, 7))
     assert history.blocks(300)[:, COLUMNS.index("first")].tolist() == list(range(7))
     assert len(history.blocks(3)) <= 3
