@@ -150,6 +150,7 @@ _KINDS: dict[str, _Check] = {
             "bucket": _BUCKET,
         },
     ),
+    "value": _record({"name": text, "value": _number, "at_ns": integer(0, _WIDE)}),
     "inspection": _record(
         {
             "reducer": _REDUCER,

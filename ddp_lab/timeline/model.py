@@ -207,6 +207,7 @@ class TimelineModel:
         with self._lock:
             chunks = [*self._store.thinned(), *self._store.since(self._store.start)[0]]
             described = [*self._described, *self._book.watched.everything()]
+            described += [one for values in self._book.logged.values() for one in values]
             ranks = {r.rank: {"dropped": r.dropped, "status": r.status} for r in self.ranks()}
         return Saved(chunks, described, ranks)
 
@@ -374,6 +375,13 @@ class TimelineModel:
             for at, index in zip(chunk["host_ns"].tolist(), chunk["parameter"].tolist(), strict=True)
             if index < len(names)
         ]
+
+    def logged(self) -> list[tuple[int, int, str, float]]:
+        """(rank, host time in ns, name, value) of what the program logged (`recording.log`), by name and arrival; of
+        each name the newest 20,000."""
+        with self._lock:
+            kept = [one for values in self._book.logged.values() for one in values]
+        return [(rank, one["at_ns"], one["name"], float(one["value"])) for rank, one in kept]
 
     def mark_names(self) -> list[str]:
         """Names of the marks; the field ``parameter`` of a mark's event is an index of it."""

@@ -12,6 +12,7 @@ continues with the next generation. A model that is missing on one of its ranks 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +28,8 @@ __all__ = ["FLEETING", "ReducerBook"]
 
 _PLACE_FIELDS = (("part", "code"), ("name", "?"), ("text", ""), ("workers", -1), ("pin_memory", False))
 # Types of descriptions that come with each step: only the newest are kept.
-FLEETING = ("gradients", "drift")
+FLEETING = ("gradients", "drift", "value")
+_MOST_VALUES = 20_000  # of a name, of all ranks
 
 
 class ReducerBook:
@@ -50,6 +52,7 @@ class ReducerBook:
         self.places: list[Place] = []
         self.processes: dict[int, dict[str, Any]] = {}  # rank -> facts about its process
         self.watched = GradientBook()
+        self.logged: dict[str, deque[tuple[int, dict[str, Any]]]] = {}  # name -> rank, description
 
     def number(self, rank: int, life: int, reducer: int, ranks: tuple[int, ...] = (), generation: int = 0) -> int:
         """The number here of this rank's `reducer`, in this process; the last two arguments are of its description."""
@@ -138,6 +141,8 @@ class ReducerBook:
         elif kind == "inspection":
             made["reducer"] = self.number(rank, life, made["reducer"])
             self._inspections.setdefault((made["reducer"], made["step"]), {})[rank] = made["buckets"]
+        elif kind == "value":
+            self.logged.setdefault(made["name"], deque(maxlen=_MOST_VALUES)).append((rank, made))
         elif kind in FLEETING:
             made["reducer"] = self.number(rank, life, made["reducer"])
             self.watched.add(rank, made)

@@ -20,14 +20,15 @@ __all__ = ["overview", "overview_scene", "strip"]
 
 _BLOCKS = 300  # of the strip
 _MOST_RANKS = 16  # in a picture
+_POINTS = 200  # of a line
 _UNLIKE = 0.1  # share by which a step takes longer or shorter than usual
 _EXPOSED = PHASES.index("exposed")
 _NONE = "No step is complete on every rank yet."
 
 
 def overview(timeline: Timeline, facts: Facts | None, reducer: int, whole: bool = True) -> dict[str, Any]:
-    """Returns what the browser shows first: ``text``, and for the analysed steps ``first``, ``last``, ``total`` (ms),
-    ``parts`` (ms, in the order of `PHASES`) and ``ranks``: pairs of a rank and its parts.
+    """Returns what the browser shows first: ``text``, ``logged`` (see `_logged`), and for the analysed steps ``first``,
+    ``last``, ``total`` (ms), ``parts`` (ms, in the order of `PHASES`) and ``ranks``: pairs of a rank and its parts.
 
     Args:
         timeline: the source of the numbers.
@@ -38,8 +39,6 @@ def overview(timeline: Timeline, facts: Facts | None, reducer: int, whole: bool 
     if facts is None or not len(facts.steps):
         return {"text": _NONE}
     found = view_data.step_parts(timeline, reducer, facts.steps.step)
-    if not len(found.ranks):
-        return {"text": _NONE}
     words = [_words(found), _trend(timeline, reducer, found) if whole else ""]
     ranks = [[rank, np.round(parts, 4).tolist()] for rank, parts in zip(found.ranks, found.by_rank_ms, strict=True)]
     return {
@@ -49,6 +48,7 @@ def overview(timeline: Timeline, facts: Facts | None, reducer: int, whole: bool 
         "total": found.total_ms,
         "parts": np.round(found.parts_ms, 4).tolist(),
         "ranks": ranks,
+        "logged": _logged(timeline, reducer),
     }
 
 
@@ -78,6 +78,33 @@ def strip(timeline: Timeline, reducer: int) -> dict[str, Any]:
     """Returns the run since its start as at most 300 blocks of steps: a list for each of `history.COLUMNS`."""
     blocks = timeline.history(reducer).blocks(_BLOCKS)
     return {name: np.round(values, 3).tolist() for name, values in zip(history.COLUMNS, blocks.T, strict=True)}
+
+
+def _logged(timeline: Timeline, reducer: int) -> list[dict[str, Any]]:
+    """What the program logged: for each ``name`` the newest ``value`` as text, and ``step`` and ``values`` of at most
+    200 points, each the mean over the ranks and over neighbouring steps; values that are not finite are left out."""
+    rows = timeline.history(reducer).blocks(_BLOCKS)
+    if not len(rows):
+        return []
+    first, began = rows[:, history.COLUMNS.index("first")], rows[:, history.COLUMNS.index("began")]
+    by_name: dict[str, list[tuple[int, float]]] = {}
+    for _, at, name, value in timeline.logged():
+        by_name.setdefault(name, []).append((at, value))
+    made = []
+    for name, known in by_name.items():
+        at, values = np.array([one for one, _ in known]) / 1e9, np.array([value for _, value in known])
+        order = np.argsort(at, kind="stable")[np.isfinite(values[np.argsort(at, kind="stable")])]
+        pieces = [piece for piece in np.array_split(order, _POINTS) if len(piece)]
+        place = [max(int(np.searchsorted(began, at[piece[-1]], side="right")) - 1, 0) for piece in pieces]
+        made.append(
+            {
+                "name": name,
+                "value": f"{known[-1][1]:.5g}",
+                "step": first[place].astype(int).tolist(),
+                "values": [float(values[piece].mean()) for piece in pieces],
+            }
+        )
+    return made
 
 
 def _words(found: StepParts) -> str:

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from ddp_lab import native, recording
 from ddp_lab.protocol.events import DTYPE, SCHEMA_VERSION, Kind
@@ -103,6 +105,25 @@ def test_a_mark_is_an_event_and_its_name_is_described_once(cursor: int) -> None:
     assert [description["type"] for description in found] == ["mark", "mark"]
     assert [names[index] for index in events["parameter"]] == ["load", "train", "load"]
     assert recording.descriptions(following) == ([], following)
+
+
+def test_a_logged_number_is_described_with_its_time(cursor: int) -> None:
+    """Each call is one description, a tensor of one element is its number, what is no number is refused, and nothing is
+    logged while recording is off."""
+    position = recording.descriptions(0)[1]
+    before = time.monotonic_ns()
+    recording.log("loss", torch.tensor([0.5]))
+    recording.log("loss", 0.25)
+    with recording.suspended():
+        recording.log("loss", 0.125)
+    with pytest.raises(TypeError):
+        recording.log("loss", None)  # type: ignore[arg-type]
+    found, _ = recording.descriptions(position)
+    assert [(one["type"], one["name"], one["value"]) for one in found] == [
+        ("value", "loss", 0.5),
+        ("value", "loss", 0.25),
+    ]
+    assert before <= found[0]["at_ns"] <= found[1]["at_ns"] <= time.monotonic_ns()
 
 
 def test_marks_of_many_threads_get_one_index_for_each_name(cursor: int) -> None:

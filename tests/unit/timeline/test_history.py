@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from ddp_lab.analysis.step_metrics import Breakdown
+from ddp_lab.analysis.step_metrics import PHASES, Breakdown
 from ddp_lab.timeline.history import COLUMNS, StepHistory
 from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.views.overview import overview
 from tests.training_events import Training
 
 
@@ -56,6 +59,44 @@ def test_the_timeline_remembers_steps_that_its_tables_forget() -> None:
     assert rows[:, COLUMNS.index("last")].tolist() == list(range(200))
     assert rows[1:, COLUMNS.index("median")] == pytest.approx(10.0, abs=1.5)
     assert np.median(rows[:, COLUMNS.index("exposed")]) > 0
+
+
+def test_logged_numbers_are_kept_and_saved(tmp_path: Path) -> None:
+    """What ranks logged is in the timeline, in a file of it, and in the overview, where its steps and its newest value
+    are named; a NaN is told, and left out of the line."""
+    made, training = Timeline(), Training(2, 3, forward_ms=1.0)
+    for step in range(60):
+        training.feed(made, step, 10**12 + step * 10**7)
+        for rank in range(2):
+            value = float("nan") if step == 59 else 100.0 - step + rank
+            at = 10**12 + step * 10**7 + 10**6
+            made.describe(rank, {"type": "value", "name": "loss", "value": value, "at_ns": at, "session": 1})
+    read = Timeline.load(made.save(tmp_path / "run.npz"))
+    for one in (made, read):
+        assert one.logged()[:2] == [(0, 10**12 + 10**6, "loss", 100.0), (1, 10**12 + 10**6, "loss", 101.0)]
+        (loss,) = overview(one, one.judgement(), 0)["logged"]
+        assert (loss["name"], loss["value"]) == ("loss", "nan")
+        assert loss["values"][0] == pytest.approx(100, abs=1)
+        assert loss["step"][-1] == 58
+        assert loss["values"][-1] == pytest.approx(42, abs=1)
+
+
+def test_the_overview_compares_with_the_steps_before() -> None:
+    """A training that became slower says by how much; its parts by rank are those of the table of steps."""
+    made, training = Timeline(), Training(2, 3, forward_ms=1.0)
+    at = 10**12
+    for step in range(400):
+        at += 10**7 if step < 250 else 2 * 10**7
+        training.feed(made, step, at)
+    found = overview(made, made.judgement(), 0)
+    assert "% longer than before (10." in found["text"]
+    assert sum(found["parts"]) == pytest.approx(found["total"], rel=0.03)
+    table = made.steps(last_steps=100)
+    for rank, parts in found["ranks"]:
+        assert parts[PHASES.index("forward")] == pytest.approx(
+            table[table["rank"] == rank].forward_ms.median(), rel=0.01
+        )
+    assert overview(made, None, 0) == {"text": "No step is complete on every rank yet."}
 
 
 def test_a_step_is_judged_within_the_chosen_ones() -> None:

@@ -112,6 +112,6 @@ export class Panels {
   }
 
   forgetTheme() {
-    for (const view of Object.values(this.views)) for (const chart of [view.chart, view.waits, view.form?.chart.chart]) if (chart) chart.theme = null;
+    for (const view of Object.values(this.views)) for (const chart of [view.chart, view.line, view.waits, view.form?.chart.chart]) if (chart) chart.theme = null;
   }
 }

@@ -4,7 +4,7 @@ import { PHASES } from "../generated.js";
 import { ChartCanvas } from "../charts/canvas.js";
 import { button, checkbox, element, phaseLegend, section, setText, Twin } from "../charts/dom.js";
 import { drawScene } from "../charts/scene.js";
-import { bytes, milliseconds } from "../charts/theme.js";
+import { bytes, milliseconds, significant } from "../charts/theme.js";
 import { findingHeadline, placeOf, savingOf } from "../views/findings.js";
 
 const MOST_FINDINGS = 3;
@@ -26,18 +26,19 @@ export class OverviewView {
     this.more = button("", "Every finding, with its evidence", () => actions.show({ view: "findings" }), { class: "ddp-link" });
     const change = element("section", { "aria-label": "what to change first" }, element("h4", {}, "What to change first"), this.state, this.list, this.more);
     this.facts = element("dl", { class: "ddp-overview-facts" });
-    const also = element("section", { "aria-label": "memory and loss" }, element("h4", {}, "Also"), this.facts);
+    this.line = new ChartCanvas("What the program logged", actions);
+    const also = element("section", { "aria-label": "memory and loss" }, element("h4", {}, "Memory and loss"), this.facts, this.line.node);
     this.also = also;
     this.node = section("overview", "overview", "Overview", this.lead, this.step, element("div", { class: "ddp-columns" }, change, also));
   }
 
   // facts: those of the panels (see panels.js)
-  draw({ overview, findings, means, ranks, records, logged, gone }) {
+  draw({ overview, findings, means, ranks, records, gone }) {
     setText(this.lead, overview?.text ?? (gone ? `${gone}. There is no analysis to show.` : "Waiting for the analysis."));
     this.step.hidden = !overview?.parts;
     if (overview?.parts) this.drawStep(overview);
     this.drawFindings(findings, means, records);
-    this.drawFacts(ranks ?? [], logged ?? []);
+    this.drawFacts(ranks ?? [], overview?.logged ?? []);
   }
 
   drawStep({ parts, ranks, total }) {
@@ -80,17 +81,32 @@ export class OverviewView {
     return element("li", {}, element("div", { class: "ddp-gain" }, element("b", {}, `${savingOf(one)} %`), element("span", {}, "of the step")), body);
   }
 
-  // ranks: rows of the table of ranks; logged: [[name, value, step], ...] what the program has logged
+  // ranks: rows of the table of ranks; logged: [{name, value, step, values}, ...], see overview.py
   drawFacts(ranks, logged) {
     const memory = ranks.filter((one) => one.memory > 0);
     const [low, high] = [Math.min(...memory.map((one) => one.memory)), Math.max(...memory.map((one) => one.memory))];
     const most = memory.find((one) => one.memory === high);
     const range = bytes(low) === bytes(high) ? bytes(high) : `${bytes(low)} to ${bytes(high)} (most: rank ${most?.rank})`;
-    const rows = [...(memory.length ? [["memory of a rank", range]] : []), ...logged.map(([name, value, step]) => [name, `${Number(value.toPrecision(5))} (step ${step.toLocaleString("en")})`])];
+    const rows = [...(memory.length ? [["memory of a rank", range]] : []), ...logged.map(({ name, value }) => [name, value])];
     this.also.hidden = !rows.length;
+    this.drawLine(logged.find(({ name }) => name === "loss") ?? logged[0]);
     const text = JSON.stringify(rows);
     if (text === this.known) return;
     this.known = text;
     this.facts.replaceChildren(...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
+  }
+
+  // The course of the loss, or of what else was logged first.
+  drawLine(logged) {
+    const drawn = logged?.values.length > 1;
+    this.line.node.hidden = !drawn;
+    if (!drawn) return;
+    const { name, step, values } = logged;
+    this.line.label(`${name}: from ${significant(values[0])} to ${significant(values.at(-1))}`);
+    drawScene(this.line, () => ({
+      label: "step",
+      steps: step.map((one, index) => ({ key: `${one} ${index}`, name: one.toLocaleString("en"), lines: () => [`step ${one.toLocaleString("en")}`, [name, significant(values[index])]] })),
+      panels: [{ label: name, height: 90, top: Math.max(...values) || 1, marks: [{ line: values, role: "accent", width: 1.6 }] }],
+    }));
   }
 }
