@@ -14,7 +14,7 @@ from ..timeline.timeline import Timeline
 from . import view_data
 from .paint.palette import PHASES as LOOKS
 from .scene import Axis, Bars, Panel, Scene, Table
-from .view_data import StepParts
+from .view_data import StepPhases
 
 __all__ = ["overview", "overview_scene", "strip"]
 
@@ -38,7 +38,7 @@ def overview(timeline: Timeline, facts: Facts | None, reducer: int, whole: bool 
     """
     if facts is None or not len(facts.steps):
         return {"text": _NONE}
-    found = view_data.step_parts(timeline, reducer, facts.steps.step)
+    found = view_data.step_phases(timeline, reducer, facts.steps.step)
     words = [_words(found), _trend(timeline, reducer, found) if whole else ""]
     ranks = [[rank, np.round(parts, 4).tolist()] for rank, parts in zip(found.ranks, found.by_rank_ms, strict=True)]
     return {
@@ -58,7 +58,7 @@ def overview_scene(timeline: Timeline, reducer: int | None, last_steps: int | No
     facts = timeline.judgement(reducer, last_steps or 100)
     if model is None or facts is None or not len(facts.steps):
         return Scene("Overview", empty="no step is complete on every rank yet")
-    found = view_data.step_parts(timeline, model.reducer, facts.steps.step)
+    found = view_data.step_phases(timeline, model.reducer, facts.steps.step)
     rows = np.concatenate([found.parts_ms[None], found.by_rank_ms[:_MOST_RANKS]])
     lanes = ["a step", *(f"rank {rank}" for rank in found.ranks[:_MOST_RANKS])]
     ends = [ms(total) for total in rows.sum(axis=1)]
@@ -107,13 +107,13 @@ def _logged(timeline: Timeline, reducer: int) -> list[dict[str, Any]]:
     return made
 
 
-def _words(found: StepParts) -> str:
+def _words(found: StepPhases) -> str:
     steps = f"(median of {step_range(found.steps.tolist())})"
     share = found.parts_ms[_EXPOSED] / found.total_ms if found.total_ms > 0 else 0.0
     return f"A step takes {ms(found.total_ms)} {steps}; {100 * share:.0f} % of it is exposed communication."
 
 
-def _trend(timeline: Timeline, reducer: int, found: StepParts) -> str:
+def _trend(timeline: Timeline, reducer: int, found: StepPhases) -> str:
     """Whether the newest steps take longer or shorter than those before them."""
     before = timeline.history(reducer).blocks(_BLOCKS)
     before = before[before[:, history.COLUMNS.index("last")] < found.steps[0]]

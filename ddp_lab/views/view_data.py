@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..analysis import step_metrics
-from ..analysis.step_metrics import Breakdown
+from ..analysis.step_metrics import PHASES, Breakdown
 from ..analysis.step_parts import PARTS, StepParts
 from ..formatting import counted, enumeration
 from ..timeline.tables import span_columns
@@ -19,12 +19,14 @@ from ..timeline.tables.step_table import STEP_FIELDS
 from ..timeline.timeline import Timeline
 
 __all__ = [
+    "StepPhases",
     "Sync",
     "Waiting",
     "breakdown",
     "parts_table",
     "parts_words",
     "readiness",
+    "step_phases",
     "sync",
     "sync_of",
     "unused",
@@ -69,15 +71,15 @@ class Sync:
 
 
 @dataclass(frozen=True)
-class StepParts:
-    """What a step consists of: medians over some steps.
+class StepPhases:
+    """The phases of a step: medians over some steps.
 
     Attributes:
         steps: their numbers, ascending.
         total_ms: the step.
-        parts_ms: the parts that `PHASES` names, shape ``[parts]``.
+        parts_ms: the parts that `PHASES` names, shape ``[phases]``.
         ranks: the ranks of the rows of `by_rank_ms`.
-        by_rank_ms: the parts on each rank, shape ``[ranks, parts]``.
+        by_rank_ms: the parts on each rank, shape ``[ranks, phases]``.
     """
 
     steps: npt.NDArray[np.int64]
@@ -87,7 +89,7 @@ class StepParts:
     by_rank_ms: _Values
 
 
-def step_parts(timeline: Timeline, reducer: int, steps: npt.NDArray[np.int64]) -> StepParts:
+def step_phases(timeline: Timeline, reducer: int, steps: npt.NDArray[np.int64]) -> StepPhases:
     """Returns what these steps of a model consist of; all of them are complete on every rank."""
     columns = span_columns.step_columns(timeline.views_of(reducer, steps))
     together = breakdown_of(columns)
@@ -96,7 +98,7 @@ def step_parts(timeline: Timeline, reducer: int, steps: npt.NDArray[np.int64]) -
     ranks = np.unique(columns["rank"])
     by_rank = [[_median(getattr(each, name)[columns["rank"] == rank]) for name in PHASES] for rank in ranks]
     parts = np.array([_median(getattr(together, name)) for name in PHASES])
-    return StepParts(steps, _median(together.total), parts, tuple(ranks.tolist()), np.array(by_rank))
+    return StepPhases(steps, _median(together.total), parts, tuple(ranks.tolist()), np.array(by_rank))
 
 
 def _median(values: _Values) -> float:
