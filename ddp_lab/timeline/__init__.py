@@ -4,6 +4,7 @@ __all__ = [
     "changes",
     "clocks",
     "comparison",
+    "group_words",
     "history",
     "judged_steps",
     "model",

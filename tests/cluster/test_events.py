@@ -65,6 +65,21 @@ def test_torchs_own_class_can_be_observed(lab: Lab) -> None:
     assert "Sequential" in lab.timeline.summary()
 
 
+def test_collectives_of_cells_need_no_model(lab: Lab) -> None:
+    """A cell's collective is on the timeline with the cell's line; after a rejoin its group is another one."""
+    for _ in range(2):
+        lab.run("x = torch.ones(3)\ndist.all_reduce(x)")
+        lab.rejoin()
+    frame = lab.timeline.collectives()
+    mine = frame[frame["operation"] == "all_reduce"]
+    mine = mine[[place.startswith("<cell ") and place.endswith(":2") for place in mine["place"]]]
+    assert sorted(mine["rank"]) == [0, 0, 1, 1]
+    assert (mine["state"] == "complete").all()
+    assert (mine["last_rank"] >= 0).all()
+    assert len(set(mine["group"])) == 2
+    assert "all_reduce" in lab.timeline.summary()
+
+
 def _complete(lab: Lab) -> list[int]:
     if not lab.timeline.reducers():
         return []
