@@ -1,4 +1,13 @@
 """Why ranks make no progress: what each of them does, and who waits for whom."""
 
-__all__ = ["calls", "dumps", "flight_recorder", "flights", "hang_report", "hangs", "rank_state", "stacks"]
-__all__ += ["torch_calls"]
+__all__ = [
+    "calls",
+    "dumps",
+    "flight_recorder",
+    "flights",
+    "hang_report",
+    "hangs",
+    "rank_state",
+    "stacks",
+    "torch_calls",
+]

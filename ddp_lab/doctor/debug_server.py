@@ -22,7 +22,7 @@ from ..errors import DdpLabError
 
 __all__ = ["DebugServer"]
 
-PAGE = "/ddp_lab.json"
+PAGE = "/doctor.json"
 _ANSWER_S = 70.0  # torch's page waits for a silent rank for 60 s
 _RANK = re.compile(r"<h\d>Rank (\d+): [^<]*</h\d>\s*(<p>Failed[^<]*</p>)?\s*<pre>(.*?)</pre>", re.DOTALL)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)

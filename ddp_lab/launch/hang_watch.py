@@ -62,6 +62,7 @@ class HangWatch:
         self._since: dict[int, tuple[object, float]] = {}  # rank -> what it waits for, since when
         self._told = ""
         self._last: tuple[float, Diagnosis] | None = None  # the last look: seconds of the longest wait, and why
+        self._one_ended = False  # a rank of this host
         self._seen: list[Examined] = []  # this host's ranks, when all were running
         self._numbers = itertools.count(1)
         self._over = threading.Event()
@@ -115,6 +116,7 @@ class HangWatch:
                 continue
             self._seen = ranks
             waited = self._longest_wait(ranks, time.monotonic())
+            self._one_ended = any(one.state != "running" for one in ranks)
             if job.nodes > 1:
                 self._exchange(job, ranks, waited)
             else:
@@ -178,6 +180,7 @@ class HangWatch:
                 self._repeated += 1
                 tell(text)
                 self._note(text)
+                nodes.put_now(repeated=self._repeated)
                 if acts:
                     self._act([made(one) for one in self._ranks.look(whole=True)])
 
@@ -188,6 +191,7 @@ class HangWatch:
         self._said.append((text, acts))
         if self._nodes is not None:
             self._nodes.put(told=self._said)
+            self._nodes.wait_for(lambda message: message.get("repeated", 0) >= len(self._said))
 
     def _note(self, text: str) -> None:
         """Keeps it for the report."""
@@ -212,6 +216,8 @@ class HangWatch:
             different = different_calls(ranks, [one for one in ranks if one.waits])
             found = different or diagnose(ranks)
         if found is None or not found.stuck:
+            if self._one_ended:  # so others may have stopped to wait: that is no progress
+                return
             self._last = None
             if self._told:
                 self._told = ""

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -92,6 +92,8 @@ class Nodes:
         self._answered_at = time.monotonic()
         self._numbers = itertools.count(1)
         self._over = threading.Event()
+        self._now = threading.Event()  # a message is to be sent before the period is over
+        self._sent = threading.Event()
         self._thread = threading.Thread(target=self._exchange, name="ddp_lab-nodes", daemon=True)
         self._thread.start()
 
@@ -126,18 +128,30 @@ class Nodes:
         """Asks all others; returns the messages of those that answer in time."""
         number = next(self._numbers)
         self.put(ask={"number": number, **what})
+        return self.wait_for(lambda message: message.get("answers") == number)
+
+    def wait_for(self, holds: Callable[[Mapping[str, Any]], bool]) -> dict[int, Mapping[str, Any]]:
+        """The messages of the others that this holds for, as soon as it does for all that still send some."""
         deadline = time.monotonic() + _ANSWER_S
         while True:
             heard = self.heard()
-            answers = {node: one.message for node, one in heard.items() if one.message.get("answers") == number}
-            open_ = [node for node, one in heard.items() if node not in answers and one.expected]
-            if not open_ or time.monotonic() > deadline or self._over.wait(_LOOK_S):
-                return answers
+            found = {node: one.message for node, one in heard.items() if holds(one.message)}
+            waited_for = [node for node, one in heard.items() if node not in found and one.expected]
+            if not waited_for or time.monotonic() > deadline or self._over.wait(_LOOK_S):
+                return found
+
+    def put_now(self, **message: Any) -> None:
+        """As `put`; returns when it has been sent, or the store does not answer."""
+        self.put(**message)
+        self._sent.clear()
+        self._now.set()
+        self._sent.wait(_ANSWER_S)
 
     def close(self) -> None:
         """Says that this node has ended, if the store answers."""
         self.put(ended=True)
         self._over.set()
+        self._now.set()
         self._thread.join(_ANSWER_S)
 
     def _exchange(self) -> None:
@@ -149,8 +163,11 @@ class Nodes:
             )
             keys = dist.PrefixStore(f"{_PREFIX}/{self.job.attempt}", store)  # type: ignore[attr-defined, unused-ignore]
             for number in itertools.count():
-                ends = self._over.wait(_PERIOD_S if number else 0.0)
+                self._now.wait(_PERIOD_S if number else 0.0)
+                self._now.clear()
+                ends = self._over.is_set()
                 self._turn(keys, number)
+                self._sent.set()
                 if ends:
                     return
         except (RuntimeError, ValueError):  # the store has ended, or can't be reached: `cut_s` grows

@@ -35,11 +35,12 @@ _TEMPLATE = """
 {% block header %}<h1>{% block title %}Doctor{% endblock %}</h1>{% endblock %}
 {% block content %}
 <style>
+  nav { flex-wrap: wrap } nav h1 { margin: 0 16px 0 0 }
   table { border-collapse: collapse } td, th { padding: 4px 12px 4px 0; text-align: left; vertical-align: top }
   @media (prefers-color-scheme: dark) { body { background: #16181b; color: #e3e5e8 } a { color: #8ab4f8 } }
 </style>
 {{ report | safe }}
-<p><a href="/ddp_lab">Look again</a></p>
+<p><a href="/doctor">Look again</a></p>
 {% endblock %}
 """
 
@@ -47,7 +48,7 @@ _TEMPLATE = """
 def serve_doctor(port: int = _PORT, **options: Any) -> None:
     """Starts torch's debug server with the doctor in it. Call it on all ranks, after `init_process_group`.
 
-    On the host of rank 0, ``http://localhost:PORT/ddp_lab`` then says which rank waits where and for whom, also while
+    On the host of rank 0, ``http://localhost:PORT/doctor`` then says which rank waits where and for whom, also while
     the ranks hang; ``ddp-lab doctor HOST:PORT`` says it in a terminal. The other pages are torch's own. Its server has
     no password and listens on all addresses: use it only in networks that you trust.
 
@@ -77,7 +78,7 @@ def serve_doctor(port: int = _PORT, **options: Any) -> None:
     _register_handler(_EXAMINE, answer)
     _register_handler(_ENTERED_AT, entered_at)
     if dist.get_rank() == 0:
-        options["handlers"] = [*_handlers(options.get("handlers")), _handler()]
+        options["handlers"] = [_handler(), *_handlers(options.get("handlers"))]
     try:
         start(port=port, **options)
     except KeyError as error:
@@ -126,23 +127,23 @@ def _handler() -> Any:
         """Pages of the doctor."""
 
         def routes(self) -> list[Any]:
-            return [Route("/ddp_lab", self._page), Route("/ddp_lab.json", self._json)]
+            return [Route("/doctor", self._page), Route("/doctor.json", self._json)]
 
         def nav_links(self) -> list[Any]:
-            return [NavLink("/ddp_lab", "Doctor")]
+            return [NavLink("/doctor", "Doctor")]
 
         def templates(self) -> dict[str, str]:
-            return {"ddp_lab.html": _TEMPLATE}
+            return {"doctor.html": _TEMPLATE}
 
         def dump(self) -> str:
             return str(HangReport.made(self._examined))
 
         def dump_filename(self) -> str:
-            return "ddp_lab"
+            return "doctor"
 
         def _page(self, request: Any) -> bytes:
             report = HangReport.made(self._examined)
-            page: bytes = request.frontend.render_template("ddp_lab.html", report=report._repr_html_())
+            page: bytes = request.frontend.render_template("doctor.html", report=report._repr_html_())
             return page
 
         def _json(self, request: Any) -> bytes:

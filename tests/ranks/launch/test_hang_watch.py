@@ -216,3 +216,22 @@ def test_a_node_that_is_cut_off(tmp_path: Path) -> None:
         for pid in (stopped, *children):
             os.kill(pid, signal.SIGCONT)
         leftovers.wait_until(lambda: any("make progress again" in told for told in nodes.told()), 60, "it is back")
+
+
+@soak
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("ddp", "accumulated", "uneven", "sharded", "groups", "messages", "loader", "checkpoints", "objects"),
+        "functional_calls",
+    ],
+)
+def test_healthy_runs_are_not_commented(tmp_path: Path, case: str, seed: int) -> None:
+    """Ranks that wait for each other for a moment, again and again, and for nothing longer than that."""
+    script = SCRIPT.with_name("healthy_script.py")
+    ours = [sys.executable, "-m", "ddp_lab", "run", "--record", str(tmp_path / "run"), "--hang-seconds", "4"]
+    command = [*ours, "--standalone", "--nproc-per-node", "2", str(script), case, str(seed)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    alarms = [line for line in done.stderr.splitlines() if "no progress" in line or "different calls" in line]
+    assert (done.returncode, alarms) == (0, []), done.stderr

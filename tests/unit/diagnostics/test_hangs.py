@@ -13,7 +13,7 @@ from ddp_lab.diagnostics import calls, hangs
 from ddp_lab.diagnostics.calls import HANGS, hang_lesson
 from ddp_lab.diagnostics.flights import GroupFlights
 from ddp_lab.diagnostics.hangs import diagnose
-from ddp_lab.diagnostics.rank_state import BucketStage, Call, Examined, Model, Place
+from ddp_lab.diagnostics.rank_state import BucketStage, Call, Examined, Model, Place, label
 
 LINE = Place("<cell %%distributed [3]>", 4, "<module>", "dist.all_reduce(t)", users=True)
 CALL = Call("all_reduce", "collective", "0", (0, 1), "float32 [8]", 32, None, 18)
@@ -38,6 +38,29 @@ def test_a_rank_in_the_debugger() -> None:
         "rank 1 is stopped in the debugger at %%distributed [3] line 4. rank 0 waits in all_reduce #18 of 32 B "
         "(float32 [8])."
     )
+
+
+def test_a_node_is_cut_off() -> None:
+    """Its ranks are named with who does not answer, and what the others wait in."""
+    cut = [Examined(rank, "cut off", why="node 1 (b) does not answer", runs="script") for rank in (2, 3)]
+    found = diagnose([replace(waiting(0), runs="script"), *cut])
+    assert (found.kind, found.stuck) == ("cut", True)
+    assert found.sentence.startswith(
+        "ranks 2 and 3 are cut off: node 1 (b) does not answer. rank 0 waits in all_reduce"
+    )
+
+
+def test_a_mesh_dimension() -> None:
+    """A group that a DeviceMesh made is called by its dimension, with its ranks; one without a name by these."""
+    of_mesh = replace(CALL, description="mesh_tp", ranks=(1, 3))
+    assert str(of_mesh) == "all_reduce #18 of 32 B (float32 [8]) on mesh dimension tp (ranks 1, 3)"
+    assert str(replace(of_mesh, description="a group")).endswith("on a group (ranks 1, 3)")
+
+
+def test_many_ranks_are_said_shortly() -> None:
+    """A sentence on 64 ranks stays one."""
+    assert label(range(64)) == "ranks 0–63"
+    assert label([0, 1, 2]) == "ranks 0, 1 and 2"
 
 
 def test_different_sizes() -> None:
