@@ -25,7 +25,10 @@ _KINDS = {
     **dict.fromkeys(("init_process_group", "new_group", "new_subgroups", "split_group"), GROUP),
 }
 _FILE = "torch/distributed/distributed_c10d.py"
-_LIBRARY = re.compile(r"^<(?!cell |ipython-input|stdin)|/(site|dist)-packages/|/lib/python\d[\d.]*/")
+_LIBRARY = re.compile(
+    r"^<(?!cell |ipython-input|stdin)|/(site|dist)-packages/|/lib/python\d[\d.]*/"
+    r"|/ddp_lab/(comm|engine|launch|parallel)/"  # installed in place
+)
 
 
 class Entered(NamedTuple):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..command_line import tell
+from ..diagnostics.torch_calls import is_library
 from ..engine.processes.parent_watch import on_parent_exit
 from ..protocol import journal
 from .journal_writer import KEEP_EVENTS, JournalWriter
@@ -167,10 +168,8 @@ def _show_from_the_program_on() -> None:
 
 def _where(error: BaseException) -> str:
     """The innermost line of the user's in a traceback, to follow the message; "" if there is none."""
-    from ..engine.cells.tracebacks import is_users
-
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    of_user = [f" ({os.path.relpath(file)}:{line})" for file, line in places if is_users(os.path.abspath(file))]
+    of_user = [f" ({os.path.relpath(file)}:{line})" for file, line in places if not is_library(os.path.abspath(file))]
     return of_user[-1] if of_user else ""
 
 
