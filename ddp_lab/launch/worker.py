@@ -169,7 +169,7 @@ def _show_from_the_program_on() -> None:
 def _where(error: BaseException) -> str:
     """The innermost line of the user's in a traceback, to follow the message; "" if there is none."""
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    of_user = [f" ({os.path.relpath(file)}:{line})" for file, line in places if not is_library(os.path.abspath(file))]
+    of_user = [f" ({file}:{line})" for file, line in places if not is_library(file)]
     return of_user[-1] if of_user else ""
 
 
