@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..cluster.processes.launchers import make_run_dir
 from ..command_line import tell
@@ -24,9 +23,10 @@ from ..diagnostics.calls import Diagnosis, with_places
 from ..diagnostics.hang_report import HangReport, brief
 from ..diagnostics.hangs import diagnose, different_calls, wait_of
 from ..diagnostics.rank_state import Examined
+from .exchange import Exchange
 from .invitation import invite
 from .local_ranks import LocalRanks
-from .nodes import CUT_S, Job, Nodes, alone, everyone, made
+from .nodes import Job, made
 from .reports import HANGS
 
 __all__ = ["ACTIONS", "HangWatch"]
@@ -56,9 +56,7 @@ class HangWatch:
         self._folder = make_run_dir()
         self._wire = Wire(str(self._folder))
         self.invitation = invite(self._wire, self._folder)
-        self._nodes: Nodes | None = None
-        self._answered, self._repeated = 0, 0  # of node 0's questions and sentences
-        self._said: list[tuple[str, bool]] = []
+        self._exchange: Exchange | None = None  # with other nodes
         self._since: dict[int, tuple[object, float]] = {}  # rank -> what it waits for, since when
         self._told = ""
         self._last: tuple[float, Diagnosis] | None = None  # the last look: seconds of the longest wait, and why
@@ -92,8 +90,8 @@ class HangWatch:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _leave_nodes(self) -> None:
-        if self._nodes is not None:
-            self._nodes.close()
+        if self._exchange is not None:
+            self._exchange.close()
 
     def tell_last(self) -> None:
         """Says once more what the ranks waited for at the end, if they did."""
@@ -117,81 +115,42 @@ class HangWatch:
             self._seen = ranks
             waited = self._longest_wait(ranks, time.monotonic())
             self._one_ended = any(one.state != "running" for one in ranks)
-            if job.nodes > 1:
-                self._exchange(job, ranks, waited)
-            else:
-                self._judge(waited)
+            of_all = self._wait_of_all(job, ranks, waited)
+            if of_all is not None:
+                self._judge(of_all)
 
     def _ends(self, ranks: Sequence[Examined]) -> bool:
         """Whether torch's agent ends the run, and says why: the ranks stop in any order."""
         asked_to_end = bool(select.select([self._signals], [], [], 0)[0])
         return asked_to_end or any(one.state == "lost" for one in ranks)
 
-    def _exchange(self, job: Job, ranks: Sequence[Examined], waited: float) -> None:
-        """Judges with the other nodes, if this one leads or is cut off; else it repeats what node 0 says."""
-        if self._nodes is None or self._nodes.job != job:
+    def _wait_of_all(self, job: Job, ranks: Sequence[Examined], waited: float) -> float | None:
+        """The same for all nodes; None if another node judges: then this one repeats what that one says."""
+        if job.nodes == 1:
+            return waited
+        if self._exchange is None or self._exchange.job != job:
             self._leave_nodes()
-            self._nodes = Nodes(job)
-        nodes = self._nodes
-        nodes.put(ranks=[one.rank for one in ranks], waited=waited)
-        if nodes.leads:
-            heard = nodes.heard()
-            if len(heard) == job.nodes - 1:
-                self._judge(max(waited, *(one.message.get("waited", 0.0) for one in heard.values())))
-        elif nodes.cut_s >= max(CUT_S, self._seconds / 2):
-            self._judge(waited)
-        else:
-            self._answer(nodes)
-            self._repeat(nodes)
+            self._exchange, self._told = Exchange(job, self._ranks, self._seconds), ""
+        of_all = self._exchange.turn(ranks, waited)
+        for text, acts in self._exchange.heard():
+            tell(text)
+            self._note(text)
+            if acts:
+                self._act([made(one) for one in self._ranks.look(whole=True)])
+        return of_all
 
     def _everyone(self) -> list[Examined]:
         """What each rank of the job does, with the collectives that torch has recorded; empty if not all are known."""
-        own = [made(one) for one in self._ranks.look(whole=True)]
-        nodes = self._nodes
-        if not own or nodes is None:
-            return with_places(own, self._ranks.places)
-        if not nodes.leads:
-            return alone(own, nodes)
-        ranks = everyone(own, nodes, nodes.ask(whole=True))
-        return with_places(ranks, lambda some, *of: self._places(nodes, some, *of))
-
-    def _places(self, nodes: Nodes, some: list[int], group: str, number: int) -> dict[int, Any]:
-        """Where ranks of all nodes entered a collective."""
-        found = self._ranks.places(some, group, number)
-        for message in nodes.ask(places=[group, number]).values():
-            found |= {int(rank): place for rank, place in message["places"].items()}
-        return found
-
-    def _answer(self, nodes: Nodes) -> None:
-        """Answers node 0, if it asks."""
-        asked = nodes.asked
-        if not asked or asked["number"] == self._answered:
-            return
-        self._answered = asked["number"]
-        if "places" in asked:
-            nodes.put(places=self._ranks.places(range(nodes.job.world_size), *asked["places"]), answers=self._answered)
-        else:
-            nodes.put(whole=self._ranks.look(whole=True), answers=self._answered)
-
-    def _repeat(self, nodes: Nodes) -> None:
-        """Says what node 0 has said, and does the same."""
-        for one in nodes.heard().values():
-            for text, acts in one.message.get("told", [])[self._repeated :]:
-                self._repeated += 1
-                tell(text)
-                self._note(text)
-                nodes.put_now(repeated=self._repeated)
-                if acts:
-                    self._act([made(one) for one in self._ranks.look(whole=True)])
+        if self._exchange is not None:
+            return self._exchange.everyone()
+        return with_places([made(one) for one in self._ranks.look(whole=True)], self._ranks.places)
 
     def _tell(self, text: str, *, acts: bool = False) -> None:
-        """Says it here, and on the other nodes if this one leads."""
+        """Says it here, and on the other nodes."""
         tell(text)
         self._note(text)
-        self._said.append((text, acts))
-        if self._nodes is not None:
-            self._nodes.put(told=self._said)
-            self._nodes.wait_for(lambda message: message.get("repeated", 0) >= len(self._said))
+        if self._exchange is not None:
+            self._exchange.say(text, acts)
 
     def _note(self, text: str) -> None:
         """Keeps it for the report."""
