@@ -6,7 +6,8 @@ the first one that is not the same on all ranks. Else, of each group, the first 
 have not entered it are missing. A missing rank that itself waits on another group is not the cause: the rank that is
 missing there is. If only such ranks are missing, they use their groups in different orders.
 
-The ranks of a group stand in NCCL's dumps. Gloo's don't name them: then the group's ranks are those that have used it.
+The ranks of a group stand in NCCL's dumps. Gloo's name them for no group but the default one: then a rank that is in no
+collective at all is taken for the one that is missing.
 """
 
 from __future__ import annotations
@@ -56,20 +57,19 @@ class _Recorded(NamedTuple):
 
 
 def _members_of(dumps: Sequence[Dump]) -> dict[str, tuple[int, ...]]:
-    """Group -> its global ranks, as far as the dumps say."""
-    told: dict[str, tuple[int, ...]] = {}
-    used: dict[str, set[int]] = {}
-    for dump in dumps:
-        for recorder in dump.recorders:
-            for one in (recorder.get("pg_config") or {}).values():
-                ranks = tuple(int(rank) for rank in str(one.get("ranks", "")).strip("[]").split(",") if rank.strip())
-                if ranks:
-                    told[str(one["name"])] = ranks
-            for entry in recorder.get("entries") or ():
-                name, description = entry["process_group"]
-                everyone = [other.rank for other in dumps] if description == _DEFAULT_GROUP else [dump.rank]
-                used.setdefault(str(name), set()).update(everyone)
-    return {name: tuple(sorted(ranks)) for name, ranks in used.items()} | told
+    """Group -> its global ranks, of those groups whose ranks the dumps say."""
+    found: dict[str, tuple[int, ...]] = {}
+    everyone = tuple(dump.rank for dump in dumps)
+    for recorder in (each for dump in dumps for each in dump.recorders):
+        for one in (recorder.get("pg_config") or {}).values():
+            ranks = tuple(int(rank) for rank in str(one.get("ranks", "")).strip("[]").split(",") if rank.strip())
+            if ranks:
+                found[str(one["name"])] = ranks
+        for entry in recorder.get("entries") or ():
+            name, description = entry["process_group"]
+            if description == _DEFAULT_GROUP:
+                found.setdefault(str(name), everyone)
+    return found
 
 
 def _recorded(dump: Dump, members: _Members) -> _Recorded:
@@ -133,27 +133,32 @@ def _called(one: Entry, number: int, members: _Members) -> str:
 
 
 class _Wait(NamedTuple):
-    """A collective that some members of a group wait in and others have not entered."""
+    """A collective that some members of a group wait in and others have not entered.
+
+    ``known`` says whether the dumps name the group's ranks; if not, each rank may be missing that is in no collective.
+    """
 
     waiting: tuple[int, ...]
     missing: tuple[int, ...]
     words: str
     seconds: float
+    known: bool
 
 
 def _waits(recorded: Mapping[int, _Recorded], members: _Members) -> list[_Wait]:
     """Of each group the first collective that is in flight, the oldest first."""
     found = []
-    keys = {(one.group, one.backend) for each in recorded.values() for one in each.flights if one.open}
+    keys = {one.key for each in recorded.values() for one in each.flights if one.open}
+    free = [rank for rank, each in recorded.items() if not any(one.open for one in each.flights)]
     for key in sorted(keys):
         of_group = {rank: one for rank, each in recorded.items() for one in each.flights if one.key == key}
         number = min(one.open[0].number for one in of_group.values() if one.open)
         waiting = {rank: one.open[0] for rank, one in of_group.items() if one.open and one.open[0].number == number}
-        missing = [rank for rank in members.get(key[0], ()) if not _has_entered(of_group.get(rank), number)]
-        first = min(waiting)
-        words = _called(recorded[first].entries[key][number], number, members)
+        known = members.get(key[0])
+        missing = [rank for rank in known or free if not _has_entered(of_group.get(rank), number)]
+        words = _called(recorded[min(waiting)].entries[key][number], number, members)
         seconds = max(one.seconds for one in waiting.values())
-        found.append(_Wait(tuple(sorted(waiting)), tuple(missing), words, seconds))
+        found.append(_Wait(tuple(sorted(waiting)), tuple(missing), words, seconds, known is not None))
     return sorted(found, key=lambda one: -one.seconds)
 
 
@@ -181,34 +186,31 @@ def diagnose_dumps(dumps: Sequence[Dump]) -> tuple[Diagnosis, tuple[Examined, ..
 
 
 def _of_waits(waits: Sequence[_Wait], recorded: Mapping[int, _Recorded], members: _Members) -> Diagnosis | None:
+    """What follows from who waits and who is missing. See [Note: who is missing in a dump]."""
     if not waits:
         return None
     stuck = max(one.seconds for one in waits) >= _STALE_S
     unmet = [one for one in waits if one.missing]
-    if not unmet:
-        one = waits[0]
-        sentence = f"{label(one.waiting)} are all in {one.words}, for {duration(one.seconds)}."
-        if len(one.waiting) == 1:
-            sentence = (
-                f"{label(one.waiting)} is in {one.words}, for {duration(one.seconds)}; all others have finished it."
-            )
-        return Diagnosis(
-            "slow", sentence, "All have entered it: the network, or a GPU's kernel, is slow or stuck.", stuck
-        )
     waiting = {rank for one in unmet for rank in one.waiting}
     roots = [one for one in unmet if not waiting.issuperset(one.missing)]
-    if not roots and len(unmet) > 1:
-        each = "; ".join(f"{label(one.waiting)} in {one.words}" for one in unmet)
+    if not roots and len(waits) > 1 and (unmet or not all(one.known for one in waits)):
+        each = "; ".join(f"{label(one.waiting)} in {one.words}" for one in unmet or waits)
         remedy = "Ranks that are in several groups must use them in the same order."
         return Diagnosis("groups", f"Ranks wait for each other in different groups: {each}.", remedy, stuck)
+    if not unmet:
+        one = waits[0]
+        are, rest = ("is", "; all others have finished it") if len(one.waiting) == 1 else ("are all", "")
+        sentence = f"{label(one.waiting)} {are} in {one.words}, for {duration(one.seconds)}{rest}."
+        return Diagnosis("slow", sentence, "All have entered it: the network or a GPU is slow, or stuck.", stuck)
     one = (roots or unmet)[0]
     culprits = [rank for rank in one.missing if rank not in waiting] or list(one.missing)
     last = enumeration([_last(rank, recorded.get(rank), members) for rank in culprits[:_SHOWN]])
+    them, several = label(culprits), len(culprits) > 1
+    not_there = f"{'have' if several else 'has'} not entered it"
+    if not one.known:
+        not_there = f"{'are' if several else 'is'} in no collective (the dumps do not name the group's ranks)"
     wait = "waits" if len(one.waiting) == 1 else "wait"
-    has, them = ("has", label(culprits)) if len(culprits) == 1 else ("have", label(culprits))
-    sentence = (
-        f"{label(one.waiting)} {wait} in {one.words}, for {duration(one.seconds)}; {them} {has} not entered it: {last}."
-    )
+    sentence = f"{label(one.waiting)} {wait} in {one.words}, for {duration(one.seconds)}; {them} {not_there}: {last}."
     return Diagnosis("busy", sentence, f"See what {them} did after that. {SAME_CALLS}", stuck)
 
 

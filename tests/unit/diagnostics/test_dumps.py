@@ -74,6 +74,19 @@ def test_groups_in_another_order() -> None:
     assert "dp (ranks 0–1) at train.py:40; rank 1 in all_reduce #1" in told
 
 
+def test_groups_whose_ranks_are_unknown() -> None:
+    """Gloo's dumps don't name them: who is in no collective is suspected, or else the order of the groups."""
+    dumps = [dump(0, entry("1", 1, done=False)), dump(1), dump(2)]
+    for one in dumps:
+        one.recorders[0]["pg_config"].clear()
+    told = sentence(dumps, "busy")
+    assert "on mesh dimension dp at train.py:40, for 100 s; ranks 1 and 2 are in no collective" in told
+    other = dump(1, entry("2", 1, done=False, line=50))
+    other.recorders[0]["pg_config"].clear()
+    told = sentence([dumps[0], other], "groups")
+    assert "rank 1 in all_reduce #1 of 16 B (float32 [4]) on mesh dimension tp at train.py:50" in told
+
+
 def test_different_calls() -> None:
     """The first number under which the ranks entered different collectives, with the lines."""
     dumps = [
