@@ -27,6 +27,8 @@ _ANSWER_S = 70.0  # torch's page waits for a silent rank for 60 s
 _RANK = re.compile(r"<h\d>Rank (\d+): [^<]*</h\d>\s*(<p>Failed[^<]*</p>)?\s*<pre>(.*?)</pre>", re.DOTALL)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _NO_PAGE = 404
+# page -> the backend whose collectives it has; before torch 2.15 the second shows Gloo's once more
+_RECORDERS = {"/fr_trace_json": "gloo", "/fr_trace_json?backend=nccl2": "nccl2", "/fr_trace_nccl_json": "nccl"}
 
 
 class DebugServer:
@@ -45,19 +47,28 @@ class DebugServer:
         Raises:
             DdpLabError: the server does not answer, or is another one.
         """
+        try:
+            found = self._examined()
+        except (ValueError, KeyError, TypeError) as error:
+            raise DdpLabError(f"{self._address} answers, but not as torch's debug server does: {error!r}") from error
+        if not found:
+            raise DdpLabError(f"{self._address} is not torch's debug server: it has no page /stacks that shows ranks")
+        return found
+
+    def _examined(self) -> list[Examined]:
         ours = self._page(PAGE)
         if ours is not None:
             return [Examined.of_script(one["rank"], one) for one in json.loads(ours)["ranks"]]
-        stacks = self._page("/stacks")
-        if stacks is None:
-            raise DdpLabError(f"{self._address} is not torch's debug server: it has no page /stacks")
-        return _examined(
-            _by_rank(stacks), [self._recorders(page) for page in ("/fr_trace_json", "/fr_trace_nccl_json")]
-        )
+        stacks = self._page("/stacks") or ""
+        return _examined(_by_rank(stacks), [self._recorders(*each) for each in _RECORDERS.items()])
 
-    def _recorders(self, page: str) -> dict[int, Mapping[str, Any]]:
-        answers = _by_rank(self._page(page) or "")
-        return {rank: json.loads(text) for rank, text in answers.items() if text}
+    def _recorders(self, page: str, backend: str) -> dict[int, Mapping[str, Any]]:
+        """Rank -> the dump of its recorder of this backend."""
+        dumps = {rank: json.loads(text) for rank, text in _by_rank(self._page(page) or "").items() if text}
+        for dump in dumps.values():
+            own = (one for one in dump.get("entries") or () if one["profiling_name"].startswith(f"{backend}:"))
+            dump["entries"] = list(own)
+        return dumps
 
     def _page(self, path: str) -> str | None:
         """A page; None if the server has none of this name."""

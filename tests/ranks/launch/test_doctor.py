@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -166,3 +168,22 @@ def test_json(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["stuck"], [one["rank"] for one in told["ranks"]]) == (False, [0, 1])
+
+
+def test_another_server() -> None:
+    """What answers but is not torch's debug server is said to be none."""
+
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}" if "json" in self.path else b"<h1>Hello</h1>")
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with http.server.HTTPServer(("localhost", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(DdpLabError, match="answers, but not as torch's debug server does"):
+            examined([f"localhost:{server.server_port}"], 0.1)
+        server.shutdown()
