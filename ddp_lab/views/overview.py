@@ -86,16 +86,17 @@ def _logged(timeline: Timeline, reducer: int) -> list[dict[str, Any]]:
     rows = timeline.history(reducer).blocks(_BLOCKS)
     if not len(rows):
         return []
-    first, began = rows[:, history.COLUMNS.index("first")], rows[:, history.COLUMNS.index("began")]
+    first, began = (rows[:, history.COLUMNS.index(name)] for name in ("first", "began"))
     by_name: dict[str, list[tuple[int, float]]] = {}
     for _, at, name, value in timeline.logged():
         by_name.setdefault(name, []).append((at, value))
     made = []
     for name, known in by_name.items():
         at, values = np.array([one for one, _ in known]) / 1e9, np.array([value for _, value in known])
-        order = np.argsort(at, kind="stable")[np.isfinite(values[np.argsort(at, kind="stable")])]
+        order = np.argsort(at, kind="stable")
+        order = order[np.isfinite(values[order])]
         pieces = [piece for piece in np.array_split(order, _POINTS) if len(piece)]
-        place = [max(int(np.searchsorted(began, at[piece[-1]], side="right")) - 1, 0) for piece in pieces]
+        place = np.maximum(np.searchsorted(began, at[[piece[-1] for piece in pieces]], side="right") - 1, 0)
         made.append(
             {
                 "name": name,

@@ -145,6 +145,7 @@ def test_a_step_that_was_chosen_is_forgotten(replay: tuple[BarePage, list[float]
     page, now = replay
     now[0] = 2.45
     _shown(page, 12)
+    page.open("Overlap")
     page.page.get_by_label("step number").fill("10")
     page.page.get_by_label("step number").press("Enter")
     _shown(page, 10)

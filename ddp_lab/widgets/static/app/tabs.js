@@ -59,7 +59,7 @@ export class TabGroups {
   draw(chosen, notes) {
     for (const [question, row] of this.rows) {
       row.draw(chosen, notes);
-      if (this.top) row.node.hidden = !row.buttons.has(chosen) || row.buttons.size < 2;
+      if (this.top) row.node.hidden = !row.buttons.has(chosen) || row.buttons.has(question);
       if (this.top && row.buttons.has(chosen)) {
         this.last.set(question, chosen);
         const counts = this.groups.map(([one, members]) => [one, members.map((title) => notes[title]).find(Boolean)]);
