@@ -72,7 +72,7 @@ def _joined(rows: _Rows, every: float, begin: float = 0.0) -> _Rows:
     if len(cuts) + 1 >= len(rows):
         return rows
     firsts, ends = np.concatenate([[0], cuts]), np.concatenate([cuts, [len(rows)]])
-    made = rows[firsts]
+    made: _Rows = rows[firsts]
     made[:, _LAST] = rows[ends - 1, _LAST]
     group = np.repeat(np.arange(len(firsts)), ends - firsts)
     for column in (_MEDIAN, _EXPOSED):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..analysis.findings import Facts
 from ..analysis.step_metrics import PHASES
@@ -88,15 +89,15 @@ def _logged(timeline: Timeline, reducer: int) -> list[dict[str, Any]]:
         return []
     first, began = (rows[:, history.COLUMNS.index(name)] for name in ("first", "began"))
     by_name: dict[str, list[tuple[int, float]]] = {}
-    for _, at, name, value in timeline.logged():
-        by_name.setdefault(name, []).append((at, value))
+    for _, at_ns, name, value in timeline.logged():
+        by_name.setdefault(name, []).append((at_ns, value))
     made = []
     for name, known in by_name.items():
         at, values = np.array([one for one, _ in known]) / 1e9, np.array([value for _, value in known])
         order = np.argsort(at, kind="stable")
         order = order[np.isfinite(values[order])]
-        pieces = [piece for piece in np.array_split(order, _POINTS) if len(piece)]
-        place = np.maximum(np.searchsorted(began, at[[piece[-1] for piece in pieces]], side="right") - 1, 0)
+        pieces: list[npt.NDArray[np.intp]] = [piece for piece in np.array_split(order, _POINTS) if len(piece)]
+        place = np.maximum(np.searchsorted(began, at[[int(piece[-1]) for piece in pieces]], "right") - 1, 0)
         made.append(
             {
                 "name": name,

@@ -267,7 +267,8 @@ class ShownTraining:
     def _look(self, asked: dict[str, Any]) -> None:
         """Notes which views a page shows."""
         seen = (str(asked["id"]), asked["views"], asked.get("reducer"))
-        between = tuple(map(int, asked["between"])) if asked.get("between") else None
+        ends = asked.get("between")
+        between = (int(ends[0]), int(ends[1])) if ends else None
         self._slow.look(*seen, between)
         self.controls.look(*seen)
         self._what_if.look(*seen)
