@@ -17,6 +17,7 @@ import { TimelineView } from "../views/timeline.js";
 
 const CALM_MS = 1000; // between two pictures of a live step for readers who prefer reduced motion
 const SPEAK_MS = 5000;
+const PICKED = 40; // the part of a run around a step that a reader picks: one of so many
 const TABLES_MS = 200;
 const LARGE = 200; // cells (ranks × buckets) from which tables are written at half that pace
 
@@ -52,6 +53,7 @@ class View {
       step: (by) => this.toolbar.move(by),
       compare: () => this.compare(),
       between: (between) => this.chooseSteps(between),
+      pick: (step, of) => this.pick(step, of),
       show: (place) => this.show(place),
       redraw: () => this.schedule(true),
       say: (text) => this.say(text),
@@ -116,6 +118,14 @@ class View {
   chooseSteps(between) {
     this.set({ between, following: between === null, step: null });
     this.looked();
+  }
+
+  // Shows the step nearest to this one, or those around it if the page has none near; of: how long the run is.
+  pick(step, of) {
+    const room = Math.max(Math.ceil(of / PICKED), 1);
+    const nearest = this.records().reduce((best, one) => (best && Math.abs(best.step - step) <= Math.abs(one.step - step) ? best : one), null);
+    if (nearest && Math.abs(nearest.step - step) <= room) this.set({ step: nearest.step, following: false });
+    else this.chooseSteps([Math.max(step - room, 0), step + room]);
   }
 
   // Opens a view at a rank, a bucket and a step, as far as they are named.

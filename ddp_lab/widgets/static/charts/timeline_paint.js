@@ -6,6 +6,7 @@ import { AXIS_HEIGHT, HEADER_HEIGHT, LABEL_WIDTH, PART, RIGHT_MARGIN } from "../
 import { outsideSpans } from "../steps/marks.js";
 
 const MIN_BAR = 0.8;
+const LEAST_ROOM = 18; // pixels that the shortest text needs
 
 // steps: [{record, shift, layout, bars}], the chosen one last; view: {width, height, scroll, theme, fills, selected: bucket | null,
 // cursor: {row, bucket} | null, axis, brush: [x, x] | null, marks: MarkStore, over: steps lie over each other, first: the
@@ -208,6 +209,7 @@ function paintStepNumbers(pen, steps, view, plot) {
 
 // Writes the text if it fits, else the shorter one, else nothing.
 function write(pen, text, x, y, room, shorter) {
+  if (room < LEAST_ROOM) return; // measuring costs more than drawing
   for (const one of [text, shorter]) {
     if (pen.measureText(one).width <= room) return pen.fillText(one, x, y);
   }

@@ -14,7 +14,7 @@ const DRAG = 3; // pixels
 const grouped = (value) => value.toLocaleString("en");
 
 export class Strip {
-  // actions: {between([first, last] | null): the reader chooses steps; choose(step); say(text)}
+  // actions: {between([first, last] | null): the reader chooses steps; pick(step, of so many); say(text)}
   constructor(actions) {
     this.actions = actions;
     this.canvas = element("canvas", { "aria-hidden": "true" });
@@ -165,7 +165,7 @@ export class Strip {
     if (!this.drag) return;
     const [from, to] = this.drag;
     this.drop();
-    if (Math.abs(to - from) < DRAG) return this.actions.choose(this.step(this.place(event)));
+    if (Math.abs(to - from) < DRAG) return this.actions.pick(this.step(this.place(event)), this.found.last.at(-1) - this.found.first[0]);
     this.choose(this.step(Math.min(from, to)), this.step(Math.max(from, to)));
   }
 

@@ -109,10 +109,11 @@ export class StepStore {
   latest(reducer) {
     let complete = null;
     let growing = null;
+    const now = performance.now();
     for (const record of this.reducers.get(reducer)?.values() ?? []) {
       const finished = record.complete && !record.abandoned;
       if (finished && (!complete || record.step > complete.step)) complete = record;
-      const long = performance.now() - record.arrived > LONG_MS;
+      const long = now - record.arrived > LONG_MS;
       if (!finished && long && (!growing || record.step > growing.step)) growing = record;
     }
     if (growing && (!complete || growing.step > complete.step)) return growing;

@@ -23,6 +23,7 @@ export class TimelineView {
     this.marks = marks;
     this.canvas = element("canvas", { role: "img", "aria-label": "bucket timeline" });
     this.spacer = element("div", { class: "ddp-spacer" }, this.canvas);
+    this.room = null; // the size of the scrolled part, read once: reading it costs a layout of the page
     this.scroller = element(
       "div",
       {
@@ -34,8 +35,11 @@ export class TimelineView {
       },
       this.spacer,
     );
+    new ResizeObserver(() => this.resized()).observe(this.scroller);
     this.tip = new Tip();
     this.node = element("div", { class: "ddp-timeline" }, this.scroller, this.tip.node);
+    this.scroll = 0;
+    this.scroller.addEventListener("scroll", () => (this.scroll = this.scroller.scrollTop));
     this.axis = "common";
     this.mode = "one"; // of many_steps.js
     this.whole = false; // from the end of the previous step, not from the backward's begin
@@ -52,8 +56,14 @@ export class TimelineView {
   // Reads the sizes that `draw` needs.
   measure(record) {
     this.fitHeight(record);
-    const { clientWidth, clientHeight, scrollTop } = this.scroller;
-    return { width: Math.floor(clientWidth), height: clientHeight, scroll: scrollTop };
+    const { clientWidth, clientHeight } = (this.room ??= { clientWidth: this.scroller.clientWidth, clientHeight: this.scroller.clientHeight });
+    return { width: Math.floor(clientWidth), height: clientHeight, scroll: this.scroll };
+  }
+
+  resized() {
+    this.room = null;
+    this.scroll = this.scroller.scrollTop;
+    this.actions.redraw();
   }
 
   // Draws `record`, and those of the `records()` before it that the mode shows; `selected` is the bucket whose details are open.
@@ -100,6 +110,7 @@ export class TimelineView {
     if (shape === this.shape) return;
     this.shape = shape;
     const wanted = record.rankCount * (HEADER_HEIGHT + GROUP_GAP + record.buckets * ROW) + AXIS_HEIGHT;
+    this.room = null;
     this.scroller.style.height = `${Math.min(Math.max(wanted, HEIGHTS[0]), HEIGHTS[1])}px`;
     this.cursor = null;
   }

@@ -1,0 +1,142 @@
+"""The overview and the strip of all steps: what they say, and where they lead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ddp_lab.timeline.timeline import Timeline
+from tests.browser.bare_page import BarePage
+from tests.training_events import Training
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+STEPS = 1_500  # more than the timeline keeps whole, and three times what a page keeps
+_STATISTICS = "() => document.querySelector('.ddp-lab').statistics()"
+_CHOSEN = ".ddp-strip-line"
+
+
+@pytest.fixture(scope="module")
+def shown(browser: Browser) -> Iterator[BarePage]:
+    """A dashboard of a long run on two ranks, rank 1 of which is late in bucket 2, with a loss."""
+    timeline, training = Timeline(), Training(2, 4, parameters=2, forward_ms=2.0, delays={(1, 2): 4.0})
+    for step in range(STEPS):
+        training.feed(timeline, step, 10**12 + step * 20 * 10**6)
+        if step % 10 == 0:
+            at = 10**12 + step * 20 * 10**6
+            value = {"type": "value", "name": "loss", "value": 1000.0 - step / 2, "at_ns": at, "session": 1}
+            timeline.describe(0, value)
+    context = browser.new_context(viewport={"width": 1240, "height": 1000})
+    made = BarePage(context.new_page(), timeline)
+    made.until(lambda: made.page.locator(".ddp-strip").is_visible(), "the strip")
+    yield made
+    made.close()
+    context.close()
+
+
+@pytest.fixture(autouse=True)
+def whole(shown: BarePage) -> None:
+    """Begins with all steps, and the overview."""
+    every = shown.page.get_by_role("button", name="All steps")
+    if every.is_enabled():
+        every.click()
+    shown.open("Overview")
+
+
+def _step(shown: BarePage) -> Any:
+    return shown.page.evaluate(_STATISTICS)["step"]
+
+
+def _drag(shown: BarePage, begin: float, end: float) -> None:
+    """Drags over a part of the strip."""
+    box = shown.page.locator(".ddp-strip-plot").bounding_box()
+    assert box is not None
+    for share, act in ((begin, shown.page.mouse.down), (end, shown.page.mouse.up)):
+        shown.page.mouse.move(box["x"] + share * box["width"], box["y"] + 20, steps=3)
+        act()
+
+
+def test_the_first_tab_sums_up(shown: BarePage) -> None:
+    """A sentence, a bar of the parts whose numbers are those of the table of steps, the finding, and the loss."""
+    assert shown.says(".ddp-lead", "A step takes 20.0 ms (median of steps 1,400–1,499); ")
+    assert "Rank 1 falls behind" in shown.says("ol.ddp-findings", "layers.2.weight")
+    assert "255" in shown.says(".ddp-overview-facts", "loss")
+    page = shown.page
+    page.get_by_label("by rank").check()
+    page.locator(".ddp-overview .ddp-twin summary").click()
+    rows = page.locator(".ddp-overview .ddp-twin tbody tr")
+    shown.until(lambda: rows.count() == 3, "a row for each rank")
+    assert [row.split("\t")[0] for row in rows.all_inner_texts()] == ["a step", "rank 0", "rank 1"]
+    total, *parts = (float(cell) for cell in rows.first.locator("td").all_inner_texts())
+    assert sum(parts) == pytest.approx(total, rel=0.03)
+    page.get_by_label("by rank").uncheck()
+
+
+def test_a_finding_leads_to_its_place(shown: BarePage) -> None:
+    """*Show me* opens the timeline at the finding's bucket and rank, in the step in which the others waited longest."""
+    shown.says("ol.ddp-findings", "Rank 1 falls behind")
+    shown.page.locator("ol.ddp-findings").get_by_role("button", name="Show me").first.click()
+    shown.says(".ddp-detail", "Bucket 2 in step ")
+    wait = shown.page.locator(".ddp-sync-table tbody tr").nth(2).locator("td").nth(5)
+    shown.until(lambda: wait.inner_text().endswith("for rank 1"), "the wait for rank 1")
+    assert not shown.page.get_by_label("follow latest").is_checked()
+    shown.page.get_by_label("close the bucket's details").click()
+    shown.page.get_by_label("follow latest").check()
+    shown.until(lambda: _step(shown) == STEPS - 1, "the newest step")
+
+
+def test_dragging_over_the_strip_chooses_steps_for_all_views(shown: BarePage) -> None:
+    """Steps that the page no longer has are fetched, evenly spaced; sentence, charts, findings and selector are about
+    them alone, until all steps are asked for again."""
+    _drag(shown, 0.2, 0.4)
+    first, last = 300, 600
+    shown.says(_CHOSEN, "Chosen: the views show steps ")
+    shown.until(lambda: first - 9 <= (_step(shown) or 0) <= last + 9, "a step of those")
+    shown.until(
+        lambda: "A step takes" in (text := shown.page.locator(".ddp-lead").inner_text()) and "1,4" not in text, "it"
+    )
+    for tab, node in (("Overlap", ".ddp-overlap .ddp-summary"), ("Stragglers", ".ddp-stragglers .ddp-sentence")):
+        shown.open(tab)
+        said = shown.until(
+            lambda node=node: (text := shown.page.locator(node).first.inner_text()) and "1,4" not in text and text, tab
+        )
+        assert "steps" in said
+    shown.page.get_by_label("first step shown").fill("50")
+    shown.page.get_by_label("first step shown").press("Enter")
+    shown.says(_CHOSEN, "Chosen: the views show steps 50–")
+    shown.page.locator(".ddp-strip-plot").focus()
+    shown.page.keyboard.press("Escape")
+    shown.until(lambda: _step(shown) == STEPS - 1, "the newest step")
+    assert shown.page.get_by_role("button", name="All steps").is_disabled()
+
+
+def test_a_click_on_the_strip_chooses_a_step(shown: BarePage) -> None:
+    """A click shows the nearest step that is kept; of a part that the page does not have, the steps around it."""
+    shown.open("Timeline")
+    box = shown.page.locator(".ddp-strip-plot").bounding_box()
+    assert box is not None
+    shown.page.mouse.click(box["x"] + 0.9 * box["width"], box["y"] + 20)
+    shown.until(lambda: abs((_step(shown) or 0) - 0.9 * STEPS) < 8, "a step near it")
+    assert "Chosen" not in shown.page.locator(_CHOSEN).inner_text()
+    shown.page.mouse.click(box["x"] + 0.3 * box["width"], box["y"] + 20)  # the page does not have that one
+    shown.until(lambda: abs((_step(shown) or 0) - 0.3 * STEPS) < 40, "a step near it")
+    shown.page.get_by_label("follow latest").check()
+
+
+def test_few_tabs_have_no_groups(browser: Browser) -> None:
+    """Views that a reader named are tabs in one row; a single one has neither tabs nor groups."""
+    timeline, training = Timeline(), Training()
+    for step in range(3):
+        training.feed(timeline, step, 10**12 + step * 10**7)
+    context = browser.new_context()
+    made = BarePage(context.new_page(), timeline, views=["overview", "overlap", "findings"])
+    try:
+        made.says(".ddp-tabs", "Overlap")
+        titles = [one.partition(" (")[0] for one in made.page.locator(".ddp-tab").all_inner_texts()]
+        assert titles == ["Overview", "Overlap", "Findings"]
+    finally:
+        made.close()
+        context.close()
