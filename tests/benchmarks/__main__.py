@@ -14,6 +14,7 @@ BENCHMARKS = {
     "events": "cost of recording an event, and its way to the client",
     "observe": "training step of torch's own DistributedDataParallel: observed against not observed",
     "output": "ranks that print without pause, in Chromium: is the page usable, is a line lost?",
+    "page": "the dashboard's page alone in Chromium: what an update costs the browser",
     "push": "an array to all ranks and back: shared memory, messages, plain ipyparallel, a copy",
     "recovery": "interrupt, error or death of a rank: until control is back, and until a collective works again",
     "stragglers": "delays injected into random ranks and layers: are they named, and nobody else?",

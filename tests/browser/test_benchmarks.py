@@ -12,6 +12,7 @@ from ddp_lab.bench import pictures
 from ddp_lab.bench.measuring import drawing
 from tests import made_up_benchmarks
 from tests.benchmarks import dashboard, output, widget
+from tests.benchmarks import page as page_alone
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -29,6 +30,18 @@ def test_the_dashboard_with_replayed_ranks(tmp_path: Path, capsys: pytest.Captur
     assert found["steps_per_second"] > 0
     assert 0 < found["latency_ms"] <= found["latency_ms_90"]
     assert "6 ranks replayed over the wire while 2 train" in capsys.readouterr().out
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("nothing_shared")
+def test_the_page_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Made-up steps are drawn, and what they cost the browser is counted."""
+    path = tmp_path / "found.json"
+    assert page_alone.main(["--ranks", "2", "--buckets", "4", "--seconds", "2", "--json", str(path)]) == 0
+    found = json.loads(path.read_text())
+    assert found["updates_per_second"] > 0
+    assert found["cpu_ms"] > 0
+    assert "2 ranks, 4 buckets, tab Timeline" in capsys.readouterr().out
 
 
 @pytest.mark.soak
