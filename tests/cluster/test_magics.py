@@ -137,6 +137,17 @@ def test_dashboard_option(notebook: Notebook) -> None:
     assert plain(str(last["text/plain"])) == "ranks 0–1 │ trained"
 
 
+def test_a_dashboard_of_a_cell_stays_live_until_the_next(notebook: Notebook) -> None:
+    """After its cell a dashboard still updates and its controls work; that of the next such cell takes its place."""
+    assert notebook.run("%%distributed --dashboard\n1").status == "ok"
+    notebook.run("from ddp_lab.notebook import commands; (first,) = commands._watched")
+    live = "first.refresh(); (first._refresher.running, first.control['live'], first.control['why'])"
+    assert notebook.run(live).text == "(True, True, '')"
+    assert notebook.run("%%distributed --dashboard\n2").status == "ok"
+    gone = "(first._refresher.running, first.control['live'], len(commands._watched))"
+    assert notebook.run(gone).text == "(False, False, 1)"
+
+
 def ended(notebook: Notebook, name: str) -> str:
     """What `%cluster results` says of a named cell once it has ended."""
     notebook.run(

@@ -10,6 +10,7 @@ const HEIGHT = 58;
 const [TOP, BOTTOM] = [9, 6]; // of the plot: room for annotations above, for the analysed steps below
 const MOST_MARKS = 60; // of a name: more of them are one for each step or so, and would hide the rest
 const DRAG = 3; // pixels
+const FEWEST = 10; // steps from which there is something to choose
 
 const grouped = (value) => value.toLocaleString("en");
 
@@ -34,7 +35,7 @@ export class Strip {
   // found: of the kernel: a list for each column, see history.py; state: {between, step: the one that is shown, marks: MarkStore,
   // analysed: [first, last] or undefined}
   draw(found, state) {
-    this.node.hidden = !(found?.first.length > 1);
+    this.node.hidden = !(found?.first.length >= FEWEST);
     if (this.node.hidden) return;
     Object.assign(this, { found, state });
     const { first, last } = found;
