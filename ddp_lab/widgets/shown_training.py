@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DashboardStatistics", "ShownTraining"]
 
-_RANKS_SECONDS = 0.5
+_RANKS_SECONDS, _MEMORY_SECONDS = 0.5, 5.0
 _OVERHEAD_SECONDS = 1.0
 _OF_STEPS = ("overview", "strip", "findings", "late", "parts", "readiness", "norms")  # traits about steps
 # Traits that another training has anew.
@@ -106,7 +106,7 @@ class ShownTraining:
         self._seconds: deque[float] = deque(maxlen=1_000)
         # The table of ranks and what has stopped; replaced by `ask_ranks`, shown by `update`.
         self._rows: list[dict[str, Any]] = []
-        self._processes = ProcessWatch()
+        self._processes, self._memory, self._memory_at = ProcessWatch(), dict[int, dict[str, int]](), -_MEMORY_SECONDS
         self._life: dict[str, Any] = {}
         self._name = ""
         self.nothing = nothing_yet(played=player is not None, recorded=timeline.recorded, ranks=cluster is not None)
@@ -124,6 +124,9 @@ class ShownTraining:
         return {
             "hello": lambda asked: self.feed.resend(),
             "look": self._look,
+            "between": lambda asked: self.feed.send_between(
+                *(int(asked[name]) for name in ("reducer", "first", "last"))
+            ),
             "compare": lambda asked: self._comparison.ask(int(asked["reducer"]), self.frames),
             "gradients": self._send_gradients,
             "collective": self.stage.ask,
@@ -193,8 +196,10 @@ class ShownTraining:
         except DdpLabError:
             records, lost, stopped = (), {}, True
         self._rows = rank_rows(self.timeline.ranks(), records, stopped=stopped, recorded=self.timeline.recorded)
-        used = self._processes.look(records)
-        self._rows = [row | {"memory": used[row["rank"]].memory} if row["rank"] in used else row for row in self._rows]
+        if now - self._memory_at >= _MEMORY_SECONDS:
+            self._memory_at = now
+            self._memory = {rank: {"memory": used.memory} for rank, used in self._processes.look(records).items()}
+        self._rows = [row | self._memory.get(row["rank"], {}) for row in self._rows]
         self._life = life_of(self.cluster, lost)
         self._name = name_of(self.cluster)
         return time.thread_time() - begin
@@ -272,8 +277,6 @@ class ShownTraining:
         self._slow.look(*seen, between)
         self.controls.look(*seen)
         self._what_if.look(*seen)
-        if between is not None and asked.get("reducer") is not None:
-            self.feed.send_between(int(asked["reducer"]), *between)
 
     def _send_gradients(self, asked: dict[str, Any]) -> None:
         """Sends when each gradient of a bucket was ready."""

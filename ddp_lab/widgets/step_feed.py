@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ _KEPT_BYTES = 256 << 10  # in a saved notebook, of all models together
 _KEPT_MODELS = 4
 _KEPT_MARKS = 20_000
 _MOST_GROWING = 1_000
-_AT_ONCE = 4
 _CHOSEN_STEPS, _CHOSEN_BYTES = 200, 4 << 20  # that are sent for a part of the run
 # A step that takes longer than the first of these is sent repeatedly before its end: at this interval, or after a
 # twentieth of the time that it has taken so far. `store.js` shows it then.
@@ -86,9 +85,10 @@ class StepFeed:
             self._marks_sent = len(self._marks)
         chosen: list[StepFrame] = []
         size = 0
-        for key, frame in self._newest_first():
+        for key in reversed(list(self.unsent)):
             if size >= _MESSAGE_BYTES:
                 break
+            frame = self.frames.frame(*key)
             if frame is not None and not force and not self._due(key, frame):
                 continue
             del self.unsent[key]
@@ -101,18 +101,6 @@ class StepFeed:
             self.sent_steps += len(chosen)
             self.sent_bytes += len(body)
         return bool(chosen)
-
-    def _newest_first(self) -> Iterator[tuple[tuple[int, int], StepFrame | None]]:
-        """The unsent steps, each with its frame if it is held; several at a time, as one read costs what ten do."""
-        keys = list(reversed(self.unsent))
-        for at in range(0, len(keys), _AT_ONCE):
-            some = keys[at : at + _AT_ONCE]
-            held = {
-                (reducer, frame.step): frame
-                for reducer in {one for one, _ in some}
-                for frame in self.frames.read(reducer, sorted(step for of, step in some if of == reducer))
-            }
-            yield from ((key, held.get(key)) for key in some)
 
     def resend(self) -> None:
         """Sends all steps again, for a page that was just opened."""

@@ -100,10 +100,13 @@ def test_dragging_over_the_strip_chooses_steps_for_all_views(shown: BarePage) ->
     )
     for tab, node in (("Overlap", ".ddp-overlap .ddp-summary"), ("Stragglers", ".ddp-stragglers .ddp-sentence")):
         shown.open(tab)
-        said = shown.until(
-            lambda node=node: (text := shown.page.locator(node).first.inner_text()) and "1,4" not in text and text, tab
-        )
-        assert "steps" in said
+        about = shown.page.locator(node).first
+
+        def these(about: Any = about) -> bool:
+            text = about.inner_text()
+            return "steps" in text and "1,4" not in text
+
+        shown.until(these, f"{tab} of the chosen steps")
     shown.page.get_by_label("first step shown").fill("50")
     shown.page.get_by_label("first step shown").press("Enter")
     shown.says(_CHOSEN, "Chosen: the views show steps 50–")

@@ -117,6 +117,7 @@ class View {
   // Shows these steps in all views; null: the newest ones.
   chooseSteps(between) {
     this.set({ between, following: between === null, step: null });
+    if (between) this.life.send({ type: "between", reducer: this.reducer, first: between[0], last: between[1] });
     this.looked();
   }
 
