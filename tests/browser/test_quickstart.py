@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.browser import PROJECT, NotebookPage, until
+from tests.benchmarks.browser import PROJECT, NotebookPage, open_tab, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -34,6 +34,7 @@ def test_quickstart_draws_the_training_while_it_runs(lab_page: Page, lab: Lab) -
                 notebook.run_cell(index)
         notebook.run_cell(training, wait=False)
         page.wait_for_selector(".ddp-lab", timeout=60_000)
+        open_tab(page, "Timeline")
         page.locator(".ddp-lab").scroll_into_view_if_needed()
         _sees_the_canvas_change(page, notebook, training)
         until(lambda: notebook.executions(training), 120, "the end of the training")
