@@ -22,7 +22,6 @@ from ddp_lab.errors import DdpLabError
 
 __all__ = ["main", "measure"]
 
-_BEFORE = 40  # steps that are shown before the measurement
 _MOST = 200  # messages that are kept in the page; they come again and again
 _AT_ONCE = 10
 _KEEP = """(messages) => (window.queue ??= []).push(...messages.map(
@@ -48,13 +47,19 @@ _MEASURE = """([rate, seconds]) => new Promise((done) => {
 
 
 def measure(
-    ranks: int = 8, buckets: int = 50, view: str = "Timeline", rate: int = 30, seconds: float = 10.0
+    ranks: int = 8,
+    buckets: int = 50,
+    view: str = "Timeline",
+    before: int = 40,
+    rate: int = 30,
+    seconds: float = 10.0,
 ) -> dict[str, Any]:
     """Measures the page with one tab open.
 
     Args:
         ranks, buckets: of the made-up steps.
         view: the title of the tab.
+        before: how many steps the run has had, which the strip shows.
         rate: messages per second, each with one step.
         seconds: how long.
 
@@ -75,14 +80,14 @@ def measure(
         raise DdpLabError("this benchmark needs Chromium (on Debian: apt-get install chromium)")
     timeline, now = Timeline(), time.monotonic_ns()
     training = Training(ranks, buckets, parameters=1, compute_ms=20, forward_ms=8, reduce_ms=0.5)
-    for step in range(_BEFORE):
+    for step in range(before):
         training.feed(timeline, step, now + step * 60 * 10**6)
     with chromium_browser() as browser:
         page = browser.new_page(viewport={"width": 1360, "height": 1000})
         shown = BarePage(page, timeline)
         shown.until(lambda: page.locator(".ddp-tab:visible").count(), "the tabs")
         shown.open(view)
-        for at in range(_BEFORE, _BEFORE + _MOST, _AT_ONCE):
+        for at in range(before, before + _MOST, _AT_ONCE):
             steps = range(at, at + _AT_ONCE)
             for step in steps:
                 training.feed(timeline, step, now + step * 60 * 10**6)
@@ -121,10 +126,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=count, default=8)
     parser.add_argument("--buckets", type=count, default=50)
     parser.add_argument("--view", default="Timeline", help="the title of the tab that is open")
+    parser.add_argument("--before", type=count, default=40, help="how many steps the run has had")
     parser.add_argument("--rate", type=count, default=30, help="messages per second")
     parser.add_argument("--seconds", type=seconds, default=10.0)
     given = parser.parse_args(argv)
-    found = measure(given.ranks, given.buckets, given.view, given.rate, given.seconds)
+    found = measure(given.ranks, given.buckets, given.view, given.before, given.rate, given.seconds)
     tasks = [round(one) for one in found["long_tasks"]]
     typical = f", median {statistics.median(tasks):.0f}" if tasks else ""
     sys.stdout.write(

@@ -27,7 +27,7 @@ export class OverviewView {
     const change = element("section", { "aria-label": "what to change first" }, element("h4", {}, "What to change first"), this.state, this.list, this.more);
     this.facts = element("dl", { class: "ddp-overview-facts" });
     this.line = new ChartCanvas("What the program logged", actions);
-    const also = element("section", { "aria-label": "memory and loss" }, element("h4", {}, "Memory and loss"), this.facts, this.line.node);
+    const also = element("section", { "aria-label": "memory and what was logged" }, element("h4"), this.facts, this.line.node);
     this.also = also;
     this.node = section("overview", "overview", "Overview", this.lead, this.step, element("div", { class: "ddp-columns" }, change, also));
   }
@@ -89,6 +89,7 @@ export class OverviewView {
     const range = bytes(low) === bytes(high) ? bytes(high) : `${bytes(low)} to ${bytes(high)} (most: rank ${most?.rank})`;
     const rows = [...(memory.length ? [["memory of a rank", range]] : []), ...logged.map(({ name, value }) => [name, value])];
     this.also.hidden = !rows.length;
+    setText(this.also.firstChild, logged.length ? (memory.length ? "Memory, and what the program logs" : "What the program logs") : "Memory");
     this.drawLine(logged.find(({ name }) => name === "loss") ?? logged[0]);
     const text = JSON.stringify(rows);
     if (text === this.known) return;
