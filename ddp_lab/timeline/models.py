@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..analysis.step_parts import Place
-from .groups import GroupBook
 from .records import Inspection
 from .tables.gradients import GradientBook
+from .tables.groups import GroupBook
 
 __all__ = ["FLEETING", "ReducerBook"]
 

@@ -55,6 +55,13 @@ VIEWS = {
         "How long the others waited for each rank, by bucket and step, and where its own computation fell behind.",
         _LATE,
     ),
+    "groups": View(
+        "Collectives by group",
+        "Every collective, send and receive of every process group, whoever started it: who was last, how fast it was.",
+        _LATE,
+        steps=False,
+        model=False,
+    ),
     "findings": View("Findings", "What to change, the largest estimated saving first.", _CHANGE),
     "buckets": View("Buckets", "The bucket layout as a map of the model.", _CHANGE),
     "what_if": View(
@@ -80,12 +87,6 @@ VIEWS = {
         "Norms before and after averaging by rank and bucket, noise scale, NaN, drift of replicas.",
         _INSIDE,
         steps=False,
-    ),
-    "groups": View(
-        "Collectives by group",
-        "Every collective, send and receive of every process group, whoever started it: who was last, how fast it was.",
-        steps=False,
-        model=False,
     ),
     "collectives": View(
         "Collectives",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .tables.collectives import GroupInfo
+from .collectives import GroupInfo
 
 __all__ = ["GroupBook"]
 
