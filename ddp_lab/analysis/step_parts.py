@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PARTS", "SPANS", "Place", "PlaceTime", "RankSteps", "StepParts", "step_parts"]
+__all__ = ["PARTS", "SPANS", "STARTS", "Place", "PlaceTime", "RankSteps", "StepParts", "step_parts"]
 
 _Times = npt.NDArray[np.int64]
 
@@ -44,7 +44,9 @@ PARTS: Final[dict[str, str]] = {
     "unnamed": "without a name",
 }
 """The parts of a step in the order in which they are listed: key -> name."""
-_FEWEST_SAMPLES = 8  # fewer say too little about a blank
+STARTS: Final = " (starting its workers)"
+"""End of the name of a data loader's place where it makes an iterator."""
+_FEWEST_SAMPLES = 8  # of a rank, else of all together; fewer say too little about a blank
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class RankSteps:
         whole: from the end of the previous step to the end of this one; 0 or less where unknown.
         forward, compute, hidden, exposed, backward: as the columns of `Timeline.steps`.
         spans: shape ``[steps, len(SPANS)]``.
+        places: of the spans: index of each place, and the ns spent there in all steps.
         samples: indices of places and weights.
     """
 
@@ -95,6 +98,7 @@ class RankSteps:
     exposed: npt.NDArray[np.float64]
     backward: npt.NDArray[np.float64]
     spans: _Times
+    places: Sequence[tuple[int, int]]
     samples: tuple[_Times, _Times]
 
 
@@ -106,16 +110,14 @@ class StepParts:
         steps: how many steps the means are taken over.
         by_rank: rank -> key of `PARTS` -> seconds of each step, in the order of `PARTS`, without parts that take no
             time.
-        places: rank -> the places of its blanks, the longest first.
+        places: rank -> the places of its spans and blanks, the longest first.
         samples: rank -> how many samples the blanks' estimates are based on.
-        loaders: the data loaders that the process has had.
     """
 
     steps: int
     by_rank: Mapping[int, Mapping[str, float]]
     places: Mapping[int, Sequence[PlaceTime]]
     samples: Mapping[int, int]
-    loaders: Sequence[Place] = ()
 
     def seconds(self, part: str) -> Mapping[int, float]:
         """rank -> seconds of each step in this part."""
@@ -153,23 +155,26 @@ def step_parts(by_rank: Mapping[int, RankSteps], places: Sequence[Place]) -> Ste
         places: to which the samples refer.
     """
     made, lines, counts, steps = {}, {}, {}, 0
+    index, weight = (np.concatenate([one.samples[column] for one in by_rank.values()] or [[]]) for column in (0, 1))
+    of_all = _shares(index.astype(np.int64), weight.astype(np.int64), places)
     for rank, one in by_rank.items():
         known = one.whole > 0
         if not known.any():
             continue
         steps = max(steps, int(known.sum()))
+        counts[rank] = len(one.samples[0])
         found, blank = _measured({name: getattr(one, name)[known] for name in _FIELDS}, one.spans[known])
-        shares, counts[rank] = _shares(one, places)
-        lines[rank] = [PlaceTime(place, blank * share) for place, share in shares]
+        shares = _shares(*one.samples, places) or of_all
+        spent = [(places[index], ns / int(known.sum())) for index, ns in one.places if index >= 0 and ns > 0]
+        spent += [(place, blank * share) for place, share in shares]
+        lines[rank] = [PlaceTime(place, ns / 1e9) for place, ns in sorted(spent, key=lambda one: -one[1])]
         for place, share in shares:
             part = place.part if place.part in PARTS else "code"
             found[part] = found.get(part, 0.0) + blank * share
         if not shares:
             found["unnamed"] = blank
         made[rank] = {part: found[part] / 1e9 for part in PARTS if found.get(part, 0.0) > 0}
-        lines[rank] = [PlaceTime(one.place, one.seconds / 1e9) for one in lines[rank]]
-    loaders = [one for one in places if one.part == "data" and one.workers >= 0]
-    return StepParts(steps, made, lines, counts, loaders)
+    return StepParts(steps, made, lines, counts)
 
 
 _FIELDS = ("whole", "forward", "compute", "hidden", "exposed", "backward")
@@ -191,13 +196,12 @@ def _measured(steps: Mapping[str, npt.NDArray[np.float64]], spans: _Times) -> tu
     return found, max(0.0, mean["whole"] - sum(found.values()))
 
 
-def _shares(one: RankSteps, places: Sequence[Place]) -> tuple[list[tuple[Place, float]], int]:
-    """Each place's share of the blanks, the largest first; and the number of samples, none if they are too few."""
-    index, weight = one.samples
+def _shares(index: _Times, weight: _Times, places: Sequence[Place]) -> list[tuple[Place, float]]:
+    """Each place's share of the blanks, the largest first; none if there are too few samples."""
     known = index >= 0
     index, weight = index[known], np.maximum(weight[known], 1)
     if len(index) < _FEWEST_SAMPLES:
-        return [], len(index)
+        return []
     sums = np.bincount(index, weights=weight, minlength=len(places))
     order = np.argsort(-sums, kind="stable")
-    return [(places[number], float(sums[number] / sums.sum())) for number in order if sums[number] > 0], len(index)
+    return [(places[number], float(sums[number] / sums.sum())) for number in order if sums[number] > 0]

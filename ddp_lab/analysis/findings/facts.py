@@ -125,6 +125,11 @@ class Facts:
         """A saving in percent of the step."""
         return 100 * saved_ns / self.step_ns if self.step_ns > 0 else 0.0
 
+    def percent_of_mean(self, saved_ns: float) -> float:
+        """A mean over the steps in percent of the mean step, as far as that is known: long steps count in both."""
+        whole = 1e9 * sum(self.parts.mean.values()) if self.parts is not None else 0.0
+        return 100 * saved_ns / max(whole, self.step_ns) if self.step_ns > 0 else 0.0
+
     def place_of(self, late: Late) -> tuple[int | None, str | None]:
         """The bucket and the parameter at which a rank falls behind; None for what is unknown, or without a place."""
         if late.place < 0:

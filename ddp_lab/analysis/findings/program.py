@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from ...formatting import enumeration, ms
-from ..step_parts import PARTS, Place
+from ...formatting import counted, enumeration, ms
+from ..step_parts import PARTS, STARTS, Place
 from .facts import Facts, Finding
 
 __all__ = ["REPLAYED", "cause", "collectives", "contexts", "copies", "data_loading", "lines", "seldom_work"]
@@ -26,12 +26,6 @@ _SELDOM: Final = {
 }
 REPLAYED: Final = ("bucket-too-big", "bucket-too-small", "first-bucket-late", "parameter-last", "order-changed")
 """Kinds that a replay of the recorded steps estimates: it knows nothing of cores that ranks share."""
-
-
-def _percent(facts: Facts, seconds: float) -> float:
-    """Seconds of each step in percent of the mean step that `Facts.parts` divides."""
-    whole = sum(facts.parts.mean.values()) if facts.parts is not None else 0.0
-    return 100 * seconds / whole if whole > 0 else 0.0
 
 
 def _on_device(facts: Facts) -> bool:
@@ -60,7 +54,7 @@ def shared_cores(facts: Facts) -> Iterator[Finding]:
     if not found or not facts.together:
         return
     host, ranks, threads, cores = max(found, key=lambda one: one[2] / one[3])
-    waited = facts.percent(float(facts.replay.waited.sum(axis=0).mean()))
+    waited = facts.percent_of_mean(float(facts.replay.waited.sum(axis=0).mean()))
     fewer = max(1, cores // ranks)
     remedy = (
         f"Start at most {cores} ranks here" if ranks > cores else f"Give each rank {fewer} threads (OMP_NUM_THREADS)"
@@ -83,7 +77,7 @@ def data_loading(facts: Facts) -> Iterator[Finding]:
     late = {facts.steps.ranks[one.rank] for one in facts.late}
     rank = max(by_rank, key=lambda one: by_rank[one])
     seconds = min(by_rank.values()) if rank in late else by_rank[rank]  # a late rank's finding names its cause
-    percent = _percent(facts, seconds)
+    percent = facts.percent_of_mean(1e9 * seconds)
     if percent < _LEAST_OF_LINES:
         return
     yield Finding(
@@ -96,19 +90,22 @@ def data_loading(facts: Facts) -> Iterator[Finding]:
 
 
 def _loader(facts: Facts) -> Place | None:
-    known = facts.parts.loaders if facts.parts is not None else ()
-    return min(known, key=lambda one: one.workers, default=None)
+    """The data loader that most time is spent in."""
+    known = facts.parts.lines("data") if facts.parts is not None else ()
+    return next((place for place, _ in known if place.workers >= 0), None)
 
 
 def _workers(facts: Facts) -> str:
     loader = _loader(facts)
-    return "" if loader is None else f" of {loader.name} ({loader.workers} workers)"
+    return "" if loader is None else f" of {loader.name} ({counted(loader.workers, 'worker')})"
 
 
 def _of_loader(facts: Facts) -> str:
     loader = _loader(facts)
     if loader is None or loader.workers <= 0:
         return "Load batches in the background: DataLoader(..., num_workers=2, persistent_workers=True)."
+    if loader.name.endswith(STARTS):
+        return "Keep the loader's workers and its iterator: persistent_workers=True, and one iterator for an epoch."
     return "The workers can't keep up: use more (num_workers), a larger prefetch_factor, or do less work per sample."
 
 
@@ -161,7 +158,7 @@ def _of_part(facts: Facts, part: str, kind: str, least: float, title: str, remed
         return
     by_rank = facts.parts.seconds(part)
     seconds = float(np.mean(list(by_rank.values())))
-    percent = _percent(facts, seconds)
+    percent = facts.percent_of_mean(1e9 * seconds)
     if percent < least:
         return
     where = enumeration([str(place) for place, _ in facts.parts.lines(part)[:2]])
@@ -175,7 +172,7 @@ def _program_lines(facts: Facts) -> Iterator[tuple[Place, float, float]]:
         return
     for place, by_rank in facts.parts.lines("code"):
         seconds = sum(by_rank.values()) / len(facts.parts.by_rank)
-        yield place, seconds, _percent(facts, seconds)
+        yield place, seconds, facts.percent_of_mean(1e9 * seconds)
 
 
 def lines(facts: Facts) -> Iterator[Finding]:
@@ -215,7 +212,7 @@ def copies(facts: Facts) -> Iterator[Finding]:
     moves = [(place, by_rank) for place, by_rank in facts.parts.lines("code") if any(m in place.text for m in _MOVES)]
     moves += facts.parts.lines("copies")
     seconds = sum(sum(by_rank.values()) for _, by_rank in moves) / max(1, len(facts.parts.by_rank))
-    percent, loader = _percent(facts, seconds), _loader(facts)
+    percent, loader = facts.percent_of_mean(1e9 * seconds), _loader(facts)
     pinned = loader is not None and loader.pin_memory
     waits = any("non_blocking" not in place.text for place, _ in moves)
     if percent < _LEAST_ON_DEVICE or (pinned and not waits):

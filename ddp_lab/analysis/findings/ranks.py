@@ -39,7 +39,7 @@ def disturbances(facts: Facts) -> Iterator[Finding]:
     if facts.late or len(facts.steps) < _FEWEST_STEPS or program.shares_cores(facts):  # which has a finding
         return
     waited = facts.replay.waited
-    gained = facts.percent(float(waited.sum(axis=0).mean()))
+    gained = facts.percent_of_mean(float(waited.sum(axis=0).mean()))
     if gained < _DISTURBED_PERCENT:
         return
     was = np.bincount(waited.argmax(axis=0)[waited.max(axis=0) > 0], minlength=len(waited))

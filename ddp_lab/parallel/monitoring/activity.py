@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ... import native, recording
+from ...analysis.step_parts import STARTS
 from ...machine import cores
 from .stacks import Sampler
 
@@ -85,7 +86,8 @@ def _place_of_loader(loader: Any) -> int:
         workers = of.num_workers if of is not None else loader._num_workers
         pins = bool(of.pin_memory if of is not None else loader._pin_memory)
         dataset = type(of.dataset if of is not None else loader._dataset).__name__
-        found = recording.place("data", dataset, workers=int(workers), pin_memory=pins)
+        name = dataset if of is None else f"{dataset}{STARTS}"
+        found = recording.place("data", name, workers=int(workers), pin_memory=pins)
         vars(loader)[_PLACE] = found
     return found
 

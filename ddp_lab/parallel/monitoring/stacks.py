@@ -7,8 +7,9 @@ neither torch's, Python's nor ours is the place. Names of functions of the progr
 the program the process is idle, and nothing is recorded.
 
 [Note: the cost of a look]
-Some 10 µs of the interpreter, at intervals of 5 to 15 ms at random, so that no step is always hit at the same point;
-up to 100 ms while no model runs. An event holds the time since the last look in ``bytes`` (ns), its weight.
+Some 10 µs of the interpreter, at random intervals, so that no step is always hit at the same point: 3 ms on average at
+first, so that a short training is named too, soon 10 ms, and up to 100 ms while no model runs. An event holds the time
+since the last look in ``bytes`` (ns), its weight.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from ...protocol.events import Kind
 __all__ = ["Sampler"]
 
 _C = native.load()
-_LEAST_SECONDS, _MOST_SECONDS = 0.005, 0.015
-_IDLE_SECONDS, _SLOWER = 0.1, 1.25
+_FIRST_SECONDS, _SECONDS, _SLOWER = 0.003, 0.01, 1.01
+_IDLE_SECONDS, _IDLER = 0.1, 1.25
 _LONGEST_NS = 1_000_000_000
 _DEEPEST = 60  # frames
 _MOST_CODES = 8_192
@@ -99,18 +100,16 @@ class Sampler:
         threading.Thread(target=self._run, name="ddp_lab-sampler", daemon=True).start()
 
     def _run(self) -> None:
-        seen, interval, last = -1, _LEAST_SECONDS, _C.now_ns()
+        seen, idle, last = -1, 1.0, _C.now_ns()
         while True:
-            time.sleep(interval * random.uniform(0.5, 1.5))
+            interval = min(_SECONDS, _FIRST_SECONDS * _SLOWER ** min(self._own, _LATER))
+            time.sleep(min(_IDLE_SECONDS, interval * idle) * random.uniform(0.5, 1.5))
             recorded, _, _, on = _C.recorder_statistics()
             now = _C.now_ns()
             if on:
                 self._look(min(now - last, _LONGEST_NS))
             last = now
-            if recorded - self._own == seen:
-                interval = min(_IDLE_SECONDS, interval * _SLOWER)
-            else:
-                interval = (_LEAST_SECONDS + _MOST_SECONDS) / 2
+            idle = min(idle * _IDLER, _IDLE_SECONDS / _FIRST_SECONDS) if recorded - self._own == seen else 1.0
             seen = recorded - self._own
 
     def _look(self, weight_ns: int) -> None:
@@ -132,7 +131,8 @@ class Sampler:
                 break
             about = self._codes.get(frame.f_code) or self._learn(frame.f_code)
             if about.owner in ("library", "program"):
-                where = where or (frame.f_code, frame.f_lineno)
+                if where is None or (about.part == "evaluation" and not evaluates):  # what it calls says less
+                    where = (frame.f_code, frame.f_lineno)
                 evaluates = evaluates or about.part == "evaluation"
                 part = part or about.part
                 runs = runs or about.owner == "program"

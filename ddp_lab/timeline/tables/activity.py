@@ -44,7 +44,7 @@ class ActivityTable:
     def __init__(self) -> None:
         self._waiting: list[npt.NDArray[np.void]] = []
         self._count = 0
-        self._spans = [_Rows(2) for _ in SPANS]  # begin, end
+        self._spans = [_Rows(3) for _ in SPANS]  # begin, end, place
         self._samples = _Rows(3)  # time, place, weight in ns
         self._backward_ends = _Rows(1)
 
@@ -71,13 +71,14 @@ class ActivityTable:
         self._take_forwards(events, kind, at)
         parts = np.array([SPANS.index(one.part) if one.part in SPANS else -1 for one in places] + [-1])
         done = kind == _ACTIVITY
-        begin, end, part = events["device_begin_ns"][done], at[done], parts[events["parameter"][done]]
+        place = events["parameter"][done].astype(np.int64)
+        begin, end, part = events["device_begin_ns"][done], at[done], parts[place]
         for number, spans in enumerate(self._spans):
             chosen = part == number
             first = begin[chosen]
             if number == _OPTIMIZER and len(first):
                 first = self._after_backward(first, end[chosen])
-            spans.add(first, end[chosen])
+            spans.add(first, end[chosen], place[chosen])
         seen = kind == _SAMPLE
         self._samples.add(at[seen], events["parameter"][seen].astype(np.int64), events["bytes"][seen])
 
@@ -98,7 +99,7 @@ class ActivityTable:
         if len(continued) and len(spans.rows):
             spans.rows[-1, 1] = continued.max()
         if len(first):
-            spans.add(times[first], np.maximum.reduceat(times, first))
+            spans.add(times[first], np.maximum.reduceat(times, first), np.full(len(first), -1))
 
     def within(self, times: _Times) -> _Times:
         """The time spent in each of `SPANS` before each step's backward, outside of its last forward.
@@ -121,6 +122,17 @@ class ActivityTable:
             if number != _ACCUMULATION:  # what follows the last forward is no earlier one
                 made[known, number] += total.until(backward) - total.until(last)
         return np.maximum(made, 0)
+
+    def places(self, times: _Times) -> list[tuple[int, int]]:
+        """Each place of the spans in these steps, and the ns spent there; `times` as for `within`."""
+        known = times[(times > 0).all(axis=1)]
+        made = []
+        for number, spans in enumerate(self._spans):
+            for place in np.unique(spans.rows[:, 2]).tolist() if number != _ACCUMULATION else ():
+                total = _Covered(spans.rows[spans.rows[:, 2] == place])
+                before, first, last, backward = map(total.until, known.T)
+                made.append((place, int((first - before + backward - last).sum())))
+        return made
 
     def samples(self, times: _Times) -> tuple[_Times, _Times]:
         """Places and weights (ns) of the samples in the blanks of steps: where no span and no forward is.

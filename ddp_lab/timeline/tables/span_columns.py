@@ -188,6 +188,7 @@ def rank_steps(one: TableView, activity: ActivityTable) -> RankSteps:
         whole=np.where((columns["state"] == "complete") & (one.previous_end > 0), columns["step_ms"], 0.0) * 1e6,
         **{name: columns[f"{name}_ms"] * 1e6 for name in names},
         spans=one.spans,
+        places=activity.places(one.outside),
         samples=activity.samples(one.outside),
     )
 
