@@ -25,7 +25,7 @@ namespace ddp_lab {
 // there is one way for all versions.
 //
 // What does not pass: a process group that is written in Python and answers itself; the end of a batch that a backend
-// coalesces (`startCoalescing`), whose parts do; and our own reducer's collectives over shared memory, which tells of
+// coalesces (`startCoalescing`), whose parts do; and our own reducer's collectives over shared memory, which reports
 // them with `watch`.
 
 // What this thread starts a collective for: a bucket of a model.
@@ -36,7 +36,7 @@ struct Purpose {
 
 // One operation that is about to be started.
 struct Passing {
-  const char* operation;  // of c10d, without "c10d::"; lives for ever
+  const char* operation;  // of c10d, without "c10d::"; lives forever
   const c10d::ProcessGroup& group;
   std::array<std::int64_t, 3> argument_bytes{-1, -1, -1};  // of the arguments that hold tensors, in their order
   std::size_t arguments = 0;                               // how many of them there are

@@ -7,10 +7,10 @@ it is exposed communication. On CPUs, ``limit`` is what is exposed if the ranks 
 after the backward and each of them reads and writes its gradients once, all at the same time: no all-reduce that does
 not overlap the backward can do less. `ddp_lab.bench.measuring.ratios` explains how ratios, bounds and exposed
 communication are computed, `ddp_lab.bench.measuring.noise` which results are too noisy to show. The four models in
-plain mode on both backends (5 sets) take about 9 minutes on 2 cores; use `--models`, `--backends`, `--sets` and `--seconds` for less,
-`--modes` for more. Run it on a quiet machine: the last two columns, torch's class against itself, show how quiet it
-was. ``--device cuda`` does the same on GPUs with NCCL; a step then ends when its last kernel has. Ranks that share a
-GPU take turns on it: with more ranks than GPUs, ratios say little about speed.
+plain mode on both backends (5 sets) take about 9 minutes on 2 cores; use `--models`, `--backends`, `--sets` and
+`--seconds` for less, `--modes` for more. Run it on a quiet machine: the last two columns, torch's class against itself,
+show how quiet it was. ``--device cuda`` does the same on GPUs with NCCL; a step then ends when its last kernel has.
+Ranks that share a GPU take turns on it: with more ranks than GPUs, ratios say little about speed.
 """
 
 from __future__ import annotations

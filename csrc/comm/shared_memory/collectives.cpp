@@ -127,7 +127,7 @@ class SlotReduce {
 
  private:
   static constexpr std::size_t kResults = kChunkBytes;  // where in a slot they begin
-  static constexpr std::size_t kBlockBytes = 8192;      // what is read, reduced and written while it is in the first cache
+  static constexpr std::size_t kBlockBytes = 8192;      // read, reduced and written while they are in the first cache
 
   // So many bytes that lie at `first` in the array, at `place` in the slots' inputs and at `done` in the results.
   void reduce_block(std::size_t first, std::size_t place, std::size_t done, std::size_t count) {
