@@ -77,7 +77,7 @@ def test_collectives_of_cells_need_no_model(lab: Lab) -> None:
     assert (mine["state"] == "complete").all()
     assert (mine["last_rank"] >= 0).all()
     assert len(set(mine["group"])) == 2
-    assert "all_reduce" in lab.timeline.summary()
+    assert "all_reduce" in lab.timeline.group_summary()
 
 
 def _complete(lab: Lab) -> list[int]:
