@@ -43,7 +43,8 @@ class Exchange:
             heard = nodes.heard().values()
             known = [waited, *(one.message.get("waited", 0.0) for one in heard)]
             return max(known) if len(known) == self.job.nodes else 0.0
-        if nodes.cut_s >= self._cut_s:
+        first = nodes.heard().get(0)
+        if nodes.cut_s >= self._cut_s or (first is not None and first.is_cut(self._cut_s)):
             return waited
         self._answer()
         return None

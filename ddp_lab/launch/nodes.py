@@ -4,7 +4,7 @@
 Every node puts a message once in `_PERIOD_S`; node 0 reads them all, and says what it finds to the others, so that each
 terminal shows it. A node whose message stays the same for `CUT_S` is cut off, or its agent has ended. The store's calls
 may block as long as the network is down, so they have a thread of their own; a node whose store doesn't answer for as
-long knows that node 0's host is cut off.
+long, or that hears nothing of node 0, says what it sees by itself.
 """
 
 from __future__ import annotations
@@ -74,6 +74,10 @@ class Heard:
     def expected(self) -> bool:
         """Whether another one will follow."""
         return self.seconds < CUT_S and not self.message.get("ended")
+
+    def is_cut(self, seconds: float) -> bool:
+        """Whether the node has said nothing for so long, although it has not ended."""
+        return self.seconds >= seconds and not self.message.get("ended")
 
 
 class Nodes:
@@ -222,8 +226,11 @@ def everyone(own: Sequence[Examined], nodes: Nodes, answers: Mapping[int, Mappin
 
 
 def alone(own: Sequence[Examined], nodes: Nodes) -> list[Examined]:
-    """The ranks as a node sees them that has lost the store: those of all other nodes are cut off."""
-    here = {one.rank for one in own}
+    """The ranks as a node sees them that has lost node 0, or the store: then those of all other nodes are cut off."""
+    here, first = {one.rank for one in own}, nodes.heard().get(0)
+    if first is not None and nodes.cut_s < CUT_S:  # the store answers, and only node 0 does not
+        silent = f"node 0 ({first.message['host']}) does not answer"
+        return sorted([*own, *(_cut_off(rank, silent) for rank in first.message["ranks"])], key=lambda one: one.rank)
     why = f"the job's store at {nodes.job.host}:{nodes.job.port} does not answer"
     others = [_cut_off(rank, why) for rank in range(nodes.job.world_size) if rank not in here]
     return sorted([*own, *others], key=lambda one: one.rank)
