@@ -19,7 +19,7 @@ export class OverlapView {
     this.twin = new Twin("Time breakdown of the newest steps (ms, medians over the ranks)", ["step", "ms", ...PHASES.map((one) => one.name), "efficiency"]);
     const keys = phaseLegend("from bottom to top of a column");
     this.named = element("p", { class: "ddp-sentence", role: "status" });
-    this.parts = element("div");
+    this.parts = element("div", { class: "ddp-parts" });
     this.node = section("overlap", "overlap of computation and communication", "Overlap", this.summary, keys, this.chart.node, this.twin.node, this.named, this.parts);
   }
 
@@ -44,7 +44,7 @@ export class OverlapView {
     if (!parts) return this.parts.replaceChildren();
     const table = makeTable("Parts of a step (ms, means)", parts.head);
     fill(table.body, parts.rows.map(([name, ms, share, ...rest]) => [name.trim(), milliseconds(ms), share.toFixed(1), ...rest.map((one) => (typeof one === "number" ? milliseconds(one) : one))]));
-    parts.rows.forEach(([name], index) => table.body.rows[index].classList.toggle("ddp-line-of-part", name.startsWith(" ")));
+    parts.rows.forEach(([name], index) => table.body.rows[index].classList.toggle("ddp-line", name.startsWith(" ")));
     this.parts.replaceChildren(scrolled("Parts of a step", table.node));
   }
 
