@@ -1,4 +1,13 @@
 """From times to statements: what happened in steps that were recorded. Pure functions on numpy arrays."""
 
-__all__ = ["check_reports", "clocks", "collectives", "comparison", "findings", "step_metrics", "step_parts", "steps"]
-__all__ += ["stragglers"]
+__all__ = [
+    "check_reports",
+    "clocks",
+    "collectives",
+    "comparison",
+    "findings",
+    "step_metrics",
+    "step_parts",
+    "steps",
+    "stragglers",
+]

@@ -155,8 +155,9 @@ def step_parts(by_rank: Mapping[int, RankSteps], places: Sequence[Place]) -> Ste
         places: to which the samples refer.
     """
     made, lines, counts, steps = {}, {}, {}, 0
-    index, weight = (np.concatenate([one.samples[column] for one in by_rank.values()] or [[]]) for column in (0, 1))
-    of_all = _shares(index.astype(np.int64), weight.astype(np.int64), places)
+    none = np.zeros(0, np.int64)
+    index, weight = (np.concatenate([none, *(one.samples[column] for one in by_rank.values())]) for column in (0, 1))
+    of_all = _shares(index, weight, places)
     for rank, one in by_rank.items():
         known = one.whole > 0
         if not known.any():

@@ -17,18 +17,8 @@ from tests.unit.conftest import SITE
 INTERNAL = {
     "Cluster": {"busy_ranks", "client", "dashboard_means", "engine_of_rank", "far_ranks", "runs_on", "session"}
     | {"takes_cells", "wire"},
-    "Timeline": {
-        "columns",
-        "extend",
-        "history",
-        "judged",
-        "judgement",
-        "layouts",
-        "set_status",
-        "step_columns",
-        "sync_columns",
-    }
-    | {"views", "views_of"},
+    "Timeline": {"analysed", "columns", "extend", "history", "judged", "judgement", "layouts", "parts_of", "processes"}
+    | {"set_status", "step_columns", "sync_columns", "views", "views_of"},
 }
 
 
