@@ -20,8 +20,8 @@ namespace ddp_lab {
 // Whoever communicates (torch.distributed's functions, torch's reducer and ours, fully_shard, DTensor, functional
 // collectives, compiled regions) calls a method of ProcessGroup, and that calls an operator of c10d. Kernels of ours
 // stand in front of the backends' there (under BackendSelect, the last key before them), and stay. That is the same on
-// each torch from 2.11 on. The hooks of ProcessGroup that torch has from 2.14.1 on are called at the same place, so they
-// see nothing more, and that a collective failed is what its future says. So there is one way for all versions.
+// each torch from 2.11 on. The hooks of ProcessGroup that torch has from 2.14.1 on are called at the same place, so
+// they see nothing more, and that a collective failed is what its future says. So there is one way for all versions.
 //
 // What does not pass: a process group that is written in Python and answers itself; the end of a batch that a backend
 // coalesces (`startCoalescing`), whose parts do; and our own reducer's collectives over shared memory, which reports
