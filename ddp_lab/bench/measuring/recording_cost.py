@@ -100,8 +100,8 @@ def _per_collective(rounds: int) -> dict[str, dict[str, float]]:
     group: Any = dist.new_group(backend="fake")
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(small, group=group),
-        "all_gather": lambda: dist.all_gather_into_tensor(large, small, group=group),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(small, large, group=group),
+        "all_gather": lambda: group._allgather_base(large, small),
+        "reduce_scatter": lambda: group._reduce_scatter_base(small, large),
         "broadcast": lambda: dist.broadcast(small, group_src=0, group=group),
     }
     never = {name: min(_block_ns(call) for _ in range(rounds + 1)) for name, call in calls.items()}
