@@ -42,7 +42,7 @@ class Exchange:
         if nodes.leads:
             heard = nodes.heard().values()
             known = [waited, *(one.message.get("waited", 0.0) for one in heard)]
-            return max(known) if len(known) == self.job.nodes else 0.0
+            return max(known) if len(known) == self.job.nodes or nodes.age_s >= self._cut_s else 0.0
         first = nodes.heard().get(0)
         if nodes.cut_s >= self._cut_s or (first is not None and first.is_cut(self._cut_s)):
             return waited

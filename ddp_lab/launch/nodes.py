@@ -21,6 +21,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..diagnostics.rank_state import Examined
+from ..formatting import enumeration
 
 __all__ = ["CUT_S", "Job", "Nodes", "alone", "everyone", "made"]
 
@@ -93,7 +94,7 @@ class Nodes:
         self._mine: dict[str, Any] = {"host": socket.gethostname()}
         self._heard: dict[int, Heard] = {}
         self._asked: dict[str, Any] = {}
-        self._answered_at = time.monotonic()
+        self._began_at = self._answered_at = time.monotonic()
         self._numbers = itertools.count(1)
         self._over = threading.Event()
         self._now = threading.Event()  # a message is to be sent before the period is over
@@ -105,6 +106,11 @@ class Nodes:
     def leads(self) -> bool:
         """Whether this node says what it finds."""
         return self.job.node == 0
+
+    @property
+    def age_s(self) -> float:
+        """For how long this node has taken part."""
+        return time.monotonic() - self._began_at
 
     @property
     def cut_s(self) -> float:
@@ -211,8 +217,8 @@ def everyone(own: Sequence[Examined], nodes: Nodes, answers: Mapping[int, Mappin
         nodes: the others.
         answers: of the others that have answered when they were asked.
     """
-    found = list(own)
-    for node, one in nodes.heard().items():
+    found, heard = list(own), nodes.heard()
+    for node, one in heard.items():
         ranks = one.message.get("ranks", ())
         if node in answers:
             found += [made(told) for told in answers[node]["whole"]]
@@ -222,6 +228,11 @@ def everyone(own: Sequence[Examined], nodes: Nodes, answers: Mapping[int, Mappin
             found += [_cut_off(rank, f"node {node} ({one.message['host']}) does not answer") for rank in ranks]
         else:
             return []
+    if len(heard) < nodes.job.nodes - 1:
+        never = [str(node) for node in range(nodes.job.nodes) if node not in heard and node != nodes.job.node]
+        why = f"node{'s' if len(never) > 1 else ''} {enumeration(never)} never answered"
+        known = {one.rank for one in found}
+        found += [_cut_off(rank, why) for rank in range(nodes.job.world_size) if rank not in known]
     return sorted(found, key=lambda one: one.rank)
 
 
