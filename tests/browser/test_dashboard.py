@@ -277,7 +277,7 @@ def test_bars_by_pointer_and_keyboard(shown: NotebookPage) -> None:
     page = shown.page
     canvas = page.locator(".ddp-timeline canvas")
     canvas.hover(position={"x": 300, "y": 44})
-    tip = page.locator(".ddp-tip")
+    tip = page.locator(".ddp-timeline .ddp-tip")
     says(tip, "step 4 · rank 0 · bucket 1")
     assert "waiting for peers (last: rank 1)" in tip.inner_text()
     assert "1.00 MiB, 4 parameters" in tip.inner_text()
