@@ -170,6 +170,7 @@ def recorded(action: Callable[[], Any]) -> tuple[Any, np.ndarray, list[dict[str,
     start, known = ddp_lab.recording.statistics().recorded, ddp_lab.recording.descriptions(0)[1]
     result = action()
     events, dropped, _ = ddp_lab.recording.drain(start)
+    events = events[events["reducer"] >= 0]  # others are of the program around the model
     assert dropped == 0
     return result, events, ddp_lab.recording.descriptions(known)[0]
 
