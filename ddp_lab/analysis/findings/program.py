@@ -15,6 +15,7 @@ __all__ = ["REPLAYED", "cause", "collectives", "contexts", "copies", "data_loadi
 __all__ += ["shared_cores", "shares_cores", "values_read"]
 
 _LEAST_PERCENT, _LEAST_OF_LINES, _LEAST_ON_DEVICE = 5.0, 10.0, 2.0  # of the step
+_MUCH_STARTING = 0.1  # share of the time in data loaders that starts workers
 _EXPLAINS = 0.4  # share of a rank's delay that a part must explain to be its cause
 _LEAST_EXCESS_S = 0.0005
 _READS: Final = (".item(", ".cpu(", ".tolist(", ".numpy(", "float(loss", "print(loss")
@@ -104,7 +105,9 @@ def _of_loader(facts: Facts) -> str:
     loader = _loader(facts)
     if loader is None or loader.workers <= 0:
         return "Load batches in the background: DataLoader(..., num_workers=2, persistent_workers=True)."
-    if loader.name.endswith(STARTS):
+    known = [(place, sum(by_rank.values())) for place, by_rank in facts.parts.lines("data")] if facts.parts else []
+    starts = sum(seconds for place, seconds in known if place.name.endswith(STARTS))
+    if starts > _MUCH_STARTING * sum(seconds for _, seconds in known):
         return "Keep the loader's workers and its iterator: persistent_workers=True, and one iterator for an epoch."
     return "The workers can't keep up: use more (num_workers), a larger prefetch_factor, or do less work per sample."
 

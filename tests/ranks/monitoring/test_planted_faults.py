@@ -36,7 +36,7 @@ FAULTS = {
     "starved_workers": Cause("data-loading", None, ("1 worker", "can't keep up")),
     "new_loader_each_step": Cause("data-loading", None, ("persistent_workers=True",)),
     "starved_rank": Cause("straggler", 1, ("data loading",)),
-    "uneven_batches": Cause("straggler", 1, ("forward",)),
+    "uneven_batches": Cause("straggler", 1, ("the gradient of",)),
     "slow_forward": Cause("straggler", 1, ("forward",)),
     "slow_layer": Cause("straggler", 1, ("second",)),
     "sleep_on_rank_1": Cause("straggler", 1, ("time.sleep(_SLEEP)",)),
