@@ -17,7 +17,18 @@ from tests.unit.conftest import SITE
 INTERNAL = {
     "Cluster": {"busy_ranks", "client", "dashboard_means", "engine_of_rank", "far_ranks", "runs_on", "session"}
     | {"takes_cells", "wire"},
-    "Timeline": {"analysed", "columns", "extend", "history", "judged", "judgement", "layouts", "parts_of", "processes"}
+    "Timeline": {
+        "analysed",
+        "collective_columns",
+        "columns",
+        "extend",
+        "history",
+        "judged",
+        "judgement",
+        "layouts",
+        "parts_of",
+        "processes",
+    }
     | {"set_status", "step_columns", "sync_columns", "views", "views_of"},
 }
 

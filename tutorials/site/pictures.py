@@ -180,6 +180,39 @@ def gradients():
     return scene_svg.framed(scenes.SCENES["gradients"](timeline, 0, None))
 
 
+def groups():
+    """Operations of four ranks on a mesh of two dimensions; ranks 2 and 3 are late on dimension dp."""
+    timeline, ms = ddp_lab.Timeline(), 1e6
+    meshes = {"dp": ((0, 2), (1, 3)), "tp": ((0, 1), (2, 3))}
+    operations = {"dp": ("reduce_scatter_tensor_coalesced_", 8 << 20), "tp": ("allreduce_", 1 << 20)}
+    rows = {rank: [] for rank in range(4)}
+    for index, (name, pairs) in enumerate(meshes.items()):
+        for rank in range(4):
+            ranks = next(pair for pair in pairs if rank in pair)
+            group = {"type": "group", "index": index, "name": f"{name}{ranks[0]}", "ranks": list(ranks), "session": 1}
+            timeline.describe(rank, group | {"mesh_dimension": name, "backend": "gloo"})
+            call = {"type": "call", "index": index, "operation": operations[name][0], "dtype": "Float", "session": 1}
+            timeline.describe(rank, call | {"reduction": "sum", "file": "train.py", "line": 40 + index})
+            for number in range(3):
+                late = (4 if name == "dp" else 0.5) * (rank == ranks[1])
+                begin = 14 * number + (0 if name == "tp" else 7) + late
+                end = 14 * number + (2.5 if name == "tp" else 13.5)
+                rows[rank] += [
+                    (begin, Kind.COLLECTIVE_ENTERED, index, number),
+                    (end, Kind.COLLECTIVE_ENDED, index, number),
+                ]
+    for rank, facts in rows.items():
+        events = np.zeros(len(facts), DTYPE)
+        events["reducer"] = events["bucket"] = -1
+        for sequence, (at, kind, group, number) in enumerate(sorted(facts)):
+            events[sequence]["sequence"], events[sequence]["host_ns"] = sequence, _ORIGIN_NS + round(at * ms)
+            events[sequence]["kind"], events[sequence]["step"] = kind, number
+            events[sequence]["process_group"] = events[sequence]["parameter"] = group
+            events[sequence]["bytes"] = [*operations.values()][group][1]
+        timeline.extend(Batch(rank, 1, 0, 0, events))
+    return scene_svg.framed(scenes.SCENES["groups"](timeline, None, None))
+
+
 def step_through():
     """Rank 1 pauses when bucket 2 is ready, and rank 0 waits for it."""
     states = {
@@ -243,6 +276,7 @@ PICTURES = {
     "faults": faults,
     "what_if": what_if,
     "gradients": gradients,
+    "groups": groups,
     "collective": collective,
 }
 

@@ -17,8 +17,8 @@ from tests.training_events import Training
 def _steps(first: int, number: int) -> tuple[Breakdown, np.ndarray]:
     """Steps whose time is their number, a quarter of it exposed."""
     step = np.arange(first, first + number)
-    none, whole = np.zeros(number), np.ones(number, bool)
-    return Breakdown(step, 0.75 * step, none, none, none, 0.25 * step, whole), step * 10**9
+    parts = dict.fromkeys(PHASES, np.zeros(number)) | {"other": 0.75 * step, "exposed": 0.25 * step}
+    return Breakdown(step, **parts, whole=np.ones(number, bool)), step * 10**9
 
 
 def test_a_long_run_keeps_its_extremes() -> None:

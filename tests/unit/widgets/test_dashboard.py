@@ -138,7 +138,7 @@ def test_a_message_holds_every_block(make: Made) -> None:
     Training(3, 4).feed(timeline, 0)
     dashboard: Any = make(timeline)
     (content, (body,)) = next(pair for pair in dashboard.sent if pair[0]["type"] == "steps")
-    sizes = {"R2": 6, "R3": 9, "5": 5, "RB6": 72, "RB": 12, "B": 4, "DRB2": 0}
+    sizes = {"R2": 6, "R3": 9, "8": 8, "RB6": 72, "RB": 12, "B": 4, "DRB2": 0}
     assert len(body) == 4 * sum(sizes[shape] for _, shape in BLOCKS)
     assert content["steps"][0]["ranks"] == [0, 1, 2]
     assert content["steps"][0]["complete"] is True
