@@ -8,7 +8,7 @@ the program the process is idle, and nothing is recorded.
 
 [Note: the cost of a look]
 Some 10 µs of the interpreter, at random intervals, so that no step is always hit at the same point: 3 ms on average at
-first, so that a short training is named too, soon 10 ms, and up to 100 ms while no model runs. An event holds the time
+first, so that a short training is named too, soon 40 ms, and up to 100 ms while no model runs. An event holds the time
 since the last look in ``bytes`` (ns), its weight.
 """
 
@@ -34,7 +34,7 @@ from ...protocol.events import Kind
 __all__ = ["Sampler"]
 
 _C = native.load()
-_FIRST_SECONDS, _SECONDS, _SLOWER = 0.003, 0.01, 1.01
+_FIRST_SECONDS, _SECONDS, _SLOWER = 0.003, 0.04, 1.01
 _IDLE_SECONDS, _IDLER = 0.1, 1.25
 _LONGEST_NS = 1_000_000_000
 _DEEPEST = 60  # frames
