@@ -127,7 +127,7 @@ class Timeline(TimelineModel):
     def collectives(self, last: int | None = None) -> pd.DataFrame:
         """Every operation of every process group, whoever started it: one row per rank and operation.
 
-        Recorded in cells, by ``ddp-lab run`` and by `ddp_lab.observe`, with or without a DistributedDataParallel.
+        Recorded in cells and by ``ddp-lab run``, with or without a DistributedDataParallel.
         Columns: ``rank``, ``group`` (number of a record of `groups`), ``operation`` (e.g. "all_reduce"),
         ``sequence`` (its number in the group, equal on all its ranks; of a send or receive: among those of this pair),
         ``peer`` (global rank of the other side of a send or receive, else -1), ``bytes`` (of its input or output,
