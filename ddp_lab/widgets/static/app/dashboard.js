@@ -121,9 +121,9 @@ class View {
     this.looked();
   }
 
-  // Shows the step nearest to this one, or those around it if the page has none near; of: how long the run is.
-  pick(step, of) {
-    const room = Math.max(Math.ceil(of / PICKED), 1);
+  // Shows the step nearest to this one, or those around it if the page has none near; length: how many steps the run has.
+  pick(step, length) {
+    const room = Math.max(Math.ceil(length / PICKED), 1);
     const nearest = this.records().reduce((best, one) => (best && Math.abs(best.step - step) <= Math.abs(one.step - step) ? best : one), null);
     if (nearest && Math.abs(nearest.step - step) <= room) this.set({ step: nearest.step, following: false });
     else this.chooseSteps([Math.max(step - room, 0), step + room]);
