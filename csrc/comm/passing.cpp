@@ -32,13 +32,18 @@ void tell_ended(const Watches& watches, bool failed) {
 
 // ---- what the arguments say
 
+// 0 of a sparse tensor, whose size depends on what it holds.
+std::int64_t bytes_of(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided ? static_cast<std::int64_t>(tensor.nbytes()) : 0;
+}
+
 // Of a tensor or of (lists of) lists of tensors; -1 of anything else. `first` becomes the first one, if it is none yet.
 std::int64_t bytes_of(const c10::IValue& value, at::Tensor& first) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
     if (!tensor.defined()) return 0;
     if (!first.defined()) first = tensor;
-    return static_cast<std::int64_t>(tensor.nbytes());
+    return bytes_of(tensor);
   }
   if (!value.isList()) return -1;
   std::int64_t sum = -1;
@@ -131,12 +136,12 @@ class Kernel final : public c10::OperatorKernel {
 
 void read(Passing& passing, const at::Tensor& tensor) {
   if (!passing.first.defined()) passing.first = tensor;
-  passing.add(tensor.defined() ? static_cast<std::int64_t>(tensor.nbytes()) : 0);
+  passing.add(bytes_of(tensor));
 }
 
 void read(Passing& passing, at::TensorList tensors) {
   std::int64_t bytes = 0;
-  for (const at::Tensor& one : tensors) bytes += static_cast<std::int64_t>(one.nbytes());
+  for (const at::Tensor& one : tensors) bytes += bytes_of(one);
   passing.add(bytes);
   if (!tensors.empty()) passing.first = tensors.front();
   if (tensors.size() == 1) passing.summed = &tensors.front();

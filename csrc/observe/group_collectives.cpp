@@ -21,6 +21,15 @@ constexpr std::int64_t kAnchorEveryNs = 50'000'000;
 
 // ---- the groups of this process
 
+// "" for a group without backends: one that is written in Python has no name.
+std::string name_of(const c10d::ProcessGroup& group) {
+  try {
+    return group.getGroupName();
+  } catch (const c10::Error&) {
+    return "";
+  }
+}
+
 class Groups {
  public:
   static Groups& of_process() {
@@ -29,14 +38,14 @@ class Groups {
   }
 
   std::int32_t index(const c10d::ProcessGroup& group) {
-    const std::string& name = group.getGroupName();  // before the lock: a group that is written in Python wants the GIL
+    const std::string name = name_of(group);  // before the lock: a group that is written in Python wants the GIL
     const std::lock_guard<std::mutex> lock(mutex_);
     return find(group, name).index;
   }
 
   // The group's number, and the operation's number in it.
   std::pair<std::int32_t, std::int64_t> enter(const c10d::ProcessGroup& group, bool sends, bool receives, int peer) {
-    const std::string& name = group.getGroupName();
+    const std::string name = name_of(group);
     const std::lock_guard<std::mutex> lock(mutex_);
     Group& known = find(group, name);
     if (!sends && !receives) return {known.index, known.collectives++};

@@ -96,7 +96,7 @@ class Dashboard(LiveWidget):
     ) -> None:
         if views is None:
             tabs = tuple(names for names in TABS if names != ("collectives",) or means.get("collectives") is not None)
-            if timeline.groups() and not timeline.reducers():  # then there is nothing else to see
+            if not means and timeline.groups() and not timeline.reducers():  # a recording without anything else to see
                 tabs = tuple(sorted(tabs, key=lambda names: names != ("groups",)))
         else:
             tabs = tuple((FORMER_NAMES.get(name, name),) for name in views)

@@ -180,7 +180,9 @@ class Notebook:
             shown.switches.append(content["data"]["text/html"])
         elif kind in ("display_data", "update_display_data"):
             key = content.get("transient", {}).get("display_id") or f"own-{len(shown.page.blocks)}"
-            shown.page.publish(key, content["data"], {}, kind == "update_display_data")
+            update = kind == "update_display_data"
+            if not update or key in shown.page.blocks:  # else it is of another cell, whose dashboard is live
+                shown.page.publish(key, content["data"], {}, update)
         elif kind == "execute_result":
             shown.results.append(content["data"])
         elif kind == "error":

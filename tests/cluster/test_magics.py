@@ -117,7 +117,8 @@ def test_a_rank_that_ignores_the_interrupt(notebook: Notebook, presses: int) -> 
     refused = notebook.run("%%distributed\n1").error[1]
     assert "rank 1 is still running a cell" in refused
     assert "`%cluster rejoin --replace 1`" in refused
-    assert notebook.run("%cluster rejoin --replace 1").status == "ok"
+    replaced = notebook.run("%cluster rejoin --replace 1")
+    assert replaced.status == "ok", replaced.error
     assert notebook.run("%%distributed\nrank").text == "rank 0 → 0\nrank 1 → 1"
 
 

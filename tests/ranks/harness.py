@@ -49,6 +49,7 @@ def _serve(rank: int, size: int, folder: str, environment: dict[str, str], pipe:
     """A rank's main loop: functions in, results or tracebacks out, until nothing comes or the pipe closes."""
     os.environ.clear()  # the server's, of when it was started
     os.environ.update(environment)
+    os.environ["DDP_LAB_SAMPLE"] = "0"  # tests count events
     gc.freeze()  # what the server has imported stays; every full collection would walk through it
     import torch
     import torch.distributed as dist

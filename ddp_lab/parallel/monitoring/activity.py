@@ -3,12 +3,14 @@
 [Note: how little is patched]
 Optimizers have torch's own global hooks. Data loaders have none, so the two methods that make the program wait for
 data are wrapped. All else (clipping, logging, the program's own lines) is named by looking at the main thread's stack
-(`stacks`). Installed with the first model of a process. While recording is off, each costs one branch.
+(`stacks`), unless ``DDP_LAB_SAMPLE=0``. Installed with the first model of a process. While recording is off, each costs
+one branch.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -46,7 +48,8 @@ def install() -> None:
     DataLoader.__iter__ = _timed(DataLoader.__iter__)  # type: ignore[method-assign]
     register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
-    Sampler(later=describe_process).start()
+    if os.environ.get("DDP_LAB_SAMPLE", "1") != "0":
+        Sampler(later=describe_process).start()
 
 
 def describe_process() -> None:

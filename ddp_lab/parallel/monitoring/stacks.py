@@ -91,7 +91,7 @@ class Sampler:
     def __init__(self, later: Callable[[], None]) -> None:
         self._later: Callable[[], None] | None = later
         self._codes: dict[types.CodeType, _Code] = {}
-        self._places: dict[tuple[str, int, str], int] = {}  # file, line, part
+        self._places: dict[tuple[str, int | None, str], int] = {}  # file, line, part
         self._main = threading.main_thread().ident or 0
         self._own = 0  # samples recorded
 
@@ -124,7 +124,7 @@ class Sampler:
     def place_of(self, frame: types.FrameType | None) -> int | None:
         """The index of the place of a stack, see [Note: the name of a moment]; None if no program runs."""
         part: str | None = None
-        where: tuple[types.CodeType, int] | None = None
+        where: tuple[types.CodeType, int | None] | None = None
         runs = evaluates = False
         for _ in range(_DEEPEST):
             if frame is None:
@@ -147,12 +147,14 @@ class Sampler:
             self._places[key] = self._describe(code, line, part)
         return self._places[key]
 
-    def _describe(self, code: types.CodeType, line: int, part: str) -> int:
+    def _describe(self, code: types.CodeType, line: int | None, part: str) -> int:
         known = self._codes.get(code) or self._learn(code)
         name = f"{known.short}:{line}"
         if known.owner == "library":
             return recording.place(part, f"{getattr(code, 'co_qualname', code.co_name)} ({name})")
-        return recording.place(part, name, text=linecache.getline(code.co_filename, line).strip()[:120])
+        lines = linecache.getlines(code.co_filename)
+        text = lines[line - 1].strip()[:120] if line is not None and 1 <= line <= len(lines) else ""
+        return recording.place(part, name, text=text)
 
     def _learn(self, code: types.CodeType) -> _Code:
         if len(self._codes) >= _MOST_CODES:  # each run of a cell has its own

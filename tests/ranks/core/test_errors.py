@@ -267,7 +267,7 @@ def test_other_shape(ranks: Ranks) -> None:
 
 def _reducer(parameters: list[torch.Tensor], assignment: list[list[int]], **arguments: Any) -> Any:
     from ddp_lab import native
-    from ddp_lab.parallel.core import agreement
+    from ddp_lab.parallel.core.process_groups import group_index
 
     return native.load().Reducer(
         parameters=parameters,
@@ -275,7 +275,7 @@ def _reducer(parameters: list[torch.Tensor], assignment: list[list[int]], **argu
         assignment=assignment,
         process_group=dist.group.WORLD,
         reducer_id=1,
-        process_group_index=agreement.process_group_index(dist.group.WORLD),
+        process_group_index=group_index(dist.group.WORLD),
         gradient_as_bucket_view=False,
         **arguments,
     )
