@@ -37,8 +37,9 @@ py::tuple drain(std::uint64_t cursor) {
 }
 
 void record(std::uint8_t kind, std::int32_t reducer, std::int64_t step, std::int32_t bucket, std::int32_t parameter,
-            std::int64_t bytes, std::int32_t process_group, std::uint16_t generation) {
+            std::int64_t bytes, std::int32_t process_group, std::uint16_t generation, std::int64_t host_ns) {
   Event event;
+  event.host_ns = host_ns;
   event.kind = static_cast<Kind>(kind);
   event.reducer = reducer;
   event.step = step;
@@ -63,7 +64,7 @@ void bind_recorder(py::module_& module) {
   module.def("now_ns", &ddp_lab::now_ns, "The time that events carry: CLOCK_MONOTONIC in nanoseconds.");
   module.def("record", &record, "Records one event.", py::arg("kind"), py::arg("reducer") = -1, py::arg("step") = -1,
              py::arg("bucket") = -1, py::arg("parameter") = -1, py::arg("bytes") = -1, py::arg("process_group") = -1,
-             py::arg("generation") = 0);
+             py::arg("generation") = 0, py::arg("host_ns") = 0);
   module.def("record_activity", &record_activity, "Records that the main thread was at a place until now.",
              py::arg("place"), py::arg("begin_ns"));
   module.def("drain", &drain, "(events as an array of bytes, dropped, next cursor).", py::arg("cursor"));

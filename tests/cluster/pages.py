@@ -181,7 +181,8 @@ class Notebook:
         elif kind in ("display_data", "update_display_data"):
             key = content.get("transient", {}).get("display_id") or f"own-{len(shown.page.blocks)}"
             update = kind == "update_display_data"
-            if not update or key in shown.page.blocks:  # else it is of another cell, whose dashboard is live
+            picture = "<img" in content["data"].get("text/html", "")
+            if not (update and picture and key not in shown.page.blocks):  # that of another cell, whose view is live
                 shown.page.publish(key, content["data"], {}, update)
         elif kind == "execute_result":
             shown.results.append(content["data"])

@@ -23,6 +23,7 @@ import sysconfig
 import threading
 import time
 import types
+from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -40,6 +41,7 @@ _LONGEST_NS = 1_000_000_000
 _DEEPEST = 60  # frames
 _MOST_CODES = 8_192
 _LATER = 300  # samples
+_MOST_HELD = 4_096
 _SAMPLE = int(Kind.SAMPLE)
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -94,6 +96,8 @@ class Sampler:
         self._places: dict[tuple[str, int | None, str], int] = {}  # file, line, part
         self._main = threading.main_thread().ident or 0
         self._own = 0  # samples recorded
+        # Place, weight and time of those that are not.
+        self._held: deque[tuple[int, int, int]] = deque(maxlen=_MOST_HELD)
 
     def start(self) -> None:
         """Starts the thread."""
@@ -107,19 +111,27 @@ class Sampler:
             recorded, _, _, on = _C.recorder_statistics()
             now = _C.now_ns()
             if on:
-                self._look(min(now - last, _LONGEST_NS))
+                self._look(now, min(now - last, _LONGEST_NS))
             last = now
             idle = min(idle * _IDLER, _IDLE_SECONDS / _FIRST_SECONDS) if recorded - self._own == seen else 1.0
+            if recorded - self._own != seen:
+                self._record()
             seen = recorded - self._own
 
-    def _look(self, weight_ns: int) -> None:
+    def _look(self, now_ns: int, weight_ns: int) -> None:
         place = self.place_of(sys._current_frames().get(self._main))
         if place is not None:
-            _C.record(_SAMPLE, parameter=place, bytes=weight_ns)
-            self._own += 1
-            if self._later is not None and self._own >= _LATER:
-                later, self._later = self._later, None
-                later()
+            self._held.append((place, weight_ns, now_ns))
+
+    def _record(self) -> None:
+        """Records what was seen until the newest event of a model; what follows the last step is no part of one."""
+        for place, weight_ns, at_ns in self._held:
+            _C.record(_SAMPLE, parameter=place, bytes=weight_ns, host_ns=at_ns)
+        self._own += len(self._held)
+        self._held.clear()
+        if self._later is not None and self._own >= _LATER:
+            later, self._later = self._later, None
+            later()
 
     def place_of(self, frame: types.FrameType | None) -> int | None:
         """The index of the place of a stack, see [Note: the name of a moment]; None if no program runs."""
