@@ -16,8 +16,9 @@ namespace {
 // looked at for the group of parameters that fully_shard has the collective for. A file is judged once, by the object
 // that holds its name: all functions of a module have the same one. Places have an index by code object and
 // instruction; both kinds of objects are kept, so that no other one gets their address. A program that makes code
-// without end (as torch.compile may do) reaches the limits; then the place of what is new can't be told.
-constexpr std::size_t kMostCalls = 4096;
+// without end (a notebook does with each run of a cell) reaches the limits; then what is new has no place.
+constexpr std::size_t kMostPlaces = 4096;
+constexpr std::size_t kMostCalls = kMostPlaces + 1024;
 constexpr std::size_t kMostFiles = 16384;
 constexpr int kMostFrames = 256;
 
@@ -159,12 +160,16 @@ void look(PyThreadState* thread, Found& found) {
   Py_XDECREF(reinterpret_cast<PyObject*>(frame));
 }
 
+constexpr std::int32_t kNoRoom = -2;  // for another place
+
 std::int32_t index_of(const Call& call, const Found& found) {
   const Place place{call, found.code, found.frame == nullptr ? -1 : instruction_of(found.frame), found.module};
   const std::lock_guard<std::mutex> lock(known().mutex);
   auto& calls = known().calls;
   const auto seen = calls.find(place);
   if (seen != calls.end()) return seen->second;
+  const bool placed = place.code != nullptr || place.module != nullptr;
+  if (placed && calls.size() >= kMostPlaces) return kNoRoom;
   if (calls.size() >= kMostCalls) return -1;
   const auto index = static_cast<std::int32_t>(calls.size());
   PlacedCall made{index, call};
@@ -195,6 +200,7 @@ std::int32_t find_call(const Call& call) {
     Found found;
     look(thread, found);
     index = index_of(call, found);
+    if (index == kNoRoom) index = index_of(call, Found());
   }
   PyGILState_Release(state);
   return index;

@@ -63,7 +63,7 @@ def write_pages(run: RecordedRun, page: Path) -> None:
     models = run.timeline.reducers()
     if not models and run.timeline.groups():
         page.parent.mkdir(parents=True, exist_ok=True)
-        run.timeline.report(page)
+        run.timeline.report(page, hangs=run.hangs)
         print(f"wrote {page}")
     for model in models:  # the most recently active is the last
         page.parent.mkdir(parents=True, exist_ok=True)

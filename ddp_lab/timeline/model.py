@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -53,6 +55,7 @@ class TimelineModel:
 
     def __init__(self, max_steps: int = 1_000, max_events: int = 1_000_000) -> None:
         self._max_steps, self._max_events = max_steps, max_events
+        self._most_waiting = min(4 * max_steps, max_events // 250)  # events of a rank: few of what is kept
         self._lock = threading.RLock()
         self.version = 0
         """Grows with everything that is appended; a view that has drawn this version is up to date."""
@@ -74,11 +77,17 @@ class TimelineModel:
         self._operations: dict[int, CollectiveTable] = {}  # rank -> those of its process groups
         self._histories: dict[int, StepHistory] = {}  # reducer -> all of its steps
         self._described: list[tuple[int, dict[str, Any]]] = []
+        self._waiting: dict[int, list[npt.NDArray[np.void]]] = {}  # by rank: [Note: batches wait]
 
     # ---- appending --------------------------------------------------------------------------------------
 
     def extend(self, batch: events.Batch) -> None:
-        """Appends a batch; duplicate events (sent again after a rejoin) are ignored."""
+        """Appends a batch; duplicate events (sent again after a rejoin) are ignored.
+
+        [Note: batches wait]
+        Ranks send fifty small batches a second each, and what a batch costs hardly depends on its size. So batches only
+        wait here, until somebody reads or a rank has many events: the thread that receives stays free to answer.
+        """
         with self._lock:
             rank = self._enter(batch.rank, batch.session)
             if rank is None:
@@ -93,7 +102,23 @@ class TimelineModel:
             if not len(taken):
                 return
             rank.events += len(taken)
-            self._append(batch.rank, self._renumbered(batch.rank, rank.life, taken))
+            waiting = self._waiting.setdefault(batch.rank, [])
+            waiting.append(taken)
+            if sum(map(len, waiting)) > self._most_waiting:
+                self._take_waiting()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Holds the lock, with every batch in the tables."""
+        with self._lock:
+            self._take_waiting()
+            yield
+
+    def _take_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for rank, batches in waiting.items():
+            taken = batches[0] if len(batches) == 1 else np.concatenate(batches)
+            self._append(rank, self._renumbered(rank, self._ranks[rank].life, taken))
 
     def _append(self, rank: int, taken: npt.NDArray[np.void]) -> None:
         known, newest = self._ranks[rank], int(taken["host_ns"].max())
@@ -146,6 +171,7 @@ class TimelineModel:
             return rank
         if session in rank.sessions:
             return None
+        self._take_waiting()  # what the former process sent has its numbers
         rank.sessions.append(session)
         if rank.life:
             self._abandon(number)
@@ -180,6 +206,8 @@ class TimelineModel:
             known = self._enter(rank, description.get("session"))
             if known is not None:
                 self.version += 1
+                if description.get("type") == "assignment":
+                    self._take_waiting()  # models are numbered in the order in which they are named
                 made = self._book.describe(rank, known.life, description)
                 if made.get("type") not in FLEETING:
                     self._described.append((rank, made))
@@ -204,7 +232,7 @@ class TimelineModel:
 
     def events(self) -> Saved:
         """The data that `save` writes: raw events in the order of arrival, descriptions, and the ranks' status."""
-        with self._lock:
+        with self._reading():
             chunks = [*self._store.thinned(), *self._store.since(self._store.start)[0]]
             described = [*self._described, *self._book.watched.everything()]
             described += [one for values in self._book.logged.values() for one in values]
@@ -213,7 +241,7 @@ class TimelineModel:
 
     def restore(self, saved: Saved) -> None:
         """Fills an empty timeline with the data of another timeline's `events`."""
-        with self._lock:
+        with self._reading():
             self.recorded = True
             for number, about in saved.ranks.items():
                 self._enter(number, 0)
@@ -226,12 +254,12 @@ class TimelineModel:
 
     def processes(self) -> dict[int, dict[str, Any]]:
         """rank -> facts about its process: ``host``, ``cores``, ``threads``, and for GPUs ``contexts``."""
-        with self._lock:
+        with self._reading():
             return dict(self._book.processes)
 
     def own_numbers(self, model: int) -> dict[int, int]:
         """rank -> that rank's own number of this model, for the running ranks that have it."""
-        with self._lock:
+        with self._reading():
             found = {rank: self._book.own_number(rank, known.life, model) for rank, known in self._ranks.items()}
             return {rank: own for rank, own in found.items() if own is not None}
 
@@ -239,7 +267,7 @@ class TimelineModel:
 
     def ranks(self) -> list[RankStatus]:
         """One record for each rank that has sent anything."""
-        with self._lock:
+        with self._reading():
             return [
                 RankStatus(
                     rank=number,
@@ -256,13 +284,13 @@ class TimelineModel:
 
     def reducers(self) -> list[ReducerInfo]:
         """One record for each model, the most recently active last."""
-        with self._lock:
+        with self._reading():
             made = [self._info(reducer) for reducer in {*self._book.reducers(), *self._latest}]
         return sorted(made, key=lambda one: (one.last_event_ns, one.reducer))
 
     def living(self) -> list[ReducerInfo]:
         """Those of `reducers` that still exist on their ranks, as far as is known: [Note: models that are gone]."""
-        with self._lock:
+        with self._reading():
             return [one for one in self.reducers() if not self._book.is_gone(one.reducer)]
 
     def _tables_of(self, reducer: int) -> dict[int, StepTable]:
@@ -291,7 +319,7 @@ class TimelineModel:
         Raises:
             ValueError: there is no such layout yet.
         """
-        with self._lock:
+        with self._reading():
             try:
                 return self._book.assignment(model, generation)
             except KeyError:
@@ -301,22 +329,22 @@ class TimelineModel:
 
     def watched_gradients(self, model: int | None, last_steps: int | None = None) -> list[dict[str, Any]]:
         """Descriptions of a model's monitored steps, oldest first; for None those of all models."""
-        with self._lock:
+        with self._reading():
             return self._book.watched.described("gradients", model, last_steps)
 
     def drift_records(self, model: int | None = None, last_steps: int | None = None) -> list[DriftRecord]:
         """Comparisons of the ranks' replicas, by model and step."""
-        with self._lock:
+        with self._reading():
             return [drift_record(one) for one in self._book.watched.described("drift", model, last_steps)]
 
     def inspection_count(self, model: int, kind: str = "drift") -> int:
         """How many descriptions of type ``"drift"`` or ``"gradients"`` of a model have arrived in total."""
-        with self._lock:
+        with self._reading():
             return self._book.watched.arrived[kind, model]
 
     def inspections(self, model: int) -> list[Inspection]:
         """The ranks' answers to requests for gradient norms and checksums, oldest step first."""
-        with self._lock:
+        with self._reading():
             return self._book.inspections(model, self._info(model).ranks)
 
     def kept(self, model: int) -> Kept:
@@ -330,7 +358,7 @@ class TimelineModel:
 
     def groups(self) -> list[GroupInfo]:
         """One record for each process group whose operations were recorded."""
-        with self._lock:
+        with self._reading():
             return list(self._book.groups.groups.values())
 
     # ---- times ------------------------------------------------------------------------------------------
@@ -341,14 +369,14 @@ class TimelineModel:
         Args:
             last: how many of the newest operations of each rank; None for all that are kept.
         """
-        with self._lock:
+        with self._reading():
             by_rank = {rank: table.rows(last) for rank, table in self._operations.items()}
             groups, calls = self._book.groups.groups, list(self._book.groups.calls)
         return collective_columns(by_rank, groups, calls)
 
     def forgotten_collectives(self) -> int:
         """How many operations of process groups are no longer kept, over all ranks."""
-        with self._lock:
+        with self._reading():
             return sum(table.forgotten for table in self._operations.values())
 
     def since(self, cursor: int) -> tuple[list[tuple[int, npt.NDArray[np.void]]], int, int]:
@@ -361,12 +389,12 @@ class TimelineModel:
             Pairs of rank and events (dtype `ddp_lab.protocol.events.DTYPE`) in the order of arrival, the next cursor,
             and how many events in between are no longer kept.
         """
-        with self._lock:
+        with self._reading():
             return self._store.since(cursor)
 
     def marks(self) -> list[tuple[int, int, str]]:
         """(rank, host time in ns, name) of the newest marks, at most 20,000."""
-        with self._lock:
+        with self._reading():
             chunks, _, _ = self._marks.since(self._marks.start)
             names = list(self._book.mark_names)
         return [
@@ -379,13 +407,13 @@ class TimelineModel:
     def logged(self) -> list[tuple[int, int, str, float]]:
         """(rank, host time in ns, name, value) of what the program logged (`recording.log`), by name and arrival; of
         each name the newest 20,000."""
-        with self._lock:
+        with self._reading():
             kept = [one for values in self._book.logged.values() for one in values]
         return [(rank, one["at_ns"], one["name"], float(one["value"])) for rank, one in kept]
 
     def mark_names(self) -> list[str]:
         """Names of the marks; the field ``parameter`` of a mark's event is an index of it."""
-        with self._lock:
+        with self._reading():
             return list(self._book.mark_names)
 
     def layouts(self, model: int, generation: int | None = None) -> list[Layout]:
@@ -395,7 +423,7 @@ class TimelineModel:
             model: which model.
             generation: only steps with this version of the layout; None for all.
         """
-        with self._lock:
+        with self._reading():
             done = []
             for table in self._tables.get(model, {}).values():
                 rows = table.rows()
@@ -411,7 +439,7 @@ class TimelineModel:
 
     def views_of(self, model: int, steps: npt.NDArray[np.int64]) -> list[TableView]:
         """Copies of the rows of these steps in a model's tables."""
-        with self._lock:
+        with self._reading():
             made = []
             for rank, table in self._tables_of(model).items():
                 self._activity[rank].digest(self._book.places)
@@ -420,20 +448,20 @@ class TimelineModel:
 
     def parts_of(self, model: int, steps: npt.NDArray[np.int64]) -> StepParts:
         """The named parts of these steps, by rank, as far as they are held: [Note: parts] in `step_parts.py`."""
-        with self._lock:
+        with self._reading():
             views = self.views_of(model, steps)
             by_rank = {one.rank: span_columns.rank_steps(one, self._activity[one.rank]) for one in views}
             return step_parts(by_rank, self._book.places)
 
     def held_steps(self, model: int) -> npt.NDArray[np.int64]:
         """Numbers of the steps in a model's tables, ascending."""
-        with self._lock:
+        with self._reading():
             held = [table.step[table.rows()] for table in self._tables.get(model, {}).values()]
             return np.unique(np.concatenate([np.empty(0, np.int64), *held]))
 
     def history(self, model: int) -> StepHistory:
         """The times of all steps of a model since its start: see [Note: a bounded history] in `history.py`."""
-        with self._lock:
+        with self._reading():
             known = self._histories.setdefault(model, StepHistory())
             steps = self.held_steps(model)
             steps = steps[steps > known.last]
@@ -448,7 +476,7 @@ class TimelineModel:
             seen: empty, or what the earlier call left in it: revisions of the tables.
         """
         changed: dict[int, set[int]] = {}
-        with self._lock:
+        with self._reading():
             for reducer, tables in self._tables.items():
                 for rank, table in tables.items():
                     steps, seen[reducer, rank] = table.changed(seen.get((reducer, rank), 0))
@@ -458,7 +486,7 @@ class TimelineModel:
     def views(self, model: int | None = None, last_steps: int | None = None) -> list[TableView]:
         """Copies of the tables behind `spans`, `steps` and `all_reduces`, for drawing without pandas."""
         made = []
-        with self._lock:
+        with self._reading():
             for of in sorted(self._tables) if model is None else [model]:
                 steps = self.held_steps(of)
                 made += self.views_of(of, steps if last_steps is None else steps[max(0, len(steps) - last_steps) :])
@@ -466,7 +494,7 @@ class TimelineModel:
 
     def columns(self, model: int | None = None, last_steps: int | None = None) -> Columns:
         """The columns of `spans` as numpy arrays."""
-        with self._lock:
+        with self._reading():
             views, sizes = self.views(model, last_steps), self._book.sizes()
         return span_columns.span_columns(views, sizes)
 

@@ -393,7 +393,7 @@ class Timeline(TimelineModel):
             findings=findings.findings(found),
             kept=self.kept(chosen.reducer),
             clocks=self.clocks,
-            parts=self.parts(chosen.reducer),
+            parts=found.parts,
         )
         return words.summary(facts)
 

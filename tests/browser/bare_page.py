@@ -121,10 +121,14 @@ class BarePage:
         node = self.page.locator(selector).first
 
         def said() -> str:
-            text = node.inner_text()
-            return text if words in text else ""
+            texts.append(node.inner_text())
+            return texts[-1] if words in texts[-1] else ""
 
-        return self.until(said, f"{words!r} in {selector}")
+        texts: list[str] = []
+        try:
+            return self.until(said, f"{words!r} in {selector}")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; it says {texts[-1]!r}") from None
 
     def close(self) -> None:
         """Ends the dashboard; fails if the page's script had an error."""

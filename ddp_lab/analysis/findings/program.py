@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -169,42 +169,42 @@ def _of_part(facts: Facts, part: str, kind: str, least: float, title: str, remed
     yield Finding(kind=kind, title=title, evidence=evidence, remedy=remedy, gain_percent=percent)
 
 
-def _program_lines(facts: Facts) -> Iterator[tuple[Place, float, float]]:
-    """Lines of the program outside of all named parts: place, mean seconds of each step, percent of it."""
-    if facts.parts is None or not facts.parts.by_rank:
-        return
-    for place, by_rank in facts.parts.lines("code"):
-        seconds = sum(by_rank.values()) / len(facts.parts.by_rank)
-        yield place, seconds, facts.percent_of_mean(1e9 * seconds)
-
-
 def lines(facts: Facts) -> Iterator[Finding]:
     """One line between the steps that takes long."""
-    for place, seconds, percent in _program_lines(facts):
-        if percent >= _LEAST_OF_LINES:
-            yield Finding(
-                kind="program-line",
-                title="One line of the program takes long in each step, outside of the model.",
-                evidence=f"{ms(1e3 * seconds)} of each step ({percent:.0f} %) pass at {place}.",
-                remedy="Do it less often, ahead of the step, or in another thread or process.",
-                gain_percent=percent,
-            )
-            return
+    yield from _line(
+        facts,
+        "program-line",
+        _LEAST_OF_LINES,
+        "One line of the program takes long in each step, outside of the model.",
+        "Do it less often, ahead of the step, or in another thread or process.",
+    )
 
 
 def values_read(facts: Facts) -> Iterator[Finding]:
     """Values that are read from a device in each step: the program waits until the device has computed them."""
-    if not _on_device(facts):
+    if _on_device(facts):
+        yield from _line(
+            facts,
+            "value-read",
+            _LEAST_ON_DEVICE,
+            "Each step waits for a value from the device.",
+            "Read values every tenth step, or keep them on the device: total += loss.detach().",
+            _READS,
+        )
+
+
+def _line(
+    facts: Facts, kind: str, least: float, title: str, remedy: str, texts: Sequence[str] = ("",)
+) -> Iterator[Finding]:
+    """The line outside of all named parts that takes longest, of those that hold one of the texts."""
+    if facts.parts is None or not facts.parts.by_rank:
         return
-    for place, seconds, percent in _program_lines(facts):
-        if percent >= _LEAST_ON_DEVICE and any(read in place.text for read in _READS):
-            yield Finding(
-                kind="value-read",
-                title="Each step waits for a value from the device.",
-                evidence=f"{ms(1e3 * seconds)} of each step ({percent:.0f} %) pass at {place}.",
-                remedy="Read values every tenth step, or keep them on the device: total += loss.detach().",
-                gain_percent=percent,
-            )
+    for place, by_rank in facts.parts.lines("code"):
+        seconds = sum(by_rank.values()) / len(facts.parts.by_rank)
+        percent = facts.percent_of_mean(1e9 * seconds)
+        if percent >= least and any(text in place.text for text in texts):
+            evidence = f"{ms(1e3 * seconds)} of each step ({percent:.0f} %) pass at {place}."
+            yield Finding(kind=kind, title=title, evidence=evidence, remedy=remedy, gain_percent=percent)
             return
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ddp_lab.launch import reports
 from ddp_lab.protocol.events import DTYPE, Batch, Kind
 from ddp_lab.timeline import group_words
 from ddp_lab.timeline.tables.collectives import CollectiveTable
-from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.timeline.timeline import RecordedRun, Timeline
 
 _MS = 1_000_000
 _CALL = {"type": "call", "index": 0, "operation": "allreduce_", "dtype": "Float", "reduction": "sum"}
@@ -79,6 +80,15 @@ def test_words_name_the_last_rank_and_what_has_not_ended() -> None:
     assert "Mesh dp (ranks 0–1), gloo: 2 all_reduce" in words
     assert "rank 1 was last in 100 %, by 2.0 ms" in words
     assert "Rank 0 entered all_reduce at train.py:12; it has not ended." in words
+
+
+def test_the_page_of_a_run_without_models_says_why_it_hung(tmp_path: Path) -> None:
+    """`ddp-lab run` writes a page of the groups, which begins with what the doctor said."""
+    page = tmp_path / "report.html"
+    reports.write_pages(RecordedRun(_timeline(), (), hangs=("rank 1 waits for rank 0",)), page)
+    text = page.read_text(encoding="utf-8")
+    assert "Collectives by group" in text
+    assert "rank 1 waits for rank 0" in text
 
 
 def test_a_file_keeps_them(tmp_path: Path) -> None:

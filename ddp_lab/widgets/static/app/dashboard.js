@@ -144,7 +144,7 @@ class View {
   }
 
   refreshTheme() {
-    this.timeline.theme = null;
+    this.timeline.forgetTheme();
     this.detail.dots.theme = this.strip.theme = null;
     this.panels.forgetTheme();
     this.schedule();

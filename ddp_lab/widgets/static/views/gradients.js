@@ -59,7 +59,8 @@ export class GradientsView {
     this.unwatch.disabled ||= !watching?.gradients;
     this.uncompare.disabled ||= !watching?.drift;
     const state = live ? current(watching) : "";
-    this.status.draw(this.asker.state(control), [watching?.said, state].filter(Boolean).join(" "), watching?.error);
+    const withState = (text) => text && [text, state].filter(Boolean).join(" ");
+    this.status.draw(this.asker.state(control), withState(watching?.said) || state, withState(watching?.error));
     const [steps, drift] = [known?.steps ?? [], known?.drift ?? []];
     this.pictures.hidden = !steps.length;
     setText(this.summary, reducer === null ? "No model yet. Wrap one in ddp_lab.DistributedDataParallel." : steps.length ? summarise(known) : live ? NONE : NONE_HERE);

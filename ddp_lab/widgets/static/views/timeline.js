@@ -60,6 +60,10 @@ export class TimelineView {
     return { width: Math.floor(clientWidth), height: clientHeight, scroll: this.scroll };
   }
 
+  forgetTheme() {
+    this.theme = this.room = null;
+  }
+
   resized() {
     this.room = null;
     this.scroll = this.scroller.scrollTop;
@@ -70,7 +74,10 @@ export class TimelineView {
   // Returns whether there was room: while JupyterLab changes its theme the width may be 0 for a moment.
   draw(record, records, { width, height, scroll }, selected, live) {
     this.record = record;
-    if (width < 40) return false;
+    if (width < 40) {
+      this.room = null; // no observer says when a theme's change ends within a frame
+      return false;
+    }
     this.steps = chooseSteps(records, record, this.mode);
     const range = this.window ?? this.automaticWindow(record, live);
     const visible = [scroll, scroll + height - AXIS_HEIGHT];
