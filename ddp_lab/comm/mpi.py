@@ -4,7 +4,8 @@
 torch treats the name "mpi" specially: `init_process_group("mpi")` needs no rendezvous, because MPI itself assigns the
 ranks; the group is made by `ProcessGroupMPI.create`. Wheels lack this class. `register` puts `_Creator` in its place,
 and makes `torch.distributed.is_mpi_available` return True. So torch's documentation of MPI holds: processes started by
-mpiexec only call `init_process_group("mpi")`.
+mpiexec only call `init_process_group("mpi")`. Where another launcher has started several processes it returns False:
+libraries that choose a backend by it (accelerate) would train alone in each process.
 
 Such a group has no store. If one is needed (for groups of other backends), use ``"mpi://"`` as `init_method` with any
 backend, including "cpu:mpi": ranks are MPI's, and rank 0 sends the others the address of its store through MPI.
@@ -63,13 +64,19 @@ def why_not() -> str:
 
 def register() -> None:
     """Makes ``"mpi"`` usable unless this torch has its own or there is no extension; can be called repeatedly."""
-    if dist.is_mpi_available() or why_not():
+    if ours() or dist.is_mpi_available() or why_not():
         return
     torchs: Any = distributed_c10d
     torchs.ProcessGroupMPI = _Creator
     torchs._MPI_AVAILABLE = True
+    dist.is_mpi_available = _knows_ranks
     dist.Backend.backend_capability[NAME] = ["cpu"]
     register_rendezvous_handler(NAME, _rendezvous)
+
+
+def _knows_ranks() -> bool:
+    """Whether MPI knows all ranks: mpiexec has started this process, or no other launcher has started more than one."""
+    return os.environ.get("WORLD_SIZE", "1") == "1" or any(name.startswith(LAUNCHED) for name in os.environ)
 
 
 def ours() -> bool:

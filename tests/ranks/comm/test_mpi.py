@@ -96,6 +96,15 @@ def test_processes_that_mpi_knows_nothing_of() -> None:
 
 
 @with_mpi
+def test_libraries_choose_mpi_only_where_it_knows_the_ranks() -> None:
+    """accelerate takes MPI if torch has it: under another launcher each process would then train alone."""
+    program = "import torch.distributed as dist, ddp_lab.comm; print('MPI:', dist.is_mpi_available())"
+    assert "MPI: False" in _run(["env", "WORLD_SIZE=2", sys.executable, "-c", program])
+    assert "MPI: True" in _run([sys.executable, "-c", program])
+    assert _mpiexec(2, "-c", program).count("MPI: True") == 2
+
+
+@with_mpi
 def test_ranks_that_mpi_numbers_otherwise() -> None:
     """Ranks that torch is given in another order than mpiexec's are refused, with both."""
     program = (
