@@ -113,6 +113,7 @@ py::list new_groups() {
   return list;
 }
 
+const char* const kUses[] = {"", "forward", "forward ahead", "backward", "backward ahead", "reduction", "evaluation"};
 const char* const kReductions[] = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
 
 // What a description of type "call" holds.
@@ -132,6 +133,7 @@ py::dict described(const PlacedCall& one) {
     made["reducer"] = one.call.reducer;
     made["bucket"] = one.call.bucket;
   }
+  if (one.call.use != Use::kNotSaid) made["use"] = kUses[static_cast<std::size_t>(one.call.use)];
   if (!one.file.empty()) {
     made["file"] = one.file;
     made["line"] = one.line;
@@ -147,6 +149,14 @@ py::list new_calls() {
   return list;
 }
 
+using PlainPurpose = std::tuple<std::int32_t, std::int32_t, int>;
+
+PlainPurpose exchange_purpose(std::int32_t reducer, std::int32_t bucket, int use) {
+  TORCH_CHECK_INDEX(use >= 0 && use < static_cast<int>(std::size(kUses)), "there is no use ", use);
+  const Purpose before = set_purpose({reducer, bucket, static_cast<Use>(use)});
+  return {before.reducer, before.bucket, static_cast<int>(before.use)};
+}
+
 void bind_group_collectives(py::module_& module) {
   module.def(
       "record_group_collectives",
@@ -160,6 +170,11 @@ void bind_group_collectives(py::module_& module) {
       "index_of_group", [](const c10::intrusive_ptr<c10d::ProcessGroup>& group) { return index_of_group(*group); },
       "This rank's number for the group.", py::arg("group"));
   module.def("forget_group", &forget_group, py::arg("index"));
+  module.def(
+      "set_purpose", &exchange_purpose,
+      "What collectives of this thread are for, from now on: model, bucket, number of the use. Returns the former.",
+      py::arg("reducer"), py::arg("bucket"), py::arg("use"));
+  module.attr("USES") = py::tuple(py::cast(std::vector<std::string>(std::begin(kUses), std::end(kUses))));
   module.def("take_new_groups", &new_groups);
   module.def("take_new_calls", &new_calls, "Descriptions of type \"call\".");
 }

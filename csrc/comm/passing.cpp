@@ -259,7 +259,9 @@ void follow(Watches watches, Work& work) {
   }
 }
 
-WithPurpose::WithPurpose(Purpose purpose) : before_(purpose_here) { purpose_here = purpose; }
+Purpose set_purpose(Purpose purpose) { return std::exchange(purpose_here, purpose); }
+
+WithPurpose::WithPurpose(Purpose purpose) : before_(set_purpose(purpose)) {}
 
 WithPurpose::~WithPurpose() { purpose_here = before_; }
 

@@ -27,10 +27,14 @@ namespace ddp_lab {
 // coalesces (`startCoalescing`), whose parts do; and our own reducer's collectives over shared memory, which reports
 // them with `watch`.
 
+// What in a step a collective is for, where parameters are sharded. Python names them, see bindings/inspection.cpp.
+enum class Use : std::uint8_t { kNotSaid, kForward, kForwardAhead, kBackward, kBackwardAhead, kReduction, kEvaluation };
+
 // What this thread starts a collective for: a bucket of a model.
 struct Purpose {
   std::int32_t reducer = -1;
   std::int32_t bucket = -1;
+  Use use = Use::kNotSaid;
 };
 
 // One operation that is about to be started.
@@ -78,6 +82,9 @@ void set_watcher(Role role, Watcher watcher);
 // For what does not pass the dispatcher: asks the watchers, then follows the `Work`.
 Watches watch(Passing& passing);
 void follow(Watches watches, c10d::Work& work);
+
+// From now on, what this thread starts is for that. Returns what it was for before.
+Purpose set_purpose(Purpose purpose);
 
 // While it exists, what this thread starts is for that.
 class WithPurpose {

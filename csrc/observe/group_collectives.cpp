@@ -168,8 +168,8 @@ std::shared_ptr<Watch> see(Passing& passing) {
   fact.bucket = passing.peer;
   fact.bytes = std::max<std::int64_t>(passing.bytes(), 0);
   const int dtype = passing.first.defined() ? static_cast<int>(passing.first.scalar_type()) : -1;
-  fact.parameter = find_call_of.load()(
-      {passing.operation, dtype, passing.reduction, passing.purpose.reducer, passing.purpose.bucket});
+  fact.parameter = find_call_of.load()({passing.operation, dtype, passing.reduction, passing.purpose.reducer,
+                                        passing.purpose.bucket, passing.purpose.use});
   recorder().record(fact);
   DeviceSpans* const spans = spans_of(passing.first);
   return std::make_shared<Recorded>(fact, spans == nullptr ? nullptr : spans->begin(fact));

@@ -6,6 +6,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
+#include "comm/passing.h"
+
 namespace ddp_lab {
 
 // [Note: what a collective costs where it is recorded]
@@ -22,6 +24,7 @@ struct Call {
   int reduction = -1;          // c10d::ReduceOp::RedOpType; -1: it reduces nothing
   std::int32_t reducer = -1;   // the model and bucket that it is for; -1: of none that is known
   std::int32_t bucket = -1;
+  Use use = Use::kNotSaid;
 
   bool operator==(const Call&) const = default;
 };

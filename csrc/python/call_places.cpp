@@ -38,8 +38,8 @@ struct Place {
 struct HashOfPlace {
   std::size_t operator()(const Place& place) const {
     std::size_t hash = std::hash<const void*>()(place.code) ^ std::hash<const void*>()(place.module) * 31;
-    for (const int number :
-         {place.instruction, place.call.dtype, place.call.reduction, place.call.reducer, place.call.bucket}) {
+    for (const int number : {place.instruction, place.call.dtype, place.call.reduction, place.call.reducer,
+                             place.call.bucket, static_cast<int>(place.call.use)}) {
       hash = hash * 1'000'003 + static_cast<std::size_t>(number);
     }
     return hash ^ std::hash<const void*>()(place.call.operation);

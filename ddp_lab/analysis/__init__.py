@@ -6,6 +6,7 @@ __all__ = [
     "collectives",
     "comparison",
     "findings",
+    "parameter_groups",
     "step_metrics",
     "step_parts",
     "steps",

@@ -138,6 +138,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _start_services(shell: Any, rank: int, client: Mapping[str, Any]) -> None:
     """The object that from now on answers the client and sends it events."""
     from ..parallel.monitoring import group_collectives
+    from ..parallel.observe_shards import observe_every_root
     from . import model_control
     from .agent import Agent
     from .cells import cell, last_cell, name_lookup, progress_bars, sources, spawned
@@ -148,6 +149,7 @@ def _start_services(shell: Any, rank: int, client: Mapping[str, Any]) -> None:
 
     registry.install()
     group_collectives.record()
+    observe_every_root()
     flights.install(Path(shell.kernel.parent.profile_dir.location))
     progress_bars.install()
     _rank.telemetry = telemetry = Telemetry(client["endpoint"], rank, client["world_size"])

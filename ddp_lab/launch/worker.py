@@ -206,9 +206,11 @@ def _reach_models(*, observe: bool) -> None:
 
         observe_every_model()
     else:
+        from ..parallel.observe_shards import observe_every_root
         from ..parallel.replacement import replace_torch_ddp
 
         replace_torch_ddp()
+        observe_every_root()  # these have no class of ours
 
 
 def _run(program: str, arguments: Sequence[str], *, module: bool) -> None:

@@ -1,4 +1,5 @@
-"""`ddp_lab.observe(model)`: the events of our class from torch's own DistributedDataParallel.
+"""`ddp_lab.observe(model)`: the events of our class from torch's own DistributedDataParallel, `fully_shard` and
+`replicate` (`observe_shards.py`).
 
 [Note: what observing leaves alone]
 Gradients, launches and the order of collectives are torch's: our hooks only take times (`csrc/observe`), and none of
@@ -13,7 +14,7 @@ import functools
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ from .core import agreement, buckets, comm_hooks, process_groups
 from .core.outputs import find_tensors
 from .distributed import DistributedDataParallel
 from .monitoring import activity, inspection
+from .observe_shards import ShardObservation, observe_every_root, observe_root, state_of
 
 __all__ = ["EveryModel", "Observation", "observe", "observe_every_model"]
 
@@ -159,21 +161,28 @@ class _ForwardHooks:
             self._observation.reducer.end_forward(find_tensors(output), model.require_backward_grad_sync)
 
 
-def observe(model: TorchDDP) -> Observation:
-    """Records what torch's own DistributedDataParallel does with a model: the events that our class records.
+@overload
+def observe(model: TorchDDP) -> Observation: ...  # type: ignore[overload-overlap]
+@overload
+def observe(model: torch.nn.Module) -> ShardObservation: ...
+def observe(model: torch.nn.Module) -> Observation | ShardObservation:
+    """Records what torch does with a model: its own DistributedDataParallel, `fully_shard` (FSDP2, HSDP), `replicate`.
 
     All views and findings work with them. Gradients are bit for bit the same as without it. The recording ends with
     the model, or with `Observation.remove`; you need not keep the result. Call it on each rank, for several models in
     the same order, after the model was wrapped and outside a backward. A second call returns the first observation.
 
     Args:
-        model: a `torch.nn.parallel.DistributedDataParallel`; comm hooks may be registered before or after.
+        model: a `torch.nn.parallel.DistributedDataParallel` (comm hooks may be registered before or after); or the
+            outermost module with `fully_shard` or `replicate`, after these were applied to all modules: their buckets
+            are its parameter groups (`Timeline.parameter_groups`).
 
     Raises:
-        TypeError: it is not one, or is our class, which records by itself.
-        ValueError: its gradients are averaged without buckets: by torch.compile (``optimize_ddp="python_reducer"``), or
-            all of them delayed (``delay_all_reduce_named_params``); or torch does not expose the buckets: 2.15 and
-            later with sparse gradients or ``lazy_bucket_allocation``.
+        TypeError: it is none of these, or is our class, which records by itself.
+        ValueError: with `fully_shard` or `replicate`: it is not the outermost module, or has no parameter. With a
+            DistributedDataParallel: its gradients are averaged without buckets: by torch.compile
+            (``optimize_ddp="python_reducer"``), or all of them delayed (``delay_all_reduce_named_params``); or torch
+            does not expose the buckets: 2.15 and later with sparse gradients or ``lazy_bucket_allocation``.
 
     Example:
         >>> model = torch.nn.parallel.DistributedDataParallel(net)
@@ -181,10 +190,12 @@ def observe(model: TorchDDP) -> Observation:
     """
     if isinstance(model, DistributedDataParallel):
         raise TypeError("observe() is for torch's class; ddp_lab.DistributedDataParallel records by itself")
+    if state_of(model) is not None:
+        return observe_root(model)
     if not isinstance(model, TorchDDP):
         raise TypeError(
-            f"observe() expects a torch.nn.parallel.DistributedDataParallel, got {type(model).__name__}: "
-            "pass the wrapped model"
+            "observe() expects a torch.nn.parallel.DistributedDataParallel, or a module with fully_shard or replicate, "
+            f"got {type(model).__name__}: pass the wrapped model"
         )
     if (reason := _why_not(model)) is not None:
         raise ValueError(f"this model can't be observed: {reason}")
@@ -215,9 +226,11 @@ class EveryModel:
                 warnings.warn(f"A {type(model.module).__name__} is not observed: {reason}", stacklevel=2)
 
         TorchDDP.__init__ = build  # type: ignore[method-assign,assignment]
+        self._end_roots = observe_every_root()
 
     def remove(self) -> None:
-        """Restores the constructor of torch's class."""
+        """Restores torch's classes."""
+        self._end_roots()
         TorchDDP.__init__ = self._before  # type: ignore[method-assign]
 
 
@@ -235,7 +248,7 @@ def _why_not(model: TorchDDP) -> str | None:
 
 
 def observe_every_model() -> EveryModel:
-    """Observes every model that torch's class wraps from now on in this process."""
+    """Observes every model that torch's class wraps, or `fully_shard` and `replicate` handle, from now on here."""
     return EveryModel()
 
 

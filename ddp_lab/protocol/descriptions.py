@@ -98,7 +98,16 @@ _PARAMETER = _record(
     {"index": _INDEX, "name": text, "bytes": _COUNT},
     {"shape": _list(_COUNT), "numel": _COUNT, "dtype": text, "device": text},
 )
-_OF_BUCKET = _record({"bucket": _BUCKET, "bytes": _COUNT, "parameters": _list(_INDEX)}, {"dtype": text, "device": text})
+_OF_BUCKET = _record(
+    {"bucket": _BUCKET, "bytes": _COUNT, "parameters": _list(_INDEX)},
+    {
+        **dict.fromkeys(("dtype", "device", "name"), text),
+        **dict.fromkeys(("sharded_bytes", "unsharded_bytes"), _COUNT),
+        **dict.fromkeys(("forward_prefetch", "backward_prefetch"), _list(_BUCKET)),
+        **dict.fromkeys(("reshard_after_forward", "unshard_async"), _flag),
+        "mesh": _list(_record({"name": text, "size": _COUNT})),
+    },
+)
 _OPTIONS = _record(
     {},
     {
@@ -132,6 +141,7 @@ _KINDS: dict[str, _Check] = {
             "first_step": _STEP,
             "process_group": integer(-1, 1 << 31),
             "backend": text,
+            "kind": text,
             "rebuilt": _flag,
             "options": _maybe(_OPTIONS),
         },
@@ -144,7 +154,7 @@ _KINDS: dict[str, _Check] = {
     "call": _record(
         {"index": _OWN, "operation": text},
         {
-            **dict.fromkeys(("dtype", "reduction", "file", "function", "module"), text),
+            **dict.fromkeys(("dtype", "reduction", "file", "function", "module", "use"), text),
             "line": integer(-1, 1 << 31),
             "reducer": _REDUCER,
             "bucket": _BUCKET,

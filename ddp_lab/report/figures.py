@@ -12,6 +12,7 @@ from ..views.gradients import gradient_facts
 from ..views.groups import group_lanes, groups_scene
 from ..views.paint import scene_svg
 from ..views.paint.palette import LABELS, PARTS
+from ..views.parameter_groups import parameter_groups_scene
 from ..views.scene import Scene
 from ..views.scenes import gradients_scene, overlap_scene, stragglers_scene, sync_scene
 from ..views.timeline_scene import find_step, timeline_scene
@@ -40,6 +41,9 @@ def figures(timeline: Timeline, found: ReportData) -> Iterator[Figure]:
     if len(found.sync["step"]) and len(found.ranks) > 1:
         yield _waiting(found)
         yield _sync(found)
+    groups = parameter_groups_scene(timeline, found.reducer)
+    if not groups.empty:
+        yield replace(_of(groups, "Parameter groups", f"{groups.title}. {groups.summary}"), style="step")
     gradients = gradients_scene(gradient_facts(timeline, found.reducer))
     if not gradients.empty:
         yield _gradients(gradients)

@@ -18,14 +18,17 @@ import numpy.typing as npt
 
 from ..analysis import stragglers
 from ..analysis.findings import Facts, ranks
+from ..analysis.findings.parameter_groups import words_of_phase
+from ..analysis.parameter_groups import BEFORE, KINDS, GroupedSteps, ModelCollectives, late_groups
 from ..analysis.steps import Steps
 from ..analysis.stragglers import ARRIVAL, EVERYWHERE, VARYING
 from .records import LatePlace
+from .tables.parameter_groups import starts_of
 from .tables.span_columns import TableView, device_rows
 from .tables.step_table import BUCKET_FIELDS, STEP_FIELDS
 
 __all__ = ["FEWEST_STEPS", "WARM_UP", "Layout", "SideBySide", "aligned", "alike", "facts", "late_places", "layouts"]
-__all__ += ["newest"]
+__all__ += ["grouped_steps", "newest"]
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -198,8 +201,13 @@ def facts(
     described = layout.description or {"parameters": (), "buckets": (), "group_ranks": ()}
     parameters, buckets = described["parameters"], described["buckets"]
     shown = aligned(views, steps, len(buckets) if layout.description else None)
-    late = stragglers.find_stragglers(
-        shown.begin, shown.places(), shown.forward_ns(), minimum_ns=minimum_ms * 1e6, minimum_share=minimum_share
+    sharded = any(one.waits is not None for one in views)  # ranks meet in the forward, too: see grouped_steps
+    late = (
+        []
+        if sharded
+        else stragglers.find_stragglers(
+            shown.begin, shown.places(), shown.forward_ns(), minimum_ns=minimum_ms * 1e6, minimum_share=minimum_share
+        )
     )
     found = Facts(
         steps=shown,
@@ -212,11 +220,13 @@ def facts(
         missing_ranks=len(set(described["group_ranks"]) - {one.rank for one in views}),
         newer=newer,
     )
-    return ranks.with_varying(found, minimum_ms * 1e6)
+    return found if sharded else ranks.with_varying(found, minimum_ms * 1e6)
 
 
 def late_places(found: Facts) -> list[LatePlace]:
     """The straggler locations of a model, the most expensive first."""
+    if found.groups is not None:
+        return _late_in_groups(found, found.groups)
     made = []
     for one in found.late:
         bucket, parameter = found.place_of(one)
@@ -233,4 +243,42 @@ def late_places(found: Facts) -> list[LatePlace]:
                 cost_percent=float(np.clip(found.percent(cost), 0.0, 100.0)),
             )
         )
+    return sorted(made, key=lambda one: -one.cost_percent)
+
+
+def grouped_steps(
+    parts: Sequence[tuple[TableView, ModelCollectives]], layout: Sequence[Mapping[str, Any]], step_ns: float
+) -> GroupedSteps:
+    """What each parameter group communicated.
+
+    Args:
+        parts: for each rank a view of the same steps, and the collectives in it.
+        layout: the parameter groups as they are described.
+        step_ns: typical time of a step.
+    """
+    shape = (len(KINDS), len(parts), len(parts[0][0].step) if parts else 0, len(layout))
+    took, exposed = np.zeros(shape), np.zeros(shape)
+    for rank, (_, one) in enumerate(parts):
+        known = (one.group >= 0) & (one.group < len(layout))
+        at = (one.kind[known], one.row[known], one.group[known])
+        _add(took[:, rank], at, np.maximum(one.ended[known] - one.entered[known], 0).astype(np.float64))
+        _add(exposed[:, rank], at, np.where(one.told[known], one.wait_ns[known].astype(np.float64), np.nan))
+    late = late_groups([one for _, one in parts], [starts_of(view) for view, _ in parts], layout, step_ns)
+    names, sizes = [str(one.get("name", "?")) for one in layout], [int(one.get("unsharded_bytes", 0)) for one in layout]
+    return GroupedSteps(names, sizes, took, exposed, late)
+
+
+def _add(to: npt.NDArray[np.float64], at: Any, values: npt.NDArray[np.float64]) -> None:
+    np.add.at(to, at, values)
+
+
+def _late_in_groups(found: Facts, groups: GroupedSteps) -> list[LatePlace]:
+    made = []
+    for one in groups.late:
+        cost = float(np.clip(found.percent(one.delay_ns * one.share), 0.0, 100.0))
+        delay, group = one.delay_ns / 1e6, one.group if one.group >= 0 else None
+        where = words_of_phase(one.phase, groups.names[one.group] if one.group >= 0 else "")
+        kind = "arrival" if one.phase == BEFORE else "place"
+        rank = found.steps.ranks[one.rank]
+        made.append(LatePlace(rank, group, None, delay, one.share, kind, cost_percent=cost, words=where))
     return sorted(made, key=lambda one: -one.cost_percent)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..analysis.parameter_groups import ModelCollectives
 from ..analysis.step_parts import StepParts, step_parts
 from ..protocol import descriptions, events
 from .history import StepHistory
@@ -22,6 +23,7 @@ from .tables import span_columns
 from .tables.activity import ActivityTable
 from .tables.collectives import CollectiveTable, GroupInfo, collective_columns
 from .tables.gradients import drift_record
+from .tables.parameter_groups import collectives_of, parameter_group_columns, with_waits
 from .tables.span_columns import Columns, TableView
 from .tables.step_table import STEP_FIELDS, StepTable
 
@@ -443,8 +445,25 @@ class TimelineModel:
             made = []
             for rank, table in self._tables_of(model).items():
                 self._activity[rank].digest(self._book.places)
-                made.append(span_columns.view_of(rank, model, table, steps, self._activity[rank]))
+                view = span_columns.view_of(rank, model, table, steps, self._activity[rank])
+                found = self._collectives_of(view)
+                made.append(view if found is None else with_waits(view, found, self._operations[rank]))
             return made
+
+    def _collectives_of(self, view: TableView) -> ModelCollectives | None:
+        """What a model with parameter groups communicated in these steps; None for other models."""
+        if not self._book.has_parameter_groups(view.reducer):
+            return None
+        table = self._operations.setdefault(view.rank, CollectiveTable())
+        devices = {one["device"] for one in self._book.assignment(view.reducer)["buckets"]}
+        groups = self._book.groups
+        return collectives_of(view, table, groups.calls, groups.groups, on_host=devices == {"cpu"})
+
+    def collectives_in(self, views: Sequence[TableView]) -> list[tuple[TableView, ModelCollectives]]:
+        """What models with parameter groups communicated in the steps of views; without other models."""
+        with self._reading():
+            found = [(view, self._collectives_of(view)) for view in views]
+        return [(view, collectives) for view, collectives in found if collectives is not None]
 
     def parts_of(self, model: int, steps: npt.NDArray[np.int64]) -> StepParts:
         """The named parts of these steps, by rank, as far as they are held: [Note: parts] in `step_parts.py`."""
@@ -502,6 +521,18 @@ class TimelineModel:
         """The columns of `steps` as numpy arrays."""
         return span_columns.step_columns(self.views(model, last_steps))
 
+    def parameter_group_columns(self, model: int | None = None, last_steps: int | None = None) -> Columns:
+        """The columns of `parameter_groups` as numpy arrays."""
+        with self._reading():
+            parts = self.collectives_in(self.views(model, last_steps))
+            models = {view.reducer for view, _ in parts}
+            described = {
+                (of, generation): self._book.assignment(of, generation)
+                for of in models
+                for generation in self._book.generations(of)
+            }
+        return parameter_group_columns(parts, described)
+
     def sync_columns(self, model: int | None = None, last_steps: int | None = None) -> Columns:
         """The columns of `all_reduces` as numpy arrays."""
         ranks_of = {one.reducer: len(one.ranks) for one in self.reducers()}
@@ -521,6 +552,16 @@ class TimelineModel:
                 if layout is not None and len(layout.step) >= fewest:
                     return one
         return known[-1] if known else None
+
+    def model_with_groups(self, model: int | None = None) -> int | None:
+        """The number of a model with `fully_shard` or `replicate`; None if it is none, or there is none.
+
+        Args:
+            model: which model; None for the most recently active one of these.
+        """
+        known = [one.reducer for one in self.reducers() if one.last_step >= 0 and model in (None, one.reducer)]
+        with self._reading():
+            return next((one for one in reversed(known) if self._book.has_parameter_groups(one)), None)
 
     def model(self, model: int | None = None) -> ReducerInfo | None:
         """The record of a model, for None of the most recently active one; None if there is none."""

@@ -24,11 +24,13 @@ from .records import Inspection
 from .tables.gradients import GradientBook
 from .tables.groups import GroupBook
 
-__all__ = ["FLEETING", "ReducerBook"]
+__all__ = ["FLEETING", "KINDS_WITH_GROUPS", "ReducerBook"]
 
 _PLACE_FIELDS = (("part", "code"), ("name", "?"), ("text", ""), ("workers", -1), ("pin_memory", False))
 # Types of descriptions that come with each step: only the newest are kept.
 FLEETING = ("gradients", "drift", "value")
+KINDS_WITH_GROUPS = ("fully_shard", "replicate")
+"""Of models whose description is of parameter groups instead of buckets."""
 _MOST_VALUES = 20_000  # of a name, of all ranks
 
 
@@ -160,6 +162,10 @@ class ReducerBook:
         """The description of a bucket layout, the newest for None; raises `KeyError` if there is none."""
         of_reducer = self._assignments[reducer]
         return of_reducer[max(of_reducer) if generation is None else generation]
+
+    def has_parameter_groups(self, reducer: int) -> bool:
+        """Whether `fully_shard` or `replicate` handles its parameters."""
+        return any(one.get("kind") in KINDS_WITH_GROUPS for one in self._assignments.get(reducer, {}).values())
 
     def generations(self, reducer: int) -> tuple[int, ...]:
         """The described generations of a reducer, ascending."""

@@ -133,6 +133,8 @@ class LatePlace:
         pattern: ``"persistent"``: in most steps; ``"data-dependent"``: in the steps in which its forward takes
             longer, too; ``"random"``: in some steps.
         cost_percent: what the steps would save without it, in percent of the step.
+        words: where, for a reader, in a model with `fully_shard` or `replicate` (`bucket` is its parameter group); else
+            "".
     """
 
     rank: int
@@ -143,6 +145,7 @@ class LatePlace:
     where: str = "place"
     pattern: str = "persistent"
     cost_percent: float = 0.0
+    words: str = ""
 
 
 @dataclass(frozen=True)

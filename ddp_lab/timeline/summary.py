@@ -15,9 +15,10 @@ from ..analysis.step_metrics import typical
 from ..analysis.step_parts import PARTS, StepParts
 from ..formatting import counted, enumeration, ms, names, size, step_range
 from .clocks import HostClock
+from .models import KINDS_WITH_GROUPS
 from .records import Kept, LatePlace, ReducerInfo
 
-__all__ = ["CHANGE", "NOTHING", "Facts", "incomplete", "losses", "summary"]
+__all__ = ["CHANGE", "NOTHING", "UNTOLD", "Facts", "incomplete", "losses", "summary"]
 
 CHANGE = "Main finding"
 """The first words of the sentence about the first finding."""
@@ -26,6 +27,7 @@ NOTHING = (
     "No events yet. Wrap the model in ddp_lab.DistributedDataParallel and run some steps in a %%distributed cell. "
     "Recording is on unless ddp_lab.recording.disable() was called."
 )
+UNTOLD = "only gloo and shm on the CPU tell when a rank waits"
 _MOST_NAMES = 2
 _MOST_PARTS = 5
 _NAMED = 0.99
@@ -62,7 +64,7 @@ def summary(facts: Facts) -> str:
     sync = facts.sync
     lines = [_cost(facts), _parts(facts.parts), _communication(facts)]
     if len(facts.info.ranks) > 1 and len(sync["step"]):
-        lines += [_longest(facts, sync), _last(sync)]
+        lines += [] if _has_groups(facts) else [_longest(facts, sync), _last(sync)]
         lines += [_late(facts, one) for one in facts.late[:2] if one.cost_percent >= _LEAST_COST]
     lines += [_largest(facts.findings), losses(facts.dropped), str(facts.kept or "")]
     lines += [f"{clock}." for clock in facts.clocks]
@@ -76,7 +78,8 @@ def _cost(facts: Facts) -> str:
     total, backward = (typical(steps["step"], steps[name]) for name in ("step_ms", "backward_ms"))
     whole = f"{ms(total)} per step" if total == total else f"{ms(backward)} per backward"
     parts = {"forward": "forward_ms"} if total == total else {}
-    parts |= {"backward computation": "compute_ms", "exposed communication after it": "exposed_ms"}
+    exposed = "exposed communication" + ("" if _has_groups(facts) else " after it")
+    parts |= {"backward computation": "compute_ms", exposed: "exposed_ms"}
     values = {name: typical(steps["step"], steps[column]) for name, column in parts.items()}
     told = [f"{ms(value)} {name}" for name, value in values.items() if value == value]
     of_which = f", of which {enumeration(told)}" if told else ""
@@ -107,10 +110,26 @@ def _communication(facts: Facts) -> str:
         return f"{told}; a single rank has no communication."
     if busy <= 0:
         return f"{told}; no collective has finished yet."
+    if _has_groups(facts):
+        return _of_groups(facts)
     share = f"{100 * hidden / busy:.0f} % of the communication overlapped with the backward computation"
     if buckets == 1:
         share += " (a single bucket cannot overlap: lower bucket_cap_mb)" if hidden / busy < 0.05 else ""
     return f"{told}, {ms(typical(steps['step'], steps['communication_ms']))} in flight; {share}."
+
+
+def _has_groups(facts: Facts) -> bool:
+    return (facts.assignment or {}).get("kind") in KINDS_WITH_GROUPS
+
+
+def _of_groups(facts: Facts) -> str:
+    steps, buckets = facts.steps, (facts.assignment or {})["buckets"]
+    told = f"{counted(len(buckets), 'parameter group')}"
+    exposed = typical(steps["step"], steps["exposed_ms"])
+    if exposed != exposed:
+        return f"{told}; how much of the communication is exposed is not known here: {UNTOLD}."
+    together = f"{ms(typical(steps['step'], steps['communication_ms']))} of communication in flight in each step"
+    return f"{told}, {together}, of which {ms(exposed)} exposed: ranks waited for it."
 
 
 def _longest(facts: Facts, sync: Mapping[str, npt.NDArray[Any]]) -> str:
@@ -148,6 +167,8 @@ def _late(facts: Facts, one: LatePlace) -> str:
         return varying_rank(one.rank, one.share, one.delay_ms) + f" It costs {one.cost_percent:.0f} % of a step."
     cost = f" ({one.pattern}; it costs {one.cost_percent:.0f} % of a step)"
     when = f"by {ms(one.delay_ms)} in {100 * one.share:.0f} % of the steps{cost}"
+    if one.words:
+        return f"Rank {one.rank} is late {one.words}, {when}."
     if one.where == "everywhere":
         return f"Rank {one.rank} is slower than the others throughout its backward, {when}."
     if one.parameter is not None:

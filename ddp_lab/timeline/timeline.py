@@ -108,7 +108,9 @@ class Timeline(TimelineModel):
         ``finalize_ns``, ``backward_end_ns`` (host), ``step_ms`` (since the end of the previous step), ``forward_ms``
         (of the last forward before the backward), ``backward_ms``, ``compute_ms`` (the backward's own computation),
         ``communication_ms`` (at least one collective in flight), of which ``hidden_ms`` is overlapped with the
-        computation and ``exposed_ms`` is after it, on ``clock``.
+        computation and ``exposed_ms`` is after it, on ``clock``. Of a model with `fully_shard` or `replicate`,
+        ``exposed_ms`` is how long a thread waited for collectives in the whole step, and ``forward_ms`` and
+        ``compute_ms`` are without that; NaN where it is not known, see `parameter_groups`.
         """
         return _frame(self.step_columns(model, last_steps))
 
@@ -132,9 +134,11 @@ class Timeline(TimelineModel):
         ``sequence`` (its number in the group, equal on all its ranks; of a send or receive: among those of this pair),
         ``peer`` (global rank of the other side of a send or receive, else -1), ``bytes`` (of its input or output,
         whichever is more), ``dtype``, ``reduction`` ("sum", ...), ``place`` (file and line of the user's innermost
-        frame), ``function``, ``module`` (whose parameters `fully_shard` has it for), ``reducer`` and ``bucket`` (of a
-        DistributedDataParallel, else -1). Times in ns, 0 if not known: ``entered_ns``, ``ended_ns``,
-        ``device_begin_ns``, ``device_end_ns`` (where it ran on a device; then it ended at the latter). ``state``
+        frame), ``function``, ``module`` (whose parameters `fully_shard` has it for), ``use`` (what for: "forward",
+        "backward", "forward ahead" and "backward ahead" if it was prefetched, "reduction", "evaluation"; else ""),
+        ``reducer`` and ``bucket`` (of a DistributedDataParallel, or a parameter group's number; else -1). Times in ns,
+        0 if not known: ``entered_ns``, ``ended_ns``, ``device_begin_ns``, ``device_end_ns`` (where it ran on a device;
+        then it ended at the latter). ``state``
         ("running", "complete", "failed"; "unseen": its backend does not tell when it ends), ``ms`` (entered to ended),
         ``waited_ms`` (that a thread of the host waited for it; only gloo and shm tell), ``ranks`` (number that have
         entered it), ``last_rank`` (to enter, -1 until all have), ``late_ms`` (entered after the first rank),
@@ -147,6 +151,28 @@ class Timeline(TimelineModel):
             last: how many of the newest of each rank; None for all that are kept.
         """
         return _frame(self.collective_columns(last))
+
+    def parameter_groups(self, model: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
+        """What `fully_shard` (FSDP2, HSDP) and `replicate` did: one row per rank, step and parameter group.
+
+        Columns: ``rank``, ``reducer``, ``step``, ``generation``, ``group`` (number of the parameter group), ``module``
+        (its name; the class of the model for the root's own parameters). Times in ms, each with the part of it that was
+        exposed, that is in which a thread waited for it: ``forward_unshard_ms`` and ``forward_unshard_exposed_ms``
+        (all-gathers before a forward), ``backward_unshard_ms``, ``backward_unshard_exposed_ms``, ``reduce_scatter_ms``,
+        ``reduce_scatter_exposed_ms``, ``all_reduce_ms``, ``all_reduce_exposed_ms`` (of HSDP and `replicate`). They last
+        from a rank's call to the end, waits for other ranks included. Exposed is NaN where it is not known: on devices,
+        and with backends that do not tell when a thread waits (others than gloo and shm).
+        ``forward_unshards`` and ``backward_unshards`` are counts (with gradient accumulation, all forwards of a step),
+        ``forward_prefetched`` and ``backward_prefetched`` whether one of them was started before it was needed.
+        ``gathered_bytes`` and ``reduced_bytes``: of all these all-gathers and reductions, per rank;
+        ``sharded_bytes``: the rank's part of the parameters, padding included; ``unsharded_bytes``: of the whole ones.
+        ``complete``: the step has ended.
+
+        Args:
+            model: which model; None for all.
+            last_steps: how many of the newest steps of each model; None for all that are kept.
+        """
+        return _frame(self.parameter_group_columns(model, last_steps))
 
     def gradients(self, model: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
         """Monitored gradients (`DistributedDataParallel.watch_gradients`): one row per step and bucket.
@@ -257,7 +283,11 @@ class Timeline(TimelineModel):
         group = set((layout.description or {}).get("group_ranks", ()))  # a file may have ranks of another group
         views = [one for one in self.views_of(chosen.reducer, steps) if not group or one.rank in group]
         found = judged_steps.facts(views, layout, steps, newer=newer, **options)
-        return replace(found, parts=self.parts(chosen.reducer), processes=self.processes())
+        found = replace(found, parts=self.parts(chosen.reducer), processes=self.processes())
+        parts = self.collectives_in(views)
+        if layout.description is None or len(parts) < len(views):
+            return found
+        return replace(found, groups=judged_steps.grouped_steps(parts, layout.description["buckets"], found.step_ns))
 
     def parts(self, model: int | None = None, last_steps: int = _PARTED_STEPS) -> StepParts:
         """Where the time of a step goes: its named parts by rank, and the program's lines behind the rest.
@@ -316,8 +346,8 @@ class Timeline(TimelineModel):
         `Cluster.dashboard` shows a cluster's timeline, and has controls for its ranks.
 
         Args:
-            views: names out of ``"timeline"``, ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``,
-                ``"findings"``, ``"what_if"``, ``"gradients"`` and ``"groups"``; all if none is given.
+            views: names out of ``"timeline"``, ``"sync"``, ``"overlap"``, ``"parameter_groups"``, ``"stragglers"``,
+                ``"buckets"``, ``"findings"``, ``"what_if"``, ``"gradients"`` and ``"groups"``; all if none is given.
 
         Example:
             ddp_lab.Timeline.load("run.npz").dashboard()
@@ -364,7 +394,7 @@ class Timeline(TimelineModel):
 
         Args:
             view: ``"timeline"`` (the spans of a step), ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``,
-                ``"findings"``, ``"gradients"`` or ``"groups"`` (which shows no model).
+                ``"findings"``, ``"parameter_groups"``, ``"gradients"`` or ``"groups"`` (which shows no model).
             model: which model; None for the most recently active.
             options: see `ddp_lab.views.figures.figure`.
         """

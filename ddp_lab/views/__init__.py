@@ -7,6 +7,7 @@ __all__ = [
     "model_map",
     "overview",
     "paint",
+    "parameter_groups",
     "pictures",
     "scene",
     "scenes",

@@ -50,6 +50,11 @@ VIEWS = {
         "The time breakdown of each step, and its efficiency: the share that is not exposed communication.",
         _FAST,
     ),
+    "parameter_groups": View(
+        "Parameter groups",
+        "With fully_shard or replicate: when each parameter group was gathered and reduced, and what ranks waited for.",
+        _FAST,
+    ),
     "stragglers": View(
         "Stragglers",
         "How long the others waited for each rank, by bucket and step, and where its own computation fell behind.",

@@ -27,6 +27,7 @@ _HEIGHTS = {
     "stragglers": (150, 24),
     "findings": (160, 64),
     "gradients": (460, 0),
+    "parameter_groups": (170, 20),
     "groups": (170, 20),
 }
 
@@ -37,7 +38,7 @@ def figure(timeline: Timeline, view: str = "timeline", **options: Any) -> go.Fig
     Args:
         timeline: the source of the events.
         view: ``"overview"``, ``"timeline"``, ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``,
-            ``"findings"``, ``"gradients"`` or ``"groups"``.
+            ``"findings"``, ``"parameter_groups"``, ``"gradients"`` or ``"groups"``.
         options: ``model`` (which model; None for the most recently active) and ``last_steps`` (default 100; 200 for
             the overlap and the gradients). For the timeline and the buckets see `timeline_figure` and
             `buckets_figure`.

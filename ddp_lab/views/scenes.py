@@ -19,6 +19,7 @@ from .gradients import gradient_facts, gradients_words
 from .groups import group_lanes, groups_scene
 from .overview import overview_scene
 from .paint.palette import LABELS, PHASES, rank_role
+from .parameter_groups import parameter_groups_scene
 from .scene import Axis, Bars, Cells, Line, Panel, Rule, Scene, Table
 from .view_data import Sync, Waiting
 
@@ -226,5 +227,6 @@ SCENES: dict[str, Callable[[Timeline, int | None, int | None], Scene]] = {
     "stragglers": lambda timeline, reducer, last: stragglers_scene(view_data.waiting(timeline, reducer, last or 100)),
     "findings": _findings_of,
     "gradients": _gradients_of,
+    "parameter_groups": parameter_groups_scene,
     "groups": lambda timeline, reducer, last: groups_scene(group_lanes(timeline, last)),
 }

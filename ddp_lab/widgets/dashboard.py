@@ -77,6 +77,7 @@ class Dashboard(LiveWidget):
     watching = traitlets.Dict().tag(sync=True)
     norms = traitlets.Dict().tag(sync=True)
     groups = traitlets.Dict().tag(sync=True)
+    parameter_groups = traitlets.Dict().tag(sync=True)
     parts = traitlets.Dict().tag(sync=True)
     prediction = traitlets.Dict().tag(sync=True)
     trial = traitlets.Dict().tag(sync=True)

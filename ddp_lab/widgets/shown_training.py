@@ -34,7 +34,16 @@ __all__ = ["DashboardStatistics", "ShownTraining"]
 
 _RANKS_SECONDS, _MEMORY_SECONDS = 0.5, 5.0
 _OVERHEAD_SECONDS = 1.0
-_OF_STEPS = ("overview", "strip", "findings", "late", "parts", "readiness", "norms")  # traits about steps
+_OF_STEPS = (
+    "overview",
+    "strip",
+    "findings",
+    "late",
+    "parts",
+    "readiness",
+    "norms",
+    "parameter_groups",
+)  # traits about steps
 # Traits that another training has anew.
 _OF_ONE = (*_OF_STEPS, "groups", "assignments", "links", "inspection", "overhead")
 

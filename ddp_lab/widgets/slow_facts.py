@@ -26,13 +26,14 @@ from ..views.catalogue import VIEWS
 from ..views.gradients import gradient_facts
 from ..views.groups import group_lanes, groups_trait
 from ..views.overview import overview, strip
+from ..views.parameter_groups import parameter_groups_scene, parameter_groups_trait
 from ..views.view_data import parts_table, parts_words, readiness
 
 __all__ = ["SlowFacts", "bucket_gradients", "late_places", "late_text"]
 
 _SHARE, _LEAST_SECONDS = 50, 1.0
 _STEPS = 100
-_VIEWS = {"overview", "findings", "overlap", "stragglers", "buckets", "gradients", "groups"}
+_VIEWS = {"overview", "findings", "overlap", "parameter_groups", "stragglers", "buckets", "gradients", "groups"}
 _BEGIN = STEP_FIELDS.index("backward_begin")
 
 
@@ -107,6 +108,9 @@ class SlowFacts:
             parts = self._timeline.parts(reducer)
             head, rows = parts_table(parts)
             made["parts"] = {"reducer": reducer, "text": parts_words(parts), "head": head, "rows": rows}
+        if "parameter_groups" in wanted:
+            shown = parameter_groups_trait(parameter_groups_scene(self._timeline, reducer))
+            made["parameter_groups"] = {"reducer": reducer, **shown}
         if "gradients" in wanted:
             made["norms"] = {"reducer": reducer, **gradient_facts(self._timeline, reducer)}
         return made
@@ -159,7 +163,10 @@ def late_text(facts: Facts | None, late: Sequence[LatePlace]) -> str:
     judged = f"{counted(len(facts.steps), 'step')} ({step_range(facts.steps.step.tolist())})"
     if late:
         worst = late[0]
-        if worst.where == "varying":
+        if worst.words:
+            often = f"in {100 * worst.share:.0f} % of the steps"
+            told = f"Rank {worst.rank} is late {worst.words}, by {ms(worst.delay_ms)} {often}."
+        elif worst.where == "varying":
             told = varying_rank(worst.rank, worst.share, worst.delay_ms)
         else:
             told = (
@@ -188,6 +195,8 @@ def _last_most_often(facts: Facts) -> tuple[npt.NDArray[np.intp], npt.NDArray[np
 
 
 def _where(one: LatePlace) -> str:
+    if one.words:
+        return one.words
     if one.parameter is not None:
         return f"at the gradient of {one.parameter}" + (f" (bucket {one.bucket})" if one.bucket is not None else "")
     if one.bucket is not None:

@@ -20,12 +20,15 @@ INTERNAL = {
     "Timeline": {
         "analysed",
         "collective_columns",
+        "collectives_in",
         "columns",
         "extend",
         "history",
         "judged",
         "judgement",
         "layouts",
+        "model_with_groups",
+        "parameter_group_columns",
         "parts_of",
         "processes",
     }

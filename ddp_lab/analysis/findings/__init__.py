@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Final
 
 from ...formatting import counted, step_range
-from . import buckets, options, program, ranks
+from . import buckets, options, parameter_groups, program, ranks
 from .facts import Facts, Finding
 
-__all__ = ["Facts", "Finding", "findings", "headline", "ranks"]
+__all__ = ["Facts", "Finding", "findings", "headline", "parameter_groups", "ranks"]
 
 _LEAST_PERCENT = 0.5
 _FEWEST_STEPS = 5  # to say that nothing would save time
@@ -29,11 +29,7 @@ _BETWEEN_RANKS: Final[tuple[_Rule, ...]] = (
     options.communication,
     program.shared_cores,
 )
-_OF_A_RANK: Final[tuple[_Rule, ...]] = (
-    options.unused_parameters,
-    options.search_of_unused,
-    options.copies,
-    options.small_tensors,
+_OF_THE_PROGRAM: Final[tuple[_Rule, ...]] = (
     program.data_loading,
     program.collectives,
     program.seldom_work,
@@ -41,6 +37,13 @@ _OF_A_RANK: Final[tuple[_Rule, ...]] = (
     program.values_read,
     program.copies,
     program.contexts,
+)
+_OF_A_RANK: Final[tuple[_Rule, ...]] = (
+    options.unused_parameters,
+    options.search_of_unused,
+    options.copies,
+    options.small_tensors,
+    *_OF_THE_PROGRAM,
 )
 _OF_COLLECTIVES: Final = ("communication-bound", "bucket-too-small")
 """Kinds based on how long collectives take. That is not known while ranks disturb each other, e.g. on shared cores."""
@@ -57,13 +60,21 @@ def findings(facts: Facts | None) -> list[Finding]:
     """
     if facts is None or not _judged(facts):
         return []
-    rules = (*_BETWEEN_RANKS, *_OF_A_RANK) if facts.together else _OF_A_RANK
     judged = (int(facts.steps.step[0]), int(facts.steps.step[-1]))
+    if facts.groups is not None:
+        found = [one for rule in parameter_groups.RULES for one in rule(facts, facts.groups)]
+        found += [one for rule in _OF_THE_PROGRAM for one in rule(facts)]
+        return _ranked([replace(one, steps=judged) for one in found])
+    rules = (*_BETWEEN_RANKS, *_OF_A_RANK) if facts.together else _OF_A_RANK
     found = [replace(one, steps=judged) for rule in rules for one in rule(facts)]
     least = ranks.least_of_collectives(facts)
     if program.shares_cores(facts):
         found = [one for one in found if one.kind not in (*program.REPLAYED, *_OF_COLLECTIVES)]
     found = [one for one in found if one.kind not in _OF_COLLECTIVES or one.gain_percent > least]
+    return _ranked(found)
+
+
+def _ranked(found: Sequence[Finding]) -> list[Finding]:
     shown = [one for one in found if one.gain_percent >= _LEAST_PERCENT or one.kind in options.ALWAYS]
     return sorted(shown, key=lambda one: -one.gain_percent)
 
@@ -93,6 +104,11 @@ def headline(facts: Facts | None, found: Sequence[Finding]) -> str:
         return f"The bucket layout is not known, so {judged} could not be analysed."
     if not _judged(facts) or len(facts.steps) < _FEWEST_STEPS:
         return f"Too few steps to say that no change would save time: {judged}."
+    if facts.groups is not None:
+        return (
+            "No change would save half a percent of the step. Analysed: parameter groups, ranks and the program around "
+            f"the model in {judged}."
+        )
     checked = "buckets, ranks, options, copies, communication" if facts.together else "options, copies"
     checked += " and the program around the model"
     return f"No change would save half a percent of the step. Analysed: {checked} in {judged}."

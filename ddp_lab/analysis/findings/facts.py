@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...formatting import step_range
+from ..parameter_groups import GroupedSteps
 from ..step_parts import StepParts
 from ..steps import Replay, Steps
 from ..stragglers import Late
@@ -32,13 +33,15 @@ class Finding:
             ``"static-graph-possible"``, ``"straggler"``, ``"ranks-disturbed"``, ``"communication-bound"``,
             ``"copy-cost"``, ``"small-tensors"``, ``"shared-cores"``, ``"data-loading"``, ``"other-collectives"``,
             ``"evaluation-cost"``, ``"logging-cost"``, ``"checkpoint-cost"``, ``"program-line"``, ``"value-read"``,
-            ``"blocking-copies"`` or ``"context-on-other-gpu"``.
+            ``"blocking-copies"`` or ``"context-on-other-gpu"``; of models with `fully_shard` or `replicate`:
+            ``"late-parameter-group"``, ``"exposed-unshard"``, ``"parameter-groups-too-small"`` or
+            ``"parameter-group-too-large"``.
         title: what is wrong, in one sentence.
         evidence: the numbers that support it.
         remedy: the suggested fix.
         gain_percent: the estimated saving, in percent of the step; see [Note: gains].
         rank: the rank that it is about, None if all.
-        bucket: the bucket, None if all.
+        bucket: the bucket or the parameter group, None if all.
         parameter: the qualified name of the parameter, None if it is about none or several.
         steps: the first and the last step that were analysed, None if that is not known.
     """
@@ -73,6 +76,7 @@ class Facts:
         missing_ranks: how many ranks of the group sent no events; if any, the ranks cannot be compared.
         newer: how many complete steps are newer than `steps`, have another bucket layout and are too few to analyse.
         parts: where the time of a step goes; None if that is not known.
+        groups: of a model with `fully_shard` or `replicate`; None for others.
         processes: rank -> facts about its process: ``host``, ``cores``, ``threads``, and for GPUs ``contexts``.
     """
 
@@ -86,6 +90,7 @@ class Facts:
     missing_ranks: int = 0
     newer: int = 0
     parts: StepParts | None = None
+    groups: GroupedSteps | None = None
     processes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
     @property

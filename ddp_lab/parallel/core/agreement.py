@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ...formatting import label_of
 from . import process_groups
 
-__all__ = ["agree", "model_description"]
+__all__ = ["agree", "model_description", "next_number"]
 
 Entry = list[Any]
 
@@ -58,12 +58,11 @@ def agree(entries: list[Entry], group: dist.ProcessGroup, device: torch.device, 
     Raises:
         RuntimeError: the ranks' models differ; raised on all of them, naming parameter and ranks.
     """
-    global _next_reducer
-    counter = _next_reducer
+    counter = 0
     if collective:
         text = json.dumps(entries).encode()
         digest = int.from_bytes(hashlib.sha256(text).digest()[:8], "little", signed=True)
-        own = [counter, process_groups.own_rank(group), digest, len(text)]
+        own = [_next_reducer, process_groups.own_rank(group), digest, len(text)]
         mine = torch.tensor(own, dtype=torch.int64, device=device)
         table = process_groups.gather_numbers(mine, group)
         process_groups.learn_ranks(group, [row[1] for row in table])
@@ -71,7 +70,18 @@ def agree(entries: list[Entry], group: dist.ProcessGroup, device: torch.device, 
             gathered = _gather(text, [row[3] for row in table], group, device)
             raise RuntimeError(_difference([json.loads(raw) for raw in gathered], process_groups.global_ranks(group)))
         counter = max(row[0] for row in table)
-    number = _first_free(counter, process_groups.global_ranks(group))
+    return next_number(process_groups.global_ranks(group), counter)
+
+
+def next_number(ranks: Sequence[int], least: int = 0) -> int:
+    """A number for a model of these ranks, equal on all that have numbered the same models before.
+
+    Args:
+        ranks: global ranks.
+        least: it is no smaller than this.
+    """
+    global _next_reducer
+    number = _first_free(max(least, _next_reducer), ranks)
     _next_reducer = number + 1
     return number
 

@@ -1,3 +1,3 @@
 """Dense arrays of event times by step, rank and bucket."""
 
-__all__ = ["activity", "collectives", "gradients", "groups", "span_columns", "step_table"]
+__all__ = ["activity", "collectives", "gradients", "groups", "parameter_groups", "span_columns", "step_table"]

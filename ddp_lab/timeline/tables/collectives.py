@@ -18,7 +18,7 @@ from ...formatting import label_of
 from ...protocol.events import Kind
 from .span_columns import Columns
 
-__all__ = ["CollectiveTable", "GroupInfo", "collective_columns", "purpose_of"]
+__all__ = ["CollectiveTable", "GroupInfo", "collective_columns", "operation_name", "purpose_of"]
 
 _Array = npt.NDArray[np.int64]
 _MOST = 1 << 14  # rows of a rank
@@ -28,6 +28,7 @@ _FIELDS = (
     *("key", "group", "call", "peer", "sequence", "bytes", "entered", "ended", "device_begin", "device_end"),
     *("failed", "unseen", "wait_begin", "wait_ns"),
 )
+_AT = _FIELDS.index("entered")
 _ENTERED, _ENDED, _FAILED = map(int, (Kind.COLLECTIVE_ENTERED, Kind.COLLECTIVE_ENDED, Kind.COLLECTIVE_FAILED))
 _WAIT_BEGIN, _WAIT_END, _UNSEEN = map(int, (Kind.WAIT_BEGIN, Kind.WAIT_END, Kind.END_UNSEEN))
 _STATES = np.array(["running", "complete", "failed", "unseen"], object)
@@ -35,6 +36,7 @@ _STATES = np.array(["running", "complete", "failed", "unseen"], object)
 _PARTS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 # c10d's operators, by the names that `torch.distributed` has for them; several tensors at once are "coalesced".
 _NAMES = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
+_TEXTS = ("dtype", "reduction", "function", "module", "use")
 _VARIANTS = ("_base", "_into_tensor", "_tensor")
 
 
@@ -101,14 +103,21 @@ class CollectiveTable:
             self._end(events[~entered], keys[~entered])
         self._advance()
 
-    def rows(self, newest: int | None = None) -> dict[str, _Array]:
+    def oldest(self) -> int:
+        """When the oldest one that is kept was entered, in ns; 0 if there is none."""
+        return int(self._rows[self.forgotten % len(self._rows), _AT]) if self.entered else 0
+
+    def rows(self, newest: int | None = None, since: int = 0) -> dict[str, _Array]:
         """A copy of the rows by field, the oldest first; times in ns, 0 if not known.
 
         Args:
             newest: how many; None for all that are kept.
+            since: those that were entered at this time (ns) or later.
         """
         first = self.forgotten if newest is None else max(self.forgotten, self.entered - newest)
         numbers = np.arange(first, self.entered) % len(self._rows)
+        if since:
+            numbers = numbers[self._rows[numbers, _AT] >= since]
         return dict(zip(_FIELDS, self._rows[numbers].T.copy(), strict=True))
 
     def _append(self, events: npt.NDArray[np.void], keys: _Array) -> None:
@@ -197,7 +206,10 @@ def collective_columns(
         "sequence": rows["sequence"],
         "peer": _peers(rows, groups),
         "bytes": rows["bytes"],
-        **{name: told[name] for name in ("dtype", "reduction", "place", "function", "module", "reducer", "bucket")},
+        **{
+            name: told[name]
+            for name in ("dtype", "reduction", "place", "function", "module", "use", "reducer", "bucket")
+        },
         "entered_ns": rows["entered"],
         "ended_ns": ended,
         "device_begin_ns": rows["device_begin"],
@@ -209,7 +221,8 @@ def collective_columns(
     return columns | _together(columns, groups)
 
 
-def _name_of(operator: str) -> str:
+def operation_name(operator: str) -> str:
+    """What `torch.distributed` calls an operator of c10d."""
     name = operator.strip("_")
     for variant in _VARIANTS:
         name = name.replace(variant, "")
@@ -221,9 +234,9 @@ def _told(index: _Array, calls: Sequence[Mapping[str, Any]]) -> dict[str, npt.ND
     """What the calls say, for each row; texts are "" and numbers -1 where they say nothing."""
     place = [f"{one['file']}:{one['line']}" if one.get("file") else "" for one in calls]
     found = {
-        "operation": [_name_of(str(one["operation"])) for one in calls],
+        "operation": [operation_name(str(one["operation"])) for one in calls],
         "place": place,
-        **{name: [str(one.get(name, "")) for one in calls] for name in ("dtype", "reduction", "function", "module")},
+        **{name: [str(one.get(name, "")) for one in calls] for name in _TEXTS},
     }
     chosen = np.where((index >= 0) & (index < len(calls)), index, len(calls))
     made = {name: np.array([*values, ""], object)[chosen] for name, values in found.items()}

@@ -8,7 +8,7 @@ floats; NaN where one of both ends is missing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ from .activity import ActivityTable
 from .step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
 
 __all__ = ["SPAN_COLUMNS", "STEP_COLUMNS", "SYNC_COLUMNS", "Columns", "TableView", "span_columns", "step_columns"]
-__all__ += ["breakdown_of", "device_rows", "objects", "rank_steps", "sync_columns", "view_of", "whole_steps"]
+__all__ += ["Waits", "breakdown_of", "device_rows", "joined", "net", "objects", "rank_steps", "sync_columns", "view_of"]
+__all__ += ["together", "whole_steps"]
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -46,6 +47,76 @@ _OUTSIDE = [_F[name] for name in ("forward_begin", "forward_end", "backward_begi
 
 
 @dataclass(frozen=True)
+class Waits:
+    """How long a rank waited for collectives of a model whose parameters are sharded: ns, NaN where it is not known.
+
+    Attributes:
+        exposed: shape ``[steps]``: in the whole step.
+        in_flight: same shape: how long at least one of them was running.
+        in_forward, in_backward, in_computation: same shape: the part of `exposed` in the last forward, in the backward,
+            and in the backward until all gradients were there.
+        of_reductions: shape ``[steps, buckets]``: for the reduction of each.
+    """
+
+    exposed: npt.NDArray[np.float64]
+    in_flight: npt.NDArray[np.float64]
+    in_forward: npt.NDArray[np.float64]
+    in_backward: npt.NDArray[np.float64]
+    in_computation: npt.NDArray[np.float64]
+    of_reductions: npt.NDArray[np.float64]
+
+    def overlap(self, launched: npt.NDArray[np.int64], reduced: npt.NDArray[np.int64]) -> Overlap:
+        """Splits reductions, and a rank's communication, into what it waited for and the rest.
+
+        Args:
+            launched, reduced: of each reduction, shape ``[steps, buckets]``.
+        """
+        took = milliseconds(reduced, launched)
+        exposed = np.where(np.isnan(took), np.nan, self.of_reductions / 1e6)
+        of_rank = self.exposed / 1e6
+        hidden, of_rank_hidden = np.maximum(took - exposed, 0.0), np.maximum(self.in_flight / 1e6 - of_rank, 0.0)
+        return Overlap(hidden, exposed, of_rank_hidden, of_rank, np.zeros(len(of_rank), bool))
+
+    def net(self, part: str, ms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The time of a part of each step, e.g. of its forward, without the waits in it; shape ``[steps]``."""
+        waited = {
+            "forward": self.in_forward,
+            "compute": self.in_computation,
+            "accumulation": self.exposed - self.in_forward - self.in_backward,
+        }
+        return np.maximum(ms - np.nan_to_num(waited[part]) / 1e6, 0.0) if part in waited else ms
+
+
+def together(of_ranks: Sequence[Waits | None], buckets: int) -> Waits | None:
+    """The waits of some ranks in one step each, a row per rank, NaN where one has none; None if all have none.
+
+    Args:
+        of_ranks: with one row each.
+        buckets: the width of the result.
+    """
+    if all(one is None for one in of_ranks):
+        return None
+    made = []
+    for name in (field.name for field in fields(Waits)):
+        shape = (len(of_ranks), buckets) if name == "of_reductions" else (len(of_ranks),)
+        values = np.full(shape, np.nan)
+        for row, one in enumerate(of_ranks):
+            if one is not None:
+                known = getattr(one, name)[0]
+                if name == "of_reductions":
+                    values[row, : len(known)] = known[:buckets]
+                else:
+                    values[row] = known
+        made.append(values)
+    return Waits(*made)
+
+
+def net(waits: Waits | None, part: str, ms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The time of a part of each step without waits for parameters, if there are any: `Waits.net`."""
+    return ms if waits is None else waits.net(part, ms)
+
+
+@dataclass(frozen=True)
 class TableView:
     """A copy of some rows of one rank's `StepTable`, so that reading needs no lock."""
 
@@ -59,6 +130,11 @@ class TableView:
     gradients: npt.NDArray[np.int64]
     previous_end: npt.NDArray[np.int64]  # backward_end of the step before each, 0 if unknown
     spans: npt.NDArray[np.int64]  # ns of each of `SPANS` between the previous step and the backward
+    waits: Waits | None = None  # of a model whose parameters are sharded
+
+    def waits_of(self, row: int) -> Waits | None:
+        """Its waits in one step, in one row."""
+        return self.waits and Waits(*(values[row : row + 1] for values in vars(self.waits).values()))
 
     @property
     def outside(self) -> npt.NDArray[np.int64]:
@@ -91,6 +167,8 @@ def device_rows(buckets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
 def _overlap(one: TableView) -> Overlap:
     names = ("launched", "reduced", "device_begin", "device_end")
     launched, reduced, begin, end = (one.buckets[:, :, _B[name]] for name in names)
+    if one.waits is not None:
+        return one.waits.overlap(launched, reduced)
     return step_metrics.overlap_of(launched, reduced, begin, end, one.steps[:, _F["finalize"]])
 
 
@@ -102,7 +180,7 @@ def span_columns(views: Sequence[TableView], sizes: Mapping[tuple[int, int], npt
         sizes: (reducer, generation) -> number of parameters by bucket.
     """
     parts = [_spans_of(one, sizes) for one in views]
-    return {name: _joined([part[name] for part in parts]) for name in SPAN_COLUMNS}
+    return {name: joined([part[name] for part in parts]) for name in SPAN_COLUMNS}
 
 
 def _spans_of(one: TableView, sizes: Mapping[tuple[int, int], npt.NDArray[np.int64]]) -> Columns:
@@ -150,7 +228,7 @@ def _numbers(
 def step_columns(views: Sequence[TableView]) -> Columns:
     """One row per rank and step."""
     parts = [_steps_of(one) for one in views]
-    return {name: _joined([part[name] for part in parts]) for name in STEP_COLUMNS}
+    return {name: joined([part[name] for part in parts]) for name in STEP_COLUMNS}
 
 
 def _steps_of(one: TableView) -> Columns:
@@ -169,14 +247,14 @@ def _steps_of(one: TableView) -> Columns:
         "bytes": one.buckets[:, :, _B["bytes"]].sum(axis=1),
         **{f"{name}_ns": values for name, values in times.items()},
         "step_ms": milliseconds(times["backward_end"], one.previous_end),
-        "forward_ms": milliseconds(times["forward_end"], times["forward_begin"]),
+        "forward_ms": net(one.waits, "forward", milliseconds(times["forward_end"], times["forward_begin"])),
         "backward_ms": milliseconds(times["backward_end"], times["backward_begin"]),
-        "compute_ms": milliseconds(times["finalize"], times["backward_begin"]),
+        "compute_ms": net(one.waits, "compute", milliseconds(times["finalize"], times["backward_begin"])),
         "communication_ms": hidden + exposed,
         "hidden_ms": hidden,
         "exposed_ms": exposed,
         "clock": np.where(overlap.on_device, "device", "host"),
-        **{f"{name}_ms": one.spans[:, column] / 1e6 for column, name in enumerate(SPANS)},
+        **{f"{name}_ms": net(one.waits, name, one.spans[:, column] / 1e6) for column, name in enumerate(SPANS)},
     }
 
 
@@ -184,10 +262,14 @@ def rank_steps(one: TableView, activity: ActivityTable) -> RankSteps:
     """The steps of one rank, for `step_parts`."""
     columns = _steps_of(one)
     names = ("forward", "compute", "hidden", "exposed", "backward")
+    if one.waits is not None:  # it waits before the backward as well, and all of that is exposed
+        before = np.nan_to_num(one.waits.exposed - one.waits.in_backward)
+        columns["backward_ms"] = columns["backward_ms"] + np.maximum(before, 0.0) / 1e6
+    spans = np.stack([columns[f"{name}_ms"] for name in SPANS], axis=1) * 1e6
     return RankSteps(
         whole=np.where((columns["state"] == "complete") & (one.previous_end > 0), columns["step_ms"], 0.0) * 1e6,
         **{name: columns[f"{name}_ms"] * 1e6 for name in names},
-        spans=one.spans,
+        spans=spans.astype(np.int64),
         places=activity.places(one.outside),
         samples=activity.samples(one.outside),
     )
@@ -235,7 +317,7 @@ def sync_columns(spans: Columns, ranks_of: Mapping[int, int]) -> Columns:
         whole = new[np.diff(new, append=key.shape[1]) == ranks]
         if len(whole):
             parts.append(_sync_of({name: values[whole[:, None] + np.arange(ranks)] for name, values in part.items()}))
-    return {name: _joined([part[name] for part in parts]) for name in SYNC_COLUMNS}
+    return {name: joined([part[name] for part in parts]) for name in SYNC_COLUMNS}
 
 
 def _sync_of(by_rank: Columns) -> Columns:
@@ -265,5 +347,6 @@ def objects(values: Sequence[Any]) -> npt.NDArray[Any]:
     return made
 
 
-def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """One array of all."""
     return np.concatenate(arrays) if arrays else np.empty(0)

@@ -147,8 +147,8 @@ def test_without_torch_and_ranks(tmp_path: Path) -> None:
     assert finding.startswith("Rank 1 falls behind at the gradient of layers.2.weight")
     assert words.startswith("DigitsNet on 2 ranks")
     assert shown == (
-        "['overview', 'timeline', 'sync', 'overlap', 'stragglers', 'groups', 'findings', 'buckets', 'what_if', "
-        "'gradients'] "
+        "['overview', 'timeline', 'sync', 'overlap', 'parameter_groups', 'stragglers', 'groups', 'findings', "
+        "'buckets', 'what_if', 'gradients'] "
         "['recorded', 'recorded']"
     )
     assert predicted == f"True True {2 * 3 * STEPS}"

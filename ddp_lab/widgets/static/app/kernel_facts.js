@@ -49,6 +49,7 @@ export class KernelFacts {
       findings: this.of("findings", reducer),
       late: this.of("late", reducer),
       parts: this.of("parts", reducer),
+      parameterGroups: this.of("parameter_groups", reducer),
       readiness: this.of("readiness", reducer),
       link: this.model.get("links")[`${reducer}:${generation}`],
     };

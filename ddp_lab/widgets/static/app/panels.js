@@ -9,7 +9,7 @@ import { CollectivesView } from "../views/collectives.js";
 import { FaultInjectionView } from "../views/fault_injection.js";
 import { FindingsView } from "../views/findings.js";
 import { GradientsView } from "../views/gradients.js";
-import { GroupsView } from "../views/groups.js";
+import { GroupsView, ParameterGroupsView } from "../views/groups.js";
 import { OverlapView } from "../views/overlap.js";
 import { StepThroughView } from "../views/step_through.js";
 import { StragglersView } from "../views/stragglers.js";
@@ -21,6 +21,7 @@ const DRAWN = {
   overview: [OverviewView, (view, facts) => view.draw(facts)],
   sync: [SyncView, (view, facts) => view.draw(facts.record, facts.bucket, facts.inspection, facts.link, facts.means, facts.quick)],
   overlap: [OverlapView, (view, facts) => view.draw(facts.records, facts.record.step, facts.parts)],
+  parameter_groups: [ParameterGroupsView, (view, facts) => view.draw(facts.parameterGroups)],
   stragglers: [StragglersView, (view, facts) => view.draw(facts.records, facts.late)],
   buckets: [BucketsView, (view, facts) => view.draw(facts.record, facts.assignment, facts.bucket, facts.readiness, facts)],
   findings: [FindingsView, (view, facts) => view.draw(facts.findings, facts.means, facts.records)],

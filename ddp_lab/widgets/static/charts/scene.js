@@ -15,7 +15,7 @@
 //   {rule: place among the steps, role, text}
 //   {dots: values, lane, role, shape, size, rows: whether each lies lower than the one after it}
 //   {span: [begin, end], lane}, {tick: value, lane}
-//   {boxes: [{lane, begin, end, role, key, lines()}]}
+//   {boxes: [{lane, begin, end, role, key, thin, lines()}]}
 
 import { COLOURS } from "../generated.js";
 
@@ -230,7 +230,8 @@ function paintLyingBars(pen, theme, { bars, role, lines, text }, base, x, middle
 
 function paintBoxes(pen, theme, boxes, x, middle, high) {
   return boxes.map((one) => {
-    const box = { ...one, x: x(one.begin), y: middle(one.lane) - high / 2, width: Math.max(x(one.end) - x(one.begin), 1), height: high };
+    const tall = one.thin ? Math.max(2, Math.round(high / 4)) : high; // at the lower edge
+    const box = { ...one, x: x(one.begin), y: middle(one.lane) + high / 2 - tall, width: Math.max(x(one.end) - x(one.begin), 1), height: tall };
     pen.fillStyle = colourOf(one.role, theme);
     pen.fillRect(box.x, box.y, box.width, box.height);
     return box;

@@ -1,4 +1,4 @@
-// Collectives by group: a lane for each rank of each process group, over the newest time.
+// Lanes over the time, with a table: collectives by process group, and parameter groups in one step.
 
 import { ChartCanvas } from "../charts/canvas.js";
 import { element, fill, legend, makeTable, section, setText } from "../charts/dom.js";
@@ -6,25 +6,30 @@ import { COLOURS } from "../generated.js";
 import { drawScene } from "../charts/scene.js";
 
 const HEAD = ["group", "backend", "operations", "bytes", "last rank", "last, %", "late ms", "in flight ms", "GB/s (bus)"];
+const TIMES = ["all-gather (forward) ms", "all-gather (backward) ms", "reduce-scatter ms", "all-reduce ms"];
+const GROUP_HEAD = ["module", "rank", ...TIMES.flatMap((name) => [name, "of it exposed"]), "late", "whole", "held"];
 const [LANE, LEFT] = [20, 210];
 
-export class GroupsView {
-  // actions: {redraw(), say(text)}
-  constructor(actions) {
+class LanesView {
+  // actions: {redraw(), say(text)}; title: of the view; empty: what it says while the kernel has found nothing
+  constructor(actions, name, about, title, caption, head, empty) {
+    this.title = title;
+    this.empty = empty;
     this.words = element("div", { class: "ddp-summary", role: "status" });
     this.keys = element("div");
-    this.chart = new ChartCanvas("Collectives by group (ms)", actions);
-    this.table = makeTable("Process groups", HEAD);
+    this.chart = new ChartCanvas(`${title} (ms)`, actions);
+    this.table = makeTable(caption, head);
     const scroll = element("div", { class: "ddp-table-scroll" }, this.table.node);
-    this.node = section("groups", "collectives by process group", "Collectives by group", this.words, this.keys, this.chart.node, scroll);
+    this.node = section(name, about, title, this.words, this.keys, this.chart.node, scroll);
   }
 
-  // found: from the kernel, see groups_trait in groups.py; {} before its first answer
+  // found: from the kernel, see groups_trait and parameter_groups_trait; {} before its first answer
   draw(found) {
     const lanes = found?.lanes ?? [];
     if (!lanes.length) {
-      setText(this.words, found?.lanes ? "No collective has been recorded yet." : "Waiting for the kernel.");
+      setText(this.words, found?.lanes ? (found.words?.[0] ?? this.empty) : "Waiting for the kernel.");
       for (const node of [this.keys, this.chart.node, this.table.node]) node.hidden = true;
+      this.shown = null;
       return;
     }
     for (const node of [this.keys, this.chart.node, this.table.node]) node.hidden = false;
@@ -36,8 +41,20 @@ export class GroupsView {
   write(found) {
     this.words.replaceChildren(...found.words.map((text) => element("div", {}, text)));
     this.keys.replaceChildren(legend("legend", found.keys.map(([role, name]) => [name, `background: ${COLOURS[role]}`])));
-    this.chart.label(`Collectives by group. ${found.words.join(" ")}`);
+    this.chart.label(`${this.title}. ${found.words.join(" ")}`);
     fill(this.table.body, found.table);
+  }
+}
+
+export class GroupsView extends LanesView {
+  constructor(actions) {
+    super(actions, "groups", "collectives by process group", "Collectives by group", "Process groups", HEAD, "No collective has been recorded yet.");
+  }
+}
+
+export class ParameterGroupsView extends LanesView {
+  constructor(actions) {
+    super(actions, "parameter_groups", "parameter groups of fully_shard and replicate", "Parameter groups", "Medians by group and rank", GROUP_HEAD, "");
   }
 }
 
@@ -48,7 +65,7 @@ function scene({ lanes, spans, keys, tips }) {
     left: LEFT,
     label: "milliseconds",
     top: Math.max(...spans.map(([, , end]) => end), 1e-3),
-    marks: [{ boxes: spans.map(([lane, begin, end, key, tip]) => ({ lane, begin, end, role: keys[key][0], key: `${lane} ${key} ${tip}`, lines: () => tooltip(tips[tip]) })) }],
+    marks: [{ boxes: spans.map(([lane, begin, end, key, tip, thin]) => ({ lane, begin, end, thin, role: keys[key][0], key: `${lane} ${key} ${tip}`, lines: () => tooltip(tips[tip]) })) }],
   };
 }
 

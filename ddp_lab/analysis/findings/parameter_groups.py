@@ -1,0 +1,122 @@
+"""Findings about models with `fully_shard` or `replicate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...formatting import counted, ms, names, size
+from ..parameter_groups import BACKWARD, BEFORE, FORWARD, FORWARD_UNSHARD, REDUCE, GroupedSteps
+from ..steps import fit_line
+from .facts import Facts, Finding
+
+__all__ = ["RULES", "words_of_phase"]
+
+_LEAST_PERCENT = 3.0  # of the step
+_SMALL = 0.7  # share of a group's communication that a group without parameters would take as well
+_FEWEST_SMALL = 4
+_NEARLY_ALL, _LARGE = 0.9, 1 << 22  # share of the parameters, and their bytes
+
+
+def words_of_phase(phase: str, group: str) -> str:
+    """Where in a step a rank is late."""
+    return {
+        BEFORE: "before the forward (input data, optimizer, code between the steps)",
+        FORWARD: f"in the forward of {group}",
+        BACKWARD: f"in the backward of {group}",
+        REDUCE: f"between the reductions of {group}",
+    }[phase]
+
+
+def _late(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
+    """Ranks that are late in one group."""
+    for one in found.late:
+        rank = facts.steps.ranks[one.rank]
+        where = words_of_phase(one.phase, found.names[one.group] if one.group >= 0 else "")
+        yield Finding(
+            kind="late-parameter-group",
+            title=f"Rank {rank} is late {where}.",
+            evidence=f"By itself it takes {ms(one.delay_ns / 1e6)} longer there than every other rank (median), in "
+            f"{100 * one.share:.0f} % of {counted(len(facts.steps), 'step')}; the others wait for it in the next "
+            "collective.",
+            remedy="Check what that rank does there that the others don't, and check its device and host (clock speed, "
+            "other processes, memory).",
+            gain_percent=facts.percent(one.delay_ns * one.share),
+            rank=rank,
+            bucket=one.group if one.group >= 0 else None,
+        )
+
+
+def _exposed(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
+    """Forwards that wait for parameters which could have been gathered earlier."""
+    waited = found.typical(found.exposed)[FORWARD_UNSHARD]
+    if not np.isfinite(waited).all() or np.count_nonzero(waited) < 2:
+        return
+    later = waited.copy()
+    later[np.flatnonzero(waited)[0]] = 0.0  # nothing runs before the first one
+    computed = np.median(facts.steps.forward_ns(), axis=1).min() - waited.sum()
+    gain = facts.percent(min(float(later.sum()), max(float(computed), 0.0)))
+    if not gain >= _LEAST_PERCENT:
+        return
+    most = int(later.argmax())
+    yield Finding(
+        kind="exposed-unshard",
+        title="The forward waits for parameters that could be gathered earlier.",
+        evidence=f"All-gathers in the forward make it wait {ms(float(waited.sum()) / 1e6)} in each step (median of the "
+        f"rank that waits least), most for {found.names[most]} ({ms(float(waited[most]) / 1e6)}).",
+        remedy="Start the all-gather of the next module before a module computes: module.unshard(async_op=True) of "
+        "fully_shard's modules. set_modules_to_forward_prefetch() alone does not help on the CPU, where the host "
+        "waits for each all-gather that it starts.",
+        gain_percent=gain,
+        bucket=most,
+    )
+
+
+def _small(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
+    """Groups whose collectives take as long as empty ones."""
+    took = found.typical(found.took).sum(axis=0)
+    known = np.flatnonzero(took > 0)
+    if len(known) < _FEWEST_SMALL:
+        return
+    line = fit_line([found.sizes[group] for group in known.tolist()], took[known].tolist())
+    small = [group for group in known.tolist() if line.start_ns >= _SMALL * line.time_ns(found.sizes[group])]
+    gain = facts.percent(line.start_ns * (len(small) // 2))  # two in one
+    if line.assumed or len(small) < _FEWEST_SMALL or gain < _LEAST_PERCENT:
+        return
+    yield Finding(
+        kind="parameter-groups-too-small",
+        title=f"{counted(len(small), 'parameter group')} are so small that their size hardly matters.",
+        evidence=f"Collectives of a group without parameters would take {ms(line.start_ns / 1e6)} in each step; those "
+        f"of {names([found.names[group] for group in small], 2)} take {ms(float(np.median(took[small])) / 1e6)}.",
+        remedy="Put several modules into one group: fully_shard([first, second]), or apply it to a module that holds "
+        "them.",
+        gain_percent=gain,
+    )
+
+
+def _one_group(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
+    """A group that holds nearly the whole model."""
+    total, largest = sum(found.sizes), int(np.argmax(found.sizes))
+    if total < _LARGE or found.sizes[largest] < _NEARLY_ALL * total or len(facts.names) < _FEWEST_SMALL:
+        return
+    waited = found.typical(found.exposed)
+    if not np.isfinite(waited).all():
+        return
+    computed = max(0.0, facts.step_ns - float(waited.sum()))
+    # In four groups all but the first can be gathered, and all but the last reduced, while others compute.
+    gain = facts.percent(0.75 * min(float(waited[:, largest].sum()), computed))
+    yield Finding(
+        kind="parameter-group-too-large",
+        title=f"One parameter group, {found.names[largest]}, holds {100 * found.sizes[largest] / total:.0f} % of the "
+        "parameters.",
+        evidence=f"Its {size(found.sizes[largest])} are gathered at once, so no part of the model computes meanwhile, "
+        "and every rank holds the whole model at that time.",
+        remedy="Apply fully_shard() to the blocks of the model before the model itself.",
+        gain_percent=gain,
+        bucket=largest,
+    )
+
+
+RULES = (_late, _exposed, _small, _one_group)
+"""Functions of the facts and of the steps by parameter group."""

@@ -1,0 +1,227 @@
+"""What the parameter groups of a model with `fully_shard` or `replicate` did in each step, and who waited for it.
+
+Rows are the collectives of the model ([Note: every collective of every group]): each says which group it is for, and
+what for (`USES`). They lie in a step by their time, between the end of the step before and its own end.
+
+[Note: exposed where parameters are sharded]
+A bucket of a DistributedDataParallel is reduced beside the backward's computation, and exposed is what remains after
+it. A parameter group can be needed at once: then its rank waits in the forward and in the backward as well. So exposed
+here is the time in which a thread of the host waits for a collective of the model. Gloo and shm tell that. Where they
+do not (another backend, or a device, whose streams wait instead of the host), it is unknown: NaN, never a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ...analysis.parameter_groups import KINDS, REDUCE_SCATTER, ModelCollectives
+from ...analysis.step_metrics import covered
+from .collectives import CollectiveTable, GroupInfo, operation_name
+from .span_columns import Columns, TableView, Waits, joined
+from .step_table import STEP_FIELDS
+
+__all__ = ["PARAMETER_GROUP_COLUMNS", "USES", "collectives_of", "parameter_group_columns", "starts_of", "with_waits"]
+
+_Times = npt.NDArray[np.int64]
+_Values = npt.NDArray[np.float64]
+_Flags = npt.NDArray[np.bool_]
+
+USES: Final = ("", "forward", "forward ahead", "backward", "backward ahead", "reduction", "evaluation")
+"""What a collective is for; "ahead": it was prefetched. As `csrc/comm/passing.h` numbers them."""
+PARAMETER_GROUP_COLUMNS: Final = (
+    *("rank", "reducer", "step", "generation", "group", "module"),
+    *(f"{kind}{end}" for kind in KINDS for end in ("_ms", "_exposed_ms")),
+    *("forward_unshards", "backward_unshards", "forward_prefetched", "backward_prefetched"),
+    *("gathered_bytes", "reduced_bytes", "sharded_bytes", "unsharded_bytes", "complete"),
+)
+_F = {name: place for place, name in enumerate(STEP_FIELDS)}
+_TELLING = ("gloo", "shm")  # backends whose `Work` tells when a thread waits
+_FORWARD, _BACKWARD, _REDUCTION = 0, 1, 2
+_PHASE = np.array([-1, _FORWARD, _FORWARD, _BACKWARD, _BACKWARD, _REDUCTION, -1])  # by use; -1: of no step
+_AHEAD = np.array([one.endswith("ahead") for one in USES])
+
+
+def starts_of(view: TableView) -> _Times:
+    """When each step of a view begins: at the end of the one before."""
+    known = np.where(view.previous_end > 0, view.previous_end, view.steps[:, _F["forward_begin"]])
+    return np.where(view.step == 0, 0, np.where(known > 0, known, view.steps[:, _F["backward_begin"]]))
+
+
+def collectives_of(
+    view: TableView,
+    table: CollectiveTable,
+    calls: Sequence[Mapping[str, Any]],
+    groups: Mapping[int, GroupInfo],
+    *,
+    on_host: bool,
+) -> ModelCollectives:
+    """The collectives of a model in the steps of a view.
+
+    Args:
+        view: of one rank.
+        table: the operations of that rank.
+        calls: descriptions of type ``"call"`` by their numbers.
+        groups: process groups by their numbers.
+        on_host: whether the model's parameters are on the CPU.
+    """
+    starts = starts_of(view)
+    rows = table.rows(since=int(starts.min(initial=0)))
+    of = [(number, one) for number, one in enumerate(calls) if one.get("reducer", -1) == view.reducer]
+    use, bucket, kind = (np.full(len(calls) + 1, -1, np.int64) for _ in range(3))
+    for number, one in of:
+        use[number] = USES.index(one["use"]) if one.get("use") in USES else 0
+        bucket[number] = one.get("bucket", -1)
+        kind[number] = _kind_of(operation_name(str(one["operation"])), int(use[number]))
+    call = np.where(rows["call"] >= 0, rows["call"], len(calls))
+    ends = view.steps[:, [_F["backward_end"], _F["abandoned"]]].max(axis=1, initial=0)
+    ends = np.where(ends > 0, ends, np.iinfo(np.int64).max)
+    at = np.searchsorted(starts, rows["entered"], side="right") - 1
+    inside = (at >= 0) & (kind[call] >= 0) & (_PHASE[use[call]] >= 0)
+    if len(starts):
+        inside &= rows["entered"] <= ends[at]
+    chosen = {name: values[inside] for name, values in rows.items()}
+    # A thread that waits goes on a little after the collective has ended: until then it lasts for its rank.
+    chosen["ended"] = np.where(
+        chosen["ended"] > 0, np.maximum(chosen["ended"], chosen["wait_begin"] + chosen["wait_ns"]), 0
+    )
+    call, telling = call[inside], [number for number, one in groups.items() if _tells(one)]
+    return ModelCollectives(
+        row=at[inside],
+        group=bucket[call],
+        kind=kind[call],
+        ahead=_AHEAD[use[call]],
+        told=(chosen["ended"] > 0) & (chosen["failed"] == 0) & np.isin(chosen["group"], telling) & on_host,
+        **{name: chosen[name] for name in ("bytes", "entered", "ended", "wait_begin", "wait_ns")},
+    )
+
+
+def _kind_of(operation: str, use: int) -> int:
+    """Place in `KINDS`; -1 for an operation that is none of them, e.g. of a hook of the program."""
+    phase = int(_PHASE[use])
+    if operation.startswith("all_gather"):
+        return phase if phase in (_FORWARD, _BACKWARD) else -1
+    names = {"reduce_scatter": 2, "all_reduce": 3}
+    return next((kind for name, kind in names.items() if phase == _REDUCTION and operation.startswith(name)), -1)
+
+
+def _tells(group: GroupInfo) -> bool:
+    return any(name in group.backend for name in _TELLING)
+
+
+def with_waits(view: TableView, found: ModelCollectives, table: CollectiveTable) -> TableView:
+    """The same view with the times in which its rank waited: [Note: exposed where parameters are sharded].
+
+    Args:
+        view: of one rank.
+        found: its collectives.
+        table: the operations of that rank.
+    """
+    steps, buckets = len(view.step), view.buckets.shape[1]
+    oldest = table.oldest()
+    unknown = np.bincount(found.row[~found.told], minlength=steps) > 0
+    unknown |= (starts_of(view) < oldest) & (table.forgotten > 0)
+    begin, end = found.wait_begin, found.wait_begin + found.wait_ns
+    forward, backward = (
+        view.steps[:, [_F[first], _F[last]]]
+        for first, last in (("forward_begin", "forward_end"), ("backward_begin", "backward_end"))
+    )
+    computed = np.stack([backward[:, 0], view.steps[:, _F["finalize"]]], axis=1)
+
+    def waited(window: _Times | None) -> _Values:
+        first, last = begin, end
+        if window is not None:
+            low, high = window[found.row].T
+            first, last = np.clip(begin, low, high), np.clip(end, low, high)
+        return np.where(unknown, np.nan, _union(found.row, first, last, (begin > 0) & (last > first), steps))
+
+    reducing = (found.kind >= REDUCE_SCATTER) & (found.group >= 0) & (found.group < buckets)
+    exposed = np.zeros((steps, buckets))
+    np.add.at(exposed, (found.row[reducing], found.group[reducing]), found.wait_ns[reducing])
+    exposed[unknown] = np.nan
+    return replace(
+        view,
+        waits=Waits(
+            exposed=waited(None),
+            in_flight=_union(found.row, found.entered, found.ended, found.ended > 0, steps),
+            in_forward=waited(forward),
+            in_backward=waited(backward),
+            in_computation=waited(computed),
+            of_reductions=exposed,
+        ),
+    )
+
+
+def _union(row: _Times, begin: _Times, end: _Times, valid: _Flags, rows: int) -> _Values:
+    """ns of each row in which at least one of its intervals is open."""
+    row, begin, end = row[valid], begin[valid], end[valid]
+    counts = np.bincount(row, minlength=rows)
+    order = np.argsort(row, kind="stable")
+    place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    width = int(counts.max(initial=0))
+    table = np.zeros((3, rows, width), np.int64)
+    for number, values in enumerate((begin, end, np.ones_like(row))):
+        table[number, row[order], place] = values[order]
+    return covered(table[0], table[1], table[2] > 0).astype(np.float64)
+
+
+def parameter_group_columns(
+    parts: Sequence[tuple[TableView, ModelCollectives]], described: Mapping[tuple[int, int], Mapping[str, Any]]
+) -> Columns:
+    """The columns of `Timeline.parameter_groups`: one row for each rank, step and parameter group.
+
+    Args:
+        parts: a view and its collectives for each rank and model.
+        described: (model, generation) -> description.
+    """
+    made = [_columns_of(view, found, described) for view, found in parts]
+    return {name: joined([one[name] for one in made]) for name in PARAMETER_GROUP_COLUMNS}
+
+
+def _columns_of(
+    view: TableView, found: ModelCollectives, described: Mapping[tuple[int, int], Mapping[str, Any]]
+) -> Columns:
+    known = [described.get((view.reducer, generation)) for generation in view.generation.tolist()]
+    layouts = [one["buckets"] if one is not None else [] for one in known]
+    sizes = np.array([len(one) for one in layouts], np.int64)
+    row = np.repeat(np.arange(len(view.step)), sizes)
+    group = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    about = [bucket for one in layouts for bucket in one]
+    first = np.cumsum(sizes) - sizes
+    valid = (found.group >= 0) & (found.group < sizes[found.row])
+    target = first[found.row[valid]] + found.group[valid]
+    kind, told, ended = found.kind[valid], found.told[valid], found.ended[valid]
+    took, waited = np.where(ended > 0, ended - found.entered[valid], 0) / 1e6, found.wait_ns[valid] / 1e6
+
+    def summed(values: npt.NDArray[Any], chosen: _Flags) -> _Values:
+        return np.bincount(target[chosen], weights=values[chosen], minlength=len(row)).astype(np.float64)
+
+    made: Columns = {
+        "rank": np.full(len(row), view.rank),
+        "reducer": np.full(len(row), view.reducer),
+        "step": view.step[row],
+        "generation": view.generation[row],
+        "group": group,
+        "module": np.array([str(one.get("name", "")) for one in about], object),
+        "complete": view.steps[row, _F["backward_end"]] > 0,
+        **{name: np.array([int(one.get(name, 0)) for one in about], np.int64) for name in _HELD},
+    }
+    for number, name in enumerate(KINDS):
+        of = kind == number
+        made[f"{name}_ms"] = summed(took, of)
+        made[f"{name}_exposed_ms"] = np.where(summed(~told, of) > 0, np.nan, summed(waited, of))
+    ones, ahead, size = np.ones(len(target)), found.ahead[valid], found.bytes[valid]
+    for number, name in ((_FORWARD, "forward"), (_BACKWARD, "backward")):
+        made[f"{name}_unshards"] = summed(ones, kind == number).astype(np.int64)
+        made[f"{name}_prefetched"] = summed(ones, (kind == number) & ahead) > 0
+    made["gathered_bytes"] = summed(size, kind < 2).astype(np.int64)
+    scattered = summed(size, kind == 2)  # what is all-reduced afterwards are parts of it
+    made["reduced_bytes"] = np.where(scattered > 0, scattered, summed(size, kind == 3)).astype(np.int64)
+    return made
+
+
+_HELD = ("sharded_bytes", "unsharded_bytes")

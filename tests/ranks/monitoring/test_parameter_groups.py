@@ -1,0 +1,392 @@
+"""`fully_shard` and `replicate`, observed on real ranks: what was recorded, and that nothing else changes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from ddp_lab import recording
+from ddp_lab.parallel.monitoring import group_collectives
+from ddp_lab.protocol.events import DTYPE, Batch
+from ddp_lab.timeline.timeline import Timeline
+from tests.ranks.harness import RankPool
+
+STEPS = 4
+WIDTH = 16
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Callable[..., list[Any]]]:
+    pool = RankPool(2)
+    yield pool.run
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Callable[..., list[Any]]]:
+    pool = RankPool(4)
+    yield pool.run
+    pool.close()
+
+
+class Block(nn.Module):
+    """A layer that may take its time in its forward or in its backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.forward_delay = self.backward_delay = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.forward_delay)
+        found = torch.tanh(self.linear(x))
+        if self.backward_delay and found.requires_grad:
+            found.register_hook(lambda gradient: time.sleep(self.backward_delay))
+        return found
+
+
+class Net(nn.Module):
+    def __init__(self, blocks: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = nn.Linear(8, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.last = nn.Linear(WIDTH, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def sharded(size: int, kind: str = "shard") -> Net:
+    """The net with each block, and then the whole, in parameter groups."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    net = Net()
+    if kind == "replicate":
+        from torch.distributed._composable.replicate_with_fsdp import replicate
+
+        mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("replicate",))
+        apply: Callable[..., Any] = replicate
+    else:
+        shape, names = ((2, size // 2), ("replicate", "shard")) if kind == "hybrid" else ((size,), ("shard",))
+        mesh, apply = init_device_mesh("cpu", shape, mesh_dim_names=names), fully_shard
+    for block in net.blocks:
+        apply(block, mesh=mesh)
+    apply(net, mesh=mesh)
+    return net
+
+
+def batch(rank: int, step: int) -> torch.Tensor:
+    torch.manual_seed(100 * step + rank)
+    return torch.randn(4, 8)
+
+
+def train(net: nn.Module, rank: int, steps: int = STEPS) -> list[bytes]:
+    """Some steps; the parameters of this rank afterwards."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(steps):
+        net(batch(rank, step)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return parameters_of(net)
+
+
+def parameters_of(net: nn.Module) -> list[bytes]:
+    return [getattr(one, "to_local", lambda one=one: one)().detach().numpy().tobytes() for one in net.parameters()]
+
+
+Recorded = tuple[np.ndarray, list[dict[str, Any]]]
+
+
+@contextlib.contextmanager
+def recorded(found: list[Recorded]) -> Iterator[None]:
+    """Appends the events of the block, and all descriptions."""
+    group_collectives.record()
+    cursor = recording.statistics().recorded
+    yield
+    parts = []
+    while cursor < recording.statistics().recorded:
+        events, _, cursor = recording.drain(cursor)
+        parts.append(events)
+    found.append((np.concatenate([np.empty(0, DTYPE), *parts]), recording.descriptions(0)[0]))
+
+
+def timeline_of(answers: list[Recorded]) -> Timeline:
+    timeline = Timeline()
+    for rank, (events, described) in enumerate(answers):
+        for one in described:
+            timeline.describe(rank, {**one, "session": 1})
+        first = int(events["sequence"][0]) if len(events) else 0
+        timeline.extend(Batch(rank, 1, first, 0, events))
+    return timeline
+
+
+def rows_of(answers: list[Recorded]) -> tuple[Timeline, pd.DataFrame]:
+    timeline = timeline_of(answers)
+    model = max(one.reducer for one in timeline.reducers())
+    return timeline, timeline.parameter_groups(model)
+
+
+def _both(rank: int, size: int, kind: str) -> tuple[bool, Recorded]:
+    import ddp_lab
+
+    with recording.suspended():
+        without = train(sharded(size, kind), rank)
+    found: list[Recorded] = []
+    with recorded(found):
+        net = sharded(size, kind)
+        with ddp_lab.observe(net) as observation:
+            assert ddp_lab.observe(net) is observation
+            observed = train(net, rank)
+    assert all("unshard" not in vars(group) for group in net._get_fsdp_state()._fsdp_param_groups)  # type: ignore[operator]
+    return observed == without, found[0]
+
+
+@pytest.mark.parametrize("kind", ["shard", "hybrid", "replicate"])
+def test_groups(two: Callable[..., list[Any]], four: Callable[..., list[Any]], kind: str) -> None:
+    """Parameters are bit for bit those without observing; each row has its module, counts, bytes and times."""
+    answers = (four if kind == "hybrid" else two)(_both, kind)
+    assert [equal for equal, _ in answers] == [True] * len(answers)
+    timeline, rows = rows_of([found for _, found in answers])
+    modules = ["Net", "blocks.0", "blocks.1", "blocks.2"]
+    assert len(rows) == len(answers) * STEPS * 4
+    assert rows["complete"].all()
+    assert rows.groupby(["rank", "step"])["module"].apply(list).map(lambda found: found == modules).all()
+    of_block = rows[rows["module"] != "Net"]
+    unsharded = 4 * (WIDTH * WIDTH + WIDTH)
+    assert set(of_block["unsharded_bytes"]) == {unsharded}
+    assert set(of_block["sharded_bytes"]) == {unsharded if kind == "replicate" else unsharded // 2}
+    gathers = 0 if kind == "replicate" else 1
+    assert set(of_block["forward_unshards"]) == {gathers}
+    assert set(of_block["backward_unshards"]) == {gathers}
+    assert set(of_block["gathered_bytes"]) == {2 * gathers * unsharded}
+    assert set(of_block["reduced_bytes"]) == {unsharded}
+    root = rows[rows["module"] == "Net"]
+    assert set(root["forward_unshards"]) == {gathers}
+    assert not root["backward_unshards"].any()
+    prefetched = of_block[of_block["module"] != "blocks.2"]["backward_prefetched"]
+    assert prefetched.all() if gathers else not prefetched.any()
+    assert not rows["forward_prefetched"].any()
+    for column, happens in (
+        ("forward_unshard", gathers > 0),
+        ("reduce_scatter", gathers > 0),
+        ("all_reduce", kind != "shard"),
+    ):
+        took, exposed = rows[f"{column}_ms"], rows[f"{column}_exposed_ms"]
+        assert ((took > 0) == happens).all()
+        assert (exposed.sum() > 0) == happens  # one that has ended before its rank waits for it is hidden
+        assert (exposed <= took).all()
+    steps = timeline.steps(int(rows["reducer"].iloc[0]))
+    total = rows.groupby(["rank", "step"])[[name for name in rows if name.endswith("exposed_ms")]].sum().sum(axis=1)
+    np.testing.assert_allclose(steps.set_index(["rank", "step"])["exposed_ms"].sort_index(), total, rtol=1e-6)
+    assert (steps["state"] == "complete").all()
+    assert (steps["forward_ms"] > 0).sum() >= len(answers) * (STEPS - 1)
+    parts = timeline.parts()
+    later = steps[steps["step"] >= 1]
+    for rank, found in parts.by_rank.items():
+        whole = later[(later["rank"] == rank)]["step_ms"].tail(parts.steps).mean() / 1e3
+        assert sum(found.values()) == pytest.approx(whole, rel=0.02), found
+
+
+def _variants(rank: int, size: int, which: str) -> Recorded:
+    import ddp_lab
+
+    found: list[Recorded] = []
+    with recorded(found):
+        net = sharded(size)
+        ddp_lab.observe(net)
+        if which == "accumulation":
+            for step in range(3):
+                for part in range(3):
+                    net.set_requires_gradient_sync(part == 2)  # type: ignore[operator]
+                    net(batch(rank, 10 * step + part)).sum().backward()
+        elif which == "evaluation":
+            for step in range(3):
+                net(batch(rank, step)).sum().backward()
+                with torch.no_grad():
+                    net(batch(rank, step))
+        elif which == "prefetch":
+            net.blocks[0].set_modules_to_forward_prefetch([net.blocks[1]])  # type: ignore[operator]
+            train(net, rank, 3)
+        elif which == "explicit":
+            for step in range(3):
+                net.blocks[1].unshard(async_op=True)  # type: ignore[operator]
+                net(batch(rank, step)).sum().backward()
+        elif which == "failure":
+            train(net, rank, 2)
+            net.blocks[1].linear.register_forward_pre_hook(_fail_once())
+            with contextlib.suppress(ZeroDivisionError):
+                net(batch(rank, 7))
+            net.reset_iter_state()  # type: ignore[operator]
+            train(net, rank, 2)
+        elif which == "checkpoint":
+            from torch.utils.checkpoint import checkpoint
+
+            for block in net.blocks:
+                block.linear.forward = _checkpointed(checkpoint, block.linear.forward)  # type: ignore[method-assign]
+            train(net, rank, 3)
+    return found[0]
+
+
+def _fail_once() -> Callable[..., None]:
+    left = [True]
+
+    def fail(*_: object) -> None:
+        if left.pop() if left else False:
+            raise ZeroDivisionError
+
+    return fail
+
+
+def _checkpointed(checkpoint: Callable[..., Any], forward: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x: checkpoint(forward, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("which", ["accumulation", "evaluation", "prefetch", "explicit", "failure", "checkpoint"])
+def test_kinds_of_steps(two: Callable[..., list[Any]], which: str) -> None:
+    """Forwards that accumulate count, evaluations do not; what was gathered ahead is known; a failed one is no step."""
+    timeline, rows = rows_of(two(_variants, which))
+    steps = timeline.steps(int(rows["reducer"].iloc[0]))
+    assert (steps["state"] == "complete").all()
+    assert sorted(set(steps["step"])) == list(range(4 if which == "failure" else 3))
+    block = rows[rows["module"] == "blocks.1"]
+    unshards = 3 if which == "accumulation" else 1
+    later = block[block["step"] != 2] if which == "failure" else block
+    assert set(later["forward_unshards"]) == {unshards}
+    assert set(block["backward_unshards"]) == {unshards}
+    assert (block["reduce_scatter_ms"] > 0).all()
+    ahead = which in ("prefetch", "explicit")
+    assert (block["forward_prefetched"] == ahead).all()
+    assert not rows[rows["module"] == "blocks.2"]["forward_prefetched"].any()
+    uses = set(timeline.collectives()["use"])
+    assert ("evaluation" in uses) == (which == "evaluation")
+    if which == "accumulation":
+        later = steps[steps["step"] > 0]
+        assert (later["accumulation_ms"] > 0).all()
+
+
+def _several(rank: int, size: int) -> Recorded:
+    import ddp_lab
+    from ddp_lab.parallel.observe_shards import observe_every_root
+
+    found: list[Recorded] = []
+    with recorded(found):
+        end = observe_every_root()
+        nets = [sharded(size), sharded(size, "replicate")]
+        for step in range(3):
+            for net in nets:
+                net(batch(rank, step)).sum().backward()
+        end()
+        assert ddp_lab.observe(nets[0]).model_id != ddp_lab.observe(nets[1]).model_id
+        with pytest.raises(ValueError, match="outermost"):
+            ddp_lab.observe(nets[0].blocks[0])
+        other = sharded(size)
+        other(batch(rank, 0)).sum().backward()  # is not observed
+        (groups,) = [other._get_fsdp_state()._fsdp_param_groups]  # type: ignore[operator]
+        assert all("unshard" not in vars(group) for group in groups)
+    return found[0]
+
+
+def test_several_roots(two: Callable[..., list[Any]]) -> None:
+    """Each root that torch finds is a model of its own, with no call of the program."""
+    timeline = timeline_of(two(_several))
+    rows = timeline.parameter_groups()
+    models = [one for one in timeline.reducers() if one.reducer in set(rows["reducer"])][-2:]
+    gathered = []
+    for one in sorted(models, key=lambda one: one.reducer):
+        mine = rows[rows["reducer"] == one.reducer]
+        assert len(mine) == 2 * 3 * 4
+        assert one.module == "Net"
+        gathered.append(bool((mine["gathered_bytes"] > 0).any()))
+    assert gathered == [True, False]
+
+
+def _delayed(rank: int, size: int, late: int, block: int, phase: str, kind: str, delay: float) -> Recorded:
+    import ddp_lab
+
+    found: list[Recorded] = []
+    with recorded(found):
+        net = sharded(size, kind)
+        if rank == late and phase:
+            setattr(net.blocks[block], f"{phase}_delay", delay)
+        with ddp_lab.observe(net):
+            train(net, rank, 10)
+    return found[0]
+
+
+def _check_named(answers: list[Recorded], late: int, block: int, phase: str) -> None:
+    timeline, _ = rows_of(answers)
+    model = max(one.reducer for one in timeline.reducers())
+    found = [one for one in timeline.findings(model) if one.kind == "late-parameter-group"]
+    assert found, timeline.summary(model)
+    assert (found[0].rank, found[0].bucket) == (late, block + 1), found
+    assert found[0].title == f"Rank {late} is late in the {phase} of blocks.{block}."
+    assert found[0].gain_percent > 10
+    places = timeline.stragglers(model)
+    assert (places[0].rank, places[0].bucket, places[0].words) == (late, block + 1, f"in the {phase} of blocks.{block}")
+    assert f"Rank {late} is late in the {phase} of blocks.{block}, by" in timeline.summary(model)
+
+
+@pytest.mark.parametrize(("late", "block", "phase"), [(0, 0, "forward"), (1, 1, "backward"), (1, 2, "forward")])
+def test_late_rank(two: Callable[..., list[Any]], late: int, block: int, phase: str) -> None:
+    """A delay of 20 ms in one group of one rank is named with rank, group and phase."""
+    _check_named(two(_delayed, late, block, phase, "shard", 0.02), late, block, phase)
+
+
+def test_late_rank_of_hybrid(four: Callable[..., list[Any]]) -> None:
+    """The same on a mesh of two dimensions, where the others wait for each other, too."""
+    _check_named(four(_delayed, 3, 1, "backward", "hybrid", 0.02), 3, 1, "backward")
+
+
+@pytest.mark.soak
+def test_late_ranks(two: Callable[..., list[Any]]) -> None:
+    """Twenty delays at random places are all named."""
+    generator = np.random.default_rng(23)
+    for _ in range(20):
+        late, block = int(generator.integers(2)), int(generator.integers(3))
+        phase = str(generator.choice(["forward", "backward"]))
+        _check_named(two(_delayed, late, block, phase, "shard", 0.02), late, block, phase)
+
+
+def _profiled(rank: int, size: int, steps: int) -> tuple[Recorded, float]:
+    """The recorded steps, and ms in which the host was in a collective of the same steps by torch's profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    import ddp_lab
+
+    found: list[Recorded] = []
+    with recorded(found):
+        net = sharded(size)
+        ddp_lab.observe(net)
+        for block in net.blocks:  # collectives that last: each waits for rank 1
+            block.forward_delay = 0.01 * rank
+        train(net, rank, 2)
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            train(net, rank, steps)
+    spans = [one for one in profiler.events() if one.name.startswith("gloo:")]
+    return found[0], sum(one.time_range.elapsed_us() for one in spans) / 1e3
+
+
+def test_profiler_agrees(two: Callable[..., list[Any]]) -> None:
+    """Exposed communication is what torch's profiler measures for the collectives of the same steps."""
+    steps = 8
+    answers = two(_profiled, steps)
+    timeline, rows = rows_of([found for found, _ in answers])
+    told = timeline.steps(int(rows["reducer"].iloc[0]))
+    for rank, (_, profiled) in enumerate(answers):
+        mine = told[(told["rank"] == rank) & (told["step"] >= 2)]
+        assert len(mine) == steps
+        if rank == 0:  # which waits; those of the other one last microseconds
+            assert mine["exposed_ms"].sum() == pytest.approx(profiled, rel=0.05)
