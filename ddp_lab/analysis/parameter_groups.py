@@ -42,6 +42,7 @@ class ModelCollectives:
         group: number of the parameter group.
         kind: place in `KINDS`.
         ahead: whether it was prefetched.
+        goes_on: whether the rank goes on while it runs.
         bytes: of its input or output, whichever is more.
         entered, ended: ns; 0 if it has not ended. It lasts until the thread that waits for it goes on.
         wait_begin, wait_ns: when a thread last began to wait for it, and how long threads waited.
@@ -52,6 +53,7 @@ class ModelCollectives:
     group: _Times
     kind: _Times
     ahead: _Flags
+    goes_on: _Flags
     bytes: _Times
     entered: _Times
     ended: _Times

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -402,7 +403,8 @@ def observe_root(root: nn.Module) -> ShardObservation:
     """Records what `fully_shard` or `replicate` does with a model; a second call returns the first observation.
 
     Raises:
-        ValueError: it is no root module, or has no parameter that is handled in groups.
+        ValueError: it is no root module; has no parameter that is handled in groups; or it is not on the CPU, with a
+            backend that tells when a thread waits.
     """
     if root in _observations:
         return _observations[root]
@@ -412,17 +414,34 @@ def observe_root(root: nn.Module) -> ShardObservation:
         raise ValueError("this module is inside of another one with fully_shard or replicate: pass the outermost one")
     if root in _observations:  # `observe_every_root` was told by _lazy_init
         return _observations[root]
-    groups = [group for one in state._state_ctx.all_states for group in _groups_of(one)]
-    if not groups:
-        raise ValueError("this model can't be observed: none of its parameters is in a parameter group")
-    if lacking := [name for name in _METHODS if not hasattr(groups[0], name)]:
-        raise ValueError(f"this model can't be observed: the parameter groups of this torch have no {lacking[0]}()")
+    if (reason := _why_not(state)) is not None:
+        raise ValueError(f"this model can't be observed: {reason}")
     activity.install()
     group_collectives.record()
     made = ShardObservation(root, state)
     made.start(root)
     _observations[root] = made
     return made
+
+
+def _why_not(state: Any) -> str | None:
+    """Why the model of this root can't be observed; None if it can."""
+    groups = [group for one in state._state_ctx.all_states for group in _groups_of(one)]
+    if not groups:
+        return "none of its parameters is in a parameter group"
+    if lacking := [name for name in _METHODS if not hasattr(groups[0], name)]:
+        return f"the parameter groups of this torch have no {lacking[0]}()"
+    backends = {process_groups.backend_name(_process_group(group)) for group in groups}
+    if any(group.device.type != "cpu" for group in groups) or not all(map(_tells, backends)):
+        return (
+            "when a rank waits for its parameters is only known on the CPU, with gloo or shm; its collectives are "
+            "recorded (Timeline.collectives)"
+        )
+    return None
+
+
+def _tells(backend: str) -> bool:
+    return any(name in backend for name in ("gloo", "shm"))
 
 
 _follows = False
@@ -449,8 +468,13 @@ def observe_every_root() -> Callable[[], None]:
         def lazy_init(state: Any) -> None:
             begins = state._is_root is None
             theirs(state)
-            if begins and any(_groups_of(one) for one in state._state_ctx.all_states):
-                observe_root(state._modules[0])
+            if not begins:
+                return
+            root = state._modules[0]
+            if (reason := _why_not(state)) is None:
+                observe_root(root)
+            else:
+                warnings.warn(f"A {_class_name(root)} is not observed: {reason}", stacklevel=2)
 
         kind._lazy_init = lazy_init  # type: ignore[attr-defined]
         undo.append(lambda: setattr(kind, "_lazy_init", theirs))

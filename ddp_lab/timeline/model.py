@@ -455,9 +455,8 @@ class TimelineModel:
         if not self._book.has_parameter_groups(view.reducer):
             return None
         table = self._operations.setdefault(view.rank, CollectiveTable())
-        devices = {one["device"] for one in self._book.assignment(view.reducer)["buckets"]}
-        groups = self._book.groups
-        return collectives_of(view, table, groups.calls, groups.groups, on_host=devices == {"cpu"})
+        groups, layout = self._book.groups, self._book.assignment(view.reducer)["buckets"]
+        return collectives_of(view, table, groups.calls, groups.groups, layout)
 
     def collectives_in(self, views: Sequence[TableView]) -> list[tuple[TableView, ModelCollectives]]:
         """What models with parameter groups communicated in the steps of views; without other models."""

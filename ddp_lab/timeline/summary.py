@@ -105,13 +105,13 @@ def _communication(facts: Facts) -> str:
     busy, hidden = np.nansum(steps["communication_ms"]), np.nansum(steps["hidden_ms"])
     buckets = int(np.median(steps["buckets"]))
     of_bytes = size(float(np.median(steps["bytes"])))
+    if _has_groups(facts):
+        return _of_groups(facts)
     told = f"{counted(buckets, 'bucket')} ({of_bytes}) per step"
     if len(facts.info.ranks) == 1:
         return f"{told}; a single rank has no communication."
     if busy <= 0:
         return f"{told}; no collective has finished yet."
-    if _has_groups(facts):
-        return _of_groups(facts)
     share = f"{100 * hidden / busy:.0f} % of the communication overlapped with the backward computation"
     if buckets == 1:
         share += " (a single bucket cannot overlap: lower bucket_cap_mb)" if hidden / busy < 0.05 else ""
@@ -128,8 +128,9 @@ def _of_groups(facts: Facts) -> str:
     exposed = typical(steps["step"], steps["exposed_ms"])
     if exposed != exposed:
         return f"{told}; how much of the communication is exposed is not known here: {UNTOLD}."
-    together = f"{ms(typical(steps['step'], steps['communication_ms']))} of communication in flight in each step"
-    return f"{told}, {together}, of which {ms(exposed)} exposed: ranks waited for it."
+    hidden = typical(steps["step"], steps["hidden_ms"])
+    overlapped = f"{ms(hidden)} are overlapped" if hidden > 0 else "nothing is overlapped"
+    return f"{told}; ranks wait {ms(exposed)} for their collectives in each step, and {overlapped}."
 
 
 def _longest(facts: Facts, sync: Mapping[str, npt.NDArray[Any]]) -> str:

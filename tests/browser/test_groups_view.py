@@ -24,3 +24,27 @@ def test_a_recording_without_a_model_opens_with_its_groups(browser: Browser) -> 
     finally:
         made.close()
         page.close()
+
+
+def test_parameter_groups(browser: Browser) -> None:
+    """A step by group and rank, the sentence, a tooltip, the table; without such a model it says so."""
+    page = browser.new_page()
+    made = BarePage(page, recorded(late=6.0))
+    try:
+        made.open("Parameter groups")
+        made.says(".ddp-parameter_groups .ddp-summary", "Rank 1 is late in the forward of blocks.0, by 6.0 ms.")
+        assert made.first_row(".ddp-parameter_groups table")[:2] == ["Net", "0"]
+        assert "reduce-scatter" in page.locator(".ddp-parameter_groups .ddp-legend").inner_text()
+        page.locator(".ddp-parameter_groups .ddp-chart canvas").hover(position={"x": 222, "y": 30})
+        made.says(".ddp-parameter_groups .ddp-tip", "all-gather in the forward of Net")
+    finally:
+        made.close()
+        page.close()
+    page = browser.new_page()
+    made = BarePage(page, Backwards().timeline)
+    try:
+        made.open("Parameter groups")
+        made.says(".ddp-parameter_groups .ddp-summary", "No model with fully_shard or replicate has been recorded yet.")
+    finally:
+        made.close()
+        page.close()

@@ -213,6 +213,70 @@ def groups():
     return scene_svg.framed(scenes.SCENES["groups"](timeline, None, None))
 
 
+def parameter_groups():
+    """A step of two ranks with three parameter groups; rank 1 is late in the forward of layers.0."""
+    timeline, ms = ddp_lab.Timeline(), 1e6
+    names, sizes = ("Net", "layers.0", "layers.1"), (0.3e6, 2e6, 2e6)
+    layout = [
+        {"bucket": number, "name": name, "bytes": int(size), "parameters": [number], "device": "cpu"}
+        | {"sharded_bytes": int(size / 2), "unsharded_bytes": int(size)}
+        for number, (name, size) in enumerate(zip(names, sizes, strict=True))
+    ]
+    parameters = [
+        {"index": number, "name": f"{name}.weight", "bytes": 4, "dtype": "float32"} for number, name in enumerate(names)
+    ]
+    model = {"type": "assignment", "kind": "fully_shard", "reducer": 0, "generation": 0, "group_ranks": [0, 1]}
+    model |= {"module": "Net", "rebuilt": False, "parameters": parameters, "buckets": layout, "session": 1}
+    # Operation, what for, parameter group; what the ranks compute before it; how long it takes once both are there.
+    calls = [("_allgather_base_", "forward", group) for group in range(3)]
+    calls += [("_allgather_base_", "backward", 2), ("_allgather_base_", "backward ahead", 1)]
+    calls += [("_reduce_scatter_base_", "reduction", group) for group in (2, 1, 0)]
+    computed, took = (1, 1, 8, 9, 0.2, 12, 11, 2), (1, 3, 3, 3, 3, 4, 4, 1)
+    facts = {rank: [] for rank in range(2)}
+    at, number = dict.fromkeys(range(2), 0.0), 0
+    for step in range(10):
+        for rank in range(2):
+            facts[rank].append((at[rank] + 0.2, Kind.FORWARD_BEGIN, {"step": step}))
+        for index, (before, lasts) in enumerate(zip(computed, took, strict=True)):
+            entered = {rank: at[rank] + before + 5 * (rank == 1 and index == 2) for rank in range(2)}
+            end = max(entered.values()) + lasts
+            for rank in range(2):
+                if index == 3:
+                    facts[rank].append((entered[rank] - 1, Kind.FORWARD_END, {"step": step}))
+                    facts[rank].append((entered[rank] - 0.5, Kind.BACKWARD_BEGIN, {"step": step}))
+                one = {"reducer": -1, "process_group": 0, "parameter": index, "step": number}
+                one["bytes"] = sizes[calls[index][2]]
+                facts[rank].append((entered[rank], Kind.COLLECTIVE_ENTERED, one))
+                facts[rank].append((entered[rank] + 0.05, Kind.WAIT_BEGIN, one))
+                facts[rank] += [(end, Kind.COLLECTIVE_ENDED, one), (end + 0.01, Kind.WAIT_END, one)]
+                if index > 4:
+                    of_group = {"step": step, "bucket": calls[index][2]}
+                    facts[rank].append((entered[rank], Kind.BUCKET_LAUNCHED, of_group))
+                    facts[rank].append((end, Kind.BUCKET_REDUCED, of_group))
+                at[rank] = end + 0.02
+            number += 1
+        for rank in range(2):
+            facts[rank] += [(at[rank], Kind.FINALIZE_BEGIN, {"step": step})]
+            facts[rank] += [(at[rank] + 0.1, Kind.BACKWARD_END, {"step": step})]
+            at[rank] += 4
+    group = {"type": "group", "index": 0, "name": "0", "ranks": [0, 1], "backend": "gloo", "session": 1}
+    for rank, rows in facts.items():
+        timeline.describe(rank, model)
+        timeline.describe(rank, group)
+        for index, (operation, use, bucket) in enumerate(calls):
+            call = {"type": "call", "index": index, "operation": operation, "use": use, "session": 1}
+            timeline.describe(rank, call | {"reducer": 0, "bucket": bucket, "module": names[bucket]})
+        events = np.zeros(len(rows), DTYPE)
+        events["bucket"] = events["parameter"] = -1
+        for sequence, (when, kind, fields) in enumerate(sorted(rows, key=lambda row: row[0])):
+            events[sequence]["sequence"], events[sequence]["host_ns"] = sequence, _ORIGIN_NS + round(when * ms)
+            events[sequence]["kind"] = kind
+            for name, value in fields.items():
+                events[sequence][name] = value
+        timeline.extend(Batch(rank, 1, 0, 0, events))
+    return timeline
+
+
 def step_through():
     """Rank 1 pauses when bucket 2 is ready, and rank 0 waits for it."""
     states = {
@@ -277,6 +341,7 @@ PICTURES = {
     "what_if": what_if,
     "gradients": gradients,
     "groups": groups,
+    "parameter_groups": lambda: scene_svg.framed(scenes.SCENES["parameter_groups"](parameter_groups(), None, None)),
     "collective": collective,
 }
 

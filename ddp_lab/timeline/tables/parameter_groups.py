@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ...analysis.parameter_groups import KINDS, REDUCE_SCATTER, ModelCollectives
+from ...analysis.parameter_groups import FORWARD_UNSHARD, KINDS, REDUCE_SCATTER, ModelCollectives
 from ...analysis.step_metrics import covered
 from .collectives import CollectiveTable, GroupInfo, operation_name
 from .span_columns import Columns, TableView, Waits, joined
@@ -57,8 +57,7 @@ def collectives_of(
     table: CollectiveTable,
     calls: Sequence[Mapping[str, Any]],
     groups: Mapping[int, GroupInfo],
-    *,
-    on_host: bool,
+    layout: Sequence[Mapping[str, Any]],
 ) -> ModelCollectives:
     """The collectives of a model in the steps of a view.
 
@@ -67,7 +66,7 @@ def collectives_of(
         table: the operations of that rank.
         calls: descriptions of type ``"call"`` by their numbers.
         groups: process groups by their numbers.
-        on_host: whether the model's parameters are on the CPU.
+        layout: the parameter groups as they are described.
     """
     starts = starts_of(view)
     rows = table.rows(since=int(starts.min(initial=0)))
@@ -90,14 +89,26 @@ def collectives_of(
         chosen["ended"] > 0, np.maximum(chosen["ended"], chosen["wait_begin"] + chosen["wait_ns"]), 0
     )
     call, telling = call[inside], [number for number, one in groups.items() if _tells(one)]
+    on_host = all(one.get("device", "cpu") == "cpu" for one in layout)
     return ModelCollectives(
         row=at[inside],
         group=bucket[call],
         kind=kind[call],
         ahead=_AHEAD[use[call]],
+        goes_on=_goes_on(layout, kind[call], bucket[call], _AHEAD[use[call]]),
         told=(chosen["ended"] > 0) & (chosen["failed"] == 0) & np.isin(chosen["group"], telling) & on_host,
         **{name: chosen[name] for name in ("bytes", "entered", "ended", "wait_begin", "wait_ns")},
     )
+
+
+def _goes_on(layout: Sequence[Mapping[str, Any]], kind: _Times, group: _Times, ahead: _Flags) -> _Flags:
+    """Whether a rank goes on while a collective runs: all-gathers with ``async_op``, and those that the program asked
+    for before torch would. For all others on the CPU, torch waits inside the call."""
+    prefetched = {number for one in layout for number in one.get("forward_prefetch", ())}
+    free = np.array([bool(one.get("unshard_async")) for one in layout] + [False])
+    asked = np.array([number not in prefetched for number in range(len(layout))] + [False])
+    at = np.where((group >= 0) & (group < len(layout)), group, len(layout))
+    return (kind < REDUCE_SCATTER) & (free[at] | (ahead & asked[at] & (kind == FORWARD_UNSHARD)))
 
 
 def _kind_of(operation: str, use: int) -> int:
@@ -147,7 +158,13 @@ def with_waits(view: TableView, found: ModelCollectives, table: CollectiveTable)
         view,
         waits=Waits(
             exposed=waited(None),
-            in_flight=_union(found.row, found.entered, found.ended, found.ended > 0, steps),
+            in_flight=_union(
+                np.concatenate([found.row, found.row]),
+                np.concatenate([begin, found.entered]),
+                np.concatenate([end, found.ended]),
+                np.concatenate([(begin > 0) & (end > begin), found.goes_on & (found.ended > 0)]),
+                steps,
+            ),
             in_forward=waited(forward),
             in_backward=waited(backward),
             in_computation=waited(computed),

@@ -52,7 +52,7 @@ class Waits:
 
     Attributes:
         exposed: shape ``[steps]``: in the whole step.
-        in_flight: same shape: how long at least one of them was running.
+        in_flight: same shape: how long a rank waited for at least one of them, or went on while one was running.
         in_forward, in_backward, in_computation: same shape: the part of `exposed` in the last forward, in the backward,
             and in the backward until all gradients were there.
         of_reductions: shape ``[steps, buckets]``: for the reduction of each.
@@ -66,7 +66,7 @@ class Waits:
     of_reductions: npt.NDArray[np.float64]
 
     def overlap(self, launched: npt.NDArray[np.int64], reduced: npt.NDArray[np.int64]) -> Overlap:
-        """Splits reductions, and a rank's communication, into what it waited for and the rest.
+        """What a rank waited for of reductions and of its communication, and what was overlapped: no reduction is.
 
         Args:
             launched, reduced: of each reduction, shape ``[steps, buckets]``.
@@ -74,8 +74,8 @@ class Waits:
         took = milliseconds(reduced, launched)
         exposed = np.where(np.isnan(took), np.nan, self.of_reductions / 1e6)
         of_rank = self.exposed / 1e6
-        hidden, of_rank_hidden = np.maximum(took - exposed, 0.0), np.maximum(self.in_flight / 1e6 - of_rank, 0.0)
-        return Overlap(hidden, exposed, of_rank_hidden, of_rank, np.zeros(len(of_rank), bool))
+        hidden = np.where(np.isnan(exposed), np.nan, 0.0), np.maximum(self.in_flight / 1e6 - of_rank, 0.0)
+        return Overlap(hidden[0], exposed, hidden[1], of_rank, np.zeros(len(of_rank), bool))
 
     def net(self, part: str, ms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The time of a part of each step, e.g. of its forward, without the waits in it; shape ``[steps]``."""

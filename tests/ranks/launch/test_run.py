@@ -72,15 +72,29 @@ def test_a_script_trains_as_under_torchrun_and_is_recorded(tmp_path: Path, optio
     assert len(page) > 10_000
 
 
+def test_a_script_with_fully_shard_shows_its_parameter_groups(tmp_path: Path) -> None:
+    """With no change of the script, the report has the steps of each parameter group, and the summary its waits."""
+    done = _run(tmp_path / "run", str(PROGRAMS / "fully_sharded.py"))
+    assert "Sequential on 2 ranks" in done.stdout
+    assert "2 parameter groups; ranks wait" in done.stdout
+    timeline = ddp_lab.Timeline.load(tmp_path / "run" / "timeline.npz")
+    assert _steps(timeline) == {(0, 0): 3, (1, 0): 3}
+    rows = timeline.parameter_groups()
+    assert rows.groupby("module").size().to_dict() == {"0": 6, "2": 6}
+    frame = timeline.collectives()
+    assert set(frame[frame["operation"] == "reduce_scatter"]["module"]) == {"0", "2"}
+    assert set(frame[frame["operation"] == "reduce_scatter"]["use"]) == {"reduction"}
+    assert "Parameter groups: step 2" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_script_without_a_model_shows_its_collectives(tmp_path: Path) -> None:
-    """Without DistributedDataParallel the report, its page and the saved timeline have every collective by group."""
+    """Without a model the report, its page and the saved timeline have every collective by group."""
     script = PROGRAMS / "fully_sharded.py"
-    done = _run(tmp_path / "run", str(script))
+    done = _run(tmp_path / "run", str(script), "plain")
     assert "Default group (ranks 0–1), gloo: " in done.stdout
     assert "nothing to show" not in done.stderr
     frame = ddp_lab.Timeline.load(tmp_path / "run" / "timeline.npz").collectives()
-    assert set(frame["operation"]) >= {"all_gather", "reduce_scatter", "all_reduce", "send", "recv"}
-    assert set(frame[frame["operation"] == "reduce_scatter"]["module"]) == {"0", "2"}
+    assert set(frame["operation"]) >= {"all_gather", "all_reduce", "send", "recv"}
     assert (frame["state"] == "complete").all()
     (plain,) = set(frame[frame["operation"] == "send"]["place"])
     assert plain == f"{script}:{1 + script.read_text().splitlines().index('    dist.send(counted, 1)')}"

@@ -390,3 +390,33 @@ def test_profiler_agrees(two: Callable[..., list[Any]]) -> None:
         assert len(mine) == steps
         if rank == 0:  # which waits; those of the other one last microseconds
             assert mine["exposed_ms"].sum() == pytest.approx(profiled, rel=0.05)
+
+
+def _ahead(rank: int, size: int) -> Recorded:
+    """Each block is gathered while the one before it computes."""
+    import ddp_lab
+
+    found: list[Recorded] = []
+    with recorded(found):
+        net = sharded(size)
+        ddp_lab.observe(net)
+        for block, following in zip(net.blocks[:-1], net.blocks[1:], strict=True):
+            block.forward_delay = 0.005
+            block.register_forward_pre_hook(lambda *_, following=following: following.unshard(async_op=True) and None)
+        train(net, rank, 8)
+    return found[0]
+
+
+def test_overlapped_all_gathers(two: Callable[..., list[Any]]) -> None:
+    """What runs while a block computes is overlapped, and no longer exposed; sums of a step's parts still agree."""
+    timeline, rows = rows_of(two(_ahead))
+    steps = timeline.steps(int(rows["reducer"].iloc[0]))
+    steps = steps[steps["step"] > 0]
+    ahead = rows[rows["module"].isin(["blocks.1", "blocks.2"]) & (rows["step"] > 0)]
+    assert ahead["forward_prefetched"].all()
+    assert ahead["forward_unshard_ms"].median() > 2 * ahead["forward_unshard_exposed_ms"].median()
+    assert steps["hidden_ms"].median() > 0
+    parts = timeline.parts()
+    for rank, found in parts.by_rank.items():
+        whole = steps[steps["rank"] == rank]["step_ms"].tail(parts.steps).mean() / 1e3
+        assert sum(found.values()) == pytest.approx(whole, rel=0.02), found

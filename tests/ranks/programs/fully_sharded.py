@@ -1,6 +1,9 @@
-"""A script without DistributedDataParallel: `fully_shard`, a plain collective, a send and a receive."""
+"""A script without DistributedDataParallel: `fully_shard` (not with the argument "plain"), plain collectives, a send
+and a receive."""
 
 from __future__ import annotations
+
+import sys
 
 import torch
 import torch.distributed as dist
@@ -13,11 +16,13 @@ rank, size = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
 mesh = init_device_mesh("cpu", (size, 1), mesh_dim_names=("shard", "other"))["shard"]
-for layer in (net[0], net[2]):
-    fully_shard(layer, mesh=mesh)
-fully_shard(net, mesh=mesh)
+if "plain" not in sys.argv:
+    for layer in (net[0], net[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
 for _ in range(3):
     net(torch.randn(4, 8)).sum().backward()
+dist.all_gather_into_tensor(torch.empty(size), torch.ones(1))
 counted = torch.ones(1)
 dist.all_reduce(counted)  # the plain one
 if rank == 0:

@@ -1,0 +1,225 @@
+"""Parameter groups from constructed events: times, exposed parts, overlapped all-gathers, who is late, and the view."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddp_lab.analysis.parameter_groups import REDUCE_SCATTER, late_groups
+from ddp_lab.protocol.events import DTYPE, Batch, Kind
+from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.views.parameter_groups import parameter_groups_scene, parameter_groups_trait
+
+STEP = 100.0  # ms from the end of a step to the end of the next
+NAMES = ("Net", "blocks.0", "blocks.1")
+SIZE = 1_000
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Times in ms since the step before has ended; `waits`: None where no thread ever waited."""
+
+    operation: str
+    use: str
+    group: int
+    entered: float
+    ended: float
+    waits: tuple[float, float] | None
+
+
+GATHER, SCATTER = "_allgather_base_", "_reduce_scatter_base_"
+USUAL = (
+    Collective(GATHER, "forward", 0, 1, 3, (1, 3)),
+    Collective(GATHER, "forward", 1, 4, 8, (4, 8)),
+    Collective(GATHER, "forward ahead", 2, 9, 19, (15, 19)),  # asked for by the program: goes on for 6 ms
+    Collective(GATHER, "backward", 2, 40, 44, (40, 44)),
+    Collective(GATHER, "backward ahead", 1, 44, 47, (44, 47)),
+    Collective(SCATTER, "reduction", 2, 60, 66, (60, 66)),
+    Collective(SCATTER, "reduction", 1, 80, 85, (80, 85)),
+    Collective(SCATTER, "reduction", 0, 90, 91, None),  # had ended before a thread waited
+)
+
+
+def recorded(
+    *, steps: int = 8, backend: str = "gloo", device: str = "cpu", late: float = 0.0, evaluates: bool = False
+) -> Timeline:
+    """Two ranks with three parameter groups.
+
+    Args:
+        steps: how many.
+        backend, device: of all collectives.
+        late: ms that rank 1 computes longer in the forward of blocks.0; the others then wait that long.
+        evaluates: there is an all-gather of an evaluation in each step.
+    """
+    timeline = Timeline()
+    collectives = USUAL
+    if evaluates:
+        collectives = (Collective(GATHER, "evaluation", 1, 0.2, 0.8, (0.2, 0.8)), *USUAL)
+    for rank in range(2):
+        for one in [_model(device), {"type": "group", "index": 0, "name": "0", "ranks": [0, 1], "backend": backend}]:
+            timeline.describe(rank, {**one, "session": 1})
+        for index, one in enumerate(collectives):
+            call = {"type": "call", "index": index, "operation": one.operation, "use": one.use, "session": 1}
+            timeline.describe(rank, {**call, "reducer": 0, "bucket": one.group})
+        rows: list[tuple[float, Kind, dict[str, int]]] = []
+        for step in range(steps):
+            begin = step * (STEP + late)
+            rows += _step(begin, step, collectives, late, late if rank == 1 else 0.0)
+        timeline.extend(Batch(rank, 1, 0, 0, _events(rows)))
+    return timeline
+
+
+def _model(device: str) -> dict[str, Any]:
+    layout = [
+        {"bucket": number, "name": name, "bytes": SIZE, "parameters": [number], "device": device}
+        | {"sharded_bytes": SIZE // 2, "unsharded_bytes": SIZE}
+        for number, name in enumerate(NAMES)
+    ]
+    parameters = [{"index": number, "name": f"{name}.weight", "bytes": SIZE} for number, name in enumerate(NAMES)]
+    made = {"type": "assignment", "kind": "fully_shard", "reducer": 0, "generation": 0, "group_ranks": [0, 1]}
+    return {**made, "module": "Net", "rebuilt": False, "parameters": parameters, "buckets": layout}
+
+
+def _step(
+    begin: float, step: int, collectives: tuple[Collective, ...], late: float, own: float
+) -> list[tuple[float, Kind, dict[str, int]]]:
+    of_step = {"step": step}
+    rows: list[tuple[float, Kind, dict[str, int]]] = [(begin + 0.9, Kind.FORWARD_BEGIN, of_step)]
+    for index, one in enumerate(collectives):
+        after, next_one = one.entered > 8, one.entered == 9  # behind the forward of blocks.0; where the others wait
+        fields = {"process_group": 0, "parameter": index, "reducer": -1, "bytes": SIZE}
+        fields["step"] = step * len(collectives) + index
+        entered = begin + one.entered + (own if next_one else late if after else 0)
+        ended = begin + one.ended + (late if after else 0)
+        rows += [(entered, Kind.COLLECTIVE_ENTERED, fields), (ended, Kind.COLLECTIVE_ENDED, fields)]
+        if one.waits is not None:
+            first, last = begin + one.waits[0] + (own if next_one else late if after else 0), begin + one.waits[1]
+            last += late if after else 0
+            rows += [(first, Kind.WAIT_BEGIN, fields), (last, Kind.WAIT_END, fields)]
+        if one.use == "reduction":
+            of_group = {**of_step, "bucket": one.group}
+            rows += [(entered, Kind.BUCKET_LAUNCHED, of_group), (ended, Kind.BUCKET_REDUCED, of_group)]
+    for at, kind in (
+        (35, Kind.FORWARD_END),
+        (39, Kind.BACKWARD_BEGIN),
+        (92, Kind.FINALIZE_BEGIN),
+        (STEP, Kind.BACKWARD_END),
+    ):
+        rows.append((begin + late + at, kind, of_step))
+    return rows
+
+
+def _events(rows: list[tuple[float, Kind, dict[str, int]]]) -> np.ndarray:
+    events = np.zeros(len(rows), DTYPE)
+    events["bucket"] = events["parameter"] = -1
+    for sequence, (at, kind, fields) in enumerate(sorted(rows, key=lambda row: row[0])):
+        events[sequence]["sequence"], events[sequence]["kind"] = sequence, kind
+        events[sequence]["host_ns"] = 1_000_000_000 + round(1e6 * at)
+        for name, value in fields.items():
+            events[sequence][name] = value
+    return events
+
+
+def test_a_row_for_each_group() -> None:
+    """Times, their exposed parts, counts and bytes of each step; what ended before a thread waited is not exposed."""
+    rows = recorded().parameter_groups()
+    assert len(rows) == 2 * 8 * 3
+    one = rows[(rows["rank"] == 0) & (rows["step"] == 5)].set_index("module")
+    assert one["forward_unshard_ms"].tolist() == [2, 4, 10]
+    assert one["forward_unshard_exposed_ms"].tolist() == [2, 4, 4]
+    assert one["backward_unshard_ms"].tolist() == [0, 3, 4]
+    assert one["reduce_scatter_ms"].tolist() == [1, 5, 6]
+    assert one["reduce_scatter_exposed_ms"].tolist() == [0, 5, 6]
+    assert one["all_reduce_ms"].tolist() == [0, 0, 0]
+    assert one["forward_prefetched"].tolist() == [False, False, True]
+    assert one["backward_prefetched"].tolist() == [False, True, False]
+    assert one["gathered_bytes"].tolist() == [SIZE, 2 * SIZE, 2 * SIZE]
+    assert one["reduced_bytes"].tolist() == [SIZE] * 3
+    assert one["sharded_bytes"].tolist() == [SIZE // 2] * 3
+
+
+def test_exposed_is_what_a_rank_waits() -> None:
+    """In steps, parts and summary: waits in forward and backward; what runs meanwhile is overlapped; sums agree."""
+    timeline = recorded()
+    step = timeline.steps().query("rank == 0 and step == 5").iloc[0]
+    waits = 2 + 4 + 4 + 4 + 3 + 6 + 5
+    assert step["exposed_ms"] == pytest.approx(waits)
+    assert step["hidden_ms"] == pytest.approx(6)
+    assert step["forward_ms"] == pytest.approx(35 - 0.9 - 10)
+    assert step["compute_ms"] == pytest.approx(92 - 39 - 18)
+    assert step["step_ms"] == pytest.approx(STEP)
+    spans = timeline.spans().query("rank == 0 and step == 5").set_index("bucket")
+    assert spans["exposed_ms"].tolist() == [0, 5, 6]
+    assert spans["hidden_ms"].tolist() == [0, 0, 0]
+    for parts in timeline.parts().by_rank.values():
+        assert sum(parts.values()) == pytest.approx(STEP / 1e3)
+        assert parts["exposed"] == pytest.approx(waits / 1e3)
+    assert f"ranks wait {waits:.1f} ms for their collectives" in timeline.summary()
+
+
+@pytest.mark.parametrize(("backend", "device"), [("mpi", "cpu"), ("nccl", "cuda:0"), ("gloo", "cuda:0")])
+def test_what_is_not_known_is_said(backend: str, device: str) -> None:
+    """Where nobody tells when a rank waits, exposed times are NaN, and the words say so; nothing is found from them."""
+    timeline = recorded(backend=backend, device=device)
+    rows = timeline.parameter_groups()
+    assert (rows["forward_unshard_ms"] > 0).all()
+    assert rows["forward_unshard_exposed_ms"].isna().all()
+    assert timeline.steps()["exposed_ms"].isna().all()
+    assert "is not known here" in timeline.summary()
+    assert "is not known here" in parameter_groups_scene(timeline).summary
+    assert [one.kind for one in timeline.findings()] == []
+
+
+def test_evaluations_belong_to_no_step() -> None:
+    """What is gathered for an evaluation is neither counted nor exposed."""
+    plain, evaluated = recorded(), recorded(evaluates=True)
+    assert (
+        evaluated.parameter_groups()["forward_unshards"].tolist()
+        == plain.parameter_groups()["forward_unshards"].tolist()
+    )
+    np.testing.assert_allclose(evaluated.steps()["exposed_ms"], plain.steps()["exposed_ms"])
+    assert "evaluation" in set(evaluated.collectives()["use"])
+
+
+def test_a_late_rank_has_a_name() -> None:
+    """By rank, group and phase, though all ranks' steps take equally long; a healthy run has no such finding."""
+    found = [one for one in recorded(late=6.0).findings() if one.kind == "late-parameter-group"]
+    assert [(one.rank, one.bucket, one.title) for one in found] == [
+        (1, 1, "Rank 1 is late in the forward of blocks.0.")
+    ]
+    assert found[0].gain_percent == pytest.approx(100 * 6 / (STEP + 6), rel=0.01)
+    healthy = recorded()
+    assert [one.kind for one in healthy.findings()] == ["exposed-unshard"]
+    assert healthy.stragglers() == []
+
+
+def test_steps_of_another_order_are_left_out() -> None:
+    """With too few steps whose collectives come in the usual order, nobody is called late."""
+    timeline = recorded(steps=3, late=6.0)
+    parts = timeline.collectives_in(timeline.views(0))
+    starts = [view.previous_end for view, _ in parts]
+    assert late_groups([one for _, one in parts], starts, timeline.assignment(0)["buckets"], 1e8) == []
+    assert (parts[0][1].kind == REDUCE_SCATTER).sum() == 9
+
+
+def test_the_view() -> None:
+    """Lanes by group and rank, exposed parts as thin lines, a sentence with the share and the group that has most."""
+    scene = parameter_groups_scene(recorded(late=6.0))
+    assert scene.title == "Parameter groups: step 7"
+    assert "Exposed communication is " in scene.summary
+    assert "for blocks.1" in scene.summary
+    assert "Rank 1 is late in the forward of blocks.0, by 6.0 ms." in scene.summary
+    (panel,) = scene.panels
+    assert list(panel.y.lanes) == [lane for name in NAMES for lane in (name, "rank 0", "rank 1")]
+    assert list(panel.y.headings) == [0, 3, 6]
+    shown = parameter_groups_trait(scene)
+    assert {len(one) for one in shown["spans"]} == {6}
+    assert len(shown["table"]) == 6
+    assert shown["table"][3][-3:] == ["in the forward of blocks.0, by 6.0 ms", "1 kB", "500 B"]
+    assert parameter_groups_trait(parameter_groups_scene(Timeline())) == {
+        "words": ["No model with fully_shard or replicate has been recorded yet."],
+        "lanes": [],
+    }
