@@ -1,4 +1,4 @@
-"""Collectives by group in Chromium: a recording without a model opens with them."""
+"""Collectives by group, and parameter groups, in Chromium: a recording without a model opens with the former."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from tests.browser.bare_page import BarePage
 from tests.unit.timeline.test_group_collectives import _timeline
+from tests.unit.timeline.test_parameter_groups import recorded
+from tests.unit.timeline.test_player import recorded as of_replicas
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -41,7 +43,7 @@ def test_parameter_groups(browser: Browser) -> None:
         made.close()
         page.close()
     page = browser.new_page()
-    made = BarePage(page, Backwards().timeline)
+    made = BarePage(page, of_replicas())
     try:
         made.open("Parameter groups")
         made.says(".ddp-parameter_groups .ddp-summary", "No model with fully_shard or replicate has been recorded yet.")

@@ -57,6 +57,20 @@ def test_events_arrive_while_the_cell_runs(lab: Lab, tmp_path: Path) -> None:
     wait_until(lambda: _complete(lab) == [0, 0, 1, 1], 10, "the second step")
 
 
+def test_fully_shard_is_recorded_in_cells(lab: Lab) -> None:
+    """A cell that shards a model and trains it has its parameter groups on the timeline, with no further call."""
+    lab.run(
+        "from torch.distributed.fsdp import fully_shard\n"
+        "net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))\n"
+        "for layer in (net[0], net[2]): fully_shard(layer)\n"
+        "fully_shard(net)\n"
+        "for _ in range(3): net(torch.randn(4, 8)).sum().backward()"
+    )
+    rows = lab.timeline.parameter_groups(_reducer(lab))
+    assert rows.groupby("module").size().to_dict() == {"0": 6, "2": 6}
+    assert rows["complete"].all()
+
+
 def test_torchs_own_class_can_be_observed(lab: Lab) -> None:
     """In cells, observe() puts the steps of torch's class on the timeline."""
     lab.run(MODEL.replace("ddp_lab.", "torch.nn.parallel.") + "\nddp_lab.observe(model)")
