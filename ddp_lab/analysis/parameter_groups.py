@@ -45,8 +45,8 @@ class ModelCollectives:
         goes_on: whether the rank goes on while it runs.
         bytes: of its input or output, whichever is more.
         entered, ended: ns; 0 if it has not ended. It lasts until the thread that waits for it goes on.
-        wait_begin, wait_ns: when a thread last began to wait for it, and how long threads waited.
-        told: whether it is known how long a thread waited.
+        wait_begin, wait_ns: when the rank began to wait for it, and how long; 0 where it did not.
+        told: whether that is known.
     """
 
     row: _Times

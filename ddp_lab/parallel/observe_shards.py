@@ -403,8 +403,7 @@ def observe_root(root: nn.Module) -> ShardObservation:
     """Records what `fully_shard` or `replicate` does with a model; a second call returns the first observation.
 
     Raises:
-        ValueError: it is no root module; has no parameter that is handled in groups; or it is not on the CPU, with a
-            backend that tells when a thread waits.
+        ValueError: it is no root module; has no parameter that is handled in groups; or is not on the CPU.
     """
     if root in _observations:
         return _observations[root]
@@ -431,17 +430,12 @@ def _why_not(state: Any) -> str | None:
         return "none of its parameters is in a parameter group"
     if lacking := [name for name in _METHODS if not hasattr(groups[0], name)]:
         return f"the parameter groups of this torch have no {lacking[0]}()"
-    backends = {process_groups.backend_name(_process_group(group)) for group in groups}
-    if any(group.device.type != "cpu" for group in groups) or not all(map(_tells, backends)):
+    if any(group.device.type != "cpu" for group in groups):
         return (
-            "when a rank waits for its parameters is only known on the CPU, with gloo or shm; its collectives are "
-            "recorded (Timeline.collectives)"
+            "on devices it is not known yet when a rank waits for its parameters; its collectives are recorded "
+            "(Timeline.collectives)"
         )
     return None
-
-
-def _tells(backend: str) -> bool:
-    return any(name in backend for name in ("gloo", "shm"))
 
 
 _follows = False

@@ -109,7 +109,7 @@ class Timeline(TimelineModel):
         (of the last forward before the backward), ``backward_ms``, ``compute_ms`` (the backward's own computation),
         ``communication_ms`` (at least one collective in flight), of which ``hidden_ms`` is overlapped with the
         computation and ``exposed_ms`` is after it, on ``clock``. Of a model with `fully_shard` or `replicate`,
-        ``exposed_ms`` is how long a thread waited for collectives in the whole step, and ``forward_ms`` and
+        ``exposed_ms`` is how long the rank waited for its collectives in the whole step, and ``forward_ms`` and
         ``compute_ms`` are without that; NaN where it is not known, see `parameter_groups`.
         """
         return _frame(self.step_columns(model, last_steps))
@@ -157,11 +157,11 @@ class Timeline(TimelineModel):
 
         Columns: ``rank``, ``reducer``, ``step``, ``generation``, ``group`` (number of the parameter group), ``module``
         (its name; the class of the model for the root's own parameters). Times in ms, each with the part of it that was
-        exposed, that is in which a thread waited for it: ``forward_unshard_ms`` and ``forward_unshard_exposed_ms``
+        exposed, that is in which the rank waited for it: ``forward_unshard_ms`` and ``forward_unshard_exposed_ms``
         (all-gathers before a forward), ``backward_unshard_ms``, ``backward_unshard_exposed_ms``, ``reduce_scatter_ms``,
         ``reduce_scatter_exposed_ms``, ``all_reduce_ms``, ``all_reduce_exposed_ms`` (of HSDP and `replicate`). They last
         from a rank's call to the end, waits for other ranks included. Exposed is NaN where it is not known: on devices,
-        and with backends that do not tell when a thread waits (others than gloo and shm).
+        and for all-gathers with ``async_op`` on other backends than gloo and shm.
         ``forward_unshards`` and ``backward_unshards`` are counts (with gradient accumulation, all forwards of a step),
         ``forward_prefetched`` and ``backward_prefetched`` whether one of them was started before it was needed.
         ``gathered_bytes`` and ``reduced_bytes``: of all these all-gathers and reductions, per rank;

@@ -6,8 +6,9 @@ what for (`USES`). They lie in a step by their time, between the end of the step
 [Note: exposed where parameters are sharded]
 A bucket of a DistributedDataParallel is reduced beside the backward's computation, and exposed is what remains after
 it. A parameter group can be needed at once: then its rank waits in the forward and in the backward as well. So exposed
-here is the time in which a thread of the host waits for a collective of the model. Gloo and shm tell that. Where they
-do not (another backend, or a device, whose streams wait instead of the host), it is unknown: NaN, never a guess.
+here is the time in which a rank waits for collectives of the model. On the CPU torch waits inside the call of each
+collective, and all its time is exposed. Where the rank goes on (`_goes_on`) a thread waits later: gloo and shm tell
+when. On a device its streams wait instead of the host, and nothing tells: NaN, never a guess.
 """
 
 from __future__ import annotations
@@ -84,20 +85,24 @@ def collectives_of(
     if len(starts):
         inside &= rows["entered"] <= ends[at]
     chosen = {name: values[inside] for name, values in rows.items()}
+    call, ended = call[inside], chosen["ended"] * (chosen["failed"] == 0)
     # A thread that waits goes on a little after the collective has ended: until then it lasts for its rank.
-    chosen["ended"] = np.where(
-        chosen["ended"] > 0, np.maximum(chosen["ended"], chosen["wait_begin"] + chosen["wait_ns"]), 0
-    )
-    call, telling = call[inside], [number for number, one in groups.items() if _tells(one)]
+    ended = np.where(ended > 0, np.maximum(ended, chosen["wait_begin"] + chosen["wait_ns"]), 0)
+    goes_on = _goes_on(layout, kind[call], bucket[call], _AHEAD[use[call]])
     on_host = all(one.get("device", "cpu") == "cpu" for one in layout)
+    telling = [number for number, one in groups.items() if any(name in one.backend for name in _TELLING)]
     return ModelCollectives(
         row=at[inside],
         group=bucket[call],
         kind=kind[call],
         ahead=_AHEAD[use[call]],
-        goes_on=_goes_on(layout, kind[call], bucket[call], _AHEAD[use[call]]),
-        told=(chosen["ended"] > 0) & (chosen["failed"] == 0) & np.isin(chosen["group"], telling) & on_host,
-        **{name: chosen[name] for name in ("bytes", "entered", "ended", "wait_begin", "wait_ns")},
+        goes_on=goes_on,
+        bytes=chosen["bytes"],
+        entered=chosen["entered"],
+        ended=ended,
+        wait_begin=np.where(goes_on, chosen["wait_begin"], np.where(ended > 0, chosen["entered"], 0)),
+        wait_ns=np.where(goes_on, chosen["wait_ns"], np.where(ended > 0, ended - chosen["entered"], 0)),
+        told=(ended > 0) & (~goes_on | np.isin(chosen["group"], telling)) & on_host,
     )
 
 
@@ -108,7 +113,8 @@ def _goes_on(layout: Sequence[Mapping[str, Any]], kind: _Times, group: _Times, a
     free = np.array([bool(one.get("unshard_async")) for one in layout] + [False])
     asked = np.array([number not in prefetched for number in range(len(layout))] + [False])
     at = np.where((group >= 0) & (group < len(layout)), group, len(layout))
-    return (kind < REDUCE_SCATTER) & (free[at] | (ahead & asked[at] & (kind == FORWARD_UNSHARD)))
+    found: _Flags = (kind < REDUCE_SCATTER) & (free[at] | (ahead & asked[at] & (kind == FORWARD_UNSHARD)))
+    return found
 
 
 def _kind_of(operation: str, use: int) -> int:
@@ -118,10 +124,6 @@ def _kind_of(operation: str, use: int) -> int:
         return phase if phase in (_FORWARD, _BACKWARD) else -1
     names = {"reduce_scatter": 2, "all_reduce": 3}
     return next((kind for name, kind in names.items() if phase == _REDUCTION and operation.startswith(name)), -1)
-
-
-def _tells(group: GroupInfo) -> bool:
-    return any(name in group.backend for name in _TELLING)
 
 
 def with_waits(view: TableView, found: ModelCollectives, table: CollectiveTable) -> TableView:

@@ -20,7 +20,7 @@ SIZE = 1_000
 
 @dataclass(frozen=True)
 class Collective:
-    """Times in ms since the step before has ended; `waits`: None where no thread ever waited."""
+    """Times in ms since the step before has ended; `waits`: None where no thread ever waited for a `Work`."""
 
     operation: str
     use: str
@@ -39,7 +39,7 @@ USUAL = (
     Collective(GATHER, "backward ahead", 1, 44, 47, (44, 47)),
     Collective(SCATTER, "reduction", 2, 60, 66, (60, 66)),
     Collective(SCATTER, "reduction", 1, 80, 85, (80, 85)),
-    Collective(SCATTER, "reduction", 0, 90, 91, None),  # had ended before a thread waited
+    Collective(SCATTER, "reduction", 0, 90, 91, None),  # ended inside the call
 )
 
 
@@ -124,7 +124,7 @@ def _events(rows: list[tuple[float, Kind, dict[str, int]]]) -> np.ndarray:
 
 
 def test_a_row_for_each_group() -> None:
-    """Times, their exposed parts, counts and bytes of each step; what ended before a thread waited is not exposed."""
+    """Times, their exposed parts, counts and bytes of each step; a collective that ends in its call is exposed, too."""
     rows = recorded().parameter_groups()
     assert len(rows) == 2 * 8 * 3
     one = rows[(rows["rank"] == 0) & (rows["step"] == 5)].set_index("module")
@@ -132,7 +132,7 @@ def test_a_row_for_each_group() -> None:
     assert one["forward_unshard_exposed_ms"].tolist() == [2, 4, 4]
     assert one["backward_unshard_ms"].tolist() == [0, 3, 4]
     assert one["reduce_scatter_ms"].tolist() == [1, 5, 6]
-    assert one["reduce_scatter_exposed_ms"].tolist() == [0, 5, 6]
+    assert one["reduce_scatter_exposed_ms"].tolist() == [1, 5, 6]
     assert one["all_reduce_ms"].tolist() == [0, 0, 0]
     assert one["forward_prefetched"].tolist() == [False, False, True]
     assert one["backward_prefetched"].tolist() == [False, True, False]
@@ -145,14 +145,14 @@ def test_exposed_is_what_a_rank_waits() -> None:
     """In steps, parts and summary: waits in forward and backward; what runs meanwhile is overlapped; sums agree."""
     timeline = recorded()
     step = timeline.steps().query("rank == 0 and step == 5").iloc[0]
-    waits = 2 + 4 + 4 + 4 + 3 + 6 + 5
+    waits = 2 + 4 + 4 + 4 + 3 + 6 + 5 + 1
     assert step["exposed_ms"] == pytest.approx(waits)
     assert step["hidden_ms"] == pytest.approx(6)
     assert step["forward_ms"] == pytest.approx(35 - 0.9 - 10)
-    assert step["compute_ms"] == pytest.approx(92 - 39 - 18)
+    assert step["compute_ms"] == pytest.approx(92 - 39 - 19)
     assert step["step_ms"] == pytest.approx(STEP)
     spans = timeline.spans().query("rank == 0 and step == 5").set_index("bucket")
-    assert spans["exposed_ms"].tolist() == [0, 5, 6]
+    assert spans["exposed_ms"].tolist() == [1, 5, 6]
     assert spans["hidden_ms"].tolist() == [0, 0, 0]
     for parts in timeline.parts().by_rank.values():
         assert sum(parts.values()) == pytest.approx(STEP / 1e3)
@@ -166,7 +166,8 @@ def test_what_is_not_known_is_said(backend: str, device: str) -> None:
     timeline = recorded(backend=backend, device=device)
     rows = timeline.parameter_groups()
     assert (rows["forward_unshard_ms"] > 0).all()
-    assert rows["forward_unshard_exposed_ms"].isna().all()
+    unknown = rows if device != "cpu" else rows[rows["forward_prefetched"]]  # the others are exposed while they run
+    assert unknown["forward_unshard_exposed_ms"].isna().all()
     assert timeline.steps()["exposed_ms"].isna().all()
     assert "is not known here" in timeline.summary()
     assert "is not known here" in parameter_groups_scene(timeline).summary
