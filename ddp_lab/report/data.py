@@ -140,8 +140,11 @@ def _bucket_table(spans: Columns, sync: Columns, assignment: dict[str, Any]) -> 
         mine, ours = _rows(spans, spans["bucket"] == number), _rows(sync, sync["bucket"] == number)
         ready, exposed = (typical(mine["step"], mine[name]) for name in ("ready_ms", "exposed_ms"))
         of_all = [_median(ours[name]) for name in ("late_ms", "all_reduce_ms", "bandwidth_gb_s")]
-        lines.append([number, size(bucket["bytes"]), len(members), ready, *of_all, exposed, names(members, 2)])
+        holds = bucket.get("name") or names(members, 2)
+        lines.append([number, size(bucket["bytes"]), len(members), ready, *of_all, exposed, holds])
     head = ["bucket", "size", "parameters", "ready ms", "waiting ms", "all-reduce ms", "GB/s", "exposed ms", "holds:"]
+    if "kind" in assignment:
+        return ("Parameter groups: reductions (medians)", ["group", *head[1:]], lines)
     return ("Buckets (medians)", head, lines)
 
 

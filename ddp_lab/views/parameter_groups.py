@@ -40,22 +40,28 @@ _HEAD = ("module:", "rank", *(name for time in _TIMES for name in (time, _EXPOSE
 _END, _BEGIN, _FORWARD_BEGIN = map(STEP_FIELDS.index, ("backward_end", "backward_begin", "forward_begin"))
 
 
-def parameter_groups_scene(timeline: Timeline, model: int | None = None, last_steps: int | None = None) -> Scene:
-    """Returns the newest complete step as lanes, and a table of medians over the newest steps.
+def parameter_groups_scene(
+    timeline: Timeline, model: int | None = None, last_steps: int | None = None, *, step: int | None = None
+) -> Scene:
+    """Returns a step as lanes, and a table of medians over the newest steps.
 
     Args:
         timeline: the source of the steps.
         model: which model; None for the one that is analysed, or the newest with parameter groups.
         last_steps: how many steps the medians are taken over.
+        step: which step; None, or one that is not held or not complete: the newest complete one.
     """
     chosen = timeline.model_with_groups(model)
     if chosen is None:
         return Scene(_TITLE, empty=_NONE)
-    views = timeline.views(chosen, last_steps or _STEPS)
-    parts = timeline.collectives_in(views)
+    views = [] if step is None else timeline.views_of(chosen, np.array([step]))
     step = _newest(views)
     if step is None:
+        views = timeline.views(chosen, last_steps or _STEPS)
+        step = _newest(views)
+    if step is None:
         return Scene(_TITLE, empty="no step is complete on every rank yet")
+    parts = timeline.collectives_in(views)
     layout = timeline.assignment(chosen, max(int(view.generation[view.step == step][0]) for view in views))["buckets"]
     columns = timeline.parameter_group_columns(chosen, last_steps or _STEPS)
     columns = {name: values[columns["complete"]] for name, values in columns.items()}

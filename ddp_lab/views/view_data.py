@@ -210,9 +210,10 @@ def readiness(views: Sequence[TableView], parameters: int = 0) -> dict[str, Any]
         parameters: how many the model has: a table ends with the last one that ever got a gradient.
 
     Returns:
-        ``generation``: of the layout, -1 if no step is complete; ``ready``: ms since the rank's backward began, None
-        without a gradient; ``used``: 0 to 1.
+        ``generation``: of the layout, -1 if no step is complete, or with `fully_shard` or `replicate`; ``ready``: ms
+        since the rank's backward began, None without a gradient; ``used``: 0 to 1.
     """
+    views = [one for one in views if one.waits is None]  # else parameter groups are gathered, and no gradient is told
     ended = [one.steps[:, _END] > 0 for one in views]
     known = [int(one.generation[done].max()) for one, done in zip(views, ended, strict=True) if done.any()]
     newest = max(known, default=-1)

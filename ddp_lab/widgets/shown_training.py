@@ -283,7 +283,7 @@ class ShownTraining:
         seen = (str(asked["id"]), asked["views"], asked.get("reducer"))
         ends = asked.get("between")
         between = (int(ends[0]), int(ends[1])) if ends else None
-        self._slow.look(*seen, between)
+        self._slow.look(*seen, between, None if asked.get("step") is None else int(asked["step"]))
         self.controls.look(*seen)
         self._what_if.look(*seen)
 

@@ -47,12 +47,18 @@ class SlowFacts:
         self._done: object = None
 
     def look(
-        self, page: str, views: Sequence[str], reducer: int | None, between: tuple[int, int] | None = None
+        self,
+        page: str,
+        views: Sequence[str],
+        reducer: int | None,
+        between: tuple[int, int] | None = None,
+        step: int | None = None,
     ) -> None:
-        """Notes which views a page shows now, for which model, and the first and last step that a reader chose."""
+        """Notes which views a page shows now, for which model, the first and last step that a reader chose, and the
+        one that is shown (None: the newest)."""
         self._looks.pop(page, None)
         if views:
-            self._looks[page] = _Look(frozenset(views), reducer, between)
+            self._looks[page] = _Look(frozenset(views), reducer, between, step)
         self._next = 0.0
 
     def forget(self) -> None:
@@ -76,7 +82,7 @@ class SlowFacts:
             return {}
         begin = time.thread_time()
         chosen = [one for one in self._timeline.reducers() if one.last_step >= 0 and reducer in (None, one.reducer)]
-        made = self._look_at(chosen[-1].reducer, wanted, last.between) if chosen else {}
+        made = self._look_at(chosen[-1].reducer, wanted, last) if chosen else {}
         if "groups" in wanted:
             made["groups"] = groups_trait(group_lanes(self._timeline))
         if not made:
@@ -85,8 +91,9 @@ class SlowFacts:
         self._next = time.monotonic() + max(_LEAST_SECONDS, _SHARE * (time.thread_time() - begin))
         return made
 
-    def _look_at(self, reducer: int, wanted: set[str], between: tuple[int, int] | None) -> dict[str, dict[str, Any]]:
+    def _look_at(self, reducer: int, wanted: set[str], asked: _Look) -> dict[str, dict[str, Any]]:
         made: dict[str, dict[str, Any]] = {}
+        between = asked.between
         facts = None
         if wanted & {"overview", "findings", "stragglers"}:
             facts = self._timeline.judgement(reducer, _STEPS, between=between)  # the same for all, so that they agree
@@ -109,7 +116,7 @@ class SlowFacts:
             head, rows = parts_table(parts)
             made["parts"] = {"reducer": reducer, "text": parts_words(parts), "head": head, "rows": rows}
         if "parameter_groups" in wanted:
-            shown = parameter_groups_trait(parameter_groups_scene(self._timeline, reducer))
+            shown = parameter_groups_trait(parameter_groups_scene(self._timeline, reducer, step=asked.step))
             made["parameter_groups"] = {"reducer": reducer, **shown}
         if "gradients" in wanted:
             made["norms"] = {"reducer": reducer, **gradient_facts(self._timeline, reducer)}
@@ -130,6 +137,7 @@ class _Look:
     views: frozenset[str] = frozenset()
     reducer: int | None = None
     between: tuple[int, int] | None = None
+    step: int | None = None
 
 
 def _findings(facts: Facts | None) -> dict[str, Any]:

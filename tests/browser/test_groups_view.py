@@ -39,6 +39,11 @@ def test_parameter_groups(browser: Browser) -> None:
         assert "reduce-scatter" in page.locator(".ddp-parameter_groups .ddp-legend").inner_text()
         page.locator(".ddp-parameter_groups .ddp-chart canvas").hover(position={"x": 222, "y": 30})
         made.says(".ddp-parameter_groups .ddp-tip", "all-gather in the forward of Net")
+        page.get_by_role("button", name="previous step").click()  # the step before
+        made.says(".ddp-parameter_groups .ddp-summary", "Parameter groups: step 6.")
+        made.open("Buckets")
+        made.says(".ddp-buckets .ddp-summary", "parameter groups of fully_shard, in the order of their modules")
+        assert "unused" not in page.locator(".ddp-buckets .ddp-summary").inner_text()
     finally:
         made.close()
         page.close()

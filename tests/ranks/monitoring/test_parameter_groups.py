@@ -371,7 +371,7 @@ def _profiled(rank: int, size: int, steps: int) -> tuple[Recorded, list[float]]:
         net = sharded(size)
         ddp_lab.observe(net)
         for block in net.blocks:  # collectives that last: each waits for rank 1
-            block.forward_delay = 0.03 * rank
+            block.forward_delay = 0.05 * rank
         train(net, rank, 2)
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             train(net, rank, steps)

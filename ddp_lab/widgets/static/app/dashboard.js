@@ -108,10 +108,11 @@ class View {
   looked() {
     const views = this.presence.inView ? this.panels.names : [];
     this.life.look(this.presence.inView);
-    const text = JSON.stringify([views, this.reducer, this.between]);
+    const step = this.following || !views.includes("parameter_groups") ? null : this.step;
+    const text = JSON.stringify([views, this.reducer, this.between, step]);
     if (text === this.lookedAt) return;
     this.lookedAt = text;
-    this.life.send({ type: "look", id: this.id, views, reducer: this.reducer, between: this.between });
+    this.life.send({ type: "look", id: this.id, views, reducer: this.reducer, between: this.between, step });
   }
 
   // Shows these steps in all views; null: the newest ones.
@@ -198,6 +199,7 @@ class View {
 
   set(state) {
     Object.assign(this, state);
+    this.looked();
     this.schedule(true);
   }
 

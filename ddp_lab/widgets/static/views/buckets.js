@@ -153,7 +153,8 @@ function line(record, assignment, one) {
 function describe(assignment, known) {
   const total = assignment.buckets.reduce((sum, one) => sum + one.bytes, 0);
   const parts = [`${count(assignment.parameters.length, "parameter")} in ${count(assignment.buckets.length, "bucket")}, ${bytes(total)} per step`];
-  parts.push(assignment.rebuilt ? "rebuilt in the order of readiness" : "not rebuilt: in reverse order of registration");
+  if (assignment.kind) parts.push(`parameter groups of ${assignment.kind}, in the order of their modules`);
+  else parts.push(assignment.rebuilt ? "rebuilt in the order of readiness" : "not rebuilt: in reverse order of registration");
   const caps = assignment.options?.bucket_cap_mb_list ?? [assignment.options?.bucket_cap_mb];
   if (typeof caps[0] === "number") parts.push(`size limit ${[...new Set(caps)].map((cap) => Number(cap.toPrecision(3))).join(", ")} MiB`);
   const kinds = [...new Set(assignment.buckets.map((one) => `${one.dtype} on ${one.device}`))];
