@@ -49,7 +49,7 @@ class View {
     this.root = element("div", { class: "ddp-lab", "data-lm-suppress-shortcuts": "true" });
     const actions = {
       select: (bucket) => this.set({ bucket: bucket === this.bucket ? null : bucket }),
-      choose: (step) => this.set({ step, following: false }),
+      choose: (step) => this.chooseStep(step),
       step: (by) => this.toolbar.move(by),
       compare: () => this.compare(),
       between: (between) => this.chooseSteps(between),
@@ -97,6 +97,11 @@ class View {
     };
   }
 
+  chooseStep(step) {
+    this.set({ step, following: false });
+    this.looked();
+  }
+
   open(tab) {
     this.panels.open(tab);
     this.drawTabs();
@@ -126,7 +131,7 @@ class View {
   pick(step, length) {
     const room = Math.max(Math.ceil(length / PICKED), 1);
     const nearest = this.records().reduce((best, one) => (best && Math.abs(best.step - step) <= Math.abs(one.step - step) ? best : one), null);
-    if (nearest && Math.abs(nearest.step - step) <= room) this.set({ step: nearest.step, following: false });
+    if (nearest && Math.abs(nearest.step - step) <= room) this.chooseStep(nearest.step);
     else this.chooseSteps([Math.max(step - room, 0), step + room]);
   }
 
@@ -199,7 +204,6 @@ class View {
 
   set(state) {
     Object.assign(this, state);
-    this.looked();
     this.schedule(true);
   }
 
