@@ -74,6 +74,7 @@ class ShardObservation:
         self._ranks = sorted({rank for group in self._groups for rank in group.mesh_info.mesh.mesh.flatten().tolist()})
         self._collectives_of = process_groups.group_index(_process_group(self._groups[0]))
         self.model_id = agreement.next_number(self._ranks)
+        self._sizes = [_reduced_bytes(group) for group in self._groups]
         self._step = self._generation = 0
         self._settings: tuple[object, ...] = ()
         self._wrapped: list[tuple[Any, str]] = []
@@ -190,12 +191,12 @@ class ShardObservation:
 
         def post_backward(*args: Any) -> Any:
             if group.reduce_grads:
-                self._record(Kind.BUCKET_READY, number, _reduced_bytes(group))
+                self._record(Kind.BUCKET_READY, number)
             self._launched = False
             with self._for(number, _REDUCTION):
                 result = theirs(*args)
             if self._launched and group.device.type == "cpu":  # a device is not done yet
-                self._record(Kind.BUCKET_REDUCED, number, _reduced_bytes(group))
+                self._record(Kind.BUCKET_REDUCED, number)
             return result
 
         return post_backward
@@ -207,7 +208,7 @@ class ShardObservation:
             """Torch calls it just before it reduces, if there is something to reduce."""
             result = theirs()
             self._launched = self._reduced = True
-            self._record(Kind.BUCKET_LAUNCHED, number, _reduced_bytes(group))
+            self._record(Kind.BUCKET_LAUNCHED, number)
             return result
 
         return wait_for_post_backward
@@ -246,13 +247,13 @@ class ShardObservation:
     def _synchronises(self) -> bool:
         return any(group.reduce_grads for group in self._groups)
 
-    def _record(self, kind: Kind, bucket: int = -1, size: int = -1) -> None:
+    def _record(self, kind: Kind, bucket: int = -1) -> None:
         _C.record(
             kind,
             reducer=self.model_id,
             step=self._step,
             bucket=bucket,
-            bytes=size,
+            bytes=self._sizes[bucket] if bucket >= 0 else -1,
             process_group=self._collectives_of,
             generation=self._generation,
         )
@@ -261,6 +262,13 @@ class ShardObservation:
 
     def _describe(self, root: nn.Module) -> None:
         """Reports to the timeline the parameter groups, and what the program has changed about them."""
+        settings = self._read_settings()
+        if settings == self._settings:
+            return
+        if self._settings:
+            self._generation += 1
+            self._record(Kind.REBUILT)
+        self._settings = settings
         index = {id(group): number for number, group in enumerate(self._groups)}
         of_state = {id(state): [index[id(one)] for one in _groups_of(state)] for state in self._states}
         owner = {id(group): state for state in self._states for group in _groups_of(state)}
@@ -277,14 +285,15 @@ class ShardObservation:
             }
             for group in self._groups
         ]
-        settings = tuple(str(one) for one in now)
-        if settings == self._settings:
-            return
-        if self._settings:
-            self._generation += 1
-            self._record(Kind.REBUILT)
-        self._settings = settings
         recording.describe(self._description(root, now), owner=root)
+
+    def _read_settings(self) -> tuple[object, ...]:
+        """What a program may change about parameter groups while it trains; it is compared in each forward."""
+        of_states = [
+            (tuple(map(id, one._states_to_forward_prefetch)), tuple(map(id, one._states_to_backward_prefetch)))
+            for one in self._states
+        ]
+        return (*of_states, *((one._reshard_after_forward, one.unshard_async_op) for one in self._groups))
 
     def _description(self, root: nn.Module, settings: list[dict[str, Any]]) -> dict[str, Any]:
         parameters: list[dict[str, Any]] = []
@@ -296,7 +305,7 @@ class ShardObservation:
                 {
                     "bucket": number,
                     "name": str(group._module_fqn or _class_name(root)),
-                    "bytes": _reduced_bytes(group),
+                    "bytes": self._sizes[number],
                     "dtype": str(group._reduce_dtype or group._orig_dtype or "?").removeprefix("torch."),
                     "device": str(group.device),
                     "parameters": list(range(first, len(parameters))),
