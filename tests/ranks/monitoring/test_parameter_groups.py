@@ -421,3 +421,92 @@ def test_overlapped_all_gathers(two: Callable[..., list[Any]]) -> None:
     for rank, found in parts.by_rank.items():
         whole = steps[steps["rank"] == rank]["step_ms"].tail(parts.steps).mean() / 1e3
         assert sum(found.values()) == pytest.approx(whole, rel=0.02), found
+
+
+def _grouped(rank: int, size: int) -> tuple[bool, Recorded]:
+    """Two blocks share a group; each step has two backwards that reduce, of which only the second is the last."""
+    from torch.distributed.fsdp import fully_shard
+
+    import ddp_lab
+
+    def trained(observed: bool) -> list[bytes]:
+        net = Net()
+        fully_shard([net.blocks[0], net.blocks[1]])
+        fully_shard(net)
+        if observed:
+            ddp_lab.observe(net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(3):
+            for part in range(2):
+                net.set_is_last_backward(part == 1)  # type: ignore[operator]
+                net(batch(rank, 10 * step + part)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return parameters_of(net)
+
+    with recording.suspended():
+        without = trained(observed=False)
+    found: list[Recorded] = []
+    with recorded(found):
+        observed = trained(observed=True)
+    return observed == without, found[0]
+
+
+def test_modules_that_share_a_group(two: Callable[..., list[Any]]) -> None:
+    """One row for both; a step ends with its last backward, and counts the reductions of all."""
+    answers = two(_grouped)
+    assert [equal for equal, _ in answers] == [True, True]
+    timeline, rows = rows_of([found for _, found in answers])
+    assert rows["module"].unique().tolist() == ["Net", "blocks.0, blocks.1"]
+    assert len(rows) == 2 * 3 * 2
+    shared = rows[rows["module"] != "Net"]
+    assert set(shared["forward_unshards"]) == {2}
+    assert set(shared["reduced_bytes"]) == {2 * 2 * 4 * (WIDTH * WIDTH + WIDTH)}
+    assert (timeline.steps(int(rows["reducer"].iloc[0]))["state"] == "complete").all()
+
+
+class Widths(nn.Module):
+    """Layers of several widths, one after the other."""
+
+    def __init__(self, widths: list[int]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for width in widths)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x.mean() + torch.zeros(2, layer.in_features))
+        return x
+
+
+def _sized(rank: int, size: int, widths: list[int], whole: bool) -> Recorded:
+    """A model of these widths, with each layer in a group of its own, or all in one."""
+    from torch.distributed.fsdp import fully_shard
+
+    import ddp_lab
+
+    found: list[Recorded] = []
+    with recorded(found):
+        net = Widths(widths)
+        for layer in net.layers if not whole else ():
+            fully_shard(layer)
+        fully_shard(net)
+        ddp_lab.observe(net)
+        for step in range(12):
+            net(batch(rank, step)).sum().backward()
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("widths", "whole", "kind"),
+    [
+        ([8] * 12 + [512, 700], False, "parameter-groups-too-small"),
+        ([512] * 5, True, "parameter-group-too-large"),
+    ],
+)
+def test_sizes_of_groups(two: Callable[..., list[Any]], widths: list[int], whole: bool, kind: str) -> None:
+    """Many tiny groups, and one that holds the whole model, are findings with a gain; neither is both."""
+    timeline, rows = rows_of(two(_sized, widths, whole))
+    found = {one.kind: one for one in timeline.findings(int(rows["reducer"].iloc[0]))}
+    sizes = {one for one in found if one.startswith("parameter-group")}
+    assert sizes == {kind}, timeline.summary()
+    assert 0.5 < found[kind].gain_percent < 100
