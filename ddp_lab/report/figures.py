@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..timeline.tables.span_columns import breakdown_of
+from ..timeline.tables.span_columns import breakdown_of, known_steps
 from ..timeline.timeline import Timeline
 from ..views.gradients import gradient_facts
 from ..views.groups import group_lanes, groups_scene
@@ -89,7 +89,7 @@ def _of(scene: Scene, title: str, caption: str) -> Figure:
 def _overlap(found: ReportData) -> Figure:
     """Forward, computation, communication and the rest of each step."""
     caption = "Medians over the ranks. Overlapped communication runs during the backward’s computation. The table "
-    scene = overlap_scene(breakdown_of(found.steps))
+    scene = overlap_scene(breakdown_of(known_steps(found.steps)))
     return _of(scene, "Step time breakdown", f"{caption}holds the newest 50 steps.")
 
 

@@ -30,6 +30,7 @@ from .tables.step_table import STEP_FIELDS, StepTable
 __all__ = ["TimelineModel"]
 
 _MAX_MARKS = 20_000
+_OPERATIONS_KEPT = 16  # steps whose collectives a rank's table surely holds
 _MOST_TRIED = 8  # models, to find one to analyse
 _MARK, _OF_GROUPS = int(events.Kind.MARK), int(events.OF_GROUPS)
 _ACTIVITY, _SAMPLE = int(events.Kind.ACTIVITY), int(events.Kind.SAMPLE)
@@ -140,8 +141,9 @@ class TimelineModel:
                     of_model[rank] = StepTable(self._max_steps)
                 of_model[rank].extend(of_reducer)
                 known.step = of_model[rank].last_step
-                if known.step - self._histories.setdefault(reducer, StepHistory()).last > self._max_steps // 4:
-                    self.history(reducer)  # before the tables forget these steps
+                most = _OPERATIONS_KEPT if self._book.has_parameter_groups(reducer) else self._max_steps // 4
+                if known.step - self._histories.setdefault(reducer, StepHistory()).last > most:
+                    self.history(reducer)  # before the tables forget these steps, or their collectives
                 at = newest if of_reducer is taken else int(of_reducer["host_ns"].max())
                 self._latest[reducer] = max(self._latest.get(reducer, 0), at)
 

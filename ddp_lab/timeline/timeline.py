@@ -108,9 +108,9 @@ class Timeline(TimelineModel):
         ``finalize_ns``, ``backward_end_ns`` (host), ``step_ms`` (since the end of the previous step), ``forward_ms``
         (of the last forward before the backward), ``backward_ms``, ``compute_ms`` (the backward's own computation),
         ``communication_ms`` (at least one collective in flight), of which ``hidden_ms`` is overlapped with the
-        computation and ``exposed_ms`` is after it, on ``clock``. Of a model with `fully_shard` or `replicate`,
-        ``exposed_ms`` is how long the rank waited for its collectives in the whole step, and ``forward_ms`` and
-        ``compute_ms`` are without that; NaN where it is not known, see `parameter_groups`.
+        computation and ``exposed_ms`` is after it, on ``clock`` ("host", "device"; "none": it is not known). Of a model
+        with `fully_shard` or `replicate`, ``exposed_ms`` is how long the rank waited for its collectives in the whole
+        step, and ``forward_ms`` and ``compute_ms`` are without that; NaN where it is not known, see `parameter_groups`.
         """
         return _frame(self.step_columns(model, last_steps))
 

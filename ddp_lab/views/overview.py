@@ -11,6 +11,7 @@ from ..analysis.findings import Facts
 from ..analysis.step_metrics import PHASES
 from ..formatting import ms, step_range
 from ..timeline import history
+from ..timeline.summary import UNTOLD
 from ..timeline.timeline import Timeline
 from . import view_data
 from .paint.palette import PHASES as LOOKS
@@ -24,6 +25,7 @@ _MOST_RANKS = 16  # in a picture
 _POINTS = 200  # of a line
 _UNLIKE = 0.1  # share by which a step takes longer or shorter than usual
 _EXPOSED = PHASES.index("exposed")
+_UNKNOWN = f"how much of a step is exposed communication is not known: {UNTOLD}"
 _NONE = "No step is complete on every rank yet."
 
 
@@ -40,6 +42,8 @@ def overview(timeline: Timeline, facts: Facts | None, reducer: int, whole: bool 
     if facts is None or not len(facts.steps):
         return {"text": _NONE}
     found = view_data.step_phases(timeline, reducer, facts.steps.step)
+    if not found.ranks:
+        return {"text": f"{_UNKNOWN[0].upper()}{_UNKNOWN[1:]}."}
     words = [_words(found), _trend(timeline, reducer, found) if whole else ""]
     ranks = [[rank, np.round(parts, 4).tolist()] for rank, parts in zip(found.ranks, found.by_rank_ms, strict=True)]
     return {
@@ -60,6 +64,8 @@ def overview_scene(timeline: Timeline, reducer: int | None, last_steps: int | No
     if model is None or facts is None or not len(facts.steps):
         return Scene("Overview", empty="no step is complete on every rank yet")
     found = view_data.step_phases(timeline, model.reducer, facts.steps.step)
+    if not found.ranks:
+        return Scene("Overview", empty=_UNKNOWN)
     rows = np.concatenate([found.parts_ms[None], found.by_rank_ms[:_MOST_RANKS]])
     lanes = ["a step", *(f"rank {rank}" for rank in found.ranks[:_MOST_RANKS])]
     ends = [ms(total) for total in rows.sum(axis=1)]

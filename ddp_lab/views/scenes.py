@@ -13,6 +13,7 @@ from ..analysis.step_metrics import Breakdown
 from ..analysis.step_parts import SPANS
 from ..control.collectives import ShownCollective
 from ..formatting import rate
+from ..timeline.summary import UNTOLD
 from ..timeline.timeline import Timeline
 from . import view_data
 from .gradients import gradient_facts, gradients_words
@@ -212,6 +213,13 @@ def _findings_of(timeline: Timeline, reducer: int | None, last_steps: int | None
     return findings_scene(found, findings.headline(facts, found))
 
 
+def _overlap_of(timeline: Timeline, reducer: int | None, last_steps: int | None) -> Scene:
+    found, model = view_data.breakdown(timeline, reducer, last_steps or 200), timeline.model(reducer)
+    if not len(found.step) and model is not None and timeline.layouts(model.reducer):
+        return Scene("Overlap", empty=f"how much of a step is exposed communication is not known: {UNTOLD}")
+    return overlap_scene(found)
+
+
 def _gradients_of(timeline: Timeline, reducer: int | None, last_steps: int | None) -> Scene:
     info = None if reducer is not None else next(reversed(timeline.reducers()), None)
     facts = gradient_facts(timeline, info.reducer if info is not None else reducer or 0)
@@ -223,7 +231,7 @@ def _gradients_of(timeline: Timeline, reducer: int | None, last_steps: int | Non
 SCENES: dict[str, Callable[[Timeline, int | None, int | None], Scene]] = {
     "overview": overview_scene,
     "sync": lambda timeline, reducer, last: sync_scene(view_data.sync(timeline, reducer, last or 100)),
-    "overlap": lambda timeline, reducer, last: overlap_scene(view_data.breakdown(timeline, reducer, last or 200)),
+    "overlap": _overlap_of,
     "stragglers": lambda timeline, reducer, last: stragglers_scene(view_data.waiting(timeline, reducer, last or 100)),
     "findings": _findings_of,
     "gradients": _gradients_of,

@@ -91,7 +91,7 @@ class StepPhases:
 
 def step_phases(timeline: Timeline, reducer: int, steps: npt.NDArray[np.int64]) -> StepPhases:
     """Returns what these steps of a model consist of; all of them are complete on every rank."""
-    columns = span_columns.step_columns(timeline.views_of(reducer, steps))
+    columns = span_columns.known_steps(span_columns.step_columns(timeline.views_of(reducer, steps)))
     together = breakdown_of(columns)
     # Each rank's step as if it were a step of its own.
     each = breakdown_of({**columns, "rank": 0 * columns["rank"], "step": np.arange(len(columns["step"]))})
@@ -113,8 +113,7 @@ def breakdown(timeline: Timeline, reducer: int | None = None, last_steps: int = 
         reducer: which model; None for the most recently active.
         last_steps: how many of the newest ones.
     """
-    columns = timeline.step_columns(_model(timeline, reducer), last_steps)
-    return breakdown_of({name: values[columns["state"] == "complete"] for name, values in columns.items()})
+    return breakdown_of(span_columns.known_steps(timeline.step_columns(_model(timeline, reducer), last_steps)))
 
 
 def parts_table(found: StepParts) -> tuple[list[str], list[list[Any]]]:

@@ -22,7 +22,7 @@ from .step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
 
 __all__ = ["SPAN_COLUMNS", "STEP_COLUMNS", "SYNC_COLUMNS", "Columns", "TableView", "span_columns", "step_columns"]
 __all__ += ["Waits", "breakdown_of", "device_rows", "joined", "net", "objects", "rank_steps", "sync_columns", "view_of"]
-__all__ += ["together", "whole_steps"]
+__all__ += ["known_steps", "together", "whole_steps"]
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -253,9 +253,20 @@ def _steps_of(one: TableView) -> Columns:
         "communication_ms": hidden + exposed,
         "hidden_ms": hidden,
         "exposed_ms": exposed,
-        "clock": np.where(overlap.on_device, "device", "host"),
+        "clock": np.where(_unknown(one, exposed), "none", np.where(overlap.on_device, "device", "host")),
         **{f"{name}_ms": net(one.waits, name, one.spans[:, column] / 1e6) for column, name in enumerate(SPANS)},
     }
+
+
+def _unknown(one: TableView, exposed: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Of which steps it is not known how long a rank waited, e.g. because their collectives are no longer kept."""
+    return np.isnan(exposed) if one.waits is not None else np.zeros(len(exposed), bool)
+
+
+def known_steps(columns: Columns) -> Columns:
+    """The rows of complete steps whose exposed communication is known, from columns of `Timeline.steps`."""
+    chosen = (columns["state"] == "complete") & (columns["clock"] != "none")
+    return {name: values[chosen] for name, values in columns.items()}
 
 
 def rank_steps(one: TableView, activity: ActivityTable) -> RankSteps:
@@ -267,7 +278,12 @@ def rank_steps(one: TableView, activity: ActivityTable) -> RankSteps:
         columns["backward_ms"] = columns["backward_ms"] + np.maximum(before, 0.0) / 1e6
     spans = np.stack([columns[f"{name}_ms"] for name in SPANS], axis=1) * 1e6
     return RankSteps(
-        whole=np.where((columns["state"] == "complete") & (one.previous_end > 0), columns["step_ms"], 0.0) * 1e6,
+        whole=np.where(
+            (columns["state"] == "complete") & (columns["clock"] != "none") & (one.previous_end > 0),
+            columns["step_ms"],
+            0.0,
+        )
+        * 1e6,
         **{name: columns[f"{name}_ms"] * 1e6 for name in names},
         spans=spans.astype(np.int64),
         places=activity.places(one.outside),
@@ -288,8 +304,7 @@ def breakdown_of(columns: Columns) -> Breakdown:
 
 def whole_steps(views: Sequence[TableView]) -> tuple[Breakdown, npt.NDArray[np.int64]]:
     """Returns the time breakdown of the steps that all ranks have completed, and when the first rank began each."""
-    columns = step_columns(views)
-    columns = {name: values[columns["state"] == "complete"] for name, values in columns.items()}
+    columns = known_steps(step_columns(views))
     number, counts = np.unique(columns["step"], return_counts=True)
     chosen = np.isin(columns["step"], number[counts == len(views)])
     columns = {name: values[chosen] for name, values in columns.items()}

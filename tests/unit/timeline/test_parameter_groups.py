@@ -12,8 +12,10 @@ from ddp_lab.analysis.parameter_groups import REDUCE_SCATTER, late_groups
 from ddp_lab.protocol.events import DTYPE, Batch, Kind
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views.parameter_groups import parameter_groups_scene, parameter_groups_trait
+from ddp_lab.views.view_data import breakdown
 
 STEP = 100.0  # ms from the end of a step to the end of the next
+_PIECE = 40  # steps
 NAMES = ("Net", "blocks.0", "blocks.1")
 SIZE = 1_000
 
@@ -64,11 +66,14 @@ def recorded(
         for index, one in enumerate(collectives):
             call = {"type": "call", "index": index, "operation": one.operation, "use": one.use, "session": 1}
             timeline.describe(rank, {**call, "reducer": 0, "bucket": one.group})
-        rows: list[tuple[float, Kind, dict[str, int]]] = []
-        for step in range(steps):
-            begin = step * (STEP + late)
-            rows += _step(begin, step, collectives, late, late if rank == 1 else 0.0)
-        timeline.extend(Batch(rank, 1, 0, 0, _events(rows)))
+    sent = [0, 0]
+    for first in range(0, steps, _PIECE):  # as they arrive from ranks that run
+        for rank in range(2):
+            rows = []
+            for step in range(first, min(steps, first + _PIECE)):
+                rows += _step(step * (STEP + late), step, collectives, late, late if rank == 1 else 0.0)
+            timeline.extend(Batch(rank, 1, sent[rank], 0, _events(rows, sent[rank])))
+            sent[rank] += len(rows)
     return timeline
 
 
@@ -112,11 +117,11 @@ def _step(
     return rows
 
 
-def _events(rows: list[tuple[float, Kind, dict[str, int]]]) -> np.ndarray:
+def _events(rows: list[tuple[float, Kind, dict[str, int]]], first: int) -> np.ndarray:
     events = np.zeros(len(rows), DTYPE)
     events["bucket"] = events["parameter"] = -1
     for sequence, (at, kind, fields) in enumerate(sorted(rows, key=lambda row: row[0])):
-        events[sequence]["sequence"], events[sequence]["kind"] = sequence, kind
+        events[sequence]["sequence"], events[sequence]["kind"] = first + sequence, kind
         events[sequence]["host_ns"] = 1_000_000_000 + round(1e6 * at)
         for name, value in fields.items():
             events[sequence][name] = value
@@ -224,3 +229,22 @@ def test_the_view() -> None:
         "words": ["No model with fully_shard or replicate has been recorded yet."],
         "lanes": [],
     }
+
+
+def test_steps_whose_collectives_are_forgotten() -> None:
+    """In a long run they have no exposed time; means, charts and the history of all steps leave no room for zeros."""
+    steps = 2_500  # of 8 collectives: more than a rank's table holds
+    timeline = recorded(steps=steps)
+    assert timeline.forgotten_collectives() > 0
+    found = timeline.steps().query("rank == 0").set_index("step")
+    old = found[found.index < 400]  # of which the tables hold some
+    assert len(old) > 10
+    assert old["exposed_ms"].isna().all()
+    assert set(old["clock"]) == {"none"}
+    assert found.loc[steps - 1, "exposed_ms"] == pytest.approx(29)
+    shown = breakdown(timeline, 0, 10_000)
+    assert len(shown.step) > 1_000
+    assert (shown.exposed > 0).all()
+    assert timeline.history(0).last == steps - 1
+    (parts, _) = timeline.parts(last_steps=10_000).by_rank.values()
+    assert parts["exposed"] == pytest.approx(29 / 1e3)
