@@ -510,3 +510,59 @@ def test_sizes_of_groups(two: Callable[..., list[Any]], widths: list[int], whole
     sizes = {one for one in found if one.startswith("parameter-group")}
     assert sizes == {kind}, timeline.summary()
     assert 0.5 < found[kind].gain_percent < 100
+
+
+def _failing(rank: int, size: int) -> Recorded:
+    import ddp_lab
+
+    def fail(gradient: torch.Tensor) -> None:
+        raise ZeroDivisionError
+
+    found: list[Recorded] = []
+    with recorded(found):
+        net = sharded(size)
+        ddp_lab.observe(net)
+        train(net, rank, 2)
+        hook = net.blocks[1].register_forward_hook(lambda module, inputs, output: output.register_hook(fail) and None)
+        with contextlib.suppress(ZeroDivisionError):
+            net(batch(rank, 6)).sum().backward()
+        hook.remove()
+        net.reset_iter_state()  # type: ignore[operator]
+        train(net, rank, 2)
+    return found[0]
+
+
+def test_a_backward_that_fails(two: Callable[..., list[Any]]) -> None:
+    """It is an abandoned step, and the steps after it are complete."""
+    timeline, rows = rows_of(two(_failing))
+    steps = timeline.steps(int(rows["reducer"].iloc[0]))
+    states = ["complete", "complete", "abandoned", "complete", "complete"]
+    assert steps[steps["rank"] == 0]["state"].tolist() == states
+    assert rows[rows["step"] != 2]["complete"].all()
+
+
+def _compiled(rank: int, size: int) -> tuple[bool, Recorded]:
+    import ddp_lab
+
+    def trained(observed: bool) -> list[bytes]:
+        net = sharded(size)
+        if observed:
+            ddp_lab.observe(net)
+        for block in net.blocks:
+            block.linear.compile(backend="eager")
+        return train(net, rank, 3)
+
+    with recording.suspended():
+        without = trained(observed=False)
+    found: list[Recorded] = []
+    with recorded(found):
+        observed = trained(observed=True)
+    return observed == without, found[0]
+
+
+def test_compiled_modules(two: Callable[..., list[Any]]) -> None:
+    """Modules that torch compiles are recorded alike, with equal parameters."""
+    answers = two(_compiled)
+    assert [equal for equal, _ in answers] == [True, True]
+    _, rows = rows_of([found for _, found in answers])
+    assert set(rows[rows["module"] != "Net"]["forward_unshards"]) == {1}
