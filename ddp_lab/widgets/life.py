@@ -27,7 +27,7 @@ REPLACED = {
 REPLACED_MODULE = "export default { render({ el }) { el.textContent = 'Display this dashboard again to continue.'; } }"
 """The browser's part of a dashboard that is no longer displayed: small, because a page restores all widgets."""
 
-_NOTHING = "No step recorded yet. Train with ddp_lab.DistributedDataParallel in a %%distributed cell."
+_NOTHING = "No step recorded yet. Train with ddp_lab.DistributedDataParallel, or fully_shard, in a %%distributed cell."
 _NOTHING_WITHOUT_RANKS = "No step recorded yet. Train with ddp_lab.DistributedDataParallel."
 _NOTHING_PLAYED = "No step yet. The replay has not reached the first step."
 _NOTHING_RECORDED = "No step was recorded."

@@ -41,6 +41,10 @@ def test_parameter_groups(browser: Browser) -> None:
         made.says(".ddp-parameter_groups .ddp-tip", "all-gather in the forward of Net")
         page.get_by_role("button", name="previous step").click()  # the step before
         made.says(".ddp-parameter_groups .ddp-summary", "Parameter groups: step 6.")
+        made.open("Findings")
+        made.says(".ddp-findings", "Rank 1 is late in the forward of blocks.0.")
+        page.get_by_role("button", name="Show me").first.click()
+        made.says(".ddp-parameter_groups .ddp-summary", "Parameter groups: step ")
         made.open("Buckets")
         made.says(".ddp-buckets .ddp-summary", "parameter groups of fully_shard, in the order of their modules")
         assert "unused" not in page.locator(".ddp-buckets .ddp-summary").inner_text()
