@@ -161,7 +161,7 @@ def _words(timeline: Timeline, model: int, columns: Columns) -> str:
     }
     module, most = max(by_group.values(), key=lambda one: one[1])
     total = sum(one for _, one in by_group.values())
-    share = f", {100 * most / total:.0f} % of it for {module}" if total > 0 else ""
+    share = f", {100 * most / total:.0f} % of it for module {module}" if total > 0 else ""
     return (
         f"{groups}. Exposed communication is {100 * exposed / whole:.0f} % of a step, {ms(exposed)} of {ms(whole)} "
         f"(medians){share}."

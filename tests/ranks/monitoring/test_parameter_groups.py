@@ -380,6 +380,7 @@ def _profiled(rank: int, size: int, steps: int) -> tuple[Recorded, list[float]]:
     return found[0], [sum(one.time_range.elapsed_us() for one in of) / 1e3 for of in spans]
 
 
+@pytest.mark.soak
 def test_profiler_agrees(two: Callable[..., list[Any]]) -> None:
     """Exposed communication is what torch's profiler measures for the collectives of the same steps."""
     steps = 8
@@ -402,7 +403,7 @@ def _ahead(rank: int, size: int) -> Recorded:
         net = sharded(size)
         ddp_lab.observe(net)
         for block, following in zip(net.blocks[:-1], net.blocks[1:], strict=True):
-            block.forward_delay = 0.005
+            block.forward_delay = 0.05
             block.register_forward_pre_hook(lambda *_, following=following: following.unshard(async_op=True) and None)
         train(net, rank, 8)
     return found[0]
