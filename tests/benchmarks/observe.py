@@ -1,6 +1,6 @@
-"""A training step of torch's own DistributedDataParallel, observed and not.
+"""A training step of torch's own DistributedDataParallel, or with `fully_shard`, observed and not.
 
-One wrapped model takes turns, block by block: observed (recording on), not, and not again. So model, memory and
+One wrapped model takes turns, block by block: observed (recording on), not (off), and not again. So model, memory and
 processes are the same in what is compared. The last two columns, not observed against itself, say how quiet the
 machine was; `ddp_lab.bench.measuring.ratios` says how ratios and bounds come from the blocks.
 """
@@ -26,6 +26,8 @@ __all__ = ["main", "measure"]
 
 # Contestants of `ratios`: "ours" is observed, "torch" and "torch again" are not.
 _TURNS = ("torch", "ours", "torch again")
+_SHARDED = "fully_shard"  # each child with parameters is a group
+_MODES = (*MODES, _SHARDED)
 _BLOCK_S = 0.06
 _WARM_UP = 4
 
@@ -34,7 +36,7 @@ def _build(workload: str, mode: str, until: float) -> ratios.Build:
     """Lets one model take turns until about this time (of `time.monotonic`)."""
     torch.manual_seed(0)
     module, batch = WORKLOADS[workload]()
-    model = wrappers()["torch"](module, **MODES[mode])
+    model = _sharded(module) if mode == _SHARDED else wrappers()["torch"](module, **MODES[mode])
     step = training_step(model, batch)
     usual = [block(step, 1)[0] for _ in range(_WARM_UP)][-1] / 1e3
     count = rank_zeros(max(2, int(_BLOCK_S / usual)))
@@ -49,13 +51,20 @@ def _build(workload: str, mode: str, until: float) -> ratios.Build:
     return times
 
 
+def _sharded(module: torch.nn.Module) -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    for child in module.children():
+        if any(True for _ in child.parameters()):
+            fully_shard(child)
+    return fully_shard(module)
+
+
 def _timed(model: Any, step: Step, count: int, *, observed: bool) -> float:
     """Median of a block's steps in ms."""
-    from ddp_lab import observe
+    from ddp_lab import observe, recording
 
-    if not observed:
-        return statistics.median(block(step, count))
-    with observe(model):
+    with observe(model) if observed else recording.suspended():
         return statistics.median(block(step, count))
 
 
@@ -119,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
     parser = new_parser("python -m tests.benchmarks observe", __doc__)
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
-    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=["plain"])
+    parser.add_argument("--modes", nargs="+", choices=_MODES, default=["plain"])
     parser.add_argument("--sets", type=count, default=5, help="fresh sets of processes (%(default)s)")
     parser.add_argument("--seconds", type=seconds, default=15.0, help="for each cell in each set (%(default)s)")
     parser.add_argument("--builds", type=count, default=3, help="of each cell in each set (%(default)s)")
