@@ -74,6 +74,12 @@ def step_range(numbers: Sequence[int]) -> str:
     return f"{gaps}steps {first:,}–{last:,}"
 
 
+def line_name(file: str, line: int | None) -> str:
+    """A line of a program: ``"%%distributed [3] line 4"`` of the file ``"<cell %%distributed [3]>"``, else
+    ``"train.py:4"``."""
+    return f"{file[6:-1]} line {line}" if file.startswith("<cell ") else f"{file}:{line}"
+
+
 def label_of(ranks: Iterable[int]) -> str:
     """`"rank 0"`, `"ranks 0–3"` or `"ranks 0, 2–3"`."""
     return label_of_ranges(range(rank, rank + 1) for rank in sorted(ranks))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..formatting import binary_size, enumeration, label_of, names
+from ..formatting import binary_size, enumeration, label_of, line_name, names
 from .flights import GroupFlights, on_group, open_words
 
 __all__ = ["BucketStage", "Call", "Examined", "Model", "Place", "label"]
@@ -31,7 +31,7 @@ class Place:
     users: bool
 
     def __str__(self) -> str:
-        return f"{self.file[6:-1]} line {self.line}" if self.file.startswith("<cell ") else f"{self.file}:{self.line}"
+        return line_name(self.file, self.line)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import os
 import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,9 +52,9 @@ def read(paths: Sequence[Path]) -> list[Dump]:
     found: dict[int, list[tuple[Mapping[str, Any], int]]] = {}
     with _no_collector():
         for file, listed in (each for path in paths for each in _files(path)):
-            dump = _parsed(file, must=not listed)
-            if dump is not None:
-                found.setdefault(_rank_of(file, dump), []).append((dump, file.stat().st_mtime_ns))
+            parsed = _parsed(file, must=not listed)
+            if parsed is not None:
+                found.setdefault(_rank_of(file, parsed[0]), []).append(parsed)
     if not found:
         where = ", ".join(map(str, paths))
         raise DdpLabError(
@@ -93,23 +94,26 @@ def _files(path: Path) -> Iterator[tuple[Path, bool]]:
             yield one, True
 
 
-def _parsed(file: Path, *, must: bool) -> Mapping[str, Any] | None:
-    """A file's dump; None if it is none and need not be one."""
+def _parsed(file: Path, *, must: bool) -> tuple[Mapping[str, Any], int] | None:
+    """A file's dump, and when it was written (ns); None if it is none and need not be one."""
     try:
-        if file.stat().st_size > _MOST_BYTES:
-            raise ValueError("it is larger than 1 GiB")
         with file.open("rb") as stream:
+            about = os.fstat(stream.fileno())
+            if about.st_size > _MOST_BYTES:
+                raise ValueError("it is larger than 1 GiB")
             first = stream.peek(1)[:1]
             dump = json.load(stream) if first == b"{" else _PlainData(stream).load()
         if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list) or "version" not in dump:
             raise ValueError("it has no version and entries")
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not must:
+            return None  # renamed since the folder was listed: it was not complete
         raise DdpLabError(f"can't read {file}: {error.strerror}") from error
     except Exception as error:  # bytes that are no pickle make pickle raise almost anything
         if must or isinstance(error, _RefusedError):
             raise DdpLabError(f"{file} is not a dump of torch's Flight Recorder: {error}") from error
         return None
-    return dump
+    return dump, about.st_mtime_ns
 
 
 def _rank_of(file: Path, dump: Mapping[str, Any]) -> int:

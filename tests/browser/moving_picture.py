@@ -41,9 +41,8 @@ model = ddp_lab.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap
 steps = []
 while len(steps) < 400:
     model.zero_grad()
-    model(torch.randn(64, 512)).square().mean().backward()
+    model(torch.randn(256, 512)).square().mean().backward()
     steps.append(len(steps))
-    time.sleep(0.02)
 """
 
 

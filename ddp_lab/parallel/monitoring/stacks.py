@@ -30,6 +30,7 @@ from typing import Final, NamedTuple
 import torch
 
 from ... import native, recording
+from ...formatting import line_name
 from ...protocol.events import Kind
 
 __all__ = ["Sampler"]
@@ -161,7 +162,7 @@ class Sampler:
 
     def _describe(self, code: types.CodeType, line: int | None, part: str) -> int:
         known = self._codes.get(code) or self._learn(code)
-        name = f"{known.short}:{line}"
+        name = line_name(known.short, line)
         if known.owner == "library":
             return recording.place(part, f"{getattr(code, 'co_qualname', code.co_name)} ({name})")
         lines = linecache.getlines(code.co_filename)

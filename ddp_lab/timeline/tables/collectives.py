@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...formatting import label_of
+from ...formatting import label_of, line_name
 from ...protocol.events import Kind
 from .span_columns import Columns
 
@@ -232,7 +232,7 @@ def operation_name(operator: str) -> str:
 
 def _told(index: _Array, calls: Sequence[Mapping[str, Any]]) -> dict[str, npt.NDArray[Any]]:
     """What the calls say, for each row; texts are "" and numbers -1 where they say nothing."""
-    place = [f"{one['file']}:{one['line']}" if one.get("file") else "" for one in calls]
+    place = [line_name(str(one["file"]), one["line"]) if one.get("file") else "" for one in calls]
     found = {
         "operation": [operation_name(str(one["operation"])) for one in calls],
         "place": place,

@@ -107,7 +107,7 @@ def test_processes(tmp_path: Path, case: str, words: list[str]) -> None:
     ("case", "words"),
     [
         ("alone", [rf"rank 0 waits in all_reduce #1 of 32 B \(float32 \[2, 4\]\) \({AT}\)", "rank 1 is in .*sleep"]),
-        pytest.param("mesh", [r"on mesh dimension (dp \(ranks 1, 3\)|tp \(ranks 2–3\))", "rank 3 is in"], marks=soak),
+        pytest.param("mesh", [r"on mesh dimension (dp|tp)", "rank 3 is in"], marks=soak),
         pytest.param("groups", ["on data", "on tensor"], marks=soak),
     ],
 )

@@ -216,7 +216,7 @@ def test_the_view() -> None:
     scene = parameter_groups_scene(recorded(late=6.0))
     assert scene.title == "Parameter groups: step 7"
     assert "Exposed communication is " in scene.summary
-    assert "for blocks.1" in scene.summary
+    assert "for module blocks.1" in scene.summary
     assert "Rank 1 is late in the forward of blocks.0, by 6.0 ms." in scene.summary
     (panel,) = scene.panels
     assert list(panel.y.lanes) == [lane for name in NAMES for lane in (name, "rank 0", "rank 1")]
