@@ -10,7 +10,8 @@ The agent signals until the cell's code has been interrupted once, because singl
 handler raises nothing where an exception would hit IPython's own code instead of the cell. It does not run for a signal
 just before a sleep begins. Python drops exceptions while it forks a data loader's worker, and in destructors. And an
 exception in `__enter__` or `__exit__` could leave a lock taken on which Python itself would later wait forever (a data
-loader's queues): signals during such a call do nothing until it has lasted `_ENTERING_SECONDS` since the first.
+loader's queues), and one while pexpect starts a shell command (`_spawn`) a process that nobody knows: signals during
+such a call do nothing until it has lasted `_SPARED_SECONDS` since the first.
 
 An interrupt names its cells: one that has not begun on this rank is interrupted when it does. If all that has not
 helped within `_REST_SECONDS`, works that Gloo has forgotten are ended, and a wait in the rendezvous store (for a group
@@ -64,11 +65,12 @@ _FORK_TIMES = 3
 _NEWS_SECONDS = 0.1
 _GRACE_SECONDS = 0.05
 _REST_SECONDS = 0.3
-_ENTERING_SECONDS = 0.3
+_SPARED_SECONDS = 0.3
+_SPARED = ("__enter__", "__exit__", "_spawn")
 _STILL_SECONDS = 0.01  # without movement
 _MOVING_SECONDS = 2.0
 _RELEASED = "the cell was interrupted or failed"
-_DEPTH = 3  # frames: a generator's, and contextlib's that runs it
+_DEPTH = 8  # frames: of contextlib and its generator, of ptyprocess
 _DOOMED = 256  # ids of interrupted cells that are remembered
 
 # Where a rank waits for its peers: in a collective, or in a backward.
@@ -110,7 +112,7 @@ class Agent:
         self._began: tuple[str, int, str] | None = None
         self._raised = False  # the running cell's own code has been interrupted
         # The call in which signals do nothing, and when the first came; the main thread's.
-        self._entering: tuple[FrameType, float] | None = None
+        self._spared: tuple[FrameType, float] | None = None
         self._asking: Asking | None = None
         self._report_unraisable = sys.unraisablehook
 
@@ -144,7 +146,7 @@ class Agent:
     # The cell's hooks, on the main thread
 
     def _before_cell(self, cell_id: str, label: str) -> None:
-        self._raised, self._entering = False, None
+        self._raised, self._spared = False, None
         rejoin.note_backwards()
         self._settled.clear()
         self._told.clear()
@@ -236,13 +238,13 @@ class Agent:
             return
         if held == "evaluating":
             raise KeyboardInterrupt  # ends what was typed; the cell is interrupted by a later signal
-        entering = _entering(frame)
-        if entering is not None:
-            if self._entering is None or self._entering[0] is not entering:
-                self._entering = entering, time.monotonic()
-            if time.monotonic() - self._entering[1] < _ENTERING_SECONDS:
+        spared = _spared(frame)
+        if spared is not None:
+            if self._spared is None or self._spared[0] is not spared:
+                self._spared = spared, time.monotonic()
+            if time.monotonic() - self._spared[1] < _SPARED_SECONDS:
                 return
-        self._entering = None
+        self._spared = None
         self._raised = True
         raise KeyboardInterrupt
 
@@ -510,10 +512,10 @@ def _steps(step: TracebackType | None) -> Iterator[TracebackType]:
         step = step.tb_next
 
 
-def _entering(frame: FrameType | None) -> FrameType | None:
-    """The call of `__enter__` or `__exit__` that runs on top, if one does."""
+def _spared(frame: FrameType | None) -> FrameType | None:
+    """The innermost call that is spared and runs on top, if one does."""
     for _ in range(_DEPTH):
-        if frame is None or frame.f_code.co_name in ("__enter__", "__exit__"):
+        if frame is None or frame.f_code.co_name in _SPARED:
             return frame
         frame = frame.f_back
     return None

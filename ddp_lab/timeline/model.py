@@ -112,7 +112,7 @@ class TimelineModel:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Holds the lock, with every batch in the tables."""
+        """Holds the lock, with every batch in the tables; who reads descriptions alone takes the lock."""
         with self._lock:
             self._take_waiting()
             yield
@@ -258,7 +258,7 @@ class TimelineModel:
 
     def processes(self) -> dict[int, dict[str, Any]]:
         """rank -> facts about its process: ``host``, ``cores``, ``threads``, and for GPUs ``contexts``."""
-        with self._reading():
+        with self._lock:
             return dict(self._book.processes)
 
     def own_numbers(self, model: int) -> dict[int, int]:
@@ -323,7 +323,7 @@ class TimelineModel:
         Raises:
             ValueError: there is no such layout yet.
         """
-        with self._reading():
+        with self._lock:
             try:
                 return self._book.assignment(model, generation)
             except KeyError:
@@ -333,17 +333,17 @@ class TimelineModel:
 
     def watched_gradients(self, model: int | None, last_steps: int | None = None) -> list[dict[str, Any]]:
         """Descriptions of a model's monitored steps, oldest first; for None those of all models."""
-        with self._reading():
+        with self._lock:
             return self._book.watched.described("gradients", model, last_steps)
 
     def drift_records(self, model: int | None = None, last_steps: int | None = None) -> list[DriftRecord]:
         """Comparisons of the ranks' replicas, by model and step."""
-        with self._reading():
+        with self._lock:
             return [drift_record(one) for one in self._book.watched.described("drift", model, last_steps)]
 
     def inspection_count(self, model: int, kind: str = "drift") -> int:
         """How many descriptions of type ``"drift"`` or ``"gradients"`` of a model have arrived in total."""
-        with self._reading():
+        with self._lock:
             return self._book.watched.arrived[kind, model]
 
     def inspections(self, model: int) -> list[Inspection]:
@@ -362,7 +362,7 @@ class TimelineModel:
 
     def groups(self) -> list[GroupInfo]:
         """One record for each process group whose operations were recorded."""
-        with self._reading():
+        with self._lock:
             return list(self._book.groups.groups.values())
 
     # ---- times ------------------------------------------------------------------------------------------
@@ -411,13 +411,13 @@ class TimelineModel:
     def logged(self) -> list[tuple[int, int, str, float]]:
         """(rank, host time in ns, name, value) of what the program logged (`recording.log`), by name and arrival; of
         each name the newest 20,000."""
-        with self._reading():
+        with self._lock:
             kept = [one for values in self._book.logged.values() for one in values]
         return [(rank, one["at_ns"], one["name"], float(one["value"])) for rank, one in kept]
 
     def mark_names(self) -> list[str]:
         """Names of the marks; the field ``parameter`` of a mark's event is an index of it."""
-        with self._reading():
+        with self._lock:
             return list(self._book.mark_names)
 
     def layouts(self, model: int, generation: int | None = None) -> list[Layout]:

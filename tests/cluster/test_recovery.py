@@ -217,6 +217,25 @@ def test_an_interrupt_leaves_no_lock_taken(steady: Lab) -> None:
     assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
+def test_an_interrupt_leaves_no_command_running(steady: Lab, tmp_path: Path) -> None:
+    """Interrupted while it still starts a shell command, a rank ends the command, too."""
+    before = leftovers.processes()
+    steady.run(
+        "import ptyprocess, pathlib; starts = ptyprocess.PtyProcess.spawn\n"
+        "def deep(): [time.sleep(0.1) for _ in range(1)]\n"
+        "def slowly(*given, **options):\n"
+        f"    made = starts(*given, **options); pathlib.Path({str(tmp_path)!r}, str(rank)).touch(); deep()\n"
+        "    return made\n"
+        "ptyprocess.PtyProcess.spawn = slowly"
+    )
+    running = steady.run("get_ipython().system('sleep 600')", wait=False)
+    leftovers.wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 30, "commands that start on both ranks")
+    steady.interrupt()
+    running.wait()
+    steady.run("ptyprocess.PtyProcess.spawn = starts")
+    leftovers.wait_until(lambda: not leftovers.processes().keys() - before.keys(), 10, "the commands' end")
+
+
 def test_an_interrupt_in_a_backward_discards_it(steady: Lab) -> None:
     """One rank in its backward, one before it: no rank keeps gradients of the step, the report says so, and the next
     step is right."""

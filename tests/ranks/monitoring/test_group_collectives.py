@@ -253,3 +253,22 @@ def test_buckets_of_models(four: Callable[..., list[Any]]) -> None:
         assert set(mine["bucket"]) >= {0, 1}
     assert set(of_models["operation"]) == {"all_reduce"}
     assert set(of_models["function"]) == {"train"}
+
+
+def _many_places(rank: int, size: int) -> Any:
+    def calls() -> None:
+        names = {"dist": dist, "ones": torch.ones(1)}
+        for number in range(4_200):  # as cells that are run again and again: new code each time
+            text = "dist.barrier()" if number % 2 else "dist.all_reduce(ones)"
+            exec(compile(text, f"made_{number}.py", "exec"), names)
+
+    return _recorded(calls)
+
+
+def test_more_places_than_are_kept(four: Callable[..., list[Any]]) -> None:
+    """What is called from yet another place has no place, but its operation still."""
+    frame = _timeline(four(_many_places)).collectives()
+    newest = frame[frame["rank"] == 0].iloc[-41:-1]  # the last one is of `_recorded`
+    assert set(newest["operation"]) == {"all_reduce", "barrier"}
+    assert set(newest["place"]) == {""}
+    assert "made_0.py:1" in set(frame["place"])

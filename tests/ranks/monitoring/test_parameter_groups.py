@@ -139,19 +139,30 @@ def rows_of(answers: list[Recorded]) -> tuple[Timeline, pd.DataFrame]:
     return timeline, timeline.parameter_groups(model)
 
 
+def with_and_without(trained: Callable[[bool], list[bytes]]) -> tuple[bool, Recorded]:
+    """Whether a training has equal parameters observed and not; what was recorded of the observed one."""
+    with recording.suspended():
+        without = trained(False)
+    found: list[Recorded] = []
+    with recorded(found):
+        observed = trained(True)
+    return observed == without, found[0]
+
+
 def _both(rank: int, size: int, kind: str) -> tuple[bool, Recorded]:
     import ddp_lab
 
-    with recording.suspended():
-        without = train(sharded(size, kind), rank)
-    found: list[Recorded] = []
-    with recorded(found):
+    def trained(observed: bool) -> list[bytes]:
         net = sharded(size, kind)
+        if not observed:
+            return train(net, rank)
         with ddp_lab.observe(net) as observation:
             assert ddp_lab.observe(net) is observation
-            observed = train(net, rank)
-    assert all("unshard" not in vars(group) for group in net._get_fsdp_state()._fsdp_param_groups)  # type: ignore[operator]
-    return observed == without, found[0]
+            parameters = train(net, rank)
+        assert all("unshard" not in vars(group) for group in net._get_fsdp_state()._fsdp_param_groups)  # type: ignore[operator]
+        return parameters
+
+    return with_and_without(trained)
 
 
 @pytest.mark.parametrize("kind", ["shard", "hybrid", "replicate"])
@@ -445,12 +456,7 @@ def _grouped(rank: int, size: int) -> tuple[bool, Recorded]:
             optimizer.zero_grad()
         return parameters_of(net)
 
-    with recording.suspended():
-        without = trained(observed=False)
-    found: list[Recorded] = []
-    with recorded(found):
-        observed = trained(observed=True)
-    return observed == without, found[0]
+    return with_and_without(trained)
 
 
 def test_modules_that_share_a_group(two: Callable[..., list[Any]]) -> None:
@@ -553,12 +559,7 @@ def _compiled(rank: int, size: int) -> tuple[bool, Recorded]:
             block.linear.compile(backend="eager")
         return train(net, rank, 3)
 
-    with recording.suspended():
-        without = trained(observed=False)
-    found: list[Recorded] = []
-    with recorded(found):
-        observed = trained(observed=True)
-    return observed == without, found[0]
+    return with_and_without(trained)
 
 
 def test_compiled_modules(two: Callable[..., list[Any]]) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ddp_lab import native
 from ddp_lab.analysis.parameter_groups import REDUCE_SCATTER, late_groups
 from ddp_lab.protocol.events import DTYPE, Batch, Kind
+from ddp_lab.timeline.tables.parameter_groups import USES
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views.parameter_groups import parameter_groups_scene, parameter_groups_trait
 from ddp_lab.views.view_data import breakdown
@@ -248,3 +250,8 @@ def test_steps_whose_collectives_are_forgotten() -> None:
     assert timeline.history(0).last == steps - 1
     (parts, _) = timeline.parts(last_steps=10_000).by_rank.values()
     assert parts["exposed"] == pytest.approx(29 / 1e3)
+
+
+def test_uses_have_the_names_that_ranks_give_them() -> None:
+    """A reader that has no ranks knows the same names, in the same order."""
+    assert native.load().USES == USES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,9 @@ LATE = [Bucket((1.0, 2.0), 2.0, 4.0, (2, 3), 2_000_000), Bucket((9.0, 10.0), 10.
 
 def _two_ranks(steps: int = 10, timeline: Timeline | None = None) -> Timeline:
     made = timeline or Timeline()
-    for rank, (buckets, finalize) in enumerate([(EARLY, 6.0), (LATE, 10.0)]):
+    for rank in (0, 1):
         made.describe(rank, assignment([[2, 3], [0, 1]]) | {"session": 1})
+    for rank, (buckets, finalize) in enumerate([(EARLY, 6.0), (LATE, 10.0)]):
         recorder = Recorder(rank)
         for step in range(steps):
             recorder.backward(step, (step + 1) * 20 * MS, buckets, finalize)
@@ -297,6 +299,28 @@ def test_a_long_run_is_saved_thinned(tmp_path: Path) -> None:
     assert sync.bandwidth_gb_s.notna().all()
     assert _two_ranks().kept(0).thinned == 0
     assert "down-sampled" not in _two_ranks().summary()
+
+
+READERS: dict[str, Callable[[Timeline], object]] = {
+    "events": lambda timeline: timeline.events().chunks,
+    "ranks": Timeline.ranks,
+    "reducers": Timeline.reducers,
+    "kept": lambda timeline: timeline.kept(0),
+    "since": lambda timeline: timeline.since(0),
+    "layouts": lambda timeline: timeline.layouts(0),
+    "views": lambda timeline: timeline.views(0),
+    "held_steps": lambda timeline: timeline.held_steps(0),
+    "history": lambda timeline: timeline.history(0).blocks(10),
+    "changed_steps": lambda timeline: timeline.changed_steps({}),
+    "step_columns": lambda timeline: timeline.step_columns(0),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_batches_that_wait_are_there_for_everyone(reader: str) -> None:
+    """Whatever is read first after batches have arrived tells of them."""
+    waiting, taken = _two_ranks(4), _two_ranks(4, Timeline(max_events=200))  # of so few none waits
+    assert repr(READERS[reader](waiting)) == repr(READERS[reader](taken)) != repr(READERS[reader](_two_ranks(0)))
 
 
 def test_columns_are_the_same_whenever_one_asks() -> None:
