@@ -318,7 +318,7 @@ READERS: dict[str, Callable[[Timeline], object]] = {
 
 @pytest.mark.parametrize("reader", READERS)
 def test_batches_that_wait_are_there_for_everyone(reader: str) -> None:
-    """Whatever is read first after batches have arrived tells of them."""
+    """Whatever is read first after batches have arrived has their events."""
     waiting, taken = _two_ranks(4), _two_ranks(4, Timeline(max_events=200))  # of so few none waits
     assert repr(READERS[reader](waiting)) == repr(READERS[reader](taken)) != repr(READERS[reader](_two_ranks(0)))
 
