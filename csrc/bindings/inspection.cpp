@@ -166,6 +166,12 @@ void bind_group_collectives(py::module_& module) {
       },
       "Records every collective from now on. Files of the libraries begin with one of these folders.",
       py::arg("libraries"));
+  py::class_<DeviceCollective, std::shared_ptr<DeviceCollective>>(
+      module, "DeviceCollective", "A collective that a device runs: see [Note: waits of a device].")
+      .def("wait_begins", &DeviceCollective::wait_begins, "The device's current stream is about to wait for it.")
+      .def("wait_ends", &DeviceCollective::wait_ends, "And no longer waits.");
+  module.def("take_device_collectives", &take_device_collectives,
+             "Those that this thread has entered for a use since the last call, the oldest first.");
   module.def(
       "index_of_group", [](const c10::intrusive_ptr<c10d::ProcessGroup>& group) { return index_of_group(*group); },
       "This rank's number for the group.", py::arg("group"));

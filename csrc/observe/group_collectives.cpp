@@ -12,7 +12,6 @@
 
 #include "comm/passing.h"
 #include "record/recorder.h"
-#include "reduce/device_spans.h"
 
 namespace ddp_lab {
 namespace {
@@ -92,15 +91,14 @@ class Groups {
 // ---- when devices run them
 
 // One for each device; null for the CPU, and where it has no times.
-DeviceSpans* spans_of(const at::Tensor& tensor) {
+DeviceSpans* spans_of(c10::Device device) {
   struct OfDevice {
     std::unique_ptr<DeviceSpans> spans;
     std::int64_t anchored_ns = 0;
   };
   static auto* const mutex = new std::mutex;
   static auto* const all = new std::map<std::pair<int, int>, OfDevice>;
-  if (!tensor.defined() || tensor.device().is_cpu()) return nullptr;
-  const c10::Device device = tensor.device();
+  if (device.is_cpu()) return nullptr;
   const std::lock_guard<std::mutex> lock(*mutex);
   const auto [found, is_new] = all->try_emplace({static_cast<int>(device.type()), static_cast<int>(device.index())});
   OfDevice& one = found->second;
@@ -155,6 +153,14 @@ class Recorded final : public Watch {
   std::atomic<bool> ended_{false};
 };
 
+thread_local std::vector<std::shared_ptr<DeviceCollective>> entered_here;
+
+void keep(std::shared_ptr<DeviceCollective> one) {
+  constexpr std::size_t kMostKept = 64;  // where nobody takes them
+  if (entered_here.size() == kMostKept) entered_here.clear();
+  entered_here.push_back(std::move(one));
+}
+
 std::shared_ptr<Watch> see(Passing& passing) {
   const bool sends = std::strcmp(passing.operation, "send") == 0;
   const bool receives = std::strncmp(passing.operation, "recv", 4) == 0;
@@ -171,8 +177,10 @@ std::shared_ptr<Watch> see(Passing& passing) {
   fact.parameter = find_call_of.load()({passing.operation, dtype, passing.reduction, passing.purpose.reducer,
                                         passing.purpose.bucket, passing.purpose.use});
   recorder().record(fact);
-  DeviceSpans* const spans = spans_of(passing.first);
-  return std::make_shared<Recorded>(fact, spans == nullptr ? nullptr : spans->begin(fact));
+  DeviceSpans* const spans = passing.first.defined() ? spans_of(passing.first.device()) : nullptr;
+  if (spans == nullptr) return std::make_shared<Recorded>(fact, nullptr);
+  if (passing.purpose.use != Use::kNotSaid) keep(std::make_shared<DeviceCollective>(fact, passing.first.device()));
+  return std::make_shared<Recorded>(fact, spans->begin(fact));
 }
 
 }  // namespace
@@ -181,6 +189,19 @@ void record_group_collectives(FindCall find_call) {
   find_call_of = find_call;
   set_watcher(Role::kRecords, &see);
 }
+
+void DeviceCollective::wait_begins() {
+  Event fact = fact_;
+  fact.kind = Kind::kWaitBegin;
+  DeviceSpans* const spans = spans_of(device_);
+  if (spans != nullptr) wait_ = spans->begin(fact);
+}
+
+void DeviceCollective::wait_ends() {
+  if (const auto wait = std::exchange(wait_, nullptr)) DeviceSpans::end(*wait);
+}
+
+std::vector<std::shared_ptr<DeviceCollective>> take_device_collectives() { return std::exchange(entered_here, {}); }
 
 std::int32_t index_of_group(const c10d::ProcessGroup& group) { return Groups::of_process().index(group); }
 

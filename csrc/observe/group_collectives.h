@@ -1,12 +1,16 @@
 // Records every operation of every process group: kCollectiveEntered and what follows it, see record/event.h.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
 #include "comm/passing.h"
+#include "reduce/device_spans.h"
 
 namespace ddp_lab {
 
@@ -34,6 +38,25 @@ using FindCall = std::int32_t (*)(const Call& call);
 
 // From now on every operation is recorded, while the recorder is on. It stays. Any thread.
 void record_group_collectives(FindCall find_call);
+
+// A collective that a device runs while its other streams compute. [Note: waits of a device] Who waits for it is a
+// stream, and only the program knows where it does: it says so, before and after.
+class DeviceCollective {
+ public:
+  DeviceCollective(const Event& entered, c10::Device device) : fact_(entered), device_(device) {}
+
+  // From here on the current stream of the device waits for it. Until `wait_ends`, on the same stream.
+  void wait_begins();
+  void wait_ends();
+
+ private:
+  const Event fact_;
+  const c10::Device device_;
+  std::shared_ptr<DeviceSpans::Span> wait_;
+};
+
+// Those that this thread has entered for a `Use` since the last call, the oldest first.
+std::vector<std::shared_ptr<DeviceCollective>> take_device_collectives();
 
 // This rank's number for a process group: the same for the same group, never reused.
 std::int32_t index_of_group(const c10d::ProcessGroup& group);

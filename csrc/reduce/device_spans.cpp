@@ -28,6 +28,12 @@ std::vector<DeviceSpans*>& living() {
 
 std::int64_t nanoseconds(double milliseconds) { return static_cast<std::int64_t>(milliseconds * 1e6); }
 
+// What is recorded of a span that began with an event of this kind.
+Kind resolved(Kind kind) {
+  if (!is_of_group(kind)) return Kind::kDeviceSpan;
+  return kind == Kind::kWaitBegin ? Kind::kWaitEnd : Kind::kCollectiveEnded;
+}
+
 }  // namespace
 
 std::unique_ptr<DeviceSpans> DeviceSpans::make(c10::Device device) {
@@ -130,7 +136,7 @@ void DeviceSpans::resolve() {
       if (!complete) break;
       Event event = span.event;
       const std::int64_t base = span.anchor->placed_ns;
-      event.kind = is_of_group(event.kind) ? Kind::kCollectiveEnded : Kind::kDeviceSpan;
+      event.kind = resolved(event.kind);
       event.host_ns = 0;
       event.device_begin_ns = base + nanoseconds(span.anchor->event.elapsedTime(span.begin));
       event.device_end_ns = base + nanoseconds(span.anchor->event.elapsedTime(span.end));

@@ -65,8 +65,8 @@ class DeviceSpans {
   static void end(Span& span);
   // It will have no end, and nothing is recorded of it.
   static void abandon(Span& span) { span.abandoned.store(true, std::memory_order_release); }
-  // Records kDeviceSpan (of a group's operation: kCollectiveEnded) for every span that the device has completed. Never
-  // waits. Any thread.
+  // Records kDeviceSpan (of a group's operation: kCollectiveEnded; of a wait for it: kWaitEnd) for every span that the
+  // device has completed. Never waits. Any thread.
   void resolve();
   // Spans of a backward that was abandoned never end.
   void forget();

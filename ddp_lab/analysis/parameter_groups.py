@@ -35,9 +35,11 @@ _MOSTLY, _FEWEST = 0.7, 5  # share of the steps, and number of steps
 
 @dataclass(frozen=True)
 class ModelCollectives:
-    """The collectives of one model on one rank that lie in some steps, in the order in which they were entered.
+    """The collectives of one model on one rank that lie in some steps, in the order of `met`.
 
     Attributes:
+        on_device: whether a device runs them: times are those of its streams then.
+        begin: shape ``[steps]``: ns at which the rank began each step; 0 where unknown.
         row: of the step.
         group: number of the parameter group.
         kind: place in `KINDS`.
@@ -45,10 +47,13 @@ class ModelCollectives:
         goes_on: whether the rank goes on while it runs.
         bytes: of its input or output, whichever is more.
         entered, ended: ns; 0 if it has not ended. It lasts until the thread that waits for it goes on.
+        met: when the rank had come so far in its own work: when it entered it, or on a device when it needed it.
         wait_begin, wait_ns: when the rank began to wait for it, and how long; 0 where it did not.
         told: whether that is known.
     """
 
+    on_device: bool
+    begin: _Times
     row: _Times
     group: _Times
     kind: _Times
@@ -57,6 +62,7 @@ class ModelCollectives:
     bytes: _Times
     entered: _Times
     ended: _Times
+    met: _Times
     wait_begin: _Times
     wait_ns: _Times
     told: _Flags
@@ -104,25 +110,25 @@ class GroupedSteps:
 
 
 def late_groups(
-    by_rank: Sequence[ModelCollectives], starts: Sequence[_Times], layout: Sequence[Mapping[str, Any]], step_ns: float
+    by_rank: Sequence[ModelCollectives], layout: Sequence[Mapping[str, Any]], step_ns: float
 ) -> list[LateGroup]:
     """Where ranks are late, see [Note: late in a parameter group]; the longest delay first.
 
     Args:
         by_rank: the same steps on each rank.
-        starts: for each rank when each step begins, in ns; 0 where unknown.
         layout: the parameter groups as they are described.
         step_ns: typical time of a step.
     """
-    if len(by_rank) < 2 or not len(starts[0]):
+    if len(by_rank) < 2 or not len(by_rank[0].begin):
         return []
-    own = [_own_times(one, begin) for one, begin in zip(by_rank, starts, strict=True)]
-    orders = [_orders(one, len(starts[0])) for one in by_rank]
+    own = [_own_times(one) for one in by_rank]
+    orders = [_orders(one) for one in by_rank]
     counted = Counter(order for of_rank in orders for order in of_rank if order)
     if not counted:
         return []
     usual = counted.most_common(1)[0][0]
-    steps = [step for step in range(len(starts[0])) if all(of_rank[step] == usual for of_rank in orders)]
+    unknown = sum(np.bincount(one.row[~one.told], minlength=len(one.begin)) for one in by_rank)
+    steps = [row for row in np.flatnonzero(unknown == 0).tolist() if all(one[row] == usual for one in orders)]
     if len(steps) < _FEWEST:
         return []
     times = np.stack(
@@ -150,24 +156,27 @@ def done_between(
         rows: which of them, of one step.
         layout: the parameter groups as they are described.
     """
-    order = _orders(one, int(one.row.max(initial=-1)) + 1)[int(one.row[rows[0]])] if len(rows) else ()
-    free = np.maximum.accumulate(np.where(one.wait_begin > 0, one.wait_begin + one.wait_ns, one.entered)[rows])
-    spans = zip(_places(order, layout)[1:], free[:-1].tolist(), one.entered[rows[1:]].tolist(), strict=True)
+    order = _orders(one)[int(one.row[rows[0]])] if len(rows) else ()
+    later = one.on_device & (one.kind >= REDUCE_SCATTER)  # it goes on, and waits before the next reduction
+    free = np.where((one.wait_begin > 0) & ~later, one.wait_begin + one.wait_ns, one.met)
+    free = np.maximum.accumulate(free[rows])
+    spans = zip(_places(order, layout)[1:], free[:-1].tolist(), one.met[rows[1:]].tolist(), strict=True)
     return [(phase, group, begin, end) for (phase, group), begin, end in spans]
 
 
 _Order = tuple[tuple[int, int, bool], ...]  # kind, group and whether it was prefetched, of each collective
 
 
-def _orders(one: ModelCollectives, steps: int) -> list[_Order]:
-    found: list[list[tuple[int, int, bool]]] = [[] for _ in range(steps)]
-    for row, *what in zip(*(values.tolist() for values in (one.row, one.kind, one.group, one.ahead)), strict=True):
+def _orders(one: ModelCollectives) -> list[_Order]:
+    found: list[list[tuple[int, int, bool]]] = [[] for _ in one.begin]
+    ahead = one.ahead & ~np.array(one.on_device)  # a device meets it when it needs it
+    for row, *what in zip(*(values.tolist() for values in (one.row, one.kind, one.group, ahead)), strict=True):
         found[row].append(tuple(what))
     return [tuple(order) for order in found]
 
 
-def _own_times(one: ModelCollectives, starts: _Times) -> _Times:
-    """ns that the rank spent by itself before it entered each collective, since it entered the one before."""
+def _own_times(one: ModelCollectives) -> _Times:
+    """ns that the rank spent by itself before it met each collective, since it met the one before."""
     ends = one.wait_begin + one.wait_ns
     waited = one.wait_begin > 0
     order = np.argsort(ends[waited], kind="stable")
@@ -176,10 +185,10 @@ def _own_times(one: ModelCollectives, starts: _Times) -> _Times:
     def by_itself(at: _Times) -> _Times:
         return np.asarray(at - total[np.searchsorted(ends, at, side="right")])
 
-    here = by_itself(one.entered)
+    here = by_itself(one.met)
     before = np.concatenate([here[:1], here[:-1]])
     first = np.diff(one.row, prepend=-1) != 0
-    begin = starts[one.row]
+    begin = one.begin[one.row]
     return np.where(first, np.where(begin > 0, here - by_itself(begin), 0), here - before)
 
 

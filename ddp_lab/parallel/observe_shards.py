@@ -8,6 +8,13 @@ for `FSDPState._lazy_init`, where torch finds out which module is a root. A wrap
 collectives inside are for (`csrc/comm/passing.h`); then it calls torch's method with the same arguments. So
 parameters, gradients and the order of collectives are torch's.
 
+[Note: waits of a device]
+On the CPU a rank waits inside the call of a collective. A device runs it on a stream of its own, and the stream that
+computes waits for it later, at these places: before the gathered parameters are copied out (`wait_for_unshard`), before
+the next group is reduced (`post_backward`, between its reshard and `_wait_for_post_backward`), and at the end of the
+backward (`finalize_backward`). An event of the device before the wait and one after it tell how long it was. Torch
+waits and copies out in one call: there we let the stream wait, and torch does once more.
+
 A parameter group takes the place of a bucket in events and tables. A step is a backward that reduces gradients and is
 the last one (`set_requires_gradient_sync`, `set_is_last_backward`); earlier ones are accumulation.
 """
@@ -38,7 +45,7 @@ _C = native.load()
 _FORWARD, _FORWARD_AHEAD, _BACKWARD, _BACKWARD_AHEAD, _REDUCTION, _EVALUATION = map(
     _C.USES.index, ("forward", "forward ahead", "backward", "backward ahead", "reduction", "evaluation")
 )
-_METHODS: Final = ("unshard", "use_training_state", "post_backward", "_wait_for_post_backward")
+_METHODS: Final = ("unshard", "use_training_state", "post_backward", "_wait_for_post_backward", "finalize_backward")
 _STATES: Final = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _observations: weakref.WeakKeyDictionary[nn.Module, ShardObservation] = weakref.WeakKeyDictionary()
 
@@ -79,8 +86,12 @@ class ShardObservation:
         self._settings: tuple[object, ...] = ()
         self._wrapped: list[tuple[Any, str]] = []
         self._handles: list[Any] = []
-        self._evaluates = self._in_backward = self._reduced = self._launched = False
+        self._evaluates = self._in_backward = self._reduced = self._launched = self._posting = False
         self._ahead = 0
+        self._gathers: dict[int, Any] = {}  # group -> what a device gathers for it
+        self._reductions: list[Any] = []  # of a device, for which no stream has waited yet, the oldest first
+        self._last_reduction: Any = None
+        self._wait: Any = None  # what the current stream waits for
 
     def start(self, root: nn.Module) -> None:
         """Wraps, and adds the hooks of the root."""
@@ -89,6 +100,10 @@ class ShardObservation:
             self._wrap(group, "use_training_state", self._use_training_state(group))
             self._wrap(group, "post_backward", self._post_backward(number, group))
             self._wrap(group, "_wait_for_post_backward", self._wait_for_post_backward(number, group))
+            if group.device.type != "cpu":
+                self._wrap(group, "wait_for_unshard", self._wait_for_unshard(number, group))
+                self._wrap(group, "reshard", self._reshard(group))
+                self._wrap(group, "finalize_backward", self._finalize_backward(group))
         for state in self._states:
             self._wrap(state, "_register_root_post_backward_final_callback", self._begin_backward(state))
             self._wrap(state, "_root_post_backward_final_callback", self._end_backward(state))
@@ -126,6 +141,8 @@ class ShardObservation:
         if self._evaluates:
             return
         if self._in_backward:  # ended by an exception
+            self._end_wait()
+            self._reductions, self._last_reduction = [], None
             self._record(Kind.ABANDONED)
             self._step += 1
             self._in_backward = self._reduced = False
@@ -167,9 +184,30 @@ class ShardObservation:
             else:
                 use = _FORWARD_AHEAD if ahead else _FORWARD
             with self._for(number, use):
-                return theirs(*args, **kwargs)
+                result = theirs(*args, **kwargs)
+            for one in _C.take_device_collectives():
+                self._gathers[number] = one
+            return result
 
         return unshard
+
+    def _wait_for_unshard(self, number: int, group: Any) -> Callable[[], Any]:
+        theirs = group.wait_for_unshard
+
+        def wait_for_unshard() -> Any:
+            gather, result = self._gathers.pop(number, None), group._all_gather_result
+            if gather is not None and result is not None:
+                gather.wait_begins()
+                try:
+                    if result.all_gather_event is not None:
+                        group.device_handle.current_stream().wait_event(result.all_gather_event)
+                    if isinstance(result.all_gather_work, dist.Work):
+                        result.all_gather_work.wait()
+                finally:
+                    gather.wait_ends()
+            return theirs()
+
+        return wait_for_unshard
 
     def _use_training_state(self, group: Any) -> Callable[..., Any]:
         theirs = group.use_training_state
@@ -192,14 +230,61 @@ class ShardObservation:
         def post_backward(*args: Any) -> Any:
             if group.reduce_grads:
                 self._record(Kind.BUCKET_READY, number)
-            self._launched = False
-            with self._for(number, _REDUCTION):
-                result = theirs(*args)
+            self._launched, self._posting = False, True
+            if group.reduce_grads and not group.reshard_after_backward:
+                self._wait_for_oldest()
+            try:
+                with self._for(number, _REDUCTION):
+                    result = theirs(*args)
+            finally:
+                self._posting = False
+                self._end_wait()
             if self._launched and group.device.type == "cpu":  # a device is not done yet
                 self._record(Kind.BUCKET_REDUCED, number)
+            if taken := _C.take_device_collectives():
+                self._reductions.append(taken[0])  # before an all-reduce of it
+                self._last_reduction = taken[-1]
             return result
 
         return post_backward
+
+    def _reshard(self, group: Any) -> Callable[[], Any]:
+        theirs = group.reshard
+
+        def reshard() -> Any:
+            result = theirs()
+            if self._posting and group.reduce_grads:
+                self._wait_for_oldest()
+            return result
+
+        return reshard
+
+    def _wait_for_oldest(self) -> None:
+        """The current stream is about to wait for the oldest reduction, unless torch lets more of them run."""
+        most = getattr(self._groups[0].comm_ctx, "reduce_scatter_max_input_buffers", 1)  # torch 2.13 or later
+        if len(self._reductions) >= most:
+            self._begin_wait(self._reductions.pop(0))
+
+    def _begin_wait(self, collective: Any) -> None:
+        if self._wait is None:
+            self._wait = collective
+            self._wait.wait_begins()
+
+    def _end_wait(self) -> None:
+        if self._wait is not None:
+            self._wait.wait_ends()
+            self._wait = None
+
+    def _finalize_backward(self, group: Any) -> Callable[[], Any]:
+        theirs = group.finalize_backward
+
+        def finalize_backward() -> Any:
+            """Torch calls it for one group after the other, and waits there for all that is left."""
+            if self._last_reduction is not None:
+                self._begin_wait(self._last_reduction)
+            return theirs()
+
+        return finalize_backward
 
     def _wait_for_post_backward(self, number: int, group: Any) -> Callable[[], Any]:
         theirs = group._wait_for_post_backward
@@ -207,8 +292,10 @@ class ShardObservation:
         def wait_for_post_backward() -> Any:
             """Torch calls it just before it reduces, if there is something to reduce."""
             result = theirs()
-            self._launched = self._reduced = True
-            self._record(Kind.BUCKET_LAUNCHED, number)
+            if self._posting:  # else the backward ends
+                self._end_wait()
+                self._launched = self._reduced = True
+                self._record(Kind.BUCKET_LAUNCHED, number)
             return result
 
         return wait_for_post_backward
@@ -233,6 +320,9 @@ class ShardObservation:
             if self._in_backward and last:
                 self._record(Kind.FINALIZE_BEGIN)
             result = theirs()
+            self._end_wait()
+            if last:
+                self._reductions, self._last_reduction = [], None
             if last and self._in_backward and self._reduced:
                 self._record(Kind.BACKWARD_END)
                 self._step += 1
@@ -412,7 +502,7 @@ def observe_root(root: nn.Module) -> ShardObservation:
     """Records what `fully_shard` or `replicate` does with a model; a second call returns the first observation.
 
     Raises:
-        ValueError: it is no root module; has no parameter that is handled in groups; or is not on the CPU.
+        ValueError: it is no root module, or has no parameter that is handled in groups.
     """
     if root in _observations:
         return _observations[root]
@@ -439,11 +529,6 @@ def _why_not(state: Any) -> str | None:
         return "none of its parameters is in a parameter group"
     if lacking := [name for name in _METHODS if not hasattr(groups[0], name)]:
         return f"the parameter groups of this torch have no {lacking[0]}()"
-    if any(group.device.type != "cpu" for group in groups):
-        return (
-            "on devices it is not known yet when a rank waits for its parameters; its collectives are recorded "
-            "(Timeline.collectives)"
-        )
     return None
 
 

@@ -23,7 +23,6 @@ from ..analysis.parameter_groups import BEFORE, KINDS, GroupedSteps, ModelCollec
 from ..analysis.steps import Steps
 from ..analysis.stragglers import ARRIVAL, EVERYWHERE, VARYING
 from .records import LatePlace
-from .tables.parameter_groups import starts_of
 from .tables.span_columns import TableView, device_rows
 from .tables.step_table import BUCKET_FIELDS, STEP_FIELDS
 
@@ -263,7 +262,7 @@ def grouped_steps(
         at = (one.kind[known], one.row[known], one.group[known])
         _add(took[:, rank], at, np.maximum(one.ended[known] - one.entered[known], 0).astype(np.float64))
         _add(exposed[:, rank], at, np.where(one.told[known], one.wait_ns[known].astype(np.float64), np.nan))
-    late = late_groups([one for _, one in parts], [starts_of(view) for view, _ in parts], layout, step_ns)
+    late = late_groups([one for _, one in parts], layout, step_ns)
     names, sizes = [str(one.get("name", "?")) for one in layout], [int(one.get("unsharded_bytes", 0)) for one in layout]
     return GroupedSteps(names, sizes, took, exposed, late)
 

@@ -90,7 +90,7 @@ def _lanes(
 ) -> tuple[list[Spans], list[str], list[int], float]:
     shown = parts if len(parts) * len(layout) <= _MOST_LANES else parts[:1]
     rows = [int(np.flatnonzero(view.step == step)[0]) for view, _ in shown]
-    begins = [_begin(view, row) for (view, _), row in zip(shown, rows, strict=True)]
+    begins = [_begin(view, one, row) for (view, one), row in zip(shown, rows, strict=True)]
     origin = min(begins)
     lanes: list[str] = []
     headings = []
@@ -114,8 +114,10 @@ def _as_spans(name: str, found: Sequence[tuple[int, float, float, str]]) -> Span
     return Spans(title, role, *of, thin=name == "exposed", tips=tips)
 
 
-def _begin(view: TableView, row: int) -> int:
-    """When a step begins in the picture: with its forward, or its first collective before it."""
+def _begin(view: TableView, one: ModelCollectives, row: int) -> int:
+    """When a step begins in the picture: with its forward; on a device, with what it meets first."""
+    if one.on_device:
+        return int(one.met[one.row == row].min(initial=np.iinfo(np.int64).max))
     begin, backward = view.steps[row, [_FORWARD_BEGIN, _BEGIN]].tolist()
     return int(begin or backward)
 

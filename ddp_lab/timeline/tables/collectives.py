@@ -159,8 +159,20 @@ class CollectiveTable:
             if one == _WAIT_BEGIN:
                 self._rows[row[chosen], field("wait_begin")] = host[chosen]
             else:
+                chosen &= events["device_end_ns"] == 0
                 begin = self._rows[row[chosen], field("wait_begin")]
                 self._rows[row[chosen], field("wait_ns")] += np.where(begin != 0, host[chosen] - begin, 0)
+        self._take_device_waits(events, row)
+
+    def _take_device_waits(self, events: npt.NDArray[np.void], row: _Array) -> None:
+        """Begin and end of the wait of a device's stream come in one event; it may wait more than once."""
+        chosen = (events["kind"] == _WAIT_END) & (events["device_end_ns"] != 0)
+        begin_at, ns_at = _FIELDS.index("wait_begin"), _FIELDS.index("wait_ns")
+        begin, end = events["device_begin_ns"][chosen], events["device_end_ns"][chosen]
+        for place, first, ns in zip(row[chosen].tolist(), begin.tolist(), (end - begin).tolist(), strict=True):
+            if not self._rows[place, begin_at]:
+                self._rows[place, begin_at] = first
+            self._rows[place, ns_at] += max(1, ns)
 
     def _advance(self) -> None:
         """Moves `_open` to the oldest row that may still change; a wait ends after what it waits for."""
@@ -170,8 +182,9 @@ class CollectiveTable:
         waits = (rows[:, _FIELDS.index("wait_begin")] != 0) & (rows[:, _FIELDS.index("wait_ns")] == 0)
         open_ended = (rows[:, _FIELDS.index("ended")] == 0) & (rows[:, _FIELDS.index("unseen")] == 0)
         still = np.flatnonzero(open_ended | waits)
-        # A thread may begin to wait for what has just ended: the newest stay.
-        self._open = int(numbers[still[0]]) if len(still) else max(self._open, self.entered - _FIRST // 4)
+        # A thread may begin to wait for what has just ended, and of a device its wait is told then: the newest stay.
+        first = int(numbers[still[0]]) if len(still) else self.entered
+        self._open = max(self._open, first - _FIRST // 4)
 
 
 def _keys(events: npt.NDArray[np.void]) -> _Array:

@@ -8,7 +8,8 @@ A bucket of a DistributedDataParallel is reduced beside the backward's computati
 it. A parameter group can be needed at once: then its rank waits in the forward and in the backward as well. So exposed
 here is the time in which a rank waits for collectives of the model. On the CPU torch waits inside the call of each
 collective, and all its time is exposed. Where the rank goes on (`_goes_on`) a thread waits later: gloo and shm tell
-when. On a device its streams wait instead of the host, and nothing tells: NaN, never a guess.
+when. On a device the stream that computes waits, and the observation tells when ([Note: waits of a device] in
+`parallel/observe_shards.py`). What nothing tells is NaN, never a guess.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ...analysis.parameter_groups import FORWARD_UNSHARD, KINDS, REDUCE_SCATTER, ModelCollectives
+from ...analysis.parameter_groups import ALL_REDUCE, FORWARD_UNSHARD, KINDS, REDUCE_SCATTER, ModelCollectives
 from ...analysis.step_metrics import covered
 from .collectives import CollectiveTable, GroupInfo, operation_name
 from .span_columns import Columns, TableView, Waits, joined
-from .step_table import STEP_FIELDS
+from .step_table import BUCKET_FIELDS, STEP_FIELDS
 
 __all__ = ["PARAMETER_GROUP_COLUMNS", "USES", "collectives_of", "parameter_group_columns", "starts_of", "with_waits"]
 
@@ -85,25 +86,79 @@ def collectives_of(
     if len(starts):
         inside &= rows["entered"] <= ends[at]
     chosen = {name: values[inside] for name, values in rows.items()}
-    call, ended = call[inside], chosen["ended"] * (chosen["failed"] == 0)
+    call = call[inside]
+    about = {"row": at[inside], "group": bucket[call], "kind": kind[call], "ahead": _AHEAD[use[call]]}
+    if any(one.get("device", "cpu") != "cpu" for one in layout):
+        return _on_device(view, chosen, about)
+    ended = chosen["ended"] * (chosen["failed"] == 0)
     # A thread that waits goes on a little after the collective has ended: until then it lasts for its rank.
     ended = np.where(ended > 0, np.maximum(ended, chosen["wait_begin"] + chosen["wait_ns"]), 0)
-    goes_on = _goes_on(layout, kind[call], bucket[call], _AHEAD[use[call]])
-    on_host = all(one.get("device", "cpu") == "cpu" for one in layout)
+    goes_on = _goes_on(layout, about["kind"], about["group"], about["ahead"])
     telling = [number for number, one in groups.items() if any(name in one.backend for name in _TELLING)]
     return ModelCollectives(
-        row=at[inside],
-        group=bucket[call],
-        kind=kind[call],
-        ahead=_AHEAD[use[call]],
+        on_device=False,
+        begin=starts,
+        **about,
         goes_on=goes_on,
         bytes=chosen["bytes"],
         entered=chosen["entered"],
         ended=ended,
+        met=chosen["entered"],
         wait_begin=np.where(goes_on, chosen["wait_begin"], np.where(ended > 0, chosen["entered"], 0)),
         wait_ns=np.where(goes_on, chosen["wait_ns"], np.where(ended > 0, ended - chosen["entered"], 0)),
-        told=(ended > 0) & (~goes_on | np.isin(chosen["group"], telling)) & on_host,
+        told=(ended > 0) & (~goes_on | np.isin(chosen["group"], telling)),
     )
+
+
+def _on_device(view: TableView, rows: Mapping[str, _Times], about: Mapping[str, Any]) -> ModelCollectives:
+    """The same where a device runs them. What it has done is told in turn, so that all of a step is known as soon as
+    the wait for its last reduction is."""
+    row, kind = about["row"], about["kind"]
+    ended, waits = rows["ended"] * (rows["failed"] == 0), rows["wait_begin"]
+    entered = np.where(rows["device_begin"] > 0, rows["device_begin"], rows["entered"])
+    reductions = np.flatnonzero(kind >= REDUCE_SCATTER)
+    last = np.full(len(view.step), -1)
+    last[row[reductions]] = reductions  # the last one stays
+    known = (last >= 0) & (np.append(waits, 0)[last] > 0)
+    end = np.where(known, np.append(waits + rows["wait_ns"], 0)[last], 0)
+    met = np.where((kind < REDUCE_SCATTER) & (waits > 0), waits, entered)
+    met[reductions] = _computed(*(one[reductions] for one in (row, about["group"], kind, entered, waits)))
+    order = np.lexsort((met, row))
+    return ModelCollectives(
+        on_device=True,
+        begin=np.where(np.diff(view.step, prepend=-2) == 1, np.concatenate([[0], end])[: len(end)], 0),
+        **{name: values[order] for name, values in about.items()},
+        goes_on=np.ones(len(row), bool),
+        bytes=rows["bytes"][order],
+        entered=entered[order],
+        ended=ended[order],
+        met=met[order],
+        wait_begin=waits[order],
+        wait_ns=rows["wait_ns"][order],
+        told=((ended > 0) & known[row])[order],
+    )
+
+
+def _computed(row: _Times, group: _Times, kind: _Times, entered: _Times, waits: _Times) -> _Times:
+    """When the stream of a device had computed what is reduced: before it reduces, it may wait for another reduction.
+
+    Args:
+        row, group, kind: of reductions, in the order in which they were entered.
+        entered: when the device began each, in ns.
+        waits: when the stream began to wait for each, in ns; 0 where it did not.
+    """
+    if len(row) < 2:
+        return entered
+    waited = np.append(np.flatnonzero(waits > 0), 0)
+    waited = waited[np.argsort(waits[waited], kind="stable")]
+    before = waited[np.maximum(np.searchsorted(waits[waited], entered, side="right") - 1, 0)]
+    same = np.concatenate([[False], row[1:] == row[:-1]])
+    since = np.concatenate([[0], entered[:-1]])
+    waits_first = same & (row[before] == row) & (waits[before] >= since) & (waits[before] <= entered)
+    found = np.where(waits_first, waits[before], entered)
+    again = same & np.concatenate([[False], (group[1:] == group[:-1]) & (kind[1:] == ALL_REDUCE)])
+    again &= np.concatenate([[False], kind[:-1] == REDUCE_SCATTER])  # of what has just been scattered
+    return np.asarray(np.where(again, np.concatenate([[0], found[:-1]]), found))
 
 
 def _goes_on(layout: Sequence[Mapping[str, Any]], kind: _Times, group: _Times, ahead: _Flags) -> _Flags:
@@ -145,9 +200,11 @@ def with_waits(view: TableView, found: ModelCollectives, table: CollectiveTable)
     )
     computed = np.stack([backward[:, 0], view.steps[:, _F["finalize"]]], axis=1)
 
-    def waited(window: _Times | None) -> _Values:
+    def waited(window: _Times | None, here: _Flags | None = None) -> _Values:
         first, last = begin, end
-        if window is not None:
+        if found.on_device and here is not None:  # the windows are the host's
+            first, last = np.where(here, begin, 0), np.where(here, end, 0)
+        elif window is not None:
             low, high = window[found.row].T
             first, last = np.clip(begin, low, high), np.clip(end, low, high)
         return np.where(unknown, np.nan, _union(found.row, first, last, (begin > 0) & (last > first), steps))
@@ -158,6 +215,7 @@ def with_waits(view: TableView, found: ModelCollectives, table: CollectiveTable)
     exposed[unknown] = np.nan
     return replace(
         view,
+        buckets=_with_device_times(view, found),
         waits=Waits(
             exposed=waited(None),
             in_flight=_union(
@@ -167,12 +225,28 @@ def with_waits(view: TableView, found: ModelCollectives, table: CollectiveTable)
                 np.concatenate([(begin > 0) & (end > begin), found.goes_on & (found.ended > 0)]),
                 steps,
             ),
-            in_forward=waited(forward),
-            in_backward=waited(backward),
-            in_computation=waited(computed),
+            in_forward=waited(forward, found.kind == FORWARD_UNSHARD),
+            in_backward=waited(backward, found.kind != FORWARD_UNSHARD),
+            in_computation=waited(computed, found.kind != FORWARD_UNSHARD),
             of_reductions=exposed,
+            on_device=np.full(steps, float(found.on_device)),
         ),
     )
+
+
+def _with_device_times(view: TableView, found: ModelCollectives) -> _Times:
+    """The buckets of a view with the times of their reductions on a device."""
+    if not found.on_device:
+        return view.buckets
+    made: _Times = view.buckets.copy()
+    of = np.flatnonzero((found.kind >= REDUCE_SCATTER) & (found.ended > 0) & (found.group < made.shape[1]))
+    place = found.row[of], found.group[of]
+    begin, end, reduced = (made[:, :, BUCKET_FIELDS.index(name)] for name in ("device_begin", "device_end", "reduced"))
+    begin[place] = np.iinfo(np.int64).max
+    np.minimum.at(begin, place, found.entered[of])
+    for column in (end, reduced):
+        np.maximum.at(column, place, found.ended[of])
+    return made
 
 
 def _union(row: _Times, begin: _Times, end: _Times, valid: _Flags, rows: int) -> _Values:

@@ -56,6 +56,7 @@ class Waits:
         in_forward, in_backward, in_computation: same shape: the part of `exposed` in the last forward, in the backward,
             and in the backward until all gradients were there.
         of_reductions: shape ``[steps, buckets]``: for the reduction of each.
+        on_device: shape ``[steps]``: 1 where the stream of a device waits, and not the host.
     """
 
     exposed: npt.NDArray[np.float64]
@@ -64,6 +65,7 @@ class Waits:
     in_backward: npt.NDArray[np.float64]
     in_computation: npt.NDArray[np.float64]
     of_reductions: npt.NDArray[np.float64]
+    on_device: npt.NDArray[np.float64]
 
     def overlap(self, launched: npt.NDArray[np.int64], reduced: npt.NDArray[np.int64]) -> Overlap:
         """What a rank waited for of reductions and of its communication, and what was overlapped: no reduction is.
@@ -75,16 +77,18 @@ class Waits:
         exposed = np.where(np.isnan(took), np.nan, self.of_reductions / 1e6)
         of_rank = self.exposed / 1e6
         hidden = np.where(np.isnan(exposed), np.nan, 0.0), np.maximum(self.in_flight / 1e6 - of_rank, 0.0)
-        return Overlap(hidden[0], exposed, hidden[1], of_rank, np.zeros(len(of_rank), bool))
+        return Overlap(hidden[0], exposed, hidden[1], of_rank, self.on_device == 1)
 
     def net(self, part: str, ms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The time of a part of each step, e.g. of its forward, without the waits in it; shape ``[steps]``."""
+        """The host's time of a part of each step, e.g. of its forward, without its waits in it; shape ``[steps]``."""
         waited = {
             "forward": self.in_forward,
             "compute": self.in_computation,
             "accumulation": self.exposed - self.in_forward - self.in_backward,
         }
-        return np.maximum(ms - np.nan_to_num(waited[part]) / 1e6, 0.0) if part in waited else ms
+        if part not in waited:
+            return ms
+        return np.where(self.on_device == 1, ms, np.maximum(ms - np.nan_to_num(waited[part]) / 1e6, 0.0))
 
 
 def together(of_ranks: Sequence[Waits | None], buckets: int) -> Waits | None:
@@ -273,10 +277,14 @@ def rank_steps(one: TableView, activity: ActivityTable) -> RankSteps:
     """The steps of one rank, for `step_parts`."""
     columns = _steps_of(one)
     names = ("forward", "compute", "hidden", "exposed", "backward")
+    spans = np.stack([columns[f"{name}_ms"] for name in SPANS], axis=1) * 1e6
     if one.waits is not None:  # it waits before the backward as well, and all of that is exposed
         before = np.nan_to_num(one.waits.exposed - one.waits.in_backward)
-        columns["backward_ms"] = columns["backward_ms"] + np.maximum(before, 0.0) / 1e6
-    spans = np.stack([columns[f"{name}_ms"] for name in SPANS], axis=1) * 1e6
+        waited = columns["backward_ms"] + np.maximum(before, 0.0) / 1e6
+        # While the stream of a device waits, the host may work: what it does then has its own name.
+        work = columns["forward_ms"] + columns["compute_ms"] + spans.sum(axis=1) / 1e6
+        idle = np.clip(columns["step_ms"] - work, 0.0, columns["exposed_ms"])
+        columns["backward_ms"] = np.where(one.waits.on_device == 1, columns["compute_ms"] + idle, waited)
     return RankSteps(
         whole=np.where(
             (columns["state"] == "complete") & (columns["clock"] != "none") & (one.previous_end > 0),

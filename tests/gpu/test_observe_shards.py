@@ -1,0 +1,244 @@
+"""On a CUDA device with NCCL: `fully_shard` and `replicate`, observed; waits are those of the stream that computes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import FileStore
+from torch.multiprocessing.spawn import spawn
+
+import ddp_lab
+from ddp_lab import recording
+from ddp_lab.engine.groups.registry import bound_to
+from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.views.parameter_groups import parameter_groups_scene, parameter_groups_trait
+from tests.ranks.monitoring.test_parameter_groups import Recorded, recorded, rows_of
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available: no CUDA device or driver"),
+    pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch was built without NCCL"),
+]
+
+STEPS, WIDTH, BLOCKS = 12, 256, 3
+GATHERS = ("forward_unshard", "backward_unshard")
+
+
+class Block(nn.Module):
+    """A layer whose forward or backward may take the device, or the host, some ms longer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.delay: tuple[str, str, float] = ("", "", 0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phase, where, ms = self.delay
+        if phase == "forward":
+            pause(where, ms)
+        found = torch.tanh(self.linear(x))
+        if phase == "backward":
+            found.register_hook(lambda gradient: pause(where, ms))
+        return found
+
+
+def pause(where: str, ms: float) -> None:
+    if where == "host":
+        time.sleep(ms / 1e3)
+    else:
+        torch.cuda._sleep(int(ms / 1e3 * cycles_per_second()))
+
+
+def cycles_per_second() -> float:
+    return 1e3 * torch.cuda.clock_rate() * 1e3 if torch.cuda.clock_rate() else 1.7e9
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = nn.Linear(8, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(BLOCKS))
+        self.last = nn.Linear(width, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def sharded(kind: str, width: int = WIDTH) -> Net:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    net, size = Net(width).cuda(), dist.get_world_size()
+    if kind == "replicate":
+        from torch.distributed._composable.replicate_with_fsdp import replicate
+
+        mesh, apply = init_device_mesh("cuda", (size,), mesh_dim_names=("replicate",)), replicate
+    elif kind == "hybrid":
+        mesh, apply = init_device_mesh("cuda", (2, size // 2), mesh_dim_names=("replicate", "shard")), fully_shard
+    else:
+        mesh, apply = init_device_mesh("cuda", (size,), mesh_dim_names=("shard",)), fully_shard
+    for block in net.blocks:
+        apply(block, mesh=mesh)
+    apply(net, mesh=mesh)
+    if kind == "prefetch":
+        for block, following in zip(net.blocks[:-1], net.blocks[1:], strict=True):
+            block.set_modules_to_forward_prefetch([following])  # type: ignore[operator]
+    return net
+
+
+def train(net: nn.Module, kind: str = "", steps: int = STEPS, rows: int = 64) -> list[bytes]:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(steps):
+        for part in range(3 if kind == "accumulation" else 1):
+            if kind == "accumulation":
+                net.set_requires_gradient_sync(part == 2)  # type: ignore[operator]
+            torch.manual_seed(1000 * part + 10 * step + dist.get_rank())
+            net(torch.randn(rows, 8, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.cuda.synchronize()
+    return [
+        getattr(one, "to_local", lambda one=one: one)().detach().cpu().numpy().tobytes() for one in net.parameters()
+    ]
+
+
+def _on_rank(rank: int, folder: str, size: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    # Ranks that share one GPU: NCCL must take them for processes of different hosts.
+    os.environ["NCCL_HOSTID"] = f"host-{rank}"
+    torch.cuda.set_device(0)
+    bound = bound_to(torch.device("cuda", 0), "nccl")
+    store = FileStore(str(Path(folder, "store")), size)
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=size, **bound)
+    Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps(work(rank, *arguments)))
+    dist.destroy_process_group()
+
+
+def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(_on_rank, (folder, size, work, arguments), nprocs=size)
+        return [pickle.loads(Path(folder, f"{rank}.pickle").read_bytes()) for rank in range(size)]
+
+
+def _both(rank: int, kind: str) -> tuple[bool, Recorded]:
+    with recording.suspended():
+        without = train(sharded(kind), kind)
+    found: list[Recorded] = []
+    with recorded(found):
+        net = sharded(kind)
+        with ddp_lab.observe(net):
+            observed = train(net, kind)
+    return observed == without, found[0]
+
+
+@pytest.mark.parametrize("kind", ["shard", "hybrid", "replicate", "prefetch", "accumulation"])
+def test_groups(kind: str) -> None:
+    """Parameters are bit for bit those without observing; of all steps it is known how long their stream waited."""
+    answers = on_ranks(4 if kind == "hybrid" else 2, _both, kind)
+    assert [equal for equal, _ in answers] == [True] * len(answers)
+    timeline, rows = rows_of([found for _, found in answers])
+    model = int(rows["reducer"].iloc[0])
+    assert rows["complete"].all()
+    assert len(rows) == len(answers) * STEPS * (1 + BLOCKS)
+    times = [name for name in rows if name.endswith("_ms")]
+    assert rows[times].notna().all().all(), rows[times].isna().sum()
+    gathers = kind != "replicate"
+    block = rows[rows["module"] == "blocks.1"]
+    assert set(block["forward_unshards"]) == {(3 if kind == "accumulation" else 1) * gathers}
+    assert (block["forward_prefetched"] == (kind == "prefetch")).all()
+    for name, happens in (("forward_unshard", gathers), ("reduce_scatter", gathers), ("all_reduce", not gathers)):
+        assert ((block[f"{name}_ms"] > 0) == (happens or (name == "all_reduce" and kind == "hybrid"))).all(), name
+    if gathers:
+        assert (block["forward_unshard_exposed_ms"] > 0).all()
+        assert (block["forward_unshard_exposed_ms"] <= block["forward_unshard_ms"] * 1.05 + 0.2).mean() > 0.9
+    steps = timeline.steps(model)
+    assert set(steps["clock"]) == {"device"}
+    total = rows.groupby(["rank", "step"])[[name for name in times if "exposed" in name]].sum().sum(axis=1)
+    np.testing.assert_allclose(
+        steps.set_index(["rank", "step"])["exposed_ms"].sort_index(), total, rtol=0.02, atol=0.02
+    )
+    parts = timeline.parts()
+    later = steps[steps["step"] >= 1]
+    for rank, found in parts.by_rank.items():
+        whole = later[later["rank"] == rank]["step_ms"].tail(parts.steps).mean() / 1e3
+        assert sum(found.values()) == pytest.approx(whole, rel=0.02), found
+    assert "Exposed communication is" in parameter_groups_scene(timeline, model).summary
+    assert parameter_groups_trait(parameter_groups_scene(timeline, model))["spans"]
+
+
+def _delayed(rank: int, late: int, block: int, phase: str, where: str) -> Recorded:
+    found: list[Recorded] = []
+    with recorded(found):
+        net = sharded("shard")
+        if rank == late:
+            net.blocks[block].delay = (phase, where, 20.0)
+        with ddp_lab.observe(net):
+            train(net)
+    return found[0]
+
+
+def _late(timeline: Timeline) -> list[Any]:
+    model = max(one.reducer for one in timeline.reducers())
+    return [one for one in timeline.findings(model) if one.kind == "late-parameter-group"]
+
+
+@pytest.mark.parametrize(
+    ("late", "block", "phase", "where"),
+    [(0, 0, "forward", "device"), (1, 1, "backward", "device"), (1, 2, "forward", "host"), (0, 1, "backward", "host")],
+)
+def test_late_rank(late: int, block: int, phase: str, where: str) -> None:
+    """A delay of 20 ms in one group of one rank, of its device or its host, is named with rank, group and phase."""
+    timeline, _ = rows_of(on_ranks(2, _delayed, late, block, phase, where))
+    found = _late(timeline)
+    assert found, timeline.summary()
+    assert found[0].title == f"Rank {late} is late in the {phase} of blocks.{block}.", found
+
+
+def _profiled(rank: int) -> tuple[Recorded, float]:
+    """What was recorded; ms of the same steps in which NCCL's kernels ran and no others."""
+    from torch.profiler import ProfilerActivity, profile
+
+    found: list[Recorded] = []
+    with recorded(found):
+        net = sharded("shard", 2048)
+        ddp_lab.observe(net)
+        train(net, steps=2, rows=4096)
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            train(net, steps=6, rows=4096)
+    kernels = [one for one in profiler.events() if one.device_type == torch.autograd.DeviceType.CUDA]
+    edges = [
+        (at, "nccl" in one.name.lower(), change)
+        for one in kernels
+        for at, change in ((one.time_range.start, 1), (one.time_range.end, -1))
+    ]
+    open_now, alone, before = [0, 0], 0.0, 0.0
+    for at, nccl, change in sorted(edges, key=lambda one: one[0]):
+        if open_now[1] and not open_now[0]:
+            alone += at - before
+        open_now[nccl] += change
+        before = at
+    return found[0], alone / 1e3
+
+
+def test_profiler_agrees() -> None:
+    """Exposed communication is what torch's profiler sees of NCCL's kernels alone, on the same steps."""
+    answers = on_ranks(2, _profiled)
+    timeline, rows = rows_of([found for found, _ in answers])
+    steps = timeline.steps(int(rows["reducer"].iloc[0]))
+    for rank, (_, alone) in enumerate(answers):
+        mine = steps[(steps["rank"] == rank) & (steps["step"] >= 2)]
+        assert mine["exposed_ms"].sum() == pytest.approx(alone, rel=0.05)
