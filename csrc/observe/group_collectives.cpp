@@ -193,6 +193,7 @@ void record_group_collectives(FindCall find_call) {
 void DeviceCollective::wait_begins() {
   Event fact = fact_;
   fact.kind = Kind::kWaitBegin;
+  fact.host_ns = now_ns();
   DeviceSpans* const spans = spans_of(device_);
   if (spans != nullptr) wait_ = spans->begin(fact);
 }

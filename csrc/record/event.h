@@ -40,7 +40,7 @@ enum class Kind : std::uint8_t {
   kCollectiveEnded = 17,   // host: its future has completed; device times where it ran on a device
   kCollectiveFailed = 18,  // with an error
   kWaitBegin = 19,         // a thread of the host waits for it; only of `Work` that tells (gloo, shm)
-  kWaitEnd = 20,           // with device times: from one to the other, a stream that computes waited for it
+  kWaitEnd = 20,    // with device times: in between a stream that computes waited; host_ns: when the host came to it
   kEndUnseen = 21,  // in the place of an end: nothing tells when it ends
 };
 

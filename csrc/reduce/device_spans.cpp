@@ -137,7 +137,7 @@ void DeviceSpans::resolve() {
       Event event = span.event;
       const std::int64_t base = span.anchor->placed_ns;
       event.kind = resolved(event.kind);
-      event.host_ns = 0;
+      if (event.kind != Kind::kWaitEnd) event.host_ns = 0;
       event.device_begin_ns = base + nanoseconds(span.anchor->event.elapsedTime(span.begin));
       event.device_end_ns = base + nanoseconds(span.anchor->event.elapsedTime(span.end));
       recorder().record(event);

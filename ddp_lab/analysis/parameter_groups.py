@@ -39,7 +39,8 @@ class ModelCollectives:
 
     Attributes:
         on_device: whether a device runs them: times are those of its streams then.
-        begin: shape ``[steps]``: ns at which the rank began each step; 0 where unknown.
+        begin, end: shape ``[steps]``: ns at which the rank began each step, and on a device at which it had ended it; 0
+            where unknown.
         row: of the step.
         group: number of the parameter group.
         kind: place in `KINDS`.
@@ -54,6 +55,7 @@ class ModelCollectives:
 
     on_device: bool
     begin: _Times
+    end: _Times
     row: _Times
     group: _Times
     kind: _Times

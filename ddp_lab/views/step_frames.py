@@ -132,7 +132,7 @@ class StepFrame:
         """Returns its time breakdown."""
         bounds, outside = self.bounds_ns.T, self.outside_ns.T
         by_rank = {
-            "step_ms": step_metrics.milliseconds(bounds[END], outside[PREVIOUS_END]),
+            "step_ms": net(self.waits, "step", step_metrics.milliseconds(bounds[END], outside[PREVIOUS_END])),
             "forward_ms": net(
                 self.waits, "forward", step_metrics.milliseconds(outside[FORWARD_END], outside[FORWARD_BEGIN])
             ),

@@ -26,7 +26,7 @@ _FIRST = 256
 _MOST_OPEN = 4096  # of the newest rows, those in which an end is looked for
 _FIELDS = (
     *("key", "group", "call", "peer", "sequence", "bytes", "entered", "ended", "device_begin", "device_end"),
-    *("failed", "unseen", "wait_begin", "wait_ns"),
+    *("failed", "unseen", "wait_begin", "wait_ns", "waited_at"),
 )
 _AT = _FIELDS.index("entered")
 _ENTERED, _ENDED, _FAILED = map(int, (Kind.COLLECTIVE_ENTERED, Kind.COLLECTIVE_ENDED, Kind.COLLECTIVE_FAILED))
@@ -107,17 +107,19 @@ class CollectiveTable:
         """When the oldest one that is kept was entered, in ns; 0 if there is none."""
         return int(self._rows[self.forgotten % len(self._rows), _AT]) if self.entered else 0
 
-    def rows(self, newest: int | None = None, since: int = 0) -> dict[str, _Array]:
+    def rows(self, newest: int | None = None, since: int = 0, older: int = 0) -> dict[str, _Array]:
         """A copy of the rows by field, the oldest first; times in ns, 0 if not known.
 
         Args:
             newest: how many; None for all that are kept.
             since: those that were entered at this time (ns) or later.
+            older: and how many of those before it.
         """
         first = self.forgotten if newest is None else max(self.forgotten, self.entered - newest)
         numbers = np.arange(first, self.entered) % len(self._rows)
         if since:
-            numbers = numbers[self._rows[numbers, _AT] >= since]
+            earlier = int((self._rows[numbers, _AT] < since).sum())  # nearly: threads enter operations in any order
+            numbers = numbers[max(0, earlier - older) :] if older else numbers[self._rows[numbers, _AT] >= since]
         return dict(zip(_FIELDS, self._rows[numbers].T.copy(), strict=True))
 
     def _append(self, events: npt.NDArray[np.void], keys: _Array) -> None:
@@ -165,13 +167,17 @@ class CollectiveTable:
         self._take_device_waits(events, row)
 
     def _take_device_waits(self, events: npt.NDArray[np.void], row: _Array) -> None:
-        """Begin and end of the wait of a device's stream come in one event; it may wait more than once."""
+        """Begin and end of the wait of a device's stream come in one event, with the host's time at which the host came
+        to it; the stream may wait more than once."""
         chosen = (events["kind"] == _WAIT_END) & (events["device_end_ns"] != 0)
-        begin_at, ns_at = _FIELDS.index("wait_begin"), _FIELDS.index("wait_ns")
+        begin_at, ns_at, host_at = map(_FIELDS.index, ("wait_begin", "wait_ns", "waited_at"))
         begin, end = events["device_begin_ns"][chosen], events["device_end_ns"][chosen]
-        for place, first, ns in zip(row[chosen].tolist(), begin.tolist(), (end - begin).tolist(), strict=True):
+        spans = zip(
+            row[chosen].tolist(), begin.tolist(), (end - begin).tolist(), events["host_ns"][chosen], strict=True
+        )
+        for place, first, ns, host in spans:
             if not self._rows[place, begin_at]:
-                self._rows[place, begin_at] = first
+                self._rows[place, [begin_at, host_at]] = first, host
             self._rows[place, ns_at] += max(1, ns)
 
     def _advance(self) -> None:

@@ -45,6 +45,7 @@ _F = {name: place for place, name in enumerate(STEP_FIELDS)}
 _TELLING = ("gloo", "shm")  # backends whose `Work` tells when a thread waits
 _FORWARD, _BACKWARD, _REDUCTION = 0, 1, 2
 _PHASE = np.array([-1, _FORWARD, _FORWARD, _BACKWARD, _BACKWARD, _REDUCTION, -1])  # by use; -1: of no step
+_OLDER = 64  # collectives before the first step of a view, among which the last one of the step before is
 _AHEAD = np.array([one.endswith("ahead") for one in USES])
 
 
@@ -71,7 +72,8 @@ def collectives_of(
         layout: the parameter groups as they are described.
     """
     starts = starts_of(view)
-    rows = table.rows(since=int(starts.min(initial=0)))
+    on_device = any(one.get("device", "cpu") != "cpu" for one in layout)
+    rows = table.rows(since=int(starts.min(initial=0)), older=_OLDER if on_device else 0)
     of = [(number, one) for number, one in enumerate(calls) if one.get("reducer", -1) == view.reducer]
     use, bucket, kind = (np.full(len(calls) + 1, -1, np.int64) for _ in range(3))
     for number, one in of:
@@ -85,11 +87,13 @@ def collectives_of(
     inside = (at >= 0) & (kind[call] >= 0) & (_PHASE[use[call]] >= 0)
     if len(starts):
         inside &= rows["entered"] <= ends[at]
+    before = np.flatnonzero((at < 0) & (kind[call] >= REDUCE_SCATTER))[-1:]  # the last one of the step before
+    ended_before = int((rows["wait_begin"] + rows["wait_ns"])[before].max(initial=0))
     chosen = {name: values[inside] for name, values in rows.items()}
     call = call[inside]
     about = {"row": at[inside], "group": bucket[call], "kind": kind[call], "ahead": _AHEAD[use[call]]}
-    if any(one.get("device", "cpu") != "cpu" for one in layout):
-        return _on_device(view, chosen, about)
+    if on_device:
+        return _on_device(view, chosen, about, ended_before)
     ended = chosen["ended"] * (chosen["failed"] == 0)
     # A thread that waits goes on a little after the collective has ended: until then it lasts for its rank.
     ended = np.where(ended > 0, np.maximum(ended, chosen["wait_begin"] + chosen["wait_ns"]), 0)
@@ -98,6 +102,7 @@ def collectives_of(
     return ModelCollectives(
         on_device=False,
         begin=starts,
+        end=np.zeros_like(starts),
         **about,
         goes_on=goes_on,
         bytes=chosen["bytes"],
@@ -110,9 +115,18 @@ def collectives_of(
     )
 
 
-def _on_device(view: TableView, rows: Mapping[str, _Times], about: Mapping[str, Any]) -> ModelCollectives:
+def _on_device(
+    view: TableView, rows: Mapping[str, _Times], about: Mapping[str, Any], ended_before: int
+) -> ModelCollectives:
     """The same where a device runs them. What it has done is told in turn, so that all of a step is known as soon as
-    the wait for its last reduction is."""
+    the wait for its last reduction is.
+
+    Args:
+        view: of one rank.
+        rows: of its steps.
+        about: what each is.
+        ended_before: ns at which the device had ended the step before the first one; 0 if unknown.
+    """
     row, kind = about["row"], about["kind"]
     ended, waits = rows["ended"] * (rows["failed"] == 0), rows["wait_begin"]
     entered = np.where(rows["device_begin"] > 0, rows["device_begin"], rows["entered"])
@@ -121,12 +135,14 @@ def _on_device(view: TableView, rows: Mapping[str, _Times], about: Mapping[str, 
     last[row[reductions]] = reductions  # the last one stays
     known = (last >= 0) & (np.append(waits, 0)[last] > 0)
     end = np.where(known, np.append(waits + rows["wait_ns"], 0)[last], 0)
-    met = np.where((kind < REDUCE_SCATTER) & (waits > 0), waits, entered)
+    gathered = (kind < REDUCE_SCATTER) & (waits > 0)
+    met = np.where(gathered, waits, entered)
     met[reductions] = _computed(*(one[reductions] for one in (row, about["group"], kind, entered, waits)))
-    order = np.lexsort((met, row))
+    order = np.lexsort((np.where(gathered, rows["waited_at"], rows["entered"]), row))  # as the host came to them
     return ModelCollectives(
         on_device=True,
-        begin=np.where(np.diff(view.step, prepend=-2) == 1, np.concatenate([[0], end])[: len(end)], 0),
+        begin=np.where(np.diff(view.step, prepend=view.step[:1] - 1) == 1, np.append(ended_before, end)[: len(end)], 0),
+        end=end,
         **{name: values[order] for name, values in about.items()},
         goes_on=np.ones(len(row), bool),
         bytes=rows["bytes"][order],
@@ -230,6 +246,7 @@ def with_waits(view: TableView, found: ModelCollectives, table: CollectiveTable)
             in_computation=waited(computed, found.kind != FORWARD_UNSHARD),
             of_reductions=exposed,
             on_device=np.full(steps, float(found.on_device)),
+            device_step=np.where((found.end > 0) & (found.begin > 0), (found.end - found.begin).astype(float), np.nan),
         ),
     )
 

@@ -57,6 +57,7 @@ class Waits:
             and in the backward until all gradients were there.
         of_reductions: shape ``[steps, buckets]``: for the reduction of each.
         on_device: shape ``[steps]``: 1 where the stream of a device waits, and not the host.
+        device_step: same shape: from the end of the step before to its own end, as that stream comes to them.
     """
 
     exposed: npt.NDArray[np.float64]
@@ -66,6 +67,7 @@ class Waits:
     in_computation: npt.NDArray[np.float64]
     of_reductions: npt.NDArray[np.float64]
     on_device: npt.NDArray[np.float64]
+    device_step: npt.NDArray[np.float64]
 
     def overlap(self, launched: npt.NDArray[np.int64], reduced: npt.NDArray[np.int64]) -> Overlap:
         """What a rank waited for of reductions and of its communication, and what was overlapped: no reduction is.
@@ -80,12 +82,17 @@ class Waits:
         return Overlap(hidden[0], exposed, hidden[1], of_rank, self.on_device == 1)
 
     def net(self, part: str, ms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The host's time of a part of each step, e.g. of its forward, without its waits in it; shape ``[steps]``."""
+        """The host's time of a part of each step, e.g. of its forward, without its waits in it; shape ``[steps]``.
+
+        Of a whole step it is the device's time, if a device waits: the host may run ahead by several steps.
+        """
         waited = {
             "forward": self.in_forward,
             "compute": self.in_computation,
             "accumulation": self.exposed - self.in_forward - self.in_backward,
         }
+        if part == "step":
+            return np.where(np.isnan(self.device_step), ms, self.device_step / 1e6)
         if part not in waited:
             return ms
         return np.where(self.on_device == 1, ms, np.maximum(ms - np.nan_to_num(waited[part]) / 1e6, 0.0))
@@ -250,7 +257,7 @@ def _steps_of(one: TableView) -> Columns:
         "buckets": (one.buckets[:, :, _B["launched"]] > 0).sum(axis=1),
         "bytes": one.buckets[:, :, _B["bytes"]].sum(axis=1),
         **{f"{name}_ns": values for name, values in times.items()},
-        "step_ms": milliseconds(times["backward_end"], one.previous_end),
+        "step_ms": net(one.waits, "step", milliseconds(times["backward_end"], one.previous_end)),
         "forward_ms": net(one.waits, "forward", milliseconds(times["forward_end"], times["forward_begin"])),
         "backward_ms": milliseconds(times["backward_end"], times["backward_begin"]),
         "compute_ms": net(one.waits, "compute", milliseconds(times["finalize"], times["backward_begin"])),

@@ -181,6 +181,121 @@ def test_what_is_not_known_is_said(backend: str, device: str) -> None:
     assert [one.kind for one in timeline.findings()] == []
 
 
+@dataclass(frozen=True)
+class Streamed:
+    """A collective on a device, and when the stream that computes waits for it: ms on the device since the step began.
+    In the order in which the host comes to the waits; `entered`: in which it enters them."""
+
+    operation: str
+    use: str
+    group: int
+    entered: int
+    runs: tuple[float, float]
+    waits: tuple[float, float]
+
+
+STREAMED = (
+    Streamed(GATHER, "forward", 0, 0, (1, 3), (1, 3)),
+    Streamed(GATHER, "forward", 1, 1, (3, 7), (4, 7)),
+    Streamed(GATHER, "forward ahead", 2, 2, (7, 11), (12, 12.1)),
+    Streamed(GATHER, "backward", 2, 3, (20, 24), (20, 24)),
+    Streamed(GATHER, "backward ahead", 1, 4, (24, 28), (40, 40.1)),
+    Streamed(SCATTER, "reduction", 2, 5, (41, 47), (60, 60.1)),
+    Streamed(SCATTER, "reduction", 1, 6, (61, 66), (64, 66)),
+    Streamed(SCATTER, "reduction", 0, 7, (66, 70), (66, 70)),
+)
+WAITED = 2 + 3 + 0.1 + 4 + 0.1 + 0.1 + 2 + 4
+
+
+def streamed(*, steps: int = 8, late: float = 0.0) -> Timeline:
+    """The same on devices, whose hosts are far ahead of them.
+
+    Args:
+        steps: how many.
+        late: ms that rank 1 computes longer in the forward of blocks.0; the other one waits before its backward.
+    """
+    timeline = Timeline()
+    for rank in range(2):
+        group = {"type": "group", "index": 0, "name": "0", "ranks": [0, 1], "backend": "nccl"}
+        calls = [
+            {"type": "call", "index": one.entered, "operation": one.operation, "use": one.use, "reducer": 0}
+            | {"bucket": one.group}
+            for one in STREAMED
+        ]
+        for described in [_model("cuda:0"), group, *calls]:
+            timeline.describe(rank, {**described, "session": 1})
+        events = np.concatenate([_streamed_step(step, late, rank) for step in range(steps)])
+        events["sequence"] = np.arange(len(events))
+        timeline.extend(Batch(rank, 1, 0, 0, events))
+    return timeline
+
+
+def _streamed_step(step: int, late: float, rank: int) -> np.ndarray:
+    whole = STEP + late
+    host, device = 5.0 * step, 1_000 + whole * step  # the host takes 5 ms for a step
+    rows: list[tuple[float, Kind, dict[str, int]]] = [(host + 0.1, Kind.FORWARD_BEGIN, {"step": step})]
+    told: list[tuple[float, Kind, dict[str, int]]] = []
+    for number, one in enumerate(STREAMED):
+        fields = {"process_group": 0, "parameter": one.entered, "reducer": -1, "bytes": SIZE}
+        fields["step"] = step * len(STREAMED) + one.entered
+        rows.append((host + 0.2 + 0.5 * one.entered, Kind.COLLECTIVE_ENTERED, fields))
+        shift = late if number > 2 or (rank == 1 and number == 2) else 0
+        began = late if number > 3 or (rank == 1 and number in (2, 3)) else 0
+        first, last = device + one.runs[0] + began, device + one.runs[1] + (late if number > 2 else 0)
+        told.append((0, Kind.COLLECTIVE_ENDED, fields | _on_device(first, last)))
+        first, last = device + one.waits[0] + began, device + one.waits[1] + shift
+        told.append((host + 0.25 + 0.5 * number, Kind.WAIT_END, fields | _on_device(first, last)))
+        if one.use == "reduction":
+            rows.append((host + 0.3 + 0.5 * one.entered, Kind.BUCKET_LAUNCHED, {"step": step, "bucket": one.group}))
+    for at, kind in (
+        (1.6, Kind.FORWARD_END),
+        (1.7, Kind.BACKWARD_BEGIN),
+        (4.5, Kind.FINALIZE_BEGIN),
+        (4.9, Kind.BACKWARD_END),
+    ):
+        rows.append((host + at, kind, {"step": step}))
+    return np.concatenate([_events(rows, 0), _events(told, 0)])
+
+
+def _on_device(first: float, last: float) -> dict[str, int]:
+    return {f"device_{name}_ns": 1_000_000_000 + round(1e6 * at) for name, at in (("begin", first), ("end", last))}
+
+
+def test_a_device_waits() -> None:
+    """Exposed is what the stream that computes waits; the step is the device's, though its host is far ahead."""
+    timeline = streamed()
+    one = timeline.parameter_groups().query("rank == 0 and step == 5").set_index("module")
+    assert one["forward_unshard_ms"].tolist() == [2, 4, 4]
+    np.testing.assert_allclose(one["forward_unshard_exposed_ms"], [2, 3, 0.1])
+    np.testing.assert_allclose(one["backward_unshard_exposed_ms"], [0, 0.1, 4])
+    np.testing.assert_allclose(one["reduce_scatter_exposed_ms"], [4, 2, 0.1])
+    step = timeline.steps().query("rank == 0 and step == 5").iloc[0]
+    assert step["clock"] == "device"
+    assert step["exposed_ms"] == pytest.approx(WAITED)
+    assert step["step_ms"] == pytest.approx(STEP)
+    assert step["forward_ms"] == pytest.approx(1.5)  # the host's
+    spans = timeline.spans().query("rank == 0 and step == 5").set_index("bucket")
+    assert spans["device_ms"].tolist() == [4, 5, 6]
+    for parts in timeline.parts().by_rank.values():
+        assert sum(parts.values()) == pytest.approx(STEP / 1e3)
+        assert parts["exposed"] == pytest.approx(WAITED / 1e3)
+    shown = parameter_groups_trait(parameter_groups_scene(timeline))
+    computed = {
+        shown["tips"][place][0]: round(end - begin, 1)
+        for _, begin, end, key, place, _ in shown["spans"]
+        if shown["keys"][key][0].startswith("phase")
+    }
+    assert computed["rank 0: forward of blocks.0"] == pytest.approx(5)
+    assert computed["rank 0: backward of blocks.0"] == pytest.approx(19)
+
+
+def test_a_late_device_has_a_name() -> None:
+    """A rank whose device computes longer in one group is found by what its stream does between its waits."""
+    late = [one for one in streamed(late=6.0).findings() if one.kind == "late-parameter-group"]
+    assert [one.title for one in late] == ["Rank 1 is late in the forward of blocks.0."]
+    assert [one for one in streamed().findings() if one.kind == "late-parameter-group"] == []
+
+
 def test_evaluations_belong_to_no_step() -> None:
     """What is gathered for an evaluation is neither counted nor exposed."""
     plain, evaluated = recorded(), recorded(evaluates=True)
