@@ -27,7 +27,7 @@ NOTHING = (
     "No events yet. Wrap the model in ddp_lab.DistributedDataParallel and run some steps in a %%distributed cell. "
     "Recording is on unless ddp_lab.recording.disable() was called."
 )
-UNTOLD = "nothing tells when a rank waits, on devices or with this backend"
+UNTOLD = "with this backend nothing tells when a rank waits"
 _MOST_NAMES = 2
 _MOST_PARTS = 5
 _NAMED = 0.99

@@ -111,6 +111,7 @@ class Timeline(TimelineModel):
         computation and ``exposed_ms`` is after it, on ``clock`` ("host", "device"; "none": it is not known). Of a model
         with `fully_shard` or `replicate`, ``exposed_ms`` is how long the rank waited for its collectives in the whole
         step, and ``forward_ms`` and ``compute_ms`` are without that; NaN where it is not known, see `parameter_groups`.
+        On a device ``exposed_ms`` and ``step_ms`` of such a model are the device's, the other times the host's.
         """
         return _frame(self.step_columns(model, last_steps))
 
@@ -140,7 +141,8 @@ class Timeline(TimelineModel):
         0 if not known: ``entered_ns``, ``ended_ns``, ``device_begin_ns``, ``device_end_ns`` (where it ran on a device;
         then it ended at the latter). ``state``
         ("running", "complete", "failed"; "unseen": its backend does not tell when it ends), ``ms`` (entered to ended),
-        ``waited_ms`` (that a thread of the host waited for it; only gloo and shm tell), ``ranks`` (number that have
+        ``waited_ms`` (that a thread of the host waited for it, which only gloo and shm tell; or a device, where
+        `fully_shard` communicates on it), ``ranks`` (number that have
         entered it), ``last_rank`` (to enter, -1 until all have), ``late_ms`` (entered after the first rank),
         ``wait_ms`` (until the last rank entered), ``transfer_ms`` (last rank's entering to this rank's end),
         ``bus_gb_s`` (10⁹ bytes over each link of a ring in that time).
@@ -160,8 +162,9 @@ class Timeline(TimelineModel):
         exposed, that is in which the rank waited for it: ``forward_unshard_ms`` and ``forward_unshard_exposed_ms``
         (all-gathers before a forward), ``backward_unshard_ms``, ``backward_unshard_exposed_ms``, ``reduce_scatter_ms``,
         ``reduce_scatter_exposed_ms``, ``all_reduce_ms``, ``all_reduce_exposed_ms`` (of HSDP and `replicate`). They last
-        from a rank's call to the end, waits for other ranks included. Exposed is NaN where it is not known: on devices,
-        and for all-gathers with ``async_op`` on other backends than gloo and shm.
+        from a rank's call to the end (on a device: from when its stream begins it), waits for other ranks included.
+        Exposed is NaN where it is not known: for all-gathers with ``async_op`` on other CPU backends than gloo and shm,
+        and on a device until it has ended the step.
         ``forward_unshards`` and ``backward_unshards`` are counts (with gradient accumulation, all forwards of a step),
         ``forward_prefetched`` and ``backward_prefetched`` whether one of them was started before it was needed.
         ``gathered_bytes`` and ``reduced_bytes``: of all these all-gathers and reductions, per rank;

@@ -283,6 +283,7 @@ def known_steps(columns: Columns) -> Columns:
 def rank_steps(one: TableView, activity: ActivityTable) -> RankSteps:
     """The steps of one rank, for `step_parts`."""
     columns = _steps_of(one)
+    whole = milliseconds(columns["backward_end_ns"], one.previous_end)  # the host's, as its parts are
     names = ("forward", "compute", "hidden", "exposed", "backward")
     spans = np.stack([columns[f"{name}_ms"] for name in SPANS], axis=1) * 1e6
     if one.waits is not None:  # it waits before the backward as well, and all of that is exposed
@@ -290,12 +291,12 @@ def rank_steps(one: TableView, activity: ActivityTable) -> RankSteps:
         waited = columns["backward_ms"] + np.maximum(before, 0.0) / 1e6
         # While the stream of a device waits, the host may work: what it does then has its own name.
         work = columns["forward_ms"] + columns["compute_ms"] + spans.sum(axis=1) / 1e6
-        idle = np.clip(columns["step_ms"] - work, 0.0, columns["exposed_ms"])
+        idle = np.clip(whole - work, 0.0, columns["exposed_ms"])
         columns["backward_ms"] = np.where(one.waits.on_device == 1, columns["compute_ms"] + idle, waited)
     return RankSteps(
         whole=np.where(
             (columns["state"] == "complete") & (columns["clock"] != "none") & (one.previous_end > 0),
-            columns["step_ms"],
+            whole,
             0.0,
         )
         * 1e6,
