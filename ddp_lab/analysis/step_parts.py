@@ -4,12 +4,14 @@
 A step lasts from the end of the previous step's gradient synchronisation to the end of its own. Forward, backward and
 communication follow from the model's events; data loading, optimizers and earlier forwards (accumulation) are spans of
 their own. What remains are blanks. Their time is divided in proportion to the samples of the main thread's stack that
-fall into them, so it is an estimate. The times are means over the steps, so that they add up to the mean step, and work
-that is done once in many steps has its share.
+fall into them, so it is an estimate. The smaller the blanks, the fewer samples will do: what n of them say about a
+blank that is a share b of the step is wrong by about b / sqrt(4 n) of the step at most. The times are means over the
+steps, so that they add up to the mean step, and work that is done once in many steps has its share.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -46,7 +48,8 @@ PARTS: Final[dict[str, str]] = {
 """The parts of a step in the order in which they are listed: key -> name."""
 STARTS: Final = " (starting its workers)"
 """End of the name of a data loader's place where it makes an iterator."""
-_FEWEST_SAMPLES = 8  # of a rank, else of all together; fewer say too little about a blank
+# Samples of a rank, else of all together, that name blanks of this share of the step or more; smaller ones need fewer.
+_FEWEST_SAMPLES, _LARGE_BLANK = 8, 0.25
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,6 @@ def step_parts(by_rank: Mapping[int, RankSteps], places: Sequence[Place]) -> Ste
     made, lines, counts, steps = {}, {}, {}, 0
     none = np.zeros(0, np.int64)
     index, weight = (np.concatenate([none, *(one.samples[column] for one in by_rank.values())]) for column in (0, 1))
-    of_all = _shares(index, weight, places)
     for rank, one in by_rank.items():
         known = one.whole > 0
         if not known.any():
@@ -165,7 +167,8 @@ def step_parts(by_rank: Mapping[int, RankSteps], places: Sequence[Place]) -> Ste
         steps = max(steps, int(known.sum()))
         counts[rank] = len(one.samples[0])
         found, blank = _measured({name: getattr(one, name)[known] for name in _FIELDS}, one.spans[known])
-        shares = _shares(*one.samples, places) or of_all
+        fewest = max(2, math.ceil(_FEWEST_SAMPLES * min(1.0, blank / one.whole[known].mean() / _LARGE_BLANK)))
+        shares = _shares(*one.samples, places, fewest) or _shares(index, weight, places, fewest)
         spent = [(places[index], ns / int(known.sum())) for index, ns in one.places if index >= 0 and ns > 0]
         spent += [(place, blank * share) for place, share in shares]
         lines[rank] = [PlaceTime(place, ns / 1e9) for place, ns in sorted(spent, key=lambda one: -one[1])]
@@ -197,11 +200,11 @@ def _measured(steps: Mapping[str, npt.NDArray[np.float64]], spans: _Times) -> tu
     return found, max(0.0, mean["whole"] - sum(found.values()))
 
 
-def _shares(index: _Times, weight: _Times, places: Sequence[Place]) -> list[tuple[Place, float]]:
+def _shares(index: _Times, weight: _Times, places: Sequence[Place], fewest: int) -> list[tuple[Place, float]]:
     """Each place's share of the blanks, the largest first; none if there are too few samples."""
     known = index >= 0
     index, weight = index[known], np.maximum(weight[known], 1)
-    if len(index) < _FEWEST_SAMPLES:
+    if len(index) < fewest:
         return []
     sums = np.bincount(index, weights=weight, minlength=len(places))
     order = np.argsort(-sums, kind="stable")

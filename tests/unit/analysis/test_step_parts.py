@@ -98,6 +98,21 @@ def test_too_few_samples_name_nothing() -> None:
     assert "50 % of the step has a name" in parts_words(found)
 
 
+def test_a_small_blank_needs_few_samples() -> None:
+    """A blank of 2 ms in steps of 20 has the name of four samples, which would say too little about one of 10 ms."""
+    made = Timeline()
+    one = Rank(0, made)
+    made.describe(0, {**assignment([[0]], ranks=[0]), "session": 1})
+    for number in range(12):
+        one.step(number, data_ms=12)
+    for number in (4, 6, 8, 10):
+        one.samples(SLEEP, [(number + 1) * 20 * MS + int(13.5 * MS)])
+    one.send()
+    found = made.parts()
+    assert found.by_rank[0]["code"] == pytest.approx(0.002)
+    assert found.named == 1
+
+
 def test_accumulated_forwards_and_backwards_are_a_part() -> None:
     """A forward without synchronisation lasts until its last gradient; the last forward is not counted with it."""
     made = Timeline()
