@@ -103,10 +103,12 @@ class ShardObservation:
             if group.device.type != "cpu":
                 self._wrap(group, "wait_for_unshard", self._wait_for_unshard(number, group))
                 self._wrap(group, "reshard", self._reshard(group))
-                self._wrap(group, "finalize_backward", self._finalize_backward(group))
+                self._wrap(group, "finalize_backward", self._finalize_backward(group.finalize_backward))
         for state in self._states:
             self._wrap(state, "_register_root_post_backward_final_callback", self._begin_backward(state))
             self._wrap(state, "_root_post_backward_final_callback", self._end_backward(state))
+            if waits := getattr(state, "_end_backward_iteration", None):  # torch 2.15
+                self._wrap(state, "_end_backward_iteration", self._finalize_backward(waits, ends=True))
         hooks = _RootHooks(self)
         self._handles = [
             root.register_forward_pre_hook(hooks.before, prepend=True),
@@ -275,14 +277,16 @@ class ShardObservation:
             self._wait.wait_ends()
             self._wait = None
 
-    def _finalize_backward(self, group: Any) -> Callable[[], Any]:
-        theirs = group.finalize_backward
-
+    def _finalize_backward(self, theirs: Callable[[], Any], ends: bool = False) -> Callable[[], Any]:
         def finalize_backward() -> Any:
-            """Torch calls it for one group after the other, and waits there for all that is left."""
+            """Torch waits for all that is left, before it calls it for the groups or while it does."""
             if self._last_reduction is not None:
                 self._begin_wait(self._last_reduction)
-            return theirs()
+            result = theirs()
+            if ends:
+                self._end_wait()
+                self._last_reduction = None
+            return result
 
         return finalize_backward
 
@@ -396,7 +400,7 @@ class ShardObservation:
                     "bucket": number,
                     "name": str(group._module_fqn or _class_name(root)),
                     "bytes": self._sizes[number],
-                    "dtype": str(group._reduce_dtype or group._orig_dtype or "?").removeprefix("torch."),
+                    "dtype": str(group._reduce_dtype or group.fsdp_params[0].orig_dtype).removeprefix("torch."),
                     "device": str(group.device),
                     "parameters": list(range(first, len(parameters))),
                     "sharded_bytes": sum(_sharded_bytes(one) for one in group.fsdp_params),

@@ -4,7 +4,8 @@
 From the innermost frame outward: torch's own frames may say what is being done (`_OF_TORCH`); the first frame that is
 neither torch's, Python's nor ours is the place. Names of functions of the program and its libraries may say more
 (`_OF_FUNCTIONS`); an evaluation contains all other parts, so it counts wherever it is in the stack. Without a frame of
-the program the process is idle, and nothing is recorded.
+the program the process is idle, and nothing is recorded. A look wants the GIL: while C code holds it for less than
+``sys.getswitchinterval()`` (5 ms), the place is the next one at which the main thread lets it go.
 
 [Note: the cost of a look]
 Some 10 µs of the interpreter, at random intervals, so that no step is always hit at the same point: 3 ms on average at
