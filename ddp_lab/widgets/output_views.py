@@ -24,6 +24,7 @@ class OutputViews(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         cells: whose outputs can be shown.
 
     Attributes:
+        token: of the kernel, in the places of its cells; ``""`` until it listens to pages.
         view: with which cells begin: the view that was chosen last.
         views: cell -> its view, where it is not the one with which it began.
     """
@@ -36,9 +37,11 @@ class OutputViews(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, cells: KeptCells) -> None:
         self._cells = cells
-        super().__init__(token=cells.token)
+        super().__init__()
         receive_while_busy(self)
         self.on_msg(self._receive)
+        # Only now: what pages send before is lost, and it may arrive while this is made on another thread.
+        self.token = cells.token
 
     def _receive(self, widget: Any, content: Any, buffers: Any) -> None:
         """Handles the request of a page for a cell's output, on any thread; an empty message needs no answer."""

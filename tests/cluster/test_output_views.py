@@ -128,7 +128,7 @@ def test_a_page_asks_for_output_by_rank(notebook: Notebook, page: WidgetPage) ->
     assert shown.text == "ranks 0–1 │ same\n   rank 1 │ own"
     found = place(shown)
     assert found["view"] == "merged"
-    page.until(lambda: page.state)
+    page.until(lambda: page.state.get("token"))  # it listens
     assert page.state["token"] == found["kernel"]
     answer = page.ask(found["cell"])
     texts = {rank: [one["data"]["text/plain"] for one in blocks.values()] for rank, blocks in answer["blocks"].items()}

@@ -143,12 +143,18 @@ export default {
   initialize({ model }) {
     if (!customElements.get(PLACE)) customElements.define(PLACE, OutputPlace);
     const { kernels } = customElements.get(PLACE); // several kernels may have pages here
-    const token = model.get("token");
     const cells = new KernelCells(model);
-    kernels.set(token, cells);
-    for (const place of document.querySelectorAll(`${PLACE}[data-kernel="${token}"]`)) place.begin();
+    const begin = () => {
+      const token = model.get("token");
+      if (!token) return; // the kernel does not listen yet
+      kernels.set(token, cells);
+      for (const place of document.querySelectorAll(`${PLACE}[data-kernel="${token}"]`)) place.begin();
+    };
+    model.on("change:token", begin);
+    begin();
     return () => {
-      kernels.delete(token);
+      model.off("change:token", begin);
+      kernels.delete(model.get("token"));
       cells.end();
     };
   },
