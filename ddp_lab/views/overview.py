@@ -76,7 +76,7 @@ def overview_scene(timeline: Timeline, reducer: int | None, last_steps: int | No
     table = [[lane, *map(float, row)] for lane, row in zip(lanes, rows, strict=True)]
     return Scene(
         f"Overview: {_words(found)}",
-        (Panel(Axis("ms (median)"), Axis("", lanes), bars),),
+        (Panel(Axis("ms"), Axis("", lanes), bars),),
         Table(["", *(f"{LOOKS[key][1]}, ms" for key in PHASES)], table),
     )
 

@@ -72,21 +72,26 @@ class Sync:
 
 @dataclass(frozen=True)
 class StepPhases:
-    """The phases of a step: medians over some steps.
+    """The phases of a typical one of some steps: as long as their median, divided as those in the middle half are.
+
+    Medians of the parts would not add up to the step.
 
     Attributes:
         steps: their numbers, ascending.
-        total_ms: the step.
         parts_ms: the parts that `PHASES` names, shape ``[phases]``.
         ranks: the ranks of the rows of `by_rank_ms`.
         by_rank_ms: the parts on each rank, shape ``[ranks, phases]``.
     """
 
     steps: npt.NDArray[np.int64]
-    total_ms: float
     parts_ms: _Values
     ranks: tuple[int, ...]
     by_rank_ms: _Values
+
+    @property
+    def total_ms(self) -> float:
+        """The step."""
+        return float(self.parts_ms.sum())
 
 
 def step_phases(timeline: Timeline, reducer: int, steps: npt.NDArray[np.int64]) -> StepPhases:
@@ -96,13 +101,21 @@ def step_phases(timeline: Timeline, reducer: int, steps: npt.NDArray[np.int64]) 
     # Each rank's step as if it were a step of its own.
     each = breakdown_of({**columns, "rank": 0 * columns["rank"], "step": np.arange(len(columns["step"]))})
     ranks = np.unique(columns["rank"])
-    by_rank = [[_median(getattr(each, name)[columns["rank"] == rank]) for name in PHASES] for rank in ranks]
-    parts = np.array([_median(getattr(together, name)) for name in PHASES])
-    return StepPhases(steps, _median(together.total), parts, tuple(ranks.tolist()), np.array(by_rank))
+    rows = np.array([getattr(each, name) for name in PHASES])
+    by_rank = np.array([_typical(rows[:, columns["rank"] == rank]) for rank in ranks])
+    parts = _typical(np.array([getattr(together, name) for name in PHASES]))
+    return StepPhases(steps, parts, tuple(ranks.tolist()), by_rank)
 
 
-def _median(values: _Values) -> float:
-    return float(step_metrics.median(values))
+def _typical(parts: _Values) -> _Values:
+    """The parts of a step as long as the median, from those of steps: shape ``[phases, steps]``."""
+    totals = parts.sum(axis=0)
+    if not totals.size:
+        return np.full(len(parts), np.nan)
+    low, high = np.quantile(totals, [0.25, 0.75])
+    mean: _Values = parts[:, (totals >= low) & (totals <= high)].mean(axis=1)
+    whole = float(mean.sum())
+    return mean * (float(np.median(totals)) / whole if whole > 0 else 1.0)
 
 
 def breakdown(timeline: Timeline, reducer: int | None = None, last_steps: int = _MOST_STEPS) -> Breakdown:

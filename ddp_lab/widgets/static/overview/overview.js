@@ -15,10 +15,10 @@ export class OverviewView {
   constructor(actions) {
     this.actions = actions;
     this.lead = element("p", { class: "ddp-lead", role: "status" });
-    this.chart = new ChartCanvas("What a step consists of (ms, medians)", actions);
+    this.chart = new ChartCanvas("What a typical step consists of (ms)", actions);
     const byRank = checkbox("by rank", "a bar for each rank", () => actions.redraw());
     this.byRank = byRank.box;
-    this.twin = new Twin("What a step consists of (ms, medians)", ["", "ms", ...PHASES.map((one) => one.name)]);
+    this.twin = new Twin("What a typical step consists of (ms)", ["", "ms", ...PHASES.map((one) => one.name)]);
     const head = element("div", { class: "ddp-overview-head" }, element("h4", {}, "A step"), byRank.node);
     this.step = element("section", { "aria-label": "a step" }, head, phaseLegend("from left to right"), this.chart.node, this.twin.node);
     this.state = element("p", { class: "ddp-sentence ddp-muted" });
