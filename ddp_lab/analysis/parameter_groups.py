@@ -98,6 +98,7 @@ class GroupedSteps:
         sizes: bytes of the whole parameters.
         took, exposed: ns of each of `KINDS`: shape ``[kinds, ranks, steps, groups]``; `exposed` is NaN where unknown.
         late: where ranks are late, the longest delay first.
+        device_step_ns: typical time of a step on devices; 0 on the CPU, or if it is not known.
     """
 
     names: Sequence[str]
@@ -105,6 +106,7 @@ class GroupedSteps:
     took: _Values
     exposed: _Values
     late: Sequence[LateGroup] = ()
+    device_step_ns: float = 0.0
 
     def typical(self, values: _Values) -> _Values:
         """Medians over the steps of the least over the ranks, without waits for a late rank: ``[kinds, groups]``."""

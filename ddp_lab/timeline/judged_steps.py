@@ -262,9 +262,11 @@ def grouped_steps(
         at = (one.kind[known], one.row[known], one.group[known])
         _add(took[:, rank], at, np.maximum(one.ended[known] - one.entered[known], 0).astype(np.float64))
         _add(exposed[:, rank], at, np.where(one.told[known], one.wait_ns[known].astype(np.float64), np.nan))
-    late = late_groups([one for _, one in parts], layout, step_ns)
+    lasted = [(one.end - one.begin)[(one.end > 0) & (one.begin > 0)] for _, one in parts]
+    on_device = float(np.median(np.concatenate(lasted))) if any(map(len, lasted)) else 0.0
+    late = late_groups([one for _, one in parts], layout, on_device or step_ns)
     names, sizes = [str(one.get("name", "?")) for one in layout], [int(one.get("unsharded_bytes", 0)) for one in layout]
-    return GroupedSteps(names, sizes, took, exposed, late)
+    return GroupedSteps(names, sizes, took, exposed, late, on_device)
 
 
 def _add(to: npt.NDArray[np.float64], at: Any, values: npt.NDArray[np.float64]) -> None:

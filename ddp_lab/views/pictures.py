@@ -42,7 +42,7 @@ def picture(view: str, timeline: Timeline, frame: StepFrame, assignment: dict[st
         assignment: description of its buckets, None if it is not known.
     """
     if view == "timeline":
-        return framed(timeline_scene(frame, (assignment or {}).get("module")))
+        return framed(timeline_scene(frame, (assignment or {}).get("module"), assignment=assignment, tips=False))
     if view == "buckets":
         return _buckets(timeline, assignment)
     if view == "findings":

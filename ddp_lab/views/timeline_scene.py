@@ -48,6 +48,7 @@ def timeline_scene(
     rows: Sequence[int] | None = None,
     marks: Marks | None = None,
     assignment: dict[str, Any] | None = None,
+    tips: bool = True,
 ) -> Scene:
     """Returns a lane for each rank's backward, and below it a lane for each of its buckets.
 
@@ -57,20 +58,21 @@ def timeline_scene(
         rows: which of its ranks; None for all.
         marks: the program's annotations, to show the time from the end of the previous step; None: start at the
             backward.
-        assignment: description of the buckets, for tooltips of the bars; None: no tooltips.
+        assignment: description of the buckets, for tooltips of the bars and names of parameter groups; None: neither.
+        tips: whether bars have tooltips.
     """
     chosen = list(range(len(frame.ranks)) if rows is None else rows)
     buckets = frame.shape[1]
     heads = np.arange(len(chosen)) * (buckets + 1)
-    lanes = [
-        name for row in chosen for name in (f"rank {frame.ranks[row]}", *(f"bucket {one}" for one in range(buckets)))
-    ]
+    known_as = {one["bucket"]: one["name"] for one in (assignment or {}).get("buckets", ()) if one.get("name")}
+    names = [known_as.get(one, f"bucket {one}") for one in range(buckets)]
+    lanes = [name for row in chosen for name in (f"rank {frame.ranks[row]}", *names)]
     edges, extent = frame.milliseconds(frame.edges_ns())[chosen], frame.extent_ms()[chosen]
     known = extent[~np.isnan(extent)]
     latest = float(known.max()) if len(known) else 1.0
     found = [(int(head), one) for head, row in zip(heads, chosen, strict=True) for one in phases(frame, row, marks)]
-    tips = None if assignment is None else _tips(frame, chosen, edges, latest, assignment)
-    spans = [*_parts(edges, latest, heads, tips), *_phase_spans(found, lanes)]
+    told = None if assignment is None or not tips else _tips(frame, chosen, edges, latest, assignment, names)
+    spans = [*_parts(edges, latest, heads, told), *_phase_spans(found, lanes)]
     bounds = frame.milliseconds(frame.bounds_ns)[chosen]
     ends = [
         Rule("line", float(at), "end of the rank's backward computation", (int(head), int(head) + buckets))
@@ -102,7 +104,7 @@ def _parts(edges: Any, latest: float, heads: Any, tips: list[list[str]] | None) 
 
 
 def _tips(
-    frame: StepFrame, rows: Sequence[int], edges: Any, latest: float, assignment: dict[str, Any]
+    frame: StepFrame, rows: Sequence[int], edges: Any, latest: float, assignment: dict[str, Any], names: Sequence[str]
 ) -> list[list[str]]:
     """Returns the tooltip of each bucket on each rank."""
     sizes = {entry["bucket"]: len(entry["parameters"]) for entry in assignment.get("buckets", ())}
@@ -114,7 +116,7 @@ def _tips(
             at = reached[index, bucket]
             lengths = [*np.diff(at[:5]), at[4] - at[5]]
             lines = [
-                f"step {frame.step}, rank {frame.ranks[row]}, bucket {bucket}",
+                f"step {frame.step}, rank {frame.ranks[row]}, {names[bucket]}",
                 f"{frame.bucket_bytes[bucket] / 2**20:.2f} MiB, {sizes.get(bucket, '?')} parameters",
                 *(f"{LABELS[part]}: {ms:.2f} ms" for part, ms in zip(PARTS, lengths, strict=True) if ms > 0),
             ]

@@ -45,6 +45,9 @@ def test_parameter_groups(browser: Browser) -> None:
         made.says(".ddp-findings", "Rank 1 is late in the forward of blocks.0.")
         page.get_by_role("button", name="Show me").first.click()
         made.says(".ddp-parameter_groups .ddp-summary", "Parameter groups: step ")
+        made.open("Timeline")
+        page.locator(".ddp-timeline canvas").hover(position={"x": 30, "y": 60})  # the label of rank 0's second lane
+        made.says(".ddp-timeline .ddp-tip", "rank 0 · blocks.0")
         made.open("Buckets")
         made.says(".ddp-buckets .ddp-summary", "parameter groups of fully_shard, in the order of their modules")
         assert "unused" not in page.locator(".ddp-buckets .ddp-summary").inner_text()

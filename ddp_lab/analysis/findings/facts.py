@@ -107,7 +107,8 @@ class Facts:
     @cached_property
     def step_ns(self) -> float:
         """Typical time of a step."""
-        return self.steps.typical_ns()
+        on_device = self.groups.device_step_ns if self.groups is not None else 0.0  # the host may be ahead of it
+        return on_device or self.steps.typical_ns()
 
     @cached_property
     def used(self) -> np.ndarray[Any, np.dtype[np.bool_]]:

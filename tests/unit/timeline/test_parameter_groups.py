@@ -241,7 +241,8 @@ def _streamed_step(step: int, late: float, rank: int) -> np.ndarray:
         rows.append((host + 0.2 + 0.5 * one.entered, Kind.COLLECTIVE_ENTERED, fields))
         shift = late if number > 2 or (rank == 1 and number == 2) else 0
         began = late if number > 3 or (rank == 1 and number in (2, 3)) else 0
-        first, last = device + one.runs[0] + began, device + one.runs[1] + (late if number > 2 else 0)
+        ran = began if number > 2 else 0
+        first, last = device + one.runs[0] + ran, device + one.runs[1] + (late if number > 2 else 0)
         told.append((0, Kind.COLLECTIVE_ENDED, fields | _on_device(first, last)))
         first, last = device + one.waits[0] + began, device + one.waits[1] + shift
         told.append((host + 0.25 + 0.5 * number, Kind.WAIT_END, fields | _on_device(first, last)))
@@ -293,6 +294,7 @@ def test_a_late_device_has_a_name() -> None:
     """A rank whose device computes longer in one group is found by what its stream does between its waits."""
     late = [one for one in streamed(late=6.0).findings() if one.kind == "late-parameter-group"]
     assert [one.title for one in late] == ["Rank 1 is late in the forward of blocks.0."]
+    assert late[0].gain_percent == pytest.approx(100 * 6 / (STEP + 6), rel=0.01)
     assert [one for one in streamed().findings() if one.kind == "late-parameter-group"] == []
 
 

@@ -59,7 +59,7 @@ class View {
       say: (text) => this.say(text),
       send: (command) => this.life.send(command), // to the kernel: see dashboard.py
     };
-    this.timeline = new TimelineView(this.root, { ...actions, redraw: () => this.schedule() }, (record, bucket) => this.facts.bucket(record, bucket), this.store.marks);
+    this.timeline = new TimelineView(this.root, { ...actions, redraw: () => this.schedule() }, this.facts, this.store.marks);
     this.toolbar = new Toolbar({
       choose: actions.choose,
       follow: (following) => (following ? this.chooseSteps(null) : this.set({ following })),

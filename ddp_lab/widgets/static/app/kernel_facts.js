@@ -2,6 +2,8 @@
 
 const ASK_MS = 700; // between two requests for the gradients of a bucket
 
+const entryOf = (assignment, bucket) => assignment?.buckets.find((one) => one.bucket === bucket);
+
 export class KernelFacts {
   // send(command): to the kernel
   constructor(model, store, send) {
@@ -67,10 +69,15 @@ export class KernelFacts {
   // A bucket with its parameters, or undefined.
   bucket(record, bucket) {
     const assignment = this.model.get("assignments")[`${record.reducer}:${record.generation}`];
-    const entry = assignment?.buckets.find((one) => one.bucket === bucket);
+    const entry = entryOf(assignment, bucket);
     if (!entry) return undefined;
     const parameters = entry.parameters.map((index) => assignment.parameters[index]);
     return { ...entry, parameters, rebuilt: assignment.rebuilt };
+  }
+
+  // A parameter group of fully_shard has the name of its module.
+  bucketName(record, bucket) {
+    return entryOf(this.model.get("assignments")[`${record.reducer}:${record.generation}`], bucket)?.name ?? `bucket ${bucket}`;
   }
 
   // When each gradient of the chosen bucket was ready; requested when the user chooses it, and regularly during training.

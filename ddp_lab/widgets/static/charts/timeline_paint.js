@@ -121,8 +121,16 @@ function paintRank(pen, record, layout, band, view, named) {
     const y = band.y + HEADER_HEIGHT + (bucket + 0.5) * layout.rowHeight;
     const chosen = bucket === view.selected;
     pen.fillStyle = chosen ? theme.ink : theme.muted;
-    pen.fillText(every === 1 && layout.rowHeight >= 12 ? `bucket ${bucket}` : `${bucket}`, LABEL_WIDTH - 6, y);
+    pen.fillText(every === 1 && layout.rowHeight >= 12 ? fitting(pen, view.nameOf?.(record, bucket) ?? `bucket ${bucket}`, LABEL_WIDTH - 10) : `${bucket}`, LABEL_WIDTH - 6, y);
   }
+}
+
+// The end of a text that is too long says more than its begin: that of a module's name.
+function fitting(pen, text, room) {
+  if (pen.measureText(text).width <= room) return text;
+  let from = 1;
+  while (from < text.length && pen.measureText(`…${text.slice(from)}`).width > room) from++;
+  return `…${text.slice(from)}`;
 }
 
 // The forward, and the time between the steps, named by the program's annotations.

@@ -15,11 +15,12 @@ const ROW = 16;
 const [FILLING, QUEUED, WAITING, REDUCING] = PARTS.map((one) => one.label);
 
 export class TimelineView {
-  // actions: {select(bucket), step(by), redraw(), say(text)}; describe(record, bucket) -> parameters of a bucket, or undefined
-  constructor(root, actions, describe, marks) {
+  // actions: {select(bucket), step(by), redraw(), say(text)}; facts: {bucket(record, bucket) -> its description, or undefined;
+  // bucketName(record, bucket)}
+  constructor(root, actions, facts, marks) {
     this.root = root;
     this.actions = actions;
-    this.describe = describe;
+    this.facts = facts;
     this.marks = marks;
     this.canvas = element("canvas", { role: "img", "aria-label": "bucket timeline" });
     this.spacer = element("div", { class: "ddp-spacer" }, this.canvas);
@@ -48,7 +49,7 @@ export class TimelineView {
     this.cursor = null;
     this.automatic = 0;
     this.pointer = new TimelinePointer(this, (record, row, bucket) => [
-      ...(bucket < 0 ? headerLines(record, row, marks) : tipLines(record, row, bucket, describe(record, bucket))),
+      ...(bucket < 0 ? headerLines(record, row, marks) : tipLines(record, row, bucket, facts)),
       ...marks.faultsIn(record, row).map((name) => ["injected fault", name]),
     ]);
   }
@@ -89,10 +90,10 @@ export class TimelineView {
     const ratio = window.devicePixelRatio || 1;
     if (this.ratio !== ratio || !this.fills) [this.ratio, this.fills] = [ratio, makeFills(pen, ratio)];
     this.theme ??= readTheme(this.root);
-    const { fills, axis, cursor, brush, marks, theme } = this;
+    const { fills, axis, cursor, brush, marks, theme, facts } = this;
     const drawn = this.steps.map(({ record: one, shift }, index) => ({ record: one, shift, layout: this.layouts[index], bars: joinNarrow(this.layouts[index].bars) }));
     const over = this.mode.startsWith("over") && drawn.length > 1;
-    paint(pen, drawn, { width, height, scroll, theme, fills, selected, cursor, axis, brush, marks, over, first: drawn.length > 1 && !over ? drawn[0].record.step : null });
+    paint(pen, drawn, { width, height, scroll, theme, fills, selected, cursor, axis, brush, marks, over, nameOf: (...which) => facts.bucketName(...which), first: drawn.length > 1 && !over ? drawn[0].record.step : null });
     this.pointer.showTip();
     return true;
   }
@@ -198,13 +199,14 @@ export function headerLines(record, row, marks) {
 }
 
 // The tooltip of one bucket on one rank: a title, then [name, value] pairs.
-export function tipLines(record, row, bucket, info) {
+export function tipLines(record, row, bucket, facts) {
+  const info = facts.bucket(record, bucket);
   const index = row * record.buckets + bucket;
   const [from, ready, launched, , reduced] = record.edges.subarray(index * EDGES, (index + 1) * EDGES);
   const begin = record.bounds[row * 3];
   const span = (value) => `${milliseconds(value)} ms`;
   const lines = [
-    `step ${record.step} · rank ${record.ranks[row]} · bucket ${bucket}`,
+    `step ${record.step} · rank ${record.ranks[row]} · ${facts.bucketName(record, bucket)}`,
     ["size", `${bytes(info?.bytes ?? record.bytes[bucket])}${info ? `, ${count(info.parameters.length, "parameter")}` : ""}`],
     ["first gradient ready at", span(from - begin)],
     [FILLING, span(ready - from)],
