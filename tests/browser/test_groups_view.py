@@ -46,7 +46,7 @@ def test_parameter_groups(browser: Browser) -> None:
         page.get_by_role("button", name="Show me").first.click()
         made.says(".ddp-parameter_groups .ddp-summary", "Parameter groups: step ")
         made.open("Timeline")
-        page.locator(".ddp-timeline canvas").hover(position={"x": 30, "y": 60})  # the label of rank 0's second lane
+        page.locator(".ddp-timeline canvas").hover(position={"x": 350, "y": 41})  # rank 0, the second lane
         made.says(".ddp-timeline .ddp-tip", "rank 0 · blocks.0")
         made.open("Buckets")
         made.says(".ddp-buckets .ddp-summary", "parameter groups of fully_shard, in the order of their modules")
