@@ -16,7 +16,7 @@ from ..protocol.events import Batch
 from ..timeline.timeline import Timeline
 from .measuring.workloads import WORKLOADS, training_step
 
-__all__ = ["WARM_UP", "load", "train"]
+__all__ = ["WARM_UP", "drained", "load", "save", "train"]
 
 WARM_UP = 3  # steps after each change of the buckets that don't count
 _UNLIMITED_MB = 1e9  # for a cap of infinity
@@ -53,14 +53,14 @@ def train(model: str, caps_mb: Sequence[float], rounds: int, steps: int, path: s
             made[str(ddp.reducer.generation())] = cap
             for _ in range(WARM_UP + steps):
                 step()
-            taken, cursor = _drained(cursor)
+            taken, cursor = drained(cursor)
             parts += taken
     described = [one for one in recording.descriptions(0)[0] if one["type"] == "assignment"]
-    _save(np.concatenate(parts), described, path)
+    save(np.concatenate(parts), described, path)
     return made
 
 
-def _drained(cursor: int) -> tuple[list[npt.NDArray[np.void]], int]:
+def drained(cursor: int) -> tuple[list[npt.NDArray[np.void]], int]:
     from .. import recording
 
     parts = []
@@ -72,7 +72,7 @@ def _drained(cursor: int) -> tuple[list[npt.NDArray[np.void]], int]:
     return parts, cursor
 
 
-def _save(events: npt.NDArray[np.void], described: list[dict[str, Any]], path: str) -> None:
+def save(events: npt.NDArray[np.void], described: list[dict[str, Any]], path: str) -> None:
     of_ranks: list[Any] = [None] * dist.get_world_size()
     dist.gather_object((events, described), of_ranks if dist.get_rank() == 0 else None)
     if dist.get_rank() == 0:

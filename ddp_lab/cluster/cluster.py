@@ -40,6 +40,8 @@ from .session import MissedCell, Session
 if TYPE_CHECKING:
     from ..simulation.link_model import CommModel
     from ..simulation.settings import Tuned
+    from ..simulation.sharding import ShardingCosts
+    from ..timeline.sharded.what_if import ShardedWhatIf
     from ..timeline.what_if import WhatIf
     from ..widgets.cluster_panel.panel import ClusterPanel
     from ..widgets.collectives import Collectives
@@ -100,6 +102,7 @@ class Cluster:
         timeline: `Timeline` of what the ranks record; it stays when the cluster stops.
         training: `TrainingControl`, which changes and inspects models while they train.
         link: the `CommModel` that `measure_communication` has fitted; None before.
+        sharding_costs: the `ShardingCosts` that `measure_sharding` has fitted; None before.
 
     Raises:
         ValueError: an argument is invalid here.
@@ -155,6 +158,7 @@ class Cluster:
         self.timeline = Timeline()
         self.training = TrainingControl(self)
         self.link: CommModel | None = None
+        self.sharding_costs: ShardingCosts | None = None
 
     # Life cycle
 
@@ -522,19 +526,39 @@ class Cluster:
         self.link = measure_communication(self, sizes, repeats)
         return self.link
 
-    def simulate(self, link: CommModel | None = None, *, model: int | None = None, **what: Any) -> WhatIf[Timeline]:
+    def measure_sharding(self, optimizer: str = "AdamW", repeats: int = 8) -> ShardingCosts:
+        """Measures what `fully_shard` adds to a step (a few seconds): gathering and reducing groups of many sizes.
+
+        Args:
+            optimizer: class in `torch.optim` that updates the parameters.
+            repeats: number of measurements of each group.
+        """
+        from ..control.tuning import measure_sharding
+
+        self.sharding_costs = measure_sharding(self, optimizer, repeats)
+        return self.sharding_costs
+
+    def simulate(
+        self, link: CommModel | ShardingCosts | None = None, *, model: int | None = None, **what: Any
+    ) -> WhatIf[Timeline] | ShardedWhatIf:
         """Predicts the step of the model that trained last; see `Timeline.simulate`.
 
         Args:
-            link: how long an all-reduce takes; None: as measured by `measure_communication`, which is called
-                if it was not.
+            link: how long an all-reduce takes, or what sharding costs; None: as measured by `measure_communication` or
+                `measure_sharding`, which is called if it was not.
             model: which model; None for the most recently active.
             what: see `Timeline.simulate`.
         """
+        from ..timeline.sharded import what_if as sharded
         from ..timeline.what_if import what_if
 
-        own = link or self.link or self.measure_communication()
-        return what_if(self.timeline, own, recorded_link=None if link is not None else own, reducer=model, **what)
+        if sharded.is_asked(self.timeline, model, what):
+            costs = link or self.sharding_costs or self.measure_sharding()
+            return sharded.what_if(self.timeline, costs, reducer=model, **what)
+        if link is not None:
+            return what_if(self.timeline, link, reducer=model, **what)
+        own = self.link or self.measure_communication()
+        return what_if(self.timeline, own, recorded_link=own, reducer=model, **what)
 
     def tune(
         self,

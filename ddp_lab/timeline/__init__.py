@@ -10,6 +10,7 @@ __all__ = [
     "model",
     "recorded",
     "records",
+    "sharded",
     "summary",
     "tables",
     "timeline",

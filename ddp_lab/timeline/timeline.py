@@ -30,6 +30,7 @@ from .model import TimelineModel
 from .recorded import chrome_trace, merge, saved
 from .recorded.player import Player
 from .records import Inspection, Kept, LatePlace, RankStatus, ReducerInfo
+from .sharded import what_if as sharded
 from .tables import span_columns
 from .tables.collectives import GroupInfo
 from .tables.gradients import ALL_BUCKETS, drift_columns, gradient_columns, gradient_norm_columns, noise_scale
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from ipywidgets import DOMWidget
 
     from ..simulation.link_model import CommModel
+    from ..simulation.sharding import ShardingCosts
 
 __all__ = [
     "GroupInfo",
@@ -324,21 +326,38 @@ class Timeline(TimelineModel):
         return workloads.workload(self, model, last_steps=last_steps)
 
     def simulate(
-        self, link: CommModel | None = None, *, model: int | None = None, without_rank: int | None = None, **what: Any
-    ) -> what_if.WhatIf[Timeline]:
-        """Predicts the step with other buckets, hooks, world sizes or links.
+        self,
+        link: CommModel | ShardingCosts | None = None,
+        *,
+        model: int | None = None,
+        without_rank: int | None = None,
+        **what: Any,
+    ) -> what_if.WhatIf[Timeline] | sharded.ShardedWhatIf:
+        """Predicts the step with other buckets, hooks, world sizes or links, or with sharded parameters.
 
         Args:
-            link: the communication model of an all-reduce; None: fitted to the recorded ones.
+            link: the communication model of an all-reduce; of a sharded step what sharding costs
+                (`Cluster.measure_sharding`). None: fitted to the recorded collectives.
             model: which model; None for the most recently active.
             without_rank: a rank that is assumed to be as fast as the others: "without the straggler".
             what: fields of `ddp_lab.simulation.simulator.Configuration`: ``bucket_cap_mb`` (None: as recorded),
                 ``order``, ``hook``, ``sync_every``, ``world_size``, ``overlap``, ``jitter_ns``.
+                Of a model with `fully_shard`, or with ``sharding="fully_shard"`` or ``"zero-1"`` of a
+                DistributedDataParallel: ``groups``, ``reshard_after_forward``, ``prefetch``, ``world_size``.
+                ``groups`` has the names of modules, as for `fully_shard`: ``"layers.*"`` makes a group of each module
+                that it fits, ``("embedding", "head")`` one group of both; what is in none of them is the root's.
+                ``prefetch`` is how many groups ahead parameters are gathered. What is left out stays as recorded.
+
+        Raises:
+            ValueError: the model has no two consecutive steps; a value is not valid, or no module has such a name.
 
         Example:
             timeline.simulate(bucket_cap_mb=5).step_ms
             timeline.simulate(world_size=64, sync_every=4).timeline().figure()
+            timeline.simulate(sharding="fully_shard", groups=["layers.*", "head"]).breakdown
         """
+        if sharded.is_asked(self, model, what):
+            return sharded.what_if(self, link, reducer=model, without_rank=without_rank, **what)
         return what_if.what_if(self, link, reducer=model, without_rank=without_rank, **what)
 
     # ---- views ------------------------------------------------------------------------------------------

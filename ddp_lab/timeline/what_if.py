@@ -74,7 +74,7 @@ class WhatIf(Generic[_Timeline]):
 
 def what_if(
     timeline: _Timeline,
-    link: CommModel | None,
+    link: object,
     *,
     bucket_cap_mb: float | Sequence[float] | None = None,
     reducer: int | None = None,
@@ -83,6 +83,8 @@ def what_if(
     **options: Any,
 ) -> WhatIf[_Timeline]:
     """See `Timeline.simulate`; `recorded_link`: that of the recording, if it was measured."""
+    if link is not None and not isinstance(link, CommModel):
+        raise ValueError(f"link: a step of DistributedDataParallel needs a CommModel, got {link!r}")
     workload = workloads.workload(timeline, reducer)
     configuration = Configuration((workload.caps_mb or None) if bucket_cap_mb is None else bucket_cap_mb, **options)
     info = timeline.model(reducer)

@@ -18,14 +18,14 @@ from .tables.span_columns import step_columns
 if TYPE_CHECKING:
     from .model import TimelineModel
 
-__all__ = ["RecordedStep", "all_reduces", "recorded_step", "step_times", "workload"]
+__all__ = ["RecordedStep", "all_reduces", "chosen_steps", "recorded_step", "step_times", "workload"]
 
 _Floats = npt.NDArray[np.float64]
 _MEBIBYTE = 1024 * 1024
 _WARM_UP = 2  # steps after a rebuild: memory is new
 
 
-def _chosen(
+def chosen_steps(
     timeline: TimelineModel, reducer: int | None, generation: int | None = None, last_steps: int = 50
 ) -> tuple[Any, SideBySide]:
     """The description of the analysed layout (or of one generation), and its newest consecutive steps."""
@@ -53,7 +53,7 @@ def workload(
     timeline: TimelineModel, reducer: int | None = None, *, generation: int | None = None, last_steps: int = 50
 ) -> Workload:
     """See `Timeline.workload`."""
-    description, steps = _chosen(timeline, reducer, generation, last_steps)
+    description, steps = chosen_steps(timeline, reducer, generation, last_steps)
     parameters = description["parameters"]
     begin = steps.field("backward_begin")
     members = [bucket["parameters"] for bucket in description["buckets"]]
@@ -119,7 +119,7 @@ def recorded_step(timeline: TimelineModel, found: Workload, reducer: int | None 
     Raises:
         ValueError: as `workload`.
     """
-    _, steps = _chosen(timeline, reducer)
+    _, steps = chosen_steps(timeline, reducer)
     row = int((found.other_ns + found.forward_ns + found.computed_ns).argmax())
     columns = step_columns([steps.views[row]])
     after = columns["backward_ms"] - columns["compute_ms"] - np.nan_to_num(columns["exposed_ms"])
@@ -141,7 +141,7 @@ def recorded_step(timeline: TimelineModel, found: Workload, reducer: int | None 
 
 def step_times(timeline: TimelineModel, reducer: int | None = None, *, generation: int | None = None) -> _Floats:
     """Measured ns of each step of one generation, mean over the ranks, ``[steps]``; the steps that `workload` uses."""
-    _, steps = _chosen(timeline, reducer, generation, 1 << 30)
+    _, steps = chosen_steps(timeline, reducer, generation, 1 << 30)
     return np.asarray((steps.field("backward_end") - steps.before).mean(axis=0))
 
 
@@ -221,7 +221,7 @@ def all_reduces(timeline: TimelineModel, reducer: int | None = None) -> list[Poi
     launch to the last rank's end, if all before it were complete by then. On devices it takes as long as on the rank
     that was last; a backend that runs one at a time, such as NCCL, begins a queued one when the one before it ends.
     """
-    description, steps = _chosen(timeline, reducer)
+    description, steps = chosen_steps(timeline, reducer)
     size = carried(description) or [float(one["bytes"]) for one in description["buckets"]]
     first, last = ("device_begin", "device_end") if steps.on_device else ("launched", "reduced")
     begun, ended = steps.bucket(first, len(size)), steps.bucket(last, len(size))

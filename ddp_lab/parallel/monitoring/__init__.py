@@ -1,3 +1,12 @@
 """Monitoring of a model while it trains: its gradients, its replicas, its interconnect."""
 
-__all__ = ["activity", "drift", "gradient_norms", "group_collectives", "inspection", "link", "monitors"]
+__all__ = [
+    "activity",
+    "drift",
+    "gradient_norms",
+    "group_collectives",
+    "inspection",
+    "link",
+    "monitors",
+    "sharding_cost",
+]

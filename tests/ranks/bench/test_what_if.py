@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.bench import what_if
+from ddp_lab import recording
+from ddp_lab.bench import what_if, what_if_sharding
 from ddp_lab.bench.measuring import fresh_ranks
 from ddp_lab.bench.measuring.shaped_link import ShapedLink
 from ddp_lab.simulation.link_model import CommModel
+from ddp_lab.simulation.sharding import groups_by_name
 from ddp_lab.timeline.timeline import Timeline
 from tests.ranks.conftest import Ranks
 
@@ -108,6 +110,55 @@ def test_the_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert found["errors"]["all"]["cells"] == 5
     table = capsys.readouterr().out
     assert "5 steps: error" in table
+
+
+def test_sharded_steps_are_scored() -> None:
+    """Each way to shard is trained, in the very groups that are predicted, and predicted from DDP and from groups."""
+    found = what_if_sharding.measure(["conv_net"], 2, 2, 3)
+    ways = {(one["source"], one["way"]) for one in found["ways"]}
+    grouped = {"merged", "whole", "kept", "ahead"}
+    assert ways == {("DDP", one) for one in ("zero-1", "each", *grouped)} | {("fully_shard", one) for one in grouped}
+    assert min(min(one["predicted"], one["measured"]) for one in found["ways"]) > 0
+    assert found["errors"]["DDP"]["all"]["cells"] == 6
+    assert found["best"][0]["way"] in grouped
+    assert found["best"][0]["cost"] >= 0
+    assert "from DDP: all      6 steps: error" in what_if_sharding.table(found)
+
+
+def _groups_of_torch(rank: int, size: int, patterns: list[Any]) -> list[list[str]]:
+    """Parameters of each group that `fully_shard` makes, the root's first."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from ddp_lab import observe
+    from ddp_lab.bench.measuring.workloads import Transformer
+
+    net = Transformer(16, 8, 2, 2, 32)
+    mesh = init_device_mesh("cpu", (size,))
+    for names in patterns:
+        fully_shard([net.get_submodule(name) for name in names], mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    net(torch.zeros(2, 4, dtype=torch.long))
+    with observe(net) as observed:
+        described = next(
+            one
+            for one in recording.descriptions(0)[0]
+            if one["type"] == "assignment" and one["reducer"] == observed.model_id
+        )
+    names = [one["name"] for one in described["parameters"]]
+    return [sorted(names[index] for index in one["parameters"]) for one in described["buckets"]]
+
+
+def test_predicted_groups_are_torchs(ranks: Ranks) -> None:
+    """Names of modules make the groups that `fully_shard` makes of them."""
+    from ddp_lab.bench.measuring.workloads import Transformer
+
+    names = [name for name, _ in Transformer(16, 8, 2, 2, 32).named_parameters()]
+    inner, layers = [f"layers.layers.{number}.linear1" for number in range(2)], ["layers.layers.0", "layers.layers.1"]
+    real = ranks(2, _groups_of_torch, [[inner[0]], [inner[1]], layers, ["embedding", "head"]])[0]
+    made = groups_by_name(names, ["layers.layers.*.linear1", ("layers.layers.*",), ("embedding", "head")])
+    assert sorted(sorted(names[index] for index in one) for one in made) == sorted(real)
 
 
 def _send(size: int, repeats: int) -> float:

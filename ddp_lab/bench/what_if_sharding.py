@@ -1,0 +1,138 @@
+"""Compares predicted with measured steps of models with sharded parameters: `ddp-lab bench what-if --sharding`.
+
+Two ranks or more train each model as DistributedDataParallel, with ZeRO-1, and with `fully_shard` in several groupings,
+in turns. What sharding costs is measured before, without the models. Every way is predicted from the recorded steps of
+DDP, and every grouping from those of one other grouping, `_KNOWN`, too. No step of what is predicted is used.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..parallel.monitoring.sharding_cost import measure as measure_sharding
+from ..simulation.sharding import ShardingCosts
+from . import sharding_ranks, what_if_ranks
+from .measuring import command, fresh_ranks
+from .sharding_ranks import LAYERS, Way
+
+__all__ = ["measure", "table"]
+
+_SEVERAL = 2  # groups in one
+_KNOWN = "each"
+_FROM = ("DDP", "fully_shard")
+
+
+def _ways(model: str) -> dict[str, Way]:
+    """What is trained: each layer a group, two in one, the whole model; without resharding, and with prefetching."""
+    each = LAYERS[model]
+    merged = tuple(
+        tuple(name for group in each[first : first + _SEVERAL] for name in group)
+        for first in range(0, len(each), _SEVERAL)
+    )
+    return {
+        "ddp": Way("ddp"),
+        "zero-1": Way("zero-1"),
+        "each": Way("fully_shard", each),
+        "merged": Way("fully_shard", merged),
+        "whole": Way("fully_shard"),
+        "kept": Way("fully_shard", each, reshard=False),
+        "ahead": Way("fully_shard", each, ahead=True),
+    }
+
+
+def measure(models: Sequence[str], ranks: int, rounds: int, steps: int) -> dict[str, Any]:
+    """Trains, predicts and scores; see the module.
+
+    Args:
+        models: of `WORKLOADS`.
+        ranks: world size.
+        rounds: turns of each way.
+        steps: of each turn.
+
+    Returns:
+        ``ways`` (model, way, source: one of `_FROM`, measured and predicted ms, error), ``errors`` (by source and way:
+        cells, median, worst), ``best`` (by model: the grouping that is predicted to be the fastest from `_KNOWN`, and
+        how much longer it takes than the one that was measured to be), ``seconds``.
+    """
+    began = time.monotonic()
+    cells: list[dict[str, Any]] = []
+    for model in models:
+        costs = ShardingCosts.measured(fresh_ranks.run(measure_sharding, ranks=ranks))
+        cells += _predicted(model, costs, ranks, rounds, steps)
+    return {
+        "ways": cells,
+        "errors": {source: _errors([one for one in cells if one["source"] == source]) for source in _FROM},
+        "best": [_best(model, [one for one in cells if one["model"] == model]) for model in models],
+        "ranks": ranks,
+        "rounds": rounds,
+        "steps": steps,
+        "seconds": time.monotonic() - began,
+    }
+
+
+def _predicted(model: str, costs: ShardingCosts, ranks: int, rounds: int, steps: int) -> list[dict[str, Any]]:
+    ways = _ways(model)
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder, "run.npz"))
+        found = fresh_ranks.run(sharding_ranks.train, model, ways, rounds, steps, path, ranks=ranks)
+        timeline = what_if_ranks.load(path)
+    cells = []
+    for name, way in ways.items():
+        measured = statistics.median(statistics.median(turn) for turn in found["ms"][name])
+        for source, recorded in zip(_FROM, ("ddp", _KNOWN), strict=True):
+            if name == recorded or (way.kind != "fully_shard" and source != "DDP"):
+                continue
+            options: dict[str, Any] = {"sharding": way.kind}
+            if way.kind == "fully_shard":
+                options |= {"groups": way.groups, "reshard_after_forward": way.reshard, "prefetch": int(way.ahead)}
+            value = timeline.simulate(costs, model=found["models"][recorded], **options).step_ms
+            cells.append(
+                {"model": model, "way": name, "source": source, "measured": measured, "predicted": value}
+                | {"error": value / measured - 1}
+            )
+    return cells
+
+
+def _errors(cells: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    found = {}
+    for way in ("all", *dict.fromkeys(one["way"] for one in cells)):
+        errors = [abs(one["error"]) for one in cells if way in ("all", one["way"])]
+        found[way] = {"cells": len(errors), "median": float(np.median(errors)), "worst": max(errors)}
+    return found
+
+
+def _best(model: str, cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of the ways that are predicted from a step with `fully_shard`."""
+    tried = [one for one in cells if one["source"] == _FROM[1]]
+    chosen, fastest = (min(tried, key=lambda one: float(one[what])) for what in ("predicted", "measured"))
+    cost = chosen["measured"] / fastest["measured"] - 1
+    return {"model": model, "way": chosen["way"], "measured_best": fastest["way"], "cost": cost}
+
+
+def table(found: dict[str, Any]) -> str:
+    """What `measure` returned, as text."""
+    cells = [["model", "way", "predicted from", "measured", "predicted", "error"]]
+    for one in found["ways"]:
+        times = [f"{one[what]:.1f}" for what in ("measured", "predicted")]
+        cells.append([one["model"], one["way"], one["source"], *times, f"{100 * one['error']:+.1f}%"])
+    about = f"{found['ranks']} Gloo ranks, {found['rounds']} rounds of {found['steps']} steps, {found['seconds']:.0f} s"
+    lines = [about, *command.aligned(cells, left=3)]
+    for source, ways in found["errors"].items():
+        for way, values in ways.items():
+            lines.append(
+                f"from {source}: {way:6} {values['cells']:3.0f} steps: error {100 * values['median']:.1f} % median, "
+                f"{100 * values['worst']:.1f} % worst"
+            )
+    for one in found["best"]:
+        lines.append(
+            f"best way for {one['model']}: predicted {one['way']}, measured {one['measured_best']}: "
+            f"{100 * one['cost']:+.1f} % of its step"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,131 @@
+"""What-if questions about sharded parameters: the facade of `ddp_lab.simulation.sharding`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ...simulation.sharding import (
+    ShardedStep,
+    ShardedWorkload,
+    Sharding,
+    ShardingCosts,
+    groups_by_name,
+    simulate_sharded,
+    simulate_zero_1,
+)
+from ..what_if import fit_link
+from ..workloads import recorded_step, workload
+from .workload import RecordedSharding, of_ddp, of_groups
+
+if TYPE_CHECKING:
+    from ..model import TimelineModel
+
+__all__ = ["ShardedWhatIf", "is_asked", "what_if"]
+
+_DDP, _FULLY_SHARD = "DistributedDataParallel", "fully_shard"
+_OPTIONS = {_FULLY_SHARD: ("groups", "prefetch", "reshard_after_forward", "world_size"), "zero-1": ("world_size",)}
+
+
+@dataclass(frozen=True)
+class ShardedWhatIf:
+    """A predicted step of a sharded model.
+
+    Attributes:
+        prediction: the step's times, with what happens when (`spans`).
+        workload: what a rank computes.
+        costs: what sharding adds.
+        recorded_ms: the recorded step.
+    """
+
+    prediction: ShardedStep
+    workload: ShardedWorkload
+    costs: ShardingCosts
+    recorded_ms: float
+
+    @property
+    def step_ms(self) -> float:
+        """The step time in milliseconds."""
+        return self.prediction.step_ns / 1e6
+
+    @property
+    def breakdown(self) -> dict[str, float]:
+        """Milliseconds by part; all but ``hidden`` add up to `step_ms`."""
+        return {
+            part: getattr(self.prediction, f"{part}_ns") / 1e6
+            for part in ("forward", "compute", "hidden", "exposed", "other")
+        }
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name} {value:.2f}" for name, value in self.breakdown.items())
+        return f"<predicted step of {self.step_ms:.2f} ms (recorded: {self.recorded_ms:.2f}): {parts}>"
+
+
+def is_asked(timeline: TimelineModel, reducer: int | None, what: Mapping[str, Any]) -> bool:
+    """Whether a question is about sharding: the model has parameter groups, or one of these options is given."""
+    info = timeline.model(reducer)
+    own = {"sharding", *_OPTIONS[_FULLY_SHARD]} - {"world_size"}  # that is an option of a replicated step, too
+    return bool(own & set(what)) or (info is not None and _kind(timeline, info.reducer) != _DDP)
+
+
+def _kind(timeline: TimelineModel, reducer: int) -> str:
+    return str(timeline.assignment(reducer).get("kind", _DDP))
+
+
+def what_if(
+    timeline: TimelineModel,
+    costs: object = None,
+    *,
+    reducer: int | None = None,
+    sharding: str | None = None,
+    **changes: Any,
+) -> ShardedWhatIf:
+    """See `Timeline.simulate`."""
+    info = timeline.model(reducer)
+    if info is None:
+        raise ValueError("no step has been recorded: train some steps first")
+    kind = _kind(timeline, info.reducer)
+    asked = sharding or (_FULLY_SHARD if kind == _DDP else kind)
+    if asked not in _OPTIONS or kind not in (_DDP, asked):
+        raise ValueError(
+            f"sharding={asked!r} can't be predicted from {info.module}, recorded with {kind}. Choose one of "
+            f"{', '.join(_OPTIONS)}; from a DistributedDataParallel all of them can be predicted"
+        )
+    given = {name: value for name, value in changes.items() if value is not None}
+    if wrong := sorted(given.keys() - _OPTIONS[asked]):
+        raise ValueError(
+            f"{', '.join(wrong)}: not an option of a step with {asked}; those are {', '.join(_OPTIONS[asked])}"
+        )
+    if costs is not None and not isinstance(costs, ShardingCosts):
+        raise ValueError(f"link: a step with {asked} needs ShardingCosts (Cluster.measure_sharding), got {costs!r}")
+    if kind == _FULLY_SHARD:
+        return _fully_sharded(of_groups(timeline, info.reducer, costs), given)
+    found = of_ddp(timeline, info.reducer, costs or _guessed(timeline, info.reducer))
+    if asked == _FULLY_SHARD:
+        return _fully_sharded(found, given)
+    step = simulate_zero_1(found.workload, _ddp_step(timeline, info.reducer), found.costs, given.get("world_size"))
+    return ShardedWhatIf(step, found.workload, found.costs, found.step_ns / 1e6)
+
+
+def _fully_sharded(found: RecordedSharding, given: Mapping[str, Any]) -> ShardedWhatIf:
+    waits = "host" if found.on_host else "streams"
+    known, costs, plan = found.workload, found.costs, dict(given)
+    if found.sharding is not None:  # what is recorded is predicted as it was, see [Note: the anchor]
+        replayed = simulate_sharded(known, found.sharding, costs, waits=waits)
+        factor = (found.step_ns - replayed.other_ns) / max(replayed.step_ns - replayed.other_ns, 1.0)
+        known, costs = known.scaled(factor), costs.scaled(factor)
+    if "groups" in plan:
+        plan["groups"] = groups_by_name(known.names, plan["groups"])
+    step = simulate_sharded(known, replace(found.sharding or Sharding(()), **plan), costs, waits=waits)
+    return ShardedWhatIf(step, known, costs, found.step_ns / 1e6)
+
+
+def _guessed(timeline: TimelineModel, reducer: int) -> ShardingCosts:
+    recorded = workload(timeline, reducer)
+    return ShardingCosts.of_all_reduce(fit_link(timeline, reducer), recorded.world_size, recorded.write_back_ns[1])
+
+
+def _ddp_step(timeline: TimelineModel, reducer: int) -> ShardedStep:
+    one = recorded_step(timeline, workload(timeline, reducer), reducer)
+    return ShardedStep(one.step_ns, one.forward_ns, one.compute_ns, one.hidden_ns, one.exposed_ns, one.other_ns)

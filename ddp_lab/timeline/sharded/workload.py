@@ -1,0 +1,232 @@
+"""The input of the simulator of sharded steps from a timeline: of a DistributedDataParallel, or of `fully_shard`.
+
+[Note: a sharded step from a step of DDP]
+What a DDP run records holds what each part of a model computes: gradients come one after the other, and the time
+between two of them is that of the later one's layer. The forward is divided in the same proportion. Taken out is what
+is DDP's own: what collectives beside the backward slowed it down by, and the copies into buckets, which take as long as
+the copies back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...analysis.parameter_groups import (
+    BACKWARD,
+    BACKWARD_UNSHARD,
+    FORWARD,
+    FORWARD_UNSHARD,
+    REDUCE_SCATTER,
+    ModelCollectives,
+    done_between,
+)
+from ...analysis.steps import fit_line
+from ...simulation.sharding import Cost, GroupPoint, ShardedWorkload, Sharding, ShardingCosts
+from ..judged_steps import SideBySide
+from ..tables.span_columns import step_columns
+from ..workloads import chosen_steps, workload
+
+if TYPE_CHECKING:
+    from ..model import TimelineModel
+
+__all__ = ["RecordedSharding", "of_ddp", "of_groups"]
+
+_Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RecordedSharding:
+    """What a timeline says about a model.
+
+    Attributes:
+        workload: what a rank computes.
+        costs: of sharding, as far as the recording tells.
+        sharding: how it is sharded; None: it is replicated.
+        step_ns: median of the recorded steps.
+        on_host: whether it ran on the CPU.
+    """
+
+    workload: ShardedWorkload
+    costs: ShardingCosts
+    sharding: Sharding | None
+    step_ns: float
+    on_host: bool
+
+
+def of_ddp(timeline: TimelineModel, reducer: int | None, costs: ShardingCosts) -> RecordedSharding:
+    """Of a DistributedDataParallel: [Note: a sharded step from a step of DDP]."""
+    _, steps = chosen_steps(timeline, reducer)
+    recorded = workload(timeline, reducer)
+    alone = recorded.alone(costs.contention)
+    order = np.argsort(alone.ready_ns.mean(axis=0), kind="stable")
+    typical = _between(alone.ready_ns, alone.computed_ns, order).mean(axis=0)
+    typical = np.maximum(typical - recorded.write_back_ns[1] * recorded.sizes, 0.0)
+    begin = steps.field("backward_begin")
+    backward = _between(steps.gradients - begin[:, :, None], steps.field("finalize") - begin, order)
+    backward = np.maximum(backward, 0.0)
+    backward *= typical / np.maximum(backward.mean(axis=(0, 1)), 1.0)
+    optimizer = _optimizer_ns(steps)
+    made = ShardedWorkload(
+        names=recorded.names,
+        sizes=recorded.sizes,
+        order=tuple(order[::-1].tolist()),
+        forward_ns=backward * (float(recorded.forward_ns.mean()) / max(float(typical.sum()), 1.0)),
+        backward_ns=backward,
+        optimizer_ns=optimizer,
+        other_ns=max(float(recorded.other_ns.mean()) - optimizer, 0.0),
+        ranks=recorded.world_size,
+    )
+    on_host = all(device == "cpu" for _, device in recorded.keys)
+    return RecordedSharding(made, costs, None, float(recorded.step_ns or 0.0), on_host)
+
+
+def _between(ready: npt.NDArray[Any], computed: npt.NDArray[Any], order: npt.NDArray[np.int64]) -> _Floats:
+    """ns from each gradient's predecessor to it, ``[..., parameters]``; what follows the last one belongs to it."""
+    made = np.zeros(ready.shape)
+    made[..., order] = np.diff(ready[..., order], prepend=0)
+    made[..., order[-1]] += computed - ready[..., order[-1]]
+    return made
+
+
+def _optimizer_ns(steps: SideBySide) -> float:
+    return float(np.median(step_columns(steps.views)["optimizer_ms"])) * 1e6
+
+
+def of_groups(timeline: TimelineModel, reducer: int | None, costs: ShardingCosts | None) -> RecordedSharding:
+    """Of a model with `fully_shard`.
+
+    Args:
+        timeline: the recording.
+        reducer: which model.
+        costs: measured ones; None: those that the recording shows.
+    """
+    description, steps = chosen_steps(timeline, reducer)
+    layout = description["buckets"]
+    parts = timeline.collectives_in(steps.views)
+    collectives = [one for _, one in parts]
+    rows = _usual(collectives, len(steps.step))
+    shown = _costs(layout, steps, collectives, rows)
+    if costs is not None:
+        scaled: dict[str, Any] = {name: _scaled(getattr(costs, name), points) for name, points in shown.items()}
+        found = replace(costs, **scaled)
+    else:
+        gathers, scatters, around = (_line(points) for points in shown.values())
+        found = ShardingCosts(gathers, scatters, around, around, ranks=len(description["group_ranks"]))
+    own = _computed(layout, collectives, rows)
+    again = set(collectives[0].group[collectives[0].kind == BACKWARD_UNSHARD].tolist())
+    for number, one in enumerate(layout):
+        size, tensors = float(one["unsharded_bytes"]), len(one["parameters"])
+        copies = found.gathering.ns(size, tensors)
+        own[0, :, :, number] -= copies
+        own[1, :, :, number] -= found.reducing.ns(size, tensors) + copies * (number in again)
+    before = float(np.mean((steps.field("forward_begin") - steps.before)[:, rows]))
+    made = replace(_workload(description, collectives[0], np.maximum(own, 0.0)), other_ns=before)
+    step_ns = float(np.mean((steps.field("backward_end") - steps.before)[:, rows].mean(axis=0)))
+    on_host = all(one.get("device", "cpu") == "cpu" for one in layout)
+    return RecordedSharding(made, found, _sharding(description, collectives[0]), step_ns, on_host)
+
+
+def _usual(by_rank: Sequence[ModelCollectives], steps: int) -> list[int]:
+    """Rows of the steps in which all ranks had their usual collectives, without the longest ones.
+
+    Raises:
+        ValueError: there is none.
+    """
+    kinds = [
+        [tuple(zip(one.kind[one.row == row], one.group[one.row == row], strict=True)) for row in range(steps)]
+        for one in by_rank
+    ]
+    counted = Counter(order for of_rank in kinds for order in of_rank if order)
+    usual = counted.most_common(1)[0][0] if counted else ()
+    rows = [row for row in range(steps) if usual and all(of_rank[row] == usual for of_rank in kinds)]
+    if not rows:
+        raise ValueError("the collectives of these steps are no longer kept: train a few more steps")
+    return rows
+
+
+def _workload(description: Mapping[str, Any], found: ModelCollectives, own: _Floats) -> ShardedWorkload:
+    """The computation of each group, divided among its parameters by bytes."""
+    layout, parameters = description["buckets"], description["parameters"]
+    sizes = np.array([one["bytes"] for one in parameters], np.int64)
+    by_parameter = np.zeros((*own.shape[:3], len(parameters)))
+    for number, one in enumerate(layout):
+        of = list(one["parameters"])
+        by_parameter[..., of] = own[..., number, None] * (sizes[of] / max(int(sizes[of].sum()), 1))
+    first = found.group[found.kind == FORWARD_UNSHARD].tolist()
+    groups = list(dict.fromkeys([*first, *range(len(layout))]))
+    return ShardedWorkload(
+        names=tuple(str(one["name"]) for one in parameters),
+        sizes=sizes,
+        order=tuple(index for number in groups if 0 <= number < len(layout) for index in layout[number]["parameters"]),
+        forward_ns=by_parameter[0],
+        backward_ns=by_parameter[1],
+        optimizer_ns=0.0,
+        other_ns=0.0,
+        ranks=len(description["group_ranks"]),
+    )
+
+
+def _sharding(description: Mapping[str, Any], found: ModelCollectives) -> Sharding:
+    """How the recorded model is sharded: the group that holds the root's own parameters is none of `groups`."""
+    layout = description["buckets"]
+    root = next((number for number, one in enumerate(layout) if one["name"] == description["module"]), -1)
+    groups = tuple(tuple(one["parameters"]) for number, one in enumerate(layout) if number != root)
+    reshard = any(one.get("reshard_after_forward", True) for number, one in enumerate(layout) if number != root)
+    ahead = found.goes_on & found.ahead & (found.kind == FORWARD_UNSHARD)
+    return Sharding(groups, reshard, 1 if ahead.any() else None)
+
+
+def _computed(layout: Sequence[Mapping[str, Any]], by_rank: Sequence[ModelCollectives], rows: Sequence[int]) -> _Floats:
+    """ns between collectives in the forward and in the backward of each group: ``[2, ranks, steps, groups]``."""
+    made = np.zeros((2, len(by_rank), len(rows), len(layout)))
+    for rank, one in enumerate(by_rank):
+        for place, row in enumerate(rows):
+            for phase, group, begin, end in done_between(one, np.flatnonzero(one.row == row), layout):
+                if phase in (FORWARD, BACKWARD) and group >= 0:
+                    made[int(phase == BACKWARD), rank, place, group] += max(end - begin, 0)
+    return made
+
+
+def _costs(
+    layout: Sequence[Mapping[str, Any]], steps: SideBySide, by_rank: Sequence[ModelCollectives], rows: Sequence[int]
+) -> dict[str, list[GroupPoint]]:
+    """Bytes, tensors and ns of each group's all-gather, reduce-scatter and what is around the latter.
+
+    A collective takes as long as on the rank that enters it last: the others wait for that one.
+    """
+    found: dict[str, list[GroupPoint]] = {"all_gather": [], "reduce_scatter": [], "reducing": []}
+    ready, reduced = (steps.bucket(name, len(layout))[:, rows] for name in ("ready", "reduced"))
+    whole = np.where(ready > 0, reduced - ready, 0)
+    for number, one in enumerate(layout):
+        size, tensors = float(one["unsharded_bytes"]), len(one["parameters"])
+        for name, kinds in (("all_gather", (FORWARD_UNSHARD, BACKWARD_UNSHARD)), ("reduce_scatter", (REDUCE_SCATTER,))):
+            took = np.stack([_took(of, number, kinds, rows) for of in by_rank])
+            if took.size:
+                found[name].append((size, tensors, float(took.min(axis=0).mean())))
+            if name == "reduce_scatter" and took.shape[1] == len(rows):
+                around = float((whole[:, :, number] - took.reshape(whole.shape[:2])).mean())
+                found["reducing"].append((size, tensors, max(around, 0.0)))
+    return found
+
+
+def _took(one: ModelCollectives, group: int, kinds: Sequence[int], rows: Sequence[int]) -> npt.NDArray[np.int64]:
+    chosen = (one.group == group) & np.isin(one.kind, kinds) & (one.ended > 0) & ~one.goes_on & np.isin(one.row, rows)
+    return np.asarray((one.ended - one.entered)[chosen])
+
+
+def _line(points: Sequence[GroupPoint]) -> Cost:
+    line = fit_line([size for size, _, _ in points], [ns for _, _, ns in points])
+    return Cost(line.start_ns, 0.0, line.ns_per_byte)
+
+
+def _scaled(cost: Cost, points: Sequence[GroupPoint]) -> Cost:
+    """A measured cost, so that it takes as long as recorded: the machine differs from minute to minute."""
+    whole = sum(cost.ns(size, tensors) for size, tensors, _ in points)
+    factor = sum(ns for _, _, ns in points) / whole if whole else 1.0
+    return cost.scaled(factor)

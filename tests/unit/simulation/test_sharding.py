@@ -1,0 +1,176 @@
+"""Sharded steps counted by hand, their laws, and groups by the names of modules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_lab.simulation.link_model import CommModel
+from ddp_lab.simulation.sharding import (
+    Cost,
+    ShardedStep,
+    ShardedWorkload,
+    Sharding,
+    ShardingCosts,
+    groups_by_name,
+    simulate_sharded,
+    simulate_zero_1,
+)
+
+MS = 1e6
+MIB = 1 << 20
+NAMES = ("embedding.weight", "layers.0.up.weight", "layers.0.down.weight", "layers.1.up.weight", "head")
+EACH = ((0,), (1,), (2,))
+
+
+def workload(layers: int = 3, *, ranks: int = 2) -> ShardedWorkload:
+    """Layers of 1 MiB that take 10 ms forward and 20 ms backward; the optimizer 8 ms, the rest 5 ms."""
+    return ShardedWorkload(
+        names=tuple(f"{number}.weight" for number in range(layers)),
+        sizes=np.full(layers, MIB),
+        order=tuple(range(layers)),
+        forward_ns=np.full((1, 1, layers), 10 * MS),
+        backward_ns=np.full((1, 1, layers), 20 * MS),
+        optimizer_ns=8 * MS,
+        other_ns=5 * MS,
+        ranks=ranks,
+    )
+
+
+def costs(gather: float = 4, reduce: float = 6, *, copies: float = 0, contention: float = 0) -> ShardingCosts:
+    """Milliseconds for each MiB."""
+    each = [Cost(byte_ns=ms * MS / MIB) for ms in (gather, reduce, copies, copies, gather)]
+    return ShardingCosts(*each, contention=contention)
+
+
+def test_where_the_host_waits_all_adds_up() -> None:
+    """3 groups: 3 × 4 gathered twice, 3 × 6 reduced, 3 × 30 computed, half of the optimizer, the rest."""
+    found = simulate_sharded(workload(), Sharding(EACH), costs())
+    assert found.exposed_ns == pytest.approx((24 + 18) * MS)
+    assert (found.forward_ns, found.compute_ns, found.other_ns) == pytest.approx((30 * MS, 60 * MS, 9 * MS))
+    assert found.step_ns == pytest.approx((24 + 18 + 90 + 9) * MS)
+
+
+def test_not_resharding_saves_the_second_gathering() -> None:
+    """So does a single group of all parameters, which is the root's."""
+    kept = simulate_sharded(workload(), Sharding(EACH, reshard_after_forward=False), costs())
+    whole = simulate_sharded(workload(), Sharding(()), costs())
+    for found in (kept, whole):
+        assert found.exposed_ns == pytest.approx((12 + 18) * MS)
+    assert whole.groups == ((0, 1, 2),)
+
+
+def test_a_gathering_that_was_asked_for_is_hidden() -> None:
+    """One group ahead: only the first of the forward is waited for; nothing changes in the backward."""
+    found = simulate_sharded(workload(), Sharding(EACH, prefetch=1), costs())
+    assert found.exposed_ns == pytest.approx((4 + 12 + 18) * MS)
+    assert found.hidden_ns == pytest.approx(8 * MS)
+    late = simulate_sharded(workload(), Sharding(EACH, prefetch=1), costs(gather=14))
+    assert late.exposed_ns == pytest.approx((14 + 4 + 4 + 3 * 14 + 18) * MS)
+
+
+def test_streams_wait_for_what_they_need() -> None:
+    """On devices: the first gathering of each pass, and the reduction of the last group, are exposed."""
+    found = simulate_sharded(workload(), Sharding(EACH), costs(), waits="streams")
+    assert found.exposed_ns == pytest.approx((4 + 4 + 6) * MS)
+    assert found.step_ns == pytest.approx((90 + 14 + 9) * MS)
+    slow = simulate_sharded(workload(), Sharding(EACH, reshard_after_forward=False), costs(reduce=50), waits="streams")
+    # Reductions of 50 follow each other from the end of the first backward, at 4 + 30 + 20.
+    assert slow.step_ns == pytest.approx((54 + 150 + 9) * MS)
+
+
+def test_contention_takes_the_gain() -> None:
+    """With full contention a step with prefetching takes as long as without; half of it leaves half of the gain."""
+    plain, ahead = (
+        [simulate_sharded(workload(), Sharding(EACH, prefetch=depth), costs(contention=c)).step_ns for c in (0, 0.5, 1)]
+        for depth in (None, 1)
+    )
+    assert plain == pytest.approx([plain[0]] * 3)
+    assert plain[0] - np.array(ahead) == pytest.approx([8 * MS, 4 * MS, 0], abs=1)
+
+
+def test_copies_and_tensors_cost() -> None:
+    """Copies are computation: half of the gathering's before its collective, half after it."""
+    found = simulate_sharded(workload(), Sharding(EACH), costs(copies=2))
+    assert (found.forward_ns, found.compute_ns) == pytest.approx(((30 + 6) * MS, (60 + 6 + 6) * MS))
+    made = replace(costs(), gathering=Cost(MS, 2 * MS), optimizer_ns=MS)
+    assert simulate_sharded(workload(), Sharding(()), made).forward_ns == pytest.approx((30 + 1 + 6) * MS)
+    assert simulate_sharded(workload(), Sharding(()), made).other_ns == pytest.approx((5 + 4 + 3) * MS)
+
+
+def test_other_world_sizes() -> None:
+    """A ring of 8 sends 7/8 of the bytes instead of 1/2, in 7 messages; a single rank sends nothing."""
+    made = costs()
+    assert Cost(2.0, 3.0, 4.0).over(8, 2) == Cost(14.0, 3.0, 7.0)
+    found = simulate_sharded(workload(), Sharding((), world_size=8), made)
+    assert found.exposed_ns == pytest.approx((12 + 18) * 7 / 4 * MS)
+    assert found.other_ns == pytest.approx((5 + 1) * MS)
+    alone = simulate_sharded(workload(), Sharding((), world_size=1), made)
+    assert (alone.exposed_ns, alone.other_ns) == pytest.approx((0, 13 * MS))
+
+
+def test_zero_1_counted_by_hand() -> None:
+    """Sizes 2, 1, 1 on 2 ranks: each updates half. Of three equal ones a rank updates two; all are broadcast."""
+    step = ShardedStep(100 * MS, 20 * MS, 50 * MS, 5 * MS, 10 * MS, 20 * MS)
+    fair = replace(workload(), sizes=np.array([2, 1, 1]) * MIB)
+    found = simulate_zero_1(fair, step, costs())
+    assert (found.step_ns, found.other_ns, found.exposed_ns) == pytest.approx((112 * MS, 16 * MS, 26 * MS))
+    assert simulate_zero_1(workload(), step, costs()).other_ns == pytest.approx((20 - 8 / 3) * MS)
+
+
+def test_costs_are_fitted() -> None:
+    """The parts of a cost come back from its times; an all-reduce is split into two halves."""
+    one = Cost(3e5, 2e4, 0.5)
+    points = [(float(size), tensors, one.ns(size, tensors)) for size in (1e4, 1e6, 1e7) for tensors in (1, 8)]
+    found = Cost.fitted(points)
+    assert (found.fixed_ns, found.tensor_ns, found.byte_ns) == pytest.approx((3e5, 2e4, 0.5))
+    halves = ShardingCosts.of_all_reduce(CommModel(1e5, 0.5), 2)
+    assert 2 * halves.all_gather.ns(4e6, 1) == pytest.approx(float(CommModel(1e5, 0.5).time_ns(4e6, 2)))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 8 * MIB), min_size=1, max_size=8),
+    prefetch=st.none() | st.integers(0, 3),
+    contention=st.sampled_from([0.0, 0.5, 1.0]),
+    waits=st.sampled_from(["host", "streams"]),
+    reshard=st.booleans(),
+)
+def test_laws(sizes: list[int], prefetch: int | None, contention: float, waits: str, reshard: bool) -> None:
+    """Parts add up, collectives follow each other, and the step lies between its computation and a serial one."""
+    made = replace(workload(len(sizes)), sizes=np.array(sizes, np.int64))
+    groups = tuple((index,) for index in range(len(sizes)))
+    price = costs(copies=1, contention=contention)
+    found = simulate_sharded(made, Sharding(groups, reshard, prefetch), price, waits=waits)
+    assert found.forward_ns + found.compute_ns + found.exposed_ns + found.other_ns == pytest.approx(found.step_ns)
+    serial = simulate_sharded(made, Sharding(groups, reshard, 0), price)
+    assert found.step_ns <= serial.step_ns * (1 + 1e-9)
+    assert found.step_ns >= 30 * MS * len(sizes)
+    sent = [one for one in found.spans if one.what in ("gather", "reduce")]
+    assert len(sent) == len(sizes) * (3 if reshard else 2)
+    begun = [one.begin_ns for one in sent]
+    assert begun == sorted(begun)
+
+
+def test_groups_by_name() -> None:
+    """As `fully_shard` groups: a pattern for each module it fits, several names for one group, the inner one first."""
+    assert groups_by_name(NAMES, ["layers.*"]) == ((1, 2), (3,))
+    assert groups_by_name(NAMES, ["layers.0.up", "layers.*", "embedding"]) == ((1,), (2,), (3,), (0,))
+    assert groups_by_name(NAMES, [("embedding", "layers.1"), "layers.*.*"]) == ((0,), (1,), (2,), (3,))
+    assert groups_by_name(NAMES, [("embedding", "layers.*")]) == ((0, 1, 2, 3),)
+    assert groups_by_name(NAMES, []) == ()
+
+
+def test_refusals() -> None:
+    """What makes no sense is refused with the reason."""
+    with pytest.raises(ValueError, match=r"no module with parameters is called 'layer\.\*'.*embedding, layers"):
+        groups_by_name(NAMES, ["layer.*"])
+    with pytest.raises(ValueError, match="world_size"):
+        Sharding((), world_size=0)
+    with pytest.raises(ValueError, match="prefetch"):
+        Sharding((), prefetch=-1)
+    with pytest.raises(ValueError, match="waits"):
+        simulate_sharded(workload(), Sharding(()), costs(), waits="both")

@@ -1,0 +1,67 @@
+"""What if about parameter groups of constructed events: the recorded step comes back, and changes have their effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddp_lab.simulation.link_model import CommModel
+from ddp_lab.simulation.sharding import Cost, ShardingCosts
+from ddp_lab.timeline.timeline import Timeline
+from tests.unit.timeline.test_parameter_groups import NAMES, STEP, recorded
+
+EACH = ["blocks.*"]
+
+
+def test_what_is_recorded_is_predicted() -> None:
+    """Without a change, and with the recorded groups by name, the step is the recorded one."""
+    timeline = recorded()
+    for what in ({}, {"groups": EACH, "reshard_after_forward": True}):
+        found = timeline.simulate(**what)
+        assert found.step_ms == pytest.approx(STEP)
+        assert sum(found.breakdown.values()) - found.breakdown["hidden"] == pytest.approx(STEP)
+    assert f"recorded: {STEP:.2f}" in repr(found)
+
+
+def test_changes_have_their_effect() -> None:
+    """Without resharding the gatherings of the backward are gone, and of a single group, too; more ranks cost more."""
+    timeline = recorded()
+    usual = timeline.simulate(prefetch=0)
+    kept, whole, more = (
+        timeline.simulate(prefetch=0, **what)
+        for what in ({"reshard_after_forward": False}, {"groups": []}, {"world_size": 16})
+    )
+    assert kept.step_ms < usual.step_ms < more.step_ms
+    assert whole.breakdown["exposed"] < usual.breakdown["exposed"]
+    assert timeline.simulate(prefetch=1).breakdown["hidden"] > usual.breakdown["hidden"] == 0
+    assert [len(one) for one in whole.prediction.groups] == [len(NAMES)]
+
+
+def test_measured_costs_have_the_recorded_height() -> None:
+    """What was measured says how costs grow with sizes; the recorded collectives say how long they took."""
+    measured = ShardingCosts(Cost(byte_ns=1), Cost(byte_ns=1), optimizer_ns=7.0)
+    found = recorded().simulate(measured)
+    assert found.step_ms == pytest.approx(STEP)
+    assert found.costs.all_gather.ns(1000, 1) > 1000 * measured.all_gather.ns(1000, 1)
+    assert found.costs.optimizer_ns == 7.0
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ({"groups": ["block.*"]}, r"no module with parameters is called 'block\.\*'"),
+        ({"bucket_cap_mb": 5}, "bucket_cap_mb: not an option of a step with fully_shard; those are groups, prefetch"),
+        ({"without_rank": 1}, "without_rank: not an option"),
+        ({"sharding": "zero-1"}, "'zero-1' can't be predicted from Net, recorded with fully_shard"),
+        ({"sharding": "zero-3"}, "Choose one of fully_shard, zero-1"),
+        ({"prefetch": -1}, "prefetch must be at least 0"),
+        ({"link": CommModel(0, 1)}, "needs ShardingCosts"),
+    ],
+)
+def test_refusals(what: dict[str, Any], reason: str) -> None:
+    """What makes no sense is refused with the reason."""
+    with pytest.raises(ValueError, match=reason):
+        recorded().simulate(**what)
+    with pytest.raises(ValueError, match="no step has been recorded"):
+        Timeline().simulate(sharding="fully_shard")
