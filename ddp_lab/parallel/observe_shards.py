@@ -39,7 +39,7 @@ from ..protocol.events import Kind
 from .core import agreement, process_groups
 from .monitoring import activity, group_collectives
 
-__all__ = ["ShardObservation", "observe_every_root", "observe_root", "state_of"]
+__all__ = ["ShardObservation", "observe_every_root", "observe_root", "state_of", "unobserved"]
 
 _C = native.load()
 _FORWARD, _FORWARD_AHEAD, _BACKWARD, _BACKWARD_AHEAD, _REDUCTION, _EVALUATION = map(
@@ -536,7 +536,18 @@ def _why_not(state: Any) -> str | None:
     return None
 
 
-_follows = False
+_follows = _measures = False
+
+
+@contextlib.contextmanager
+def unobserved() -> Iterator[None]:
+    """Models that begin to train in the block are not observed: ours, that only measure."""
+    global _measures
+    _measures = True
+    try:
+        yield
+    finally:
+        _measures = False
 
 
 def observe_every_root() -> Callable[[], None]:
@@ -560,7 +571,7 @@ def observe_every_root() -> Callable[[], None]:
         def lazy_init(state: Any) -> None:
             begins = state._is_root is None
             theirs(state)
-            if not begins:
+            if not begins or _measures:
                 return
             root = state._modules[0]
             if (reason := _why_not(state)) is None:

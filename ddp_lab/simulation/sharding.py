@@ -17,7 +17,7 @@ A computation and a collective that run at the same time slow each other down: w
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -50,7 +50,7 @@ class Cost:
     fixed_ns: float = 0.0
     tensor_ns: float = 0.0
     byte_ns: float = 0.0
-    correction: tuple[tuple[float, float], ...] = ()
+    correction: tuple[tuple[float, float], ...] = field(default=(), repr=False)
 
     def ns(self, size: float, tensors: int) -> float:
         """Of a group of so many bytes and tensors; a group without bytes takes no time."""

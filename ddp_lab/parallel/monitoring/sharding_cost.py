@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ..observe_shards import unobserved
 from .link import slowest
 
 __all__ = ["GROUPS", "measure"]
@@ -54,7 +55,8 @@ def measure(optimizer: str = "AdamW", *, repeats: int = 8, device: torch.device 
     for tensors, size in GROUPS:
         step = _trained(tensors, size, where)
         count = repeats if size < _LARGE else min(repeats, _FEW)
-        times = [step() for _ in range(count + 2)][2:]
+        with unobserved():
+            times = [step() for _ in range(count + 2)][2:]
         for name, values in zip(("gather", "reduce"), zip(*times, strict=True), strict=True):
             found[name].append((size, tensors, _typical(values, where)))
         for name, call in _CALLS.items():

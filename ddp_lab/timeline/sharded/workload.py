@@ -114,7 +114,7 @@ def of_groups(timeline: TimelineModel, reducer: int | None, costs: ShardingCosts
     shown = _costs(layout, steps, collectives, rows)
     if costs is not None:
         scaled: dict[str, Any] = {name: _scaled(getattr(costs, name), points) for name, points in shown.items()}
-        found = replace(costs, **scaled)
+        found = replace(costs, optimizer_ns=0.0, **scaled)  # the recorded rest of the step has it
     else:
         gathers, scatters, around = (_line(points) for points in shown.values())
         found = ShardingCosts(gathers, scatters, around, around, ranks=len(description["group_ranks"]))
