@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["RecordedSharding", "of_ddp", "of_groups"]
 
 _Floats = npt.NDArray[np.float64]
+_DISTURBED = 1.2  # times the median step
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ def of_groups(timeline: TimelineModel, reducer: int | None, costs: ShardingCosts
     layout = description["buckets"]
     parts = timeline.collectives_in(steps.views)
     collectives = [one for _, one in parts]
-    rows = _usual(collectives, len(steps.step))
+    step_ns = (steps.field("backward_end") - steps.before).mean(axis=0)
+    rows = _usual(collectives, step_ns)
     shown = _costs(layout, steps, collectives, rows)
     if costs is not None:
         scaled: dict[str, Any] = {name: _scaled(getattr(costs, name), points) for name, points in shown.items()}
@@ -127,27 +129,27 @@ def of_groups(timeline: TimelineModel, reducer: int | None, costs: ShardingCosts
         own[1, :, :, number] -= found.reducing.ns(size, tensors) + copies * (number in again)
     before = float(np.mean((steps.field("forward_begin") - steps.before)[:, rows]))
     made = replace(_workload(description, collectives[0], np.maximum(own, 0.0)), other_ns=before)
-    step_ns = float(np.mean((steps.field("backward_end") - steps.before)[:, rows].mean(axis=0)))
     on_host = all(one.get("device", "cpu") == "cpu" for one in layout)
-    return RecordedSharding(made, found, _sharding(description, collectives[0]), step_ns, on_host)
+    return RecordedSharding(made, found, _sharding(description, collectives[0]), float(step_ns[rows].mean()), on_host)
 
 
-def _usual(by_rank: Sequence[ModelCollectives], steps: int) -> list[int]:
-    """Rows of the steps in which all ranks had their usual collectives, without the longest ones.
+def _usual(by_rank: Sequence[ModelCollectives], step_ns: _Floats) -> list[int]:
+    """Rows of the steps in which all ranks had their usual collectives, without those that were disturbed.
 
     Raises:
         ValueError: there is none.
     """
     kinds = [
-        [tuple(zip(one.kind[one.row == row], one.group[one.row == row], strict=True)) for row in range(steps)]
+        [tuple(zip(one.kind[one.row == row], one.group[one.row == row], strict=True)) for row in range(len(step_ns))]
         for one in by_rank
     ]
     counted = Counter(order for of_rank in kinds for order in of_rank if order)
     usual = counted.most_common(1)[0][0] if counted else ()
-    rows = [row for row in range(steps) if usual and all(of_rank[row] == usual for of_rank in kinds)]
+    rows = [row for row in range(len(step_ns)) if usual and all(of_rank[row] == usual for of_rank in kinds)]
     if not rows:
         raise ValueError("the collectives of these steps are no longer kept: train a few more steps")
-    return rows
+    most = _DISTURBED * float(np.median(step_ns[rows]))
+    return [row for row in rows if step_ns[row] <= most]
 
 
 def _workload(description: Mapping[str, Any], found: ModelCollectives, own: _Floats) -> ShardedWorkload:
