@@ -18,7 +18,7 @@ from .tables.span_columns import step_columns
 if TYPE_CHECKING:
     from .model import TimelineModel
 
-__all__ = ["RecordedStep", "all_reduces", "chosen_steps", "recorded_step", "step_times", "workload"]
+__all__ = ["RecordedStep", "all_reduces", "chosen_steps", "gradients_of", "recorded_step", "step_times", "workload"]
 
 _Floats = npt.NDArray[np.float64]
 _MEBIBYTE = 1024 * 1024
@@ -61,7 +61,7 @@ def workload(
     if steps.on_device:
         ready, computed = _device_times(steps, members, size)
     else:
-        ready = _ready(_gradients(steps, len(parameters)) - begin[:, :, None], members)
+        ready = _ready(gradients_of(steps, len(parameters)) - begin[:, :, None], members)
         computed = np.median(steps.field("finalize") - begin, axis=1)
     caps = description.get("options", {}).get("bucket_cap_mb_list", [])
     in_buffers, on_link = shares(description)
@@ -151,7 +151,7 @@ def _bucket_sizes(description: Any) -> list[int]:
     return [sum(parameters[index]["bytes"] for index in one["parameters"]) for one in description["buckets"]]
 
 
-def _gradients(steps: SideBySide, parameters: int) -> npt.NDArray[np.int64]:
+def gradients_of(steps: SideBySide, parameters: int) -> npt.NDArray[np.int64]:
     """When each gradient was accumulated: shape ``[ranks, steps, parameters]``, 0 for one that never came.
 
     The steps hold as many as the last parameter that ever got one.

@@ -30,7 +30,7 @@ from ...analysis.steps import fit_line
 from ...simulation.sharding import Cost, GroupPoint, ShardedWorkload, Sharding, ShardingCosts
 from ..judged_steps import SideBySide
 from ..tables.span_columns import step_columns
-from ..workloads import chosen_steps, workload
+from ..workloads import chosen_steps, gradients_of, workload
 
 if TYPE_CHECKING:
     from ..model import TimelineModel
@@ -49,7 +49,7 @@ class RecordedSharding:
         workload: what a rank computes.
         costs: of sharding, as far as the recording tells.
         sharding: how it is sharded; None: it is replicated.
-        step_ns: median of the recorded steps.
+        step_ns: typical time of the recorded steps.
         on_host: whether it ran on the CPU.
     """
 
@@ -68,8 +68,9 @@ def of_ddp(timeline: TimelineModel, reducer: int | None, costs: ShardingCosts) -
     order = np.argsort(alone.ready_ns.mean(axis=0), kind="stable")
     typical = _between(alone.ready_ns, alone.computed_ns, order).mean(axis=0)
     typical = np.maximum(typical - recorded.write_back_ns[1] * recorded.sizes, 0.0)
-    begin = steps.field("backward_begin")
-    backward = _between(steps.gradients - begin[:, :, None], steps.field("finalize") - begin, order)
+    begin, known = steps.field("backward_begin"), gradients_of(steps, len(recorded.names))
+    ready = np.where(known > 0, known - begin[:, :, None], alone.ready_ns[:, None, :])
+    backward = _between(ready, steps.field("finalize") - begin, order)
     backward = np.maximum(backward, 0.0)
     backward *= typical / np.maximum(backward.mean(axis=(0, 1)), 1.0)
     optimizer = _optimizer_ns(steps)
@@ -115,8 +116,9 @@ def of_groups(timeline: TimelineModel, reducer: int | None, costs: ShardingCosts
     rows = _usual(collectives, step_ns)
     shown = _costs(layout, steps, collectives, rows)
     if costs is not None:
-        scaled: dict[str, Any] = {name: _scaled(getattr(costs, name), points) for name, points in shown.items()}
-        found = replace(costs, optimizer_ns=0.0, **scaled)  # the recorded rest of the step has it
+        here = costs.over(len(description["group_ranks"]))
+        scaled: dict[str, Any] = {name: _scaled(getattr(here, name), points) for name, points in shown.items()}
+        found = replace(here, optimizer_ns=0.0, **scaled)  # the recorded rest of the step has it
     else:
         gathers, scatters, around = (_line(points) for points in shown.values())
         found = ShardingCosts(gathers, scatters, around, around, ranks=len(description["group_ranks"]))

@@ -80,6 +80,12 @@ def test_predicted_buckets_are_the_reducers(ranks: Ranks, tmp_path: Path) -> Non
     assert len({len(buckets) for buckets in real.values()}) > 2
     timeline = Timeline.load(tmp_path / "0.3.npz")
     assert timeline.workload().world_size == 2
+    whole, each = (timeline.simulate(sharding="fully_shard", groups=groups) for groups in ([], ["*"]))
+    assert [len(one.prediction.groups) for one in (whole, each)] == [1, 8]
+    assert each.step_ms > whole.step_ms > 0
+    assert timeline.simulate(sharding="zero-1", world_size=4).step_ms > 0
+    with pytest.raises(ValueError, match="needs a CommModel"):
+        timeline.simulate(each.costs)
     for cap, buckets in real.items():
         predicted = timeline.simulate(CommModel(1e5, 1.0), bucket_cap_mb=cap)
         assert [sorted(bucket) for bucket in predicted.prediction.buckets] == [sorted(bucket) for bucket in buckets], (
