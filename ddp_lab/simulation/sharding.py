@@ -262,7 +262,7 @@ class ShardedStep:
     spans: tuple[Span, ...] = ()
 
 
-def groups_by_name(names: Sequence[str], groups: Sequence[str | Sequence[str]]) -> tuple[tuple[int, ...], ...]:
+def groups_by_name(names: Sequence[str], groups: str | Sequence[str | Sequence[str]]) -> tuple[tuple[int, ...], ...]:
     """Parameters of each group, as if `fully_shard` had been called for each of `groups`, inner modules first.
 
     Args:
@@ -277,7 +277,7 @@ def groups_by_name(names: Sequence[str], groups: Sequence[str | Sequence[str]]) 
     modules = list(dict.fromkeys(owner[:depth] for owner in owners for depth in range(1, len(owner) + 1)))
     found: dict[tuple[str, ...], int] = {}
     count = 0
-    for entry in groups:
+    for entry in [groups] if isinstance(groups, str) else groups:
         several = not isinstance(entry, str)
         for pattern in entry if several else (entry,):
             fitting = [one for one in modules if _fits(one, str(pattern).split("."))]

@@ -27,7 +27,7 @@ __all__ = ["GROUPS", "measure"]
 _MIB: Final = 1 << 20
 GROUPS: Final = (  # number of tensors, bytes; the C library gets memory anew for more than 32 MiB
     *((2, 1 << 10), (2, 1 << 16), (2, _MIB), (2, 4 * _MIB), (2, 16 * _MIB), (2, 30 * _MIB), (2, 48 * _MIB)),
-    *((12, 1 << 16), (12, _MIB), (12, 8 * _MIB), (48, 1 << 16), (48, _MIB), (200, 1 << 18)),
+    *((12, 1 << 16), (12, _MIB), (12, 8 * _MIB), (48, 1 << 16), (48, _MIB), (200, 1 << 16)),
 )
 _BESIDE: Final = 4 << 20
 _LARGE, _FEW = 8 * _MIB, 4  # of large groups fewer measurements

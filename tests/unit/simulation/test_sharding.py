@@ -157,7 +157,7 @@ def test_laws(sizes: list[int], prefetch: int | None, contention: float, waits: 
 
 def test_groups_by_name() -> None:
     """As `fully_shard` groups: a pattern for each module it fits, several names for one group, the inner one first."""
-    assert groups_by_name(NAMES, ["layers.*"]) == ((1, 2), (3,))
+    assert groups_by_name(NAMES, ["layers.*"]) == groups_by_name(NAMES, "layers.*") == ((1, 2), (3,))
     assert groups_by_name(NAMES, ["layers.0.up", "layers.*", "embedding"]) == ((1,), (2,), (3,), (0,))
     assert groups_by_name(NAMES, [("embedding", "layers.1"), "layers.*.*"]) == ((0,), (1,), (2,), (3,))
     assert groups_by_name(NAMES, [("embedding", "layers.*")]) == ((0, 1, 2, 3),)
