@@ -47,6 +47,36 @@ def test_another_link(lab: Lab) -> None:
     assert free.breakdown["exposed"] == pytest.approx(0.0, abs=1e-6)
 
 
+SHARDED = """
+from torch.distributed.fsdp import fully_shard
+net = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
+for layer in net:
+    fully_shard(layer)
+fully_shard(net)
+for _ in range(12):
+    net(torch.randn(8, 64)).square().mean().backward()
+    net.zero_grad()
+"""
+
+
+def test_a_cluster_predicts_sharding(lab: Lab) -> None:
+    """It measures sharding with models that its timeline never sees, and predicts it from DDP and from groups."""
+    lab.run(TRAINING)
+    known = [one.reducer for one in lab.timeline.reducers()]
+    costs = lab.measure_sharding(repeats=1)
+    assert [one.reducer for one in lab.timeline.reducers()] == known
+    assert costs.ranks == 2
+    assert 0 <= costs.contention <= 1
+    each, whole = lab.simulate(groups="*"), lab.simulate(sharding="fully_shard")
+    assert each.costs is costs
+    assert [len(one.prediction.groups) for one in (each, whole)] == [6, 1]
+    assert lab.simulate(sharding="zero-1").step_ms > 0
+    lab.run(SHARDED)
+    assert lab.simulate().step_ms == pytest.approx(lab.timeline.simulate().recorded_ms)
+    kept = lab.simulate(reshard_after_forward=False)
+    assert kept.step_ms < lab.simulate().step_ms
+
+
 STRAGGLER = """
 import time
 model = ddp_lab.DistributedDataParallel(

@@ -69,7 +69,8 @@ def measure(optimizer: str = "AdamW", *, repeats: int = 8, device: torch.device 
 
 def _typical(values: Any, device: torch.device) -> float:
     """The mean, because a step has many groups whose delays add up; without the longest one, an accident."""
-    return slowest(float(statistics.fmean(sorted(values)[:-1])), None, device)
+    kept = sorted(values)[: max(1, len(values) - 1)]
+    return slowest(float(statistics.fmean(kept)), None, device)
 
 
 class _Told(torch.autograd.Function):
