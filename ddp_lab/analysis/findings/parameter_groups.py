@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
@@ -48,6 +49,18 @@ def _late(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
         )
 
 
+_PREFETCH: Final = (
+    "Start all-gathers earlier: set_modules_to_forward_prefetch() of fully_shard's modules, with the next one or two. "
+    "If they wait all the same, the link is the limit: gather fewer bytes "
+    "(MixedPrecisionPolicy(param_dtype=torch.bfloat16), a smaller sharded dimension)."
+)
+_UNSHARD: Final = (
+    "Start the all-gather of the next module before a module computes: module.unshard(async_op=True) of fully_shard's "
+    "modules. set_modules_to_forward_prefetch() alone does not help on the CPU, where the host waits for each "
+    "all-gather that it starts."
+)
+
+
 def _exposed(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
     """Forwards that wait for parameters which could have been gathered earlier."""
     waited = found.typical(found.exposed)[FORWARD_UNSHARD]
@@ -55,7 +68,9 @@ def _exposed(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
         return
     later = waited.copy()
     later[np.flatnonzero(waited)[0]] = 0.0  # nothing runs before the first one
-    computed = np.median(facts.steps.forward_ns(), axis=1).min() - waited.sum()
+    on_device = found.device_step_ns > 0  # of which only its waits and the whole step are known
+    whole = found.device_step_ns if on_device else np.median(facts.steps.forward_ns(), axis=1).min()
+    computed = whole - waited.sum()
     gain = facts.percent(min(float(later.sum()), max(float(computed), 0.0)))
     if not gain >= _LEAST_PERCENT:
         return
@@ -65,9 +80,7 @@ def _exposed(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
         title="The forward waits for parameters that could be gathered earlier.",
         evidence=f"All-gathers in the forward make it wait {ms(float(waited.sum()) / 1e6)} in each step (median of the "
         f"rank that waits least), most for {found.names[most]} ({ms(float(waited[most]) / 1e6)}).",
-        remedy="Start the all-gather of the next module before a module computes: module.unshard(async_op=True) of "
-        "fully_shard's modules. set_modules_to_forward_prefetch() alone does not help on the CPU, where the host "
-        "waits for each all-gather that it starts.",
+        remedy=_PREFETCH if on_device else _UNSHARD,
         gain_percent=gain,
         bucket=most,
     )

@@ -112,7 +112,7 @@ def of_groups(timeline: TimelineModel, reducer: int | None, costs: ShardingCosts
     layout = description["buckets"]
     parts = timeline.collectives_in(steps.views)
     collectives = [one for _, one in parts]
-    step_ns = (steps.field("backward_end") - steps.before).mean(axis=0)
+    step_ns, before_ns = _host_steps(steps) if not collectives[0].on_device else _device_steps(collectives)
     rows = _usual(collectives, step_ns)
     shown = _costs(layout, steps, collectives, rows)
     if costs is not None:
@@ -129,10 +129,26 @@ def of_groups(timeline: TimelineModel, reducer: int | None, costs: ShardingCosts
         copies = found.gathering.ns(size, tensors)
         own[0, :, :, number] -= copies
         own[1, :, :, number] -= found.reducing.ns(size, tensors) + copies * (number in again)
-    before = float(np.mean((steps.field("forward_begin") - steps.before)[:, rows]))
+    before = float(before_ns[rows].mean())
     made = replace(_workload(description, collectives[0], np.maximum(own, 0.0)), other_ns=before)
-    on_host = all(one.get("device", "cpu") == "cpu" for one in layout)
-    return RecordedSharding(made, found, _sharding(description, collectives[0]), float(step_ns[rows].mean()), on_host)
+    how, on_host = _sharding(description, collectives[0]), not collectives[0].on_device
+    return RecordedSharding(made, found, how, float(step_ns[rows].mean()), on_host)
+
+
+def _host_steps(steps: SideBySide) -> tuple[_Floats, _Floats]:
+    """ns of each step, and of what comes before its forward; means over the ranks."""
+    whole, before = steps.field("backward_end") - steps.before, steps.field("forward_begin") - steps.before
+    return whole.mean(axis=0), before.mean(axis=0)
+
+
+def _device_steps(by_rank: Sequence[ModelCollectives]) -> tuple[_Floats, _Floats]:
+    """The same as the streams of devices come to them; 0 where it is not known."""
+    begin, end, first = (np.zeros((len(by_rank), len(by_rank[0].begin))) for _ in range(3))
+    for rank, one in enumerate(by_rank):
+        begin[rank], end[rank], first[rank] = one.begin, one.end, np.iinfo(np.int64).max
+        np.minimum.at(first[rank], one.row, one.met)
+    known = ((begin > 0) & (end > 0)).all(axis=0)
+    return np.where(known, (end - begin).mean(axis=0), 0.0), (first - begin).mean(axis=0)
 
 
 def _usual(by_rank: Sequence[ModelCollectives], step_ns: _Floats) -> list[int]:
@@ -147,7 +163,8 @@ def _usual(by_rank: Sequence[ModelCollectives], step_ns: _Floats) -> list[int]:
     ]
     counted = Counter(order for of_rank in kinds for order in of_rank if order)
     usual = counted.most_common(1)[0][0] if counted else ()
-    rows = [row for row in range(len(step_ns)) if usual and all(of_rank[row] == usual for of_rank in kinds)]
+    known = np.flatnonzero(step_ns > 0).tolist()
+    rows = [row for row in known if usual and all(of_rank[row] == usual for of_rank in kinds)]
     if not rows:
         raise ValueError("the collectives of these steps are no longer kept: train a few more steps")
     most = _DISTURBED * float(np.median(step_ns[rows]))
@@ -213,14 +230,15 @@ def _costs(
             took = np.stack([_took(of, number, kinds, rows) for of in by_rank])
             if took.size:
                 found[name].append((size, tensors, float(took.min(axis=0).mean())))
-            if name == "reduce_scatter" and took.shape[1] == len(rows):
+            if name == "reduce_scatter" and took.shape[1] == len(rows) and not by_rank[0].on_device:
                 around = float((whole[:, :, number] - took.reshape(whole.shape[:2])).mean())
                 found["reducing"].append((size, tensors, max(around, 0.0)))
     return found
 
 
 def _took(one: ModelCollectives, group: int, kinds: Sequence[int], rows: Sequence[int]) -> npt.NDArray[np.int64]:
-    chosen = (one.group == group) & np.isin(one.kind, kinds) & (one.ended > 0) & ~one.goes_on & np.isin(one.row, rows)
+    chosen = (one.group == group) & np.isin(one.kind, kinds) & (one.ended > 0) & np.isin(one.row, rows)
+    chosen &= one.on_device | ~one.goes_on
     return np.asarray((one.ended - one.entered)[chosen])
 
 

@@ -280,6 +280,10 @@ def test_a_device_waits() -> None:
     for parts in timeline.parts().by_rank.values():
         assert sum(parts.values()) == pytest.approx(5 / 1e3)  # the host's step, of which it does this itself:
         assert parts["exposed"] == pytest.approx((5 - 1.5 - 2.8) / 1e3)
+    (found,) = timeline.findings()
+    assert found.kind == "exposed-unshard"
+    assert found.gain_percent == pytest.approx(3.1, abs=0.01)  # what runs before the first one can't hide it
+    assert "set_modules_to_forward_prefetch() of fully_shard's modules" in found.remedy
     shown = parameter_groups_trait(parameter_groups_scene(timeline))
     computed = {
         shown["tips"][place][0]: round(end - begin, 1)

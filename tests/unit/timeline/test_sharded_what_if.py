@@ -9,7 +9,7 @@ import pytest
 from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.simulation.sharding import Cost, ShardingCosts
 from ddp_lab.timeline.timeline import Timeline
-from tests.unit.timeline.test_parameter_groups import NAMES, STEP, recorded
+from tests.unit.timeline.test_parameter_groups import NAMES, STEP, recorded, streamed
 
 EACH = ["blocks.*"]
 
@@ -22,6 +22,17 @@ def test_what_is_recorded_is_predicted() -> None:
         assert found.step_ms == pytest.approx(STEP)
         assert sum(found.breakdown.values()) - found.breakdown["hidden"] == pytest.approx(STEP)
     assert f"recorded: {STEP:.2f}" in repr(found)
+
+
+def test_of_a_device_the_stream_is_predicted() -> None:
+    """The step is the device's, though its host is far ahead, and what the stream waits for is hidden or exposed."""
+    timeline = streamed()
+    found = timeline.simulate()
+    assert found.step_ms == pytest.approx(STEP)
+    assert found.breakdown["hidden"] > 0
+    assert timeline.simulate(reshard_after_forward=False).step_ms < STEP
+    with pytest.raises(ValueError, match="no module with parameters is called 'layers'"):
+        timeline.simulate(groups="layers")
 
 
 def test_changes_have_their_effect() -> None:
