@@ -33,6 +33,7 @@ _PUBLIC = {
     "current_cluster": "cluster.cluster",
     "data_parallel": "parallel.data_parallel",
     "follow": "cluster.followed",
+    "measure_memory": "parallel.monitoring.memory",
     "observe": "parallel.observe",
     "replace_torch_ddp": "parallel.replacement",
     "serve_doctor": "engine.status.debug_server",
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from .parallel.hook_check import check_hook as check_hook
     from .parallel.live import fault_injection as fault_injection
     from .parallel.monitoring.drift import check_drift as check_drift
+    from .parallel.monitoring.memory import measure_memory as measure_memory
     from .parallel.observe import observe as observe
     from .parallel.replacement import replace_torch_ddp as replace_torch_ddp
     from .simulation.link_model import CommModel as CommModel

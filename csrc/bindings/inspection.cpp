@@ -17,6 +17,7 @@
 #include "observe/collective_log.h"
 #include "observe/group_collectives.h"
 #include "observe/observation.h"
+#include "observe/tensor_memory.h"
 #include "python/call_places.h"
 
 namespace py = pybind11;
@@ -185,6 +186,18 @@ void bind_group_collectives(py::module_& module) {
   module.def("take_new_calls", &new_calls, "Descriptions of type \"call\".");
 }
 
+void bind_tensor_memory(py::module_& module) {
+  module.def("count_tensor_memory", &count_tensor_memory, "See csrc/observe/tensor_memory.h.", py::arg("on"));
+  module.def("restart_tensor_memory_peak", &restart_tensor_memory_peak);
+  module.def(
+      "tensor_memory",
+      [] {
+        const TensorMemory use = tensor_memory();
+        return py::make_tuple(use.bytes, use.peak);
+      },
+      "(bytes, peak)");
+}
+
 }  // namespace
 
 void bind_inspection(ReducerClass& reducer) {
@@ -198,6 +211,7 @@ void bind_inspection(ReducerClass& reducer) {
 
 void bind_observation(py::module_& module) {
   bind_group_collectives(module);
+  bind_tensor_memory(module);
   module.def("open_collective_log", &open_collective_log, "See csrc/observe/collective_log.h.");
   module.def("close_collective_log", &close_collective_log);
   module.def("take_collectives", &collectives);

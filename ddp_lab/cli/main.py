@@ -38,6 +38,7 @@ BENCHMARKS = {
     "cell": "round trip of a trivial cell: %%distributed against %%px",
     "memory": "peak memory of gradients and buckets: ours against torch's",
     "paper": "the DDP paper's figures 2 and 6 to 12: measured here, next to simulated and published values",
+    "predicted-memory": "peak memory of DDP, ZeRO-1 and fully_shard: predicted from a DDP run, and measured",
     "start": "%cluster start to the first collective, against plain ipyparallel",
     "step": "training step and its exposed communication: our DistributedDataParallel against torch's",
     "tune": "tuned buckets against torch's default ones and against the best of a grid",

@@ -29,7 +29,7 @@ from .distributed import DistributedDataParallel
 from .monitoring import activity, inspection
 from .observe_shards import ShardObservation, observe_every_root, observe_root, state_of
 
-__all__ = ["EveryModel", "Observation", "observe", "observe_every_model"]
+__all__ = ["EveryModel", "Observation", "observe", "observe_every_model", "observed_number"]
 
 _C = native.load()
 
@@ -138,6 +138,12 @@ class Observation:
             return told(number, *unused)
 
         model._fire_reducer_autograd_hook = tell  # type: ignore[method-assign]
+
+
+def observed_number(model: TorchDDP) -> int | None:
+    """The number in events of a model of torch's class; None if it is not observed."""
+    found = _observations.get(model)
+    return found.model_id if found is not None else None
 
 
 class _ForwardHooks:

@@ -161,6 +161,32 @@ _KINDS: dict[str, _Check] = {
         },
     ),
     "value": _record({"name": text, "value": _number, "at_ns": integer(0, _WIDE)}),
+    "memory": _record(
+        {
+            "reducer": _REDUCER,
+            "parameters": _list(
+                _record(
+                    {
+                        "name": text,
+                        "shape": _list(_COUNT),
+                        "trained": _flag,
+                        **dict.fromkeys(("bytes", "state", "counters"), _COUNT),
+                    }
+                )
+            ),
+            "modules": _list(_record({"name": text, "inputs_require_grad": _flag})),
+            **dict.fromkeys(("buffers", "buckets"), _COUNT),
+            **dict.fromkeys(("views", "copies"), _flag),
+            "ranks": integer(1, 1 << 31),
+            "marks": _record(
+                {
+                    "part": _list(text),
+                    "index": _list(integer(-1, MOST_PARAMETERS)),
+                    **dict.fromkeys(("bytes", "peak", "gradients"), _list(_COUNT)),
+                }
+            ),
+        }
+    ),
     "inspection": _record(
         {
             "reducer": _REDUCER,
@@ -243,6 +269,8 @@ def checked(description: Any) -> dict[str, Any]:
         _check_members(description)
     if kind == "gradients":
         _check_table(description)
+    if kind == "memory":
+        _check_marks(description)
     try:
         shown: dict[str, Any] = printable_json(description)
     except RecursionError as error:
@@ -255,6 +283,18 @@ def _check_table(gradients: Mapping[str, Any]) -> None:
     ranks, buckets = len(gradients["ranks"]), len(gradients["after"])
     if not ranks or not buckets or [len(row) for row in gradients["before"]] != [buckets] * ranks:
         raise ValueError(f"norms of gradients do not match {ranks} ranks and {buckets} buckets")
+
+
+def _check_marks(memory: Mapping[str, Any]) -> None:
+    """Checks that the marks are of known parts, and that their indices exist."""
+    marks = memory["marks"]
+    if len({len(column) for column in marks.values()}) != 1 or not marks["part"]:
+        raise ValueError("the marks of a step's memory have columns of different lengths, or there are none")
+    size_of = dict.fromkeys(("forward", "forward end", "backward"), len(memory["modules"]))
+    size_of |= {"gradient": len(memory["parameters"])} | dict.fromkeys(("begin", "optimizer", "optimizer end", "end"), 0)
+    for part, index in zip(marks["part"], marks["index"], strict=True):
+        if part not in size_of or (size_of[part] and not 0 <= index < size_of[part]):
+            raise ValueError(f"a mark of a step's memory is {_shown(part)} with index {index}, which does not exist")
 
 
 def _check_members(assignment: Mapping[str, Any]) -> None:

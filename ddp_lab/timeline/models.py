@@ -54,6 +54,7 @@ class ReducerBook:
         self.places: list[Place] = []
         self.processes: dict[int, dict[str, Any]] = {}  # rank -> facts about its process
         self.watched = GradientBook()
+        self.memory: dict[int, dict[int, dict[str, Any]]] = {}  # number here -> rank -> its newest measured step
         self.logged: dict[str, deque[tuple[int, dict[str, Any]]]] = {}  # name -> rank, description
 
     def number(self, rank: int, life: int, reducer: int, ranks: tuple[int, ...] = (), generation: int = 0) -> int:
@@ -143,6 +144,9 @@ class ReducerBook:
         elif kind == "inspection":
             made["reducer"] = self.number(rank, life, made["reducer"])
             self._inspections.setdefault((made["reducer"], made["step"]), {})[rank] = made["buckets"]
+        elif kind == "memory":
+            made["reducer"] = self.number(rank, life, made["reducer"])
+            self.memory.setdefault(made["reducer"], {})[rank] = made
         elif kind == "value":
             self.logged.setdefault(made["name"], deque(maxlen=_MOST_VALUES)).append((rank, made))
         elif kind in FLEETING:

@@ -22,6 +22,7 @@ from ..analysis.step_parts import StepParts
 from ..files import replacing, write_text
 from ..protocol.journal import SUFFIX
 from ..renamed import with_former_names
+from ..simulation.memory import RecordedMemory, Sharding, numbered_modules
 from ..simulation.workload import Workload
 from . import group_words, judged_steps, what_if, workloads
 from . import summary as words
@@ -31,7 +32,7 @@ from .recorded import chrome_trace, merge, saved
 from .recorded.player import Player
 from .records import Inspection, Kept, LatePlace, RankStatus, ReducerInfo
 from .sharded import what_if as sharded
-from .tables import span_columns
+from .tables import memory, span_columns
 from .tables.collectives import GroupInfo
 from .tables.gradients import ALL_BUCKETS, drift_columns, gradient_columns, gradient_norm_columns, noise_scale
 from .tables.span_columns import Columns
@@ -359,6 +360,59 @@ class Timeline(TimelineModel):
         if sharded.is_asked(self, model, what):
             return sharded.what_if(self, link, reducer=model, without_rank=without_rank, **what)
         return what_if.what_if(self, link, reducer=model, without_rank=without_rank, **what)
+
+    def predicted_memory(
+        self,
+        model: int | None = None,
+        *,
+        groups: Sequence[str] | None = None,
+        reshard_after_forward: bool = True,
+        prefetch: bool = True,
+        world_size: int | None = None,
+    ) -> pd.DataFrame:
+        """Predicts the most bytes of tensors that a rank holds in a step under DDP, ZeRO-1 and `fully_shard`.
+
+        The source is a step of a DDP model that `ddp_lab.measure_memory` has measured; see [Note: how memory is
+        predicted] in `ddp_lab.simulation.memory`.
+
+        One row for each ``strategy``: "ddp", "ddp, views" (``gradient_as_bucket_view``), "zero-1"
+        (`ZeroRedundancyOptimizer`), "fully_shard". ``peak_bytes`` is the sum of the next columns, all at the moment of
+        the peak: ``parameters_bytes`` (with the model's buffers), ``gradients_bytes``, ``buckets_bytes``,
+        ``optimizer_bytes``, ``communication_bytes``, ``activations_bytes`` (with temporary tensors). ``where``: the part
+        of the step.
+
+        Args:
+            model: which model; None for the most recently active one that was measured.
+            groups: names of the modules to which `fully_shard` is applied, besides the root; None: all with a number
+                for a name, for example ``layers.3``.
+            reshard_after_forward: as of `fully_shard`, for the groups; the root's parameters stay.
+            prefetch: gather the next group's parameters during the backward of a group, as torch does by default.
+            world_size: as many ranks; None: as recorded.
+
+        Raises:
+            ValueError: no step was measured; a group names no module; the world size is below 1.
+
+        Example:
+            timeline.predicted_memory(groups=["layers.0", "layers.1"])[["strategy", "peak_bytes"]]
+        """
+        steps = self._measured_memory(model)
+        if groups is None:
+            groups = numbered_modules(one.name for one in steps[0].parameters)
+        sharding = Sharding(groups=tuple(groups), reshard_after_forward=reshard_after_forward, prefetch=prefetch)
+        return _frame(memory.predicted_columns(steps, world_size, sharding))
+
+    def _measured_memory(self, model: int | None) -> list[RecordedMemory]:
+        """The measured step of each rank of a model."""
+        with self._lock:
+            measured = {number: dict(found) for number, found in self._book.memory.items()}
+        if model is None:
+            model = next((one.reducer for one in reversed(self.reducers()) if one.reducer in measured), None)
+        if model not in measured:
+            raise ValueError(
+                "the memory of no step was measured; train one on all ranks with "
+                "`ddp_lab.measure_memory(training_step, model, optimizer)`"
+            )
+        return [memory.recorded_memory(one) for one in measured[model].values()]
 
     # ---- views ------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ __all__ = [
     "group_collectives",
     "inspection",
     "link",
+    "memory",
     "monitors",
     "sharding_cost",
 ]

@@ -1,0 +1,146 @@
+"""Compares predicted with measured peak memory of DDP, ZeRO-1 and `fully_shard`.
+
+Real Gloo ranks train each model with our DistributedDataParallel and Adam; one step is measured
+(`ddp_lab.measure_memory`). From that recording alone the peaks under each strategy are predicted
+(`Timeline.predicted_memory`). Then fresh ranks train the model under each strategy and measure its peak. All peaks are
+bytes of tensors, of the rank that holds most. `fully_shard` is applied to each module with a number for a name, and to
+the root; with ``--keep``, groups keep their parameters after the forward.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .. import recording
+from ..command_line import count
+from ..formatting import binary_size
+from ..parallel.distributed import DistributedDataParallel
+from ..parallel.monitoring.memory import measure_memory
+from ..simulation.memory import numbered_modules
+from ..timeline.tables.memory import STRATEGIES
+from ..timeline.timeline import Timeline
+from .measuring import command, fresh_ranks
+from .measuring.command import option
+from .measuring.workloads import WORKLOADS
+
+__all__ = ["main", "measure"]
+
+_RECORDED = "recorded"
+_STEPS = 4  # before one is measured: buckets are rebuilt, the optimizer's state is made
+
+
+def _sharded(module: nn.Module, keep: bool) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    modules = dict(module.named_modules())
+    for name in numbered_modules(name for name, _ in module.named_parameters()):
+        fully_shard(modules[name], reshard_after_forward=not keep)
+    made: nn.Module = fully_shard(module)
+    return made
+
+
+def _prepared(strategy: str, module: nn.Module, keep: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    if strategy == "fully_shard":
+        model = _sharded(module, keep)
+    else:
+        model = DistributedDataParallel(module, gradient_as_bucket_view=strategy == "ddp, views")
+    if strategy == "zero-1":
+        return model, ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.Adam, lr=1e-5)
+    return model, torch.optim.Adam(model.parameters(), lr=1e-5)
+
+
+def _run(strategy: str, workload: str, keep: bool) -> dict[str, Any]:
+    """One rank's measured peak; of all ranks what they describe, and the largest peak."""
+    torch.manual_seed(0)
+    module, batch = WORKLOADS[workload]()
+    model, optimizer = _prepared(strategy, module, keep)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    for _ in range(_STEPS):
+        step()
+    found = measure_memory(step, model, optimizer)
+    own = recording.descriptions(0)[0] if strategy == _RECORDED else []
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, (found.peak, found.where, own))
+    peak, where, _ = max(told, key=lambda one: one[0])
+    return {"peak": peak, "where": where, "described": [one for _, _, one in told]}
+
+
+def _case(workload: str, ranks: int, keep: bool) -> dict[str, Any]:
+    timeline = Timeline()
+    recorded = fresh_ranks.run(_run, _RECORDED, workload, keep, ranks=ranks)
+    for rank, descriptions in enumerate(recorded["described"]):
+        for one in descriptions:
+            timeline.describe(rank, one)
+    rows = timeline.predicted_memory(reshard_after_forward=not keep).to_dict("records")
+    found: dict[str, Any] = {}
+    for row in rows:
+        real = fresh_ranks.run(_run, row["strategy"], workload, keep, ranks=ranks)
+        error = row["peak_bytes"] / real["peak"] - 1
+        found[row["strategy"]] = {
+            "predicted": int(row["peak_bytes"]),
+            "measured": int(real["peak"]),
+            "error": error,
+            "where": row["where"],
+            "measured where": real["where"],
+        }
+    return found
+
+
+def measure(
+    models: Sequence[str] = tuple(WORKLOADS), ranks: Sequence[int] = (2, 4), *, keep: bool = False
+) -> dict[str, Any]:
+    """Records, predicts and measures; see the module.
+
+    Args:
+        models: of `WORKLOADS`.
+        ranks: world sizes.
+        keep: `fully_shard` with ``reshard_after_forward=False``.
+
+    Returns:
+        ``cases``: a list with ``model``, ``ranks`` and by strategy ``predicted`` and ``measured`` bytes, ``error``
+        (predicted / measured - 1), ``where`` and ``measured where``; ``medians``: strategy -> median of the errors'
+        sizes.
+    """
+    cases: list[dict[str, Any]] = []
+    for model in models:
+        for size in ranks:
+            cases.append({"model": model, "ranks": size, "strategies": _case(model, size, keep)})
+    errors = {name: [abs(one["strategies"][name]["error"]) for one in cases] for name in STRATEGIES}
+    medians = {name: statistics.median(found) for name, found in errors.items()}
+    return {"torch": torch.__version__, "keep": keep, "cases": cases, "medians": medians}
+
+
+def _table(found: dict[str, Any]) -> str:
+    lines = [["model", "ranks", "strategy", "predicted", "measured", "error", "where, predicted", "measured"]]
+    for case in found["cases"]:
+        for name, one in case["strategies"].items():
+            sizes = [binary_size(one["predicted"]), binary_size(one["measured"])]
+            error = f"{100 * one['error']:+.1f} %"
+            lines.append([case["model"], str(case["ranks"]), name, *sizes, error, one["where"], one["measured where"]])
+    medians = ", ".join(f"{name} {100 * one:.1f} %" for name, one in found["medians"].items())
+    kept = "keep their parameters after the forward" if found["keep"] else "are resharded after the forward"
+    about = f"torch {found['torch']}, Gloo ranks, Adam; peak bytes of tensors in a step; parameter groups {kept}"
+    return "\n".join([about, *command.aligned(lines, left=3), f"median of |error|: {medians}"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line of this benchmark."""
+    options = [
+        option("--models", nargs="+", choices=list(WORKLOADS), metavar="NAME", help=", ".join(WORKLOADS)),
+        option("--ranks", nargs="+", type=count, metavar="N", help="world sizes"),
+        option("--keep", action="store_true", help="fully_shard with reshard_after_forward=False"),
+    ]
+    return command.run("predicted-memory", __doc__, measure, _table, options, argv)
