@@ -187,6 +187,7 @@ void bind_group_collectives(py::module_& module) {
 }
 
 void bind_tensor_memory(py::module_& module) {
+  see_tensor_memory();
   module.def("count_tensor_memory", &count_tensor_memory, "See csrc/observe/tensor_memory.h.", py::arg("on"));
   module.def("restart_tensor_memory_peak", &restart_tensor_memory_peak);
   module.def(

@@ -88,11 +88,11 @@ class CountingAllocator final : public c10::Allocator {
 
 }  // namespace
 
+void see_tensor_memory() { c10::SetCPUAllocator(&CountingAllocator::instance()); }
+
 void count_tensor_memory(bool on) {
   CountingAllocator& counting = CountingAllocator::instance();
-  static std::once_flag installed;
-  std::call_once(installed, [&] { c10::SetCPUAllocator(&counting); });
-  TORCH_CHECK(c10::GetCPUAllocator() == &counting, "another library has replaced torch's CPU allocator");
+  TORCH_CHECK(!on || c10::GetCPUAllocator() == &counting, "another library has replaced torch's CPU allocator");
   counting.count(on);
 }
 

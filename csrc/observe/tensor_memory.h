@@ -1,10 +1,10 @@
 // Bytes that tensors hold in the memory of the CPU: torch has no such statistics.
 //
 // [Note: how tensors' bytes are counted]
-// From the first `count_tensor_memory(true)` on, an allocator of ours stands before torch's CPU allocator. While it
-// counts, it notes the size of each allocation, on any thread (Gloo's threads allocate too), and where it is freed
-// again. While it does not count, it only passes on. It stays, because storages remember their allocator: those that
-// are made while it does not count and resized later (as `fully_shard` does with gathered parameters) are seen.
+// An allocator of ours stands before torch's CPU allocator from the import on. Usually it only passes on, which costs
+// about a nanosecond. While it counts, it notes the size of each allocation, on any thread (Gloo's threads allocate,
+// too), and where it is freed again. It is there from the beginning, because storages remember their allocator:
+// `fully_shard` makes those of gathered parameters once, and resizes them in each step.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,10 @@ struct TensorMemory {
   std::int64_t peak = 0;   // the most since the last `restart_tensor_memory_peak`
 };
 
-// Any thread.
+// Once, before there are storages to be seen. Not if a library with a higher priority has replaced torch's allocator.
+void see_tensor_memory();
+
+// Any thread. Throws a c10::Error if ours does not stand there.
 void count_tensor_memory(bool on);
 [[nodiscard]] TensorMemory tensor_memory();
 void restart_tensor_memory_peak();

@@ -254,6 +254,10 @@ def _state(one: ParameterMemory) -> int:
     return one.state + one.counters
 
 
+def _trained(recorded: RecordedMemory) -> list[int]:
+    return [one.bytes for one in recorded.parameters if one.trained]
+
+
 def _recorded(recorded: RecordedMemory, mark: Mark) -> _Held:
     whole = recorded.parameters
     return _Held(
@@ -294,20 +298,29 @@ def _intervals(recorded: RecordedMemory) -> Iterable[tuple[Mark, int, int]]:
         yield mark, mark.bytes - known, max(most, mark.bytes) - known
 
 
-def _optimizers_part(all_of: Sequence[ParameterMemory], mine: Sequence[tuple[int, float]], temporary: int) -> float:
-    """The part of an optimizer's temporary tensors that is left of them.
+# [Note: an optimizer's temporary tensors]
+# An optimizer that goes through its parameters one by one needs some tensors of the size of each, and the last of them
+# lives until the next parameter has its own: so the order of parameters matters. `ZeroRedundancyOptimizer` sorts them
+# by size. One that handles all parameters at once ("foreach") needs bytes in proportion to all of them.
+
+
+def _optimizers_need(temporary: int, sizes: Sequence[int], mine: Sequence[float]) -> float:
+    """Bytes of temporary tensors that an optimizer needs for other parameters.
 
     Args:
-        all_of: the parameters of the recorded optimizer.
-        mine: those of this one: bytes of the recorded parameter, and how much of it.
-        temporary: bytes that the recorded one needed.
+        temporary: what the recorded one needed.
+        sizes: bytes of its parameters, in its order.
+        mine: of the other ones, in theirs.
     """
-    sizes = [one.bytes for one in all_of if one.trained]
     if not sizes or not mine:
-        return 1.0
+        return 0.0
     if temporary > _FOREACH * max(sizes):
-        return sum(size * part for size, part in mine) / sum(sizes)
-    return max(size * part for size, part in mine) / max(sizes)
+        return temporary * sum(mine) / sum(sizes)
+    before = [0, *sizes[:-1]]
+    factor = min((temporary - last) / size for last, size in zip(before, sizes, strict=True) if size)
+    if factor < 1:  # nothing lives on
+        return temporary * max(mine) / max(sizes)
+    return max(last + factor * size for last, size in zip([0.0, *mine[:-1]], mine, strict=True))
 
 
 # ---- DDP and ZeRO-1 --------------------------------------------------------------------------------------------------
@@ -335,7 +348,7 @@ def _replicated(
         held = _recorded(recorded, mark)
         held.gradients, held.optimizer = 0 if views and recorded.buckets else mark.gradients, state
         if mark.part is MemoryPart.OPTIMIZER:
-            most = round(most * _optimizers_part(recorded.parameters, [(one.bytes, 1.0) for one in mine], most))
+            most = round(_optimizers_need(most, _trained(recorded), [one.bytes for one in mine if one.trained]))
         peak.see(held, most, _where(recorded, mark))
     return peak.result()
 
@@ -424,17 +437,15 @@ class _Sharded:
                 self._gradient(mark.index, now, where)
             elif mark.part is MemoryPart.OPTIMIZER:
                 self._end_backward(now, "end of the backward")
-                most = round(most * self._of_optimizer(most))
+                most = round(_optimizers_need(most, _trained(self._recorded), self._optimized()))
             self._see(most, where)
         return self._peak.result()
 
     def _part_alive(self, mark: Mark) -> float:
         return mark.gradients / self._trained
 
-    def _of_optimizer(self, temporary: int) -> float:
-        every = self._recorded.parameters
-        mine = [(one.bytes, _largest_part(one, self._ranks)) for one in every if one.trained]
-        return _optimizers_part(every, mine, temporary)
+    def _optimized(self) -> list[float]:
+        return [one.bytes * _largest_part(one, self._ranks) for one in self._recorded.parameters if one.trained]
 
     # ---- what is held
 
