@@ -34,8 +34,6 @@ __all__ = ["main", "measure"]
 _RECORDED = "recorded"
 _STEPS = 4  # before one is measured: buckets are rebuilt, the optimizer's state is made
 
-_MEASURED = 3  # steps: the least counts, since Gloo's threads free their memory a moment late in some
-
 
 def _sharded(module: nn.Module, keep: bool) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
@@ -72,7 +70,7 @@ def _run(strategy: str, workload: str, keep: bool) -> dict[str, Any]:
 
     for _ in range(_STEPS):
         step()
-    found = min((measure_memory(step, model, optimizer) for _ in range(_MEASURED)), key=lambda one: one.peak)
+    found = measure_memory(step, model, optimizer)
     own = recording.descriptions(0)[0] if strategy == _RECORDED else []
     told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, (found.peak, found.where, own))

@@ -37,6 +37,7 @@ def test_public_names_are_frozen() -> None:
         "current_cluster",
         "data_parallel",
         "follow",
+        "measure_memory",
         "observe",
         "replace_torch_ddp",
         "serve_doctor",

@@ -1,0 +1,161 @@
+"""Measured memory of a step on real ranks, and predictions from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.ranks.conftest import Ranks
+
+WIDTH, LAYERS = 256, 4
+LAYER = 4 * WIDTH * (WIDTH + 1)
+
+
+def _step_of(model: Any, optimizer: Any) -> Any:
+    import torch
+
+    batch = torch.randn(8, WIDTH)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    for _ in range(4):
+        step()
+    return step
+
+
+def _network() -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
+
+
+def _measure(rank: int, size: int, strategy: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    import torch
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    import ddp_lab
+
+    network: Any = _network()
+    if strategy == "fully_shard":
+        for layer in network:
+            fully_shard(layer)
+        model = fully_shard(network)
+    elif strategy == "torch":
+        model = torch.nn.parallel.DistributedDataParallel(network)
+        ddp_lab.observe(model)
+    else:
+        model = ddp_lab.DistributedDataParallel(network, gradient_as_bucket_view=strategy == "ddp, views")
+    if strategy == "zero-1":
+        optimizer: Any = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.Adam)
+    else:
+        optimizer = torch.optim.Adam(model.parameters())
+    cursor = ddp_lab.recording.descriptions(0)[1]
+    found = vars(ddp_lab.measure_memory(_step_of(model, optimizer), model, optimizer))
+    described = ddp_lab.recording.descriptions(cursor)[0]
+    return found, [one for one in described if one["type"] in ("assignment", "memory")]
+
+
+def _timeline(measured: list[tuple[dict[str, Any], list[dict[str, Any]]]]) -> Any:
+    from ddp_lab import Timeline
+
+    timeline = Timeline()
+    for rank, (_, described) in enumerate(measured):
+        for one in described:
+            timeline.describe(rank, one)
+    return timeline
+
+
+def test_what_ddp_holds(ranks: Ranks) -> None:
+    """Parameters, gradients and buckets are of one size, Adam's state twice that, and the peak is more than their sum."""
+    for strategy in ("ddp", "torch"):
+        for found, described in ranks(2, _measure, strategy):
+            sizes = [found[part] for part in ("parameters", "gradients", "buckets")]
+            assert sizes == [LAYERS * LAYER] * 3
+            assert 2 * LAYERS * LAYER <= found["optimizer"] < 2.01 * LAYERS * LAYER
+            assert found["peak"] > 5 * LAYERS * LAYER
+            assert [one["type"] for one in described].count("memory") == 1
+
+
+def test_predictions(ranks: Ranks) -> None:
+    """From a DDP run of our class or torch's, each strategy's peak on fresh models is predicted within 5 %."""
+    for source in ("ddp", "torch"):
+        timeline = _timeline(ranks(2, _measure, source))
+        rows = timeline.predicted_memory().set_index("strategy")
+        for strategy, peak in rows["peak_bytes"].items():
+            real = max(found["peak"] for found, _ in ranks(2, _measure, strategy))
+            assert peak == pytest.approx(real, rel=0.05), (source, strategy)
+
+
+def test_a_saved_timeline_predicts_the_same(ranks: Ranks, tmp_path: Any) -> None:
+    """What was measured is in the file; other groups, world sizes and options give other peaks."""
+    from ddp_lab import Timeline
+
+    timeline = _timeline(ranks(2, _measure, "ddp"))
+    again = Timeline.load(timeline.save(tmp_path / "run.npz"))
+    assert again.predicted_memory().equals(timeline.predicted_memory())
+
+    def peak(**options: Any) -> int:
+        return int(again.predicted_memory(**options).set_index("strategy")["peak_bytes"]["fully_shard"])
+
+    assert peak(groups=[]) > peak(reshard_after_forward=False) > peak() > peak(world_size=8)
+
+
+def _refused(rank: int, size: int) -> list[str]:
+    import torch
+
+    import ddp_lab
+
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    messages = []
+    for step, options in ((lambda: None, {}), (_step_of, {"steps": 0})):
+        try:
+            ddp_lab.measure_memory(step, model, optimizer, **options)  # type: ignore[arg-type]
+        except ValueError as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_errors(ranks: Ranks) -> None:
+    """A function that trains nothing, and zero steps, are refused; nothing measured is said."""
+    from ddp_lab import Timeline
+
+    [messages] = ranks(1, _refused)
+    assert "did not run the model" in messages[0]
+    assert "0 steps can't be measured" in messages[1]
+    with pytest.raises(ValueError, match="the memory of no step was measured"):
+        Timeline().predicted_memory()
+
+
+def _other_threads(rank: int, size: int) -> tuple[int, int, int]:
+    import threading
+
+    import torch
+
+    from ddp_lab import native
+
+    extension = native.load()
+    extension.count_tensor_memory(True)
+    extension.restart_tensor_memory_peak()
+    before = extension.tensor_memory()[0]
+    thread = threading.Thread(target=lambda: torch.empty(1 << 20, dtype=torch.uint8).fill_(1))
+    thread.start()
+    thread.join()
+    held = torch.empty(1 << 10, dtype=torch.uint8)
+    extension.count_tensor_memory(False)
+    uncounted = torch.empty(1 << 12, dtype=torch.uint8)
+    now, peak = extension.tensor_memory()
+    del held, uncounted
+    return peak - before, now - before, extension.tensor_memory()[0] - before
+
+
+def test_bytes_are_counted_on_all_threads(ranks: Ranks) -> None:
+    """An allocation on another thread is in the peak; one that is freed after counting is subtracted all the same."""
+    [(peak, now, after)] = ranks(1, _other_threads)
+    assert (peak, now, after) == (1 << 20, 1 << 10, 0)
