@@ -41,8 +41,8 @@ def _sharded(module: nn.Module, keep: bool) -> nn.Module:
     modules = dict(module.named_modules())
     for name in numbered_modules(name for name, _ in module.named_parameters()):
         fully_shard(modules[name], reshard_after_forward=not keep)
-    made: nn.Module = fully_shard(module)
-    return made
+    fully_shard(module)
+    return module
 
 
 def _prepared(strategy: str, module: nn.Module, keep: bool) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -291,7 +291,9 @@ def _check_marks(memory: Mapping[str, Any]) -> None:
     if len({len(column) for column in marks.values()}) != 1 or not marks["part"]:
         raise ValueError("the marks of a step's memory have columns of different lengths, or there are none")
     size_of = dict.fromkeys(("forward", "forward end", "backward"), len(memory["modules"]))
-    size_of |= {"gradient": len(memory["parameters"])} | dict.fromkeys(("begin", "optimizer", "optimizer end", "end"), 0)
+    size_of |= {"gradient": len(memory["parameters"])} | dict.fromkeys(
+        ("begin", "optimizer", "optimizer end", "end"), 0
+    )
     for part, index in zip(marks["part"], marks["index"], strict=True):
         if part not in size_of or (size_of[part] and not 0 <= index < size_of[part]):
             raise ValueError(f"a mark of a step's memory is {_shown(part)} with index {index}, which does not exist")

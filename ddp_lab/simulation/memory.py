@@ -237,9 +237,7 @@ class _Peak:
     def see(self, held: _Held, activations: float, where: str) -> None:
         rest = max(0, round(activations))
         if self.found is None or held.total() + rest > self.found.peak:
-            self.found = PredictedMemory(
-                self.strategy, held.total() + rest, where, **vars(held), activations=rest
-            )
+            self.found = PredictedMemory(self.strategy, held.total() + rest, where, **vars(held), activations=rest)
 
     def result(self) -> PredictedMemory:
         assert self.found is not None

@@ -378,8 +378,8 @@ class Timeline(TimelineModel):
         One row for each ``strategy``: "ddp", "ddp, views" (``gradient_as_bucket_view``), "zero-1"
         (`ZeroRedundancyOptimizer`), "fully_shard". ``peak_bytes`` is the sum of the next columns, all at the moment of
         the peak: ``parameters_bytes`` (with the model's buffers), ``gradients_bytes``, ``buckets_bytes``,
-        ``optimizer_bytes``, ``communication_bytes``, ``activations_bytes`` (with temporary tensors). ``where``: the part
-        of the step.
+        ``optimizer_bytes``, ``communication_bytes``, ``activations_bytes`` (with temporary tensors). ``where``: the
+        part of the step.
 
         Args:
             model: which model; None for the most recently active one that was measured.

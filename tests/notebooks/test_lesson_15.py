@@ -25,8 +25,9 @@ WRONG = {
     },
     "2": {
         _ONCE.format("    pass"): "keep a group for each layer",
-        _ONCE.format(_LAYERS.rstrip().replace("(layer)", "(layer, reshard_after_forward=layer is network.layers[2])"))
-        : "layers.2 is still gathered",
+        _ONCE.format(
+            _LAYERS.rstrip().replace("(layer)", "(layer, reshard_after_forward=layer is network.layers[2])")
+        ): "layers.2 is still gathered",
     },
     "3": {
         "ranks_needed, fits_with_zero = 2, False": "which is too much",
@@ -46,7 +47,10 @@ def test_checks(lesson: running.Notebook) -> None:
 
 def test_memory_falls_with_each_strategy(lesson: running.Notebook) -> None:
     """DDP holds most, ZeRO-1 less, fully_shard least; what a rank keeps is halved where it is divided."""
-    bars = {one["name"]: running.numbers(one["y"]) for one in running.figure(running.cell(lesson, "side-by-side-seen"))["data"]}
+    bars = {
+        one["name"]: running.numbers(one["y"])
+        for one in running.figure(running.cell(lesson, "side-by-side-seen"))["data"]
+    }
     ddp, zero, sharded = (dict(zip(bars, values, strict=True)) for values in zip(*bars.values(), strict=True))
     assert sum(ddp.values()) > sum(zero.values()) > sum(sharded.values())
     assert zero["optimizer"] == pytest.approx(ddp["optimizer"] / 2, rel=0.35)

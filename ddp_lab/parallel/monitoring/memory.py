@@ -1,10 +1,11 @@
 """`ddp_lab.measure_memory`: the most bytes of tensors that this rank holds in a training step, and when.
 
 [Note: what is measured]
-Bytes of tensors, not of the process: what torch's allocator has handed out. On a GPU torch counts them. On a CPU it does
-not, so an allocator of ours does (`csrc/observe/tensor_memory.h`), on all threads: Gloo's need memory, too. A dispatch
-mode would see neither these nor what kernels allocate within one operation; torch's profiler sees the frees of its own
-threads alone, and keeps an event for each. Counting costs about as much as a lookup in a table, in measured steps only.
+Bytes of tensors, not of the process: what torch's allocator has handed out. On a GPU torch counts them. On a CPU it
+does not, so an allocator of ours does (`csrc/observe/tensor_memory.h`), on all threads: Gloo's need memory, too. A
+dispatch mode would see neither these nor what kernels allocate within one operation; torch's profiler sees the frees of
+its own threads alone, and keeps an event for each. Counting costs about as much as a lookup in a table, in measured
+steps only.
 
 What exists between two steps is found by looking at parameters, gradients and the optimizer, since it may be older than
 the counter. Everything else is the difference to the moment before the step. So tensors that the program keeps beside
@@ -34,6 +35,7 @@ from ..observe import observed_number
 __all__ = ["MeasuredMemory", "measure_memory"]
 
 _C = native.load()
+
 
 @dataclass(frozen=True)
 class MeasuredMemory:
@@ -286,7 +288,9 @@ class _Step:
         group: dist.ProcessGroup = self._model.process_group  # type: ignore[assignment]
         on_cpu = all(one.device.type == "cpu" for one in self._parameters)
         return RecordedMemory(
-            parameters=tuple(self._parameter(name, one) for name, one in zip(self.names, self._parameters, strict=True)),
+            parameters=tuple(
+                self._parameter(name, one) for name, one in zip(self.names, self._parameters, strict=True)
+            ),
             modules=tuple(self.modules),
             buffers=sum(_places(self._module.buffers()).values()),
             buckets=self.buckets,

@@ -45,9 +45,7 @@ def _made(kind: Any, found: Mapping[str, Any]) -> Any:
     return kind(**{one.name: found[one.name] for one in fields(kind)})
 
 
-def predicted_columns(
-    by_rank: Iterable[RecordedMemory], ranks: int | None, sharding: Sharding | None
-) -> Columns:
+def predicted_columns(by_rank: Iterable[RecordedMemory], ranks: int | None, sharding: Sharding | None) -> Columns:
     """A row for each of `STRATEGIES`: of the rank that would hold most.
 
     Raises:

@@ -72,7 +72,7 @@ def _timeline(measured: list[tuple[dict[str, Any], list[dict[str, Any]]]]) -> An
 
 
 def test_what_ddp_holds(ranks: Ranks) -> None:
-    """Parameters, gradients and buckets are of one size, Adam's state twice that, and the peak is more than their sum."""
+    """Parameters, gradients and buckets are of one size, Adam's state is twice that; the peak is more."""
     for strategy in ("ddp", "torch"):
         for found, described in ranks(2, _measure, strategy):
             sizes = [found[part] for part in ("parameters", "gradients", "buckets")]

@@ -17,7 +17,10 @@ from ddp_lab.simulation.memory import (
     predict,
 )
 
-FIRST, SECOND = ParameterMemory("layers.0.weight", (25,), 100, state=200), ParameterMemory("layers.1.weight", (15,), 60, state=120)
+FIRST, SECOND = (
+    ParameterMemory("layers.0.weight", (25,), 100, state=200),
+    ParameterMemory("layers.1.weight", (15,), 60, state=120),
+)
 MODULES = (ModuleUse("", False), ModuleUse("layers.0", False), ModuleUse("layers.1", True))
 SHARDED = Sharding(groups=("layers.0", "layers.1"))
 
@@ -114,7 +117,7 @@ def test_a_step_of_fully_shard() -> None:
 
 @pytest.mark.parametrize(("copies", "peak"), [(False, 84 + 168 + 104 + 104), (True, 84 + 168 + 104 + 64 + 64)])
 def test_gloo_copies_once_more(copies: bool, peak: int) -> None:
-    """In a forward: shards and state; the first layer's parameters and buffer, or its buffer, the second's, and a copy."""
+    """In a forward: shards, state; the first layer's parameters and buffer, or its buffer, the second's, a copy."""
     step = _step(copies=copies)
     assert predict(replace(step, marks=step.marks[:5]), "fully_shard", sharding=SHARDED).peak == peak
 
@@ -128,7 +131,9 @@ def test_kept_parameters() -> None:
 
 def test_prefetch_holds_one_more_buffer() -> None:
     """While the last layer's backward runs, the first one's parameters are already gathered into a buffer."""
-    prefetched, usual = (predict(_step(1000), "fully_shard", sharding=replace(SHARDED, prefetch=on)) for on in (True, False))
+    prefetched, usual = (
+        predict(_step(1000), "fully_shard", sharding=replace(SHARDED, prefetch=on)) for on in (True, False)
+    )
     assert prefetched.peak == 84 + 64 + 168 + 104 + 2000
     assert usual.peak == 84 + 64 + 168 + 64 + 2000
 
