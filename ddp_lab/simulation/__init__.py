@@ -1,3 +1,3 @@
-"""Prediction of step times with other buckets, another link or more ranks. Pure functions on numpy arrays."""
+"""Prediction of step times with other buckets, another link or more ranks, and of memory. Pure functions."""
 
-__all__ = ["calibration", "link_model", "race", "settings", "sharding", "simulator", "workload"]
+__all__ = ["calibration", "link_model", "memory", "race", "settings", "sharding", "simulator", "workload"]

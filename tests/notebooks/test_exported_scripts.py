@@ -74,6 +74,7 @@ TRAINED = [
         added=_TRAIN_AGAIN,
         ignored=("inputs", "without_option"),
     ),
+    Trained("tutorials/15_fsdp2_and_when_ddp_is_not_enough.ipynb", ("model",)),
     Trained("tutorials/A_data_parallel_from_the_inside.ipynb", ("model",)),
     # `init` destroys the process group, and the client rejoins the ranks
     Trained("tutorials/B_write_a_backend.ipynb", ("model",), omitted=("init",), seeded=("train",)),

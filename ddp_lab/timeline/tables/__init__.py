@@ -1,3 +1,12 @@
 """Dense arrays of event times by step, rank and bucket."""
 
-__all__ = ["activity", "collectives", "gradients", "groups", "parameter_groups", "span_columns", "step_table"]
+__all__ = [
+    "activity",
+    "collectives",
+    "gradients",
+    "groups",
+    "memory",
+    "parameter_groups",
+    "span_columns",
+    "step_table",
+]
