@@ -61,7 +61,10 @@ def test_the_launcher_opens_lessons(page: Page, lab: Lab, tmp_path: Path) -> Non
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", ["01_ranks_and_cells", "06_buckets_and_overlap", "11_why_does_my_cell_hang"])
+@pytest.mark.parametrize(
+    "name",
+    ["01_ranks_and_cells", "06_buckets_and_overlap", "11_why_does_my_cell_hang", "15_fsdp2_and_when_ddp_is_not_enough"],
+)
 def test_a_lesson_from_start_to_end(page: Page, lab: Lab, tmp_path: Path, name: str) -> None:
     """Every cell runs; those that fail do so on purpose; each check waits for the reader."""
     notebook = NotebookPage(page, lab, f"tutorials/{name}.ipynb")

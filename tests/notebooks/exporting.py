@@ -27,6 +27,7 @@ def tensors_of(value, name, depth=0):
     elif isinstance(value, torch.optim.Optimizer):
         value = value.state_dict()["state"]
     if isinstance(value, torch.Tensor):
+        value = getattr(value, "_local_tensor", value)  # of a sharded one this rank's part
         yield name, value.detach().cpu().clone()
     elif isinstance(value, (list, tuple)) and depth < 4:
         for number, one in enumerate(value):

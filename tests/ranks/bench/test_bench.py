@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.bench import all_reduce, memory, paper, step
+from ddp_lab.bench import all_reduce, memory, paper, predicted_memory, step
 from ddp_lab.bench.measuring import recording_cost
 from ddp_lab.bench.measuring.collectives import OPERATIONS, lacks
 from tests.benchmarks import construct, observe
@@ -172,3 +172,18 @@ def test_what_a_backend_lacks() -> None:
     assert lacks(lambda: refuses("Backend gloo does not support reduce_scatter")).endswith("reduce_scatter")
     with pytest.raises(RuntimeError, match="closed"):
         lacks(lambda: refuses("Connection closed by peer"))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("keep", [False, True])
+def test_predicted_memory(keep: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`bench predicted-memory` records, predicts and measures each strategy; errors are small, and printed."""
+    path = tmp_path / "memory.json"
+    asked = ["--models", "conv_net", "small_tensors", "--ranks", "2", *(["--keep"] if keep else [])]
+    assert predicted_memory.main([*asked, "--json", str(path)]) == 0
+    found = json.loads(path.read_text())
+    assert [(case["model"], case["ranks"]) for case in found["cases"]] == [("conv_net", 2), ("small_tensors", 2)]
+    table = capsys.readouterr().out
+    for name, median in found["medians"].items():
+        assert median <= 0.05
+        assert f"{name} {100 * median:.1f} %" in table
