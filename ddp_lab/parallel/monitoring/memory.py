@@ -59,7 +59,7 @@ class MeasuredMemory:
 
 
 def measure_memory(
-    training_step: Callable[[], object], model: nn.Module, optimizer: torch.optim.Optimizer, *, steps: int = 3
+    training_step: Callable[[], object], model: nn.Module, optimizer: torch.optim.Optimizer, *, steps: int = 5
 ) -> MeasuredMemory:
     """Trains some steps and returns the peak memory of a step on this rank.
 
