@@ -22,7 +22,7 @@ from ..command_line import count
 from ..formatting import binary_size
 from ..parallel.distributed import DistributedDataParallel
 from ..parallel.monitoring.memory import measure_memory
-from ..simulation.memory import numbered_modules
+from ..simulation.module_names import numbered_modules
 from ..timeline.tables.memory import STRATEGIES
 from ..timeline.timeline import Timeline
 from .measuring import command, fresh_ranks

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from .module_names import numbered_modules
+
 __all__ = [
     "Mark",
     "MemoryPart",
@@ -27,7 +29,6 @@ __all__ = [
     "PredictedMemory",
     "RecordedMemory",
     "Sharding",
-    "numbered_modules",
     "predict",
     "words_of",
 ]
@@ -159,21 +160,6 @@ class PredictedMemory:
     optimizer: int
     communication: int
     activations: int
-
-
-def numbered_modules(names: Iterable[str]) -> tuple[str, ...]:
-    """The modules with a number for a name, such as ``layers.3``: the repeated parts, which one shards on their own.
-
-    Args:
-        names: of parameters.
-    """
-    found: dict[str, None] = {}
-    for name in names:
-        parts = name.split(".")
-        number = next((place for place, part in enumerate(parts[:-1]) if part.isdigit()), None)
-        if number is not None:
-            found[".".join(parts[: number + 1])] = None
-    return tuple(found)
 
 
 def predict(

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .link_model import CommModel, non_negative_fit
+from .module_names import fitting_modules
 
 __all__ = ["WAITS", "Cost", "GroupPoint", "ShardedStep", "ShardedWorkload", "Sharding", "ShardingCosts", "Span"]
 __all__ += ["groups_by_name", "simulate_sharded", "simulate_zero_1"]
@@ -274,21 +275,13 @@ def groups_by_name(names: Sequence[str], groups: str | Sequence[str | Sequence[s
         ValueError: no module has such a name.
     """
     owners = [tuple(name.split(".")[:-1]) for name in names]
-    modules = list(dict.fromkeys(owner[:depth] for owner in owners for depth in range(1, len(owner) + 1)))
     found: dict[tuple[str, ...], int] = {}
     count = 0
     for entry in [groups] if isinstance(groups, str) else groups:
         several = not isinstance(entry, str)
         for pattern in entry if several else (entry,):
-            fitting = [one for one in modules if _fits(one, str(pattern).split("."))]
-            if not fitting:
-                known = ", ".join(dict.fromkeys(one[0] for one in modules))
-                raise ValueError(
-                    f"groups: no module with parameters is called {str(pattern)!r}; the outermost ones are {known}. "
-                    "Use names as named_modules() gives them, * for any part between two points"
-                )
-            for one in fitting:
-                found.setdefault(one, count)
+            for one in fitting_modules(names, str(pattern)):
+                found.setdefault(tuple(one.split(".")), count)
                 count += not several
         count += several
     made: list[list[int]] = [[] for _ in range(count)]
@@ -297,10 +290,6 @@ def groups_by_name(names: Sequence[str], groups: str | Sequence[str | Sequence[s
         if inner is not None:
             made[found[inner]].append(index)
     return tuple(tuple(one) for one in made if one)
-
-
-def _fits(module: tuple[str, ...], pattern: Sequence[str]) -> bool:
-    return len(module) == len(pattern) and all(want in ("*", is_) for is_, want in zip(module, pattern, strict=True))
 
 
 def simulate_sharded(

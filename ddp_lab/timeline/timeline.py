@@ -22,7 +22,8 @@ from ..analysis.step_parts import StepParts
 from ..files import replacing, write_text
 from ..protocol.journal import SUFFIX
 from ..renamed import with_former_names
-from ..simulation.memory import RecordedMemory, Sharding, numbered_modules
+from ..simulation.memory import RecordedMemory, Sharding
+from ..simulation.module_names import fitting_modules, numbered_modules
 from ..simulation.workload import Workload
 from . import group_words, judged_steps, what_if, workloads
 from . import summary as words
@@ -347,7 +348,8 @@ class Timeline(TimelineModel):
                 DistributedDataParallel: ``groups``, ``reshard_after_forward``, ``prefetch``, ``world_size``.
                 ``groups`` has the names of modules, as for `fully_shard`: ``"layers.*"`` makes a group of each module
                 that it fits, ``("embedding", "head")`` one group of both; what is in none of them is the root's.
-                ``prefetch`` is how many groups ahead parameters are gathered. What is left out stays as recorded.
+                ``prefetch`` is how many groups ahead parameters are gathered. What is left out stays as recorded; of a
+                DistributedDataParallel, each module with a number for a name (``layers.3``) is a group.
 
         Raises:
             ValueError: the model has no two consecutive steps; a value is not valid, or no module has such a name.
@@ -383,8 +385,8 @@ class Timeline(TimelineModel):
 
         Args:
             model: which model; None for the most recently active one that was measured.
-            groups: names of the modules to which `fully_shard` is applied, besides the root; None: all with a number
-                for a name, for example ``layers.3``.
+            groups: names of the modules to which `fully_shard` is applied, besides the root, or ``"layers.*"`` for each
+                that fits; None: all with a number for a name, for example ``layers.3``.
             reshard_after_forward: as of `fully_shard`, for the groups; the root's parameters stay.
             prefetch: gather the next group's parameters during the backward of a group, as torch does by default.
             world_size: as many ranks; None: as recorded.
@@ -393,12 +395,13 @@ class Timeline(TimelineModel):
             ValueError: no step was measured; a group names no module; the world size is below 1.
 
         Example:
-            timeline.predicted_memory(groups=["layers.0", "layers.1"])[["strategy", "peak_bytes"]]
+            timeline.predicted_memory(groups=["layers.*", "head"])[["strategy", "peak_bytes"]]
         """
         steps = self._measured_memory(model)
-        if groups is None:
-            groups = numbered_modules(one.name for one in steps[0].parameters)
-        sharding = Sharding(groups=tuple(groups), reshard_after_forward=reshard_after_forward, prefetch=prefetch)
+        names = [one.name for one in steps[0].parameters]
+        patterns = numbered_modules(names) if groups is None else groups
+        modules = dict.fromkeys(one for pattern in patterns for one in fitting_modules(names, pattern))
+        sharding = Sharding(groups=tuple(modules), reshard_after_forward=reshard_after_forward, prefetch=prefetch)
         return _frame(memory.predicted_columns(steps, world_size, sharding))
 
     def _measured_memory(self, model: int | None) -> list[RecordedMemory]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ...simulation.module_names import numbered_modules
 from ...simulation.sharding import (
     ShardedStep,
     ShardedWorkload,
@@ -115,6 +116,8 @@ def _fully_sharded(found: RecordedSharding, given: Mapping[str, Any]) -> Sharded
         replayed = simulate_sharded(known, found.sharding, costs, waits=waits)
         factor = (found.step_ns - replayed.other_ns) / max(replayed.step_ns - replayed.other_ns, 1.0)
         known, costs = known.scaled(factor), costs.scaled(factor)
+    if found.sharding is None:
+        plan.setdefault("groups", numbered_modules(known.names))
     if "groups" in plan:
         plan["groups"] = groups_by_name(known.names, plan["groups"])
     step = simulate_sharded(known, replace(found.sharding or Sharding(()), **plan), costs, waits=waits)

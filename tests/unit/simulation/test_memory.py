@@ -13,9 +13,9 @@ from ddp_lab.simulation.memory import (
     ParameterMemory,
     RecordedMemory,
     Sharding,
-    numbered_modules,
     predict,
 )
+from ddp_lab.simulation.module_names import numbered_modules
 
 FIRST, SECOND = (
     ParameterMemory("layers.0.weight", (25,), 100, state=200),
