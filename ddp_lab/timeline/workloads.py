@@ -54,6 +54,11 @@ def workload(
 ) -> Workload:
     """See `Timeline.workload`."""
     description, steps = chosen_steps(timeline, reducer, generation, last_steps)
+    if kind := description.get("kind"):
+        raise ValueError(
+            f"a model with {kind} has no buckets; lab.simulate(groups=…, reshard_after_forward=…, prefetch=…) predicts "
+            "fully_shard with other parameter groups"
+        )
     parameters = description["parameters"]
     begin = steps.field("backward_begin")
     members = [bucket["parameters"] for bucket in description["buckets"]]

@@ -45,6 +45,8 @@ def test_parameter_groups(browser: Browser) -> None:
         made.says(".ddp-findings", "Rank 1 is late in the forward of blocks.0.")
         page.get_by_role("button", name="Show me").first.click()
         made.says(".ddp-parameter_groups .ddp-summary", "Parameter groups: step ")
+        made.open("What if")
+        made.says(".ddp-what-if", "What if: a model with fully_shard has no buckets; lab.simulate(groups=")
         made.open("Timeline")
         page.locator(".ddp-timeline canvas").hover(position={"x": 350, "y": 41})  # rank 0, the second lane
         made.says(".ddp-timeline .ddp-tip", "rank 0 · blocks.0")
