@@ -74,7 +74,7 @@ def test_refusals(what: dict[str, Any], reason: str) -> None:
     """What makes no sense is refused with the reason."""
     with pytest.raises(ValueError, match=reason):
         recorded().simulate(**what)
-    with pytest.raises(ValueError, match="a model with fully_shard has no buckets; lab.simulate"):
+    with pytest.raises(ValueError, match="a model with fully_shard has no buckets"):
         recorded().workload()
     with pytest.raises(ValueError, match="no step has been recorded"):
         Timeline().simulate(sharding="fully_shard")
