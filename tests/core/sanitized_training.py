@@ -237,6 +237,26 @@ def observed(rank: int) -> None:
                 model(torch.ones(3, 4) * rank).sum().backward()
 
 
+def counted(rank: int) -> None:
+    """The memory of steps, while Gloo's threads allocate; sharded parameters, whose collectives have a purpose."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = ddp_lab.DistributedDataParallel(nn.Linear(64, 64), bucket_cap_mb=0.001)
+    sharded = fully_shard(nn.Linear(64, 64))
+    ddp_lab.observe(sharded)
+    for one in (model, sharded):
+        optimizer = torch.optim.Adam(one.parameters())
+
+        def step(one: Any = one, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            one(torch.ones(3, 64) * rank).sum().backward()
+            optimizer.step()
+
+        for _ in range(3):
+            step()
+        assert ddp_lab.measure_memory(step, one, optimizer, steps=STEPS).peak > 64 * 64 * 4
+
+
 def shared_memory(rank: int) -> None:
     """Collectives through shared memory: one by one and several at once, a training, groups that break."""
     comm.register()
@@ -281,7 +301,7 @@ def shared_memory(rank: int) -> None:
 CASES: list[Callable[[int], None]] = [
     shared_memory,
     *(plain, unused, static_graph, hook, abandon),
-    *(on_demand, watched, paused, changed, observed),
+    *(on_demand, watched, paused, changed, observed, counted),
 ]
 
 
