@@ -98,8 +98,10 @@ class ShardingCosts:
     """What sharding adds to a step. Bytes are those of the whole parameters.
 
     Attributes:
-        all_gather, reduce_scatter: of the collectives alone.
-        gathering, reducing: of what a rank does around them: memory, copies, Python.
+        all_gather: of the collective alone.
+        reduce_scatter: of the collective alone.
+        gathering: of what a rank does around an all-gather: memory, copies, Python.
+        reducing: of what a rank does around a reduce-scatter.
         broadcast: of parameters, each by the rank that updates it (ZeRO-1).
         optimizer_ns: by how much longer an update takes for each tensor that is sharded.
         contention: see [Note: the schedule of a sharded step].

@@ -33,6 +33,7 @@ from .recorded import chrome_trace, merge, saved
 from .recorded.player import Player
 from .records import Inspection, Kept, LatePlace, RankStatus, ReducerInfo
 from .sharded import what_if as sharded
+from .sharded.what_if import ShardedWhatIf
 from .tables import memory, span_columns
 from .tables.collectives import GroupInfo
 from .tables.gradients import ALL_BUCKETS, drift_columns, gradient_columns, gradient_norm_columns, noise_scale
@@ -334,7 +335,7 @@ class Timeline(TimelineModel):
         model: int | None = None,
         without_rank: int | None = None,
         **what: Any,
-    ) -> what_if.WhatIf[Timeline] | sharded.ShardedWhatIf:
+    ) -> what_if.WhatIf[Timeline] | ShardedWhatIf:
         """Predicts the step with other buckets, hooks, world sizes or links, or with sharded parameters.
 
         Args:
