@@ -46,7 +46,7 @@ class MeasuredMemory:
         where: the part of the step in which that was.
         parameters: of the model, with its buffers: this rank's part of them, as all that follows.
         gradients: those there are at the end of the step.
-        buckets: of DDP; none if gradients are views of them.
+        buckets: of DDP; none if gradients are views of them, or are averaged in place (`shm`).
         optimizer: its state.
     """
 
@@ -89,7 +89,7 @@ def measure_memory(
     if steps < 1:
         raise ValueError(f"{steps} steps can't be measured; give at least 1")
     device = next((one.device for one in model.parameters()), torch.device("cpu"))
-    with _counting(device) as counter:
+    with _counting(device) as counter, _collected():
         training_step()  # so that what one step leaves for the next is counted
         found = [_measured(training_step, _Step(model, optimizer, counter)) for _ in range(steps)]
     step, measured = min(found, key=lambda one: one[1].peak)
@@ -137,6 +137,19 @@ class _DeviceCounter:
         found = int(self._of.memory_allocated(self._device)), int(self._of.max_memory_allocated(self._device))
         self._of.reset_peak_memory_stats(self._device)
         return found
+
+
+@contextmanager
+def _collected() -> Iterator[None]:
+    """Frees garbage first; in the block Python's collector does not start by itself, in the middle of a step."""
+    automatic = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if automatic:
+            gc.enable()
 
 
 @contextmanager
@@ -217,7 +230,7 @@ class _Step:
         self.buckets = _bytes_of_bucket(model)
         self._alive: set[int] = set()
         self.marks: list[Mark] = []
-        gc.collect()
+        gc.collect(1)  # what the step before has left; all generations would make the steps much longer
         self.held = self._held()
         self._zero = counter.take()[0] - sum(self.held.values())
 

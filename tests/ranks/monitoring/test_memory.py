@@ -104,6 +104,9 @@ def test_a_saved_timeline_predicts_the_same(ranks: Ranks, tmp_path: Any) -> None
         return int(again.predicted_memory(**options).set_index("strategy")["peak_bytes"]["fully_shard"])
 
     assert peak(groups=[]) > peak(reshard_after_forward=False) > peak() > peak(world_size=8)
+    assert peak(groups="*") == peak(groups=["*"]) == peak()
+    with pytest.raises(ValueError, match="groups of one module each"):
+        peak(groups=[("0", "1")])
 
 
 def _refused(rank: int, size: int) -> list[str]:
@@ -159,3 +162,38 @@ def test_bytes_are_counted_on_all_threads(ranks: Ranks) -> None:
     """An allocation on another thread is in the peak; one that is freed after counting is subtracted all the same."""
     [(peak, now, after)] = ranks(1, _other_threads)
     assert (peak, now, after) == (1 << 20, 1 << 10, 0)
+
+
+def _collections(rank: int, size: int) -> tuple[list[int], list[bool], bool]:
+    import gc
+
+    import torch
+
+    import ddp_lab
+
+    model = torch.nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = _step_of(model, optimizer)
+    automatic: list[bool] = []
+    generations: list[int] = []
+
+    def training_step() -> None:
+        automatic.append(gc.isenabled())
+        step()
+
+    def note(phase: str, about: dict[str, int]) -> None:
+        if phase == "start" and 0 < len(automatic) < 4:
+            generations.append(about["generation"])
+
+    gc.callbacks.append(note)
+    ddp_lab.measure_memory(training_step, model, optimizer, steps=3)
+    gc.callbacks.remove(note)
+    return generations, automatic, gc.isenabled()
+
+
+def test_garbage_is_collected_between_steps(ranks: Ranks) -> None:
+    """In a step none is, and before each only what is new, so that measured steps are about as long as others."""
+    [(generations, automatic, after)] = ranks(1, _collections)
+    assert generations == [1, 1, 1]
+    assert not any(automatic)
+    assert after
