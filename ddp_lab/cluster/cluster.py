@@ -527,11 +527,14 @@ class Cluster:
         return self.link
 
     def measure_sharding(self, optimizer: str = "AdamW", repeats: int = 8) -> ShardingCosts:
-        """Measures what `fully_shard` adds to a step (a few seconds): gathering and reducing groups of many sizes.
+        """Measures what `fully_shard` adds to a step: gathering and reducing groups of many sizes (about ten seconds).
 
         Args:
-            optimizer: class in `torch.optim` that updates the parameters.
+            optimizer: name of the class in `torch.optim` that updates the parameters; "" for none.
             repeats: number of measurements of each group.
+
+        Raises:
+            CellError: of a `ValueError`: there is no such optimizer.
         """
         from ..control.tuning import measure_sharding
 

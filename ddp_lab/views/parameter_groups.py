@@ -66,6 +66,8 @@ def parameter_groups_scene(
     columns = timeline.parameter_group_columns(chosen, last_steps or _STEPS)
     columns = {name: values[columns["complete"]] for name, values in columns.items()}
     spans, lanes, headings, top = _lanes(parts, step, layout)
+    if not spans:
+        return Scene(_TITLE, empty="the collectives of its steps are no longer kept; train a few more steps")
     facts = timeline.judgement(chosen)
     late = {} if facts is None else {(one.rank, one.bucket): one for one in late_places(facts)}
     told = [f"late {one.words}, by {ms(one.delay_ms)}" for one in late.values() if one.words]

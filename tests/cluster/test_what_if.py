@@ -63,11 +63,13 @@ def test_a_cluster_predicts_sharding(lab: Lab) -> None:
     """It measures sharding with models that its timeline never sees, and predicts it from DDP and from groups."""
     lab.run(TRAINING)
     known = [one.reducer for one in lab.timeline.reducers()]
+    before = len(lab.timeline.collectives())
     costs = lab.measure_sharding(repeats=1)
     assert [one.reducer for one in lab.timeline.reducers()] == known
+    assert len(lab.timeline.collectives()) - before < 100  # the measurement has thousands
     assert costs.ranks == 2
     assert 0 <= costs.contention <= 1
-    each, whole = lab.simulate(groups="*"), lab.simulate(sharding="fully_shard")
+    each, whole = lab.simulate(groups="*"), lab.simulate(sharding="fully_shard", groups=[])
     assert each.costs is costs
     assert [len(one.prediction.groups) for one in (each, whole)] == [6, 1]
     assert lab.simulate(sharding="zero-1").step_ms > 0
@@ -75,6 +77,8 @@ def test_a_cluster_predicts_sharding(lab: Lab) -> None:
     assert lab.simulate().step_ms == pytest.approx(lab.timeline.simulate().recorded_ms)
     kept = lab.simulate(reshard_after_forward=False)
     assert kept.step_ms < lab.simulate().step_ms
+    with pytest.raises(CellError, match="torch.optim has no optimizer 'Adamm'"):
+        lab.measure_sharding("Adamm")
 
 
 STRAGGLER = """

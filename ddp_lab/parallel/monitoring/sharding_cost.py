@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ... import recording
 from ..observe_shards import unobserved
 from .link import slowest
 
@@ -49,14 +50,23 @@ def measure(optimizer: str = "AdamW", *, repeats: int = 8, device: torch.device 
         ``broadcast`` (of ZeRO-1: until all ranks have all updates). ``optimizer_ns``: by how much longer an update
         takes for each sharded tensor; ``contention``: 0 if a collective and a computation beside it take as long as
         the longer one of them, 1 if as long as both; ``ranks``.
+
+    Raises:
+        ValueError: there is no such optimizer.
     """
-    where = torch.device(device or "cpu")
+    kind = getattr(torch.optim, optimizer, None) if optimizer else torch.optim.Optimizer
+    if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+        raise ValueError(f"torch.optim has no optimizer {optimizer!r}; name a class in it, such as 'AdamW'")
+    with recording.suspended(), unobserved():  # else thousands of collectives take the place of the program's
+        return _measured(optimizer, repeats, torch.device(device or "cpu"))
+
+
+def _measured(optimizer: str, repeats: int, where: torch.device) -> dict[str, Any]:
     found: dict[str, Any] = {"gather": [], "all_gather": [], "reduce": [], "reduce_scatter": [], "broadcast": []}
     for tensors, size in GROUPS:
         step = _trained(tensors, size, where)
         count = repeats if size < _LARGE else min(repeats, _FEW)
-        with unobserved():
-            times = [step() for _ in range(count + 2)][2:]
+        times = [step() for _ in range(count + 2)][2:]
         for name, values in zip(("gather", "reduce"), zip(*times, strict=True), strict=True):
             found[name].append((size, tensors, _typical(values, where)))
         for name, call in _CALLS.items():
@@ -147,20 +157,22 @@ def _now(device: torch.device) -> int:
     return time.perf_counter_ns()
 
 
-def _all_gather(tensors: int, size: int, device: torch.device) -> float:
-    part, whole = _part_and_whole(size, device)
+def _together(call: Callable[[], object], device: torch.device) -> float:
+    """ns of a call that all ranks begin at about the same time."""
     dist.barrier()
     begin = _now(device)
-    dist.all_gather_into_tensor(whole, part)
+    call()
     return float(_now(device) - begin)
 
 
-def _reduce_scatter(tensors: int, size: int, device: torch.device) -> float:
+def _all_gather(_tensors: int, size: int, device: torch.device) -> float:
     part, whole = _part_and_whole(size, device)
-    dist.barrier()
-    begin = _now(device)
-    dist.reduce_scatter_tensor(part, whole)
-    return float(_now(device) - begin)
+    return _together(lambda: dist.all_gather_into_tensor(whole, part), device)
+
+
+def _reduce_scatter(_tensors: int, size: int, device: torch.device) -> float:
+    part, whole = _part_and_whole(size, device)
+    return _together(lambda: dist.reduce_scatter_tensor(part, whole), device)
 
 
 def _part_and_whole(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,13 +188,7 @@ def _updated(tensors: int, size: int, device: torch.device) -> float:
     for one in parts:
         one.grad = torch.zeros_like(one)
     optimizer = ZeroRedundancyOptimizer(parts, torch.optim.SGD, lr=0.0)
-    taken = []
-    for _ in range(3):
-        dist.barrier()
-        begin = _now(device)
-        optimizer.step()
-        taken.append(float(_now(device) - begin))
-    return statistics.fmean(taken[1:])
+    return statistics.fmean([_together(optimizer.step, device) for _ in range(3)][1:])
 
 
 _CALLS: Final = {"all_gather": _all_gather, "reduce_scatter": _reduce_scatter, "broadcast": _updated}
@@ -192,9 +198,9 @@ def _of_optimizer(name: str, repeats: int, device: torch.device) -> float:
     """ns by which an update takes longer for each tensor that is sharded."""
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    kind = getattr(torch.optim, name, None)
-    if kind is None:
+    if not name:
         return 0.0
+    kind = getattr(torch.optim, name)
     times = []
     whole = [torch.zeros(_SMALL, device=device) for _ in range(_MANY)]
     for tensors in (whole, [distribute_tensor(one, _mesh(device), [Shard(0)]) for one in whole]):
@@ -221,16 +227,13 @@ def _contention(repeats: int, device: torch.device) -> float:
             torch.mm(matrix, matrix)
 
     def timed(times: int, collective: bool) -> float:
-        taken = []
-        for _ in range(repeats + 1):
-            dist.barrier()
-            begin = _now(device)
+        def run() -> None:
             work = dist.all_gather_into_tensor(whole, part, async_op=True) if collective else None
             compute(times)
             if work is not None:
                 work.wait()
-            taken.append(float(_now(device) - begin))
-        return _typical(taken[1:], device)
+
+        return _typical([_together(run, device) for _ in range(repeats + 1)][1:], device)
 
     alone, of_ten = timed(0, True), timed(10, False)
     times = max(1, round(10 * alone / of_ten))

@@ -333,6 +333,22 @@ def test_steps_of_another_order_are_left_out() -> None:
     assert (parts[0][1].kind == REDUCE_SCATTER).sum() == 9
 
 
+def test_collectives_that_are_no_longer_kept() -> None:
+    """A program that goes on with many other collectives takes their place: the view says so, and what-if, too."""
+    steps, others = 8, 20_000
+    timeline = recorded(steps=steps)
+    first = steps * len(_step(0.0, 0, USUAL, 0.0, 0.0))
+    fields = {"process_group": 0, "reducer": -1, "bytes": SIZE}
+    rows = [
+        (steps * STEP + 1e-3 * one, Kind.COLLECTIVE_ENTERED, {**fields, "step": 1000 + one}) for one in range(others)
+    ]
+    for rank in range(2):
+        timeline.extend(Batch(rank, 1, first, 0, _events(rows, first)))
+    assert "no longer kept; train a few more steps" in parameter_groups_scene(timeline).empty
+    with pytest.raises(ValueError, match="no longer kept: train a few more steps"):
+        timeline.simulate()
+
+
 def test_the_view() -> None:
     """Lanes by group and rank, exposed parts as thin lines, a sentence with the share and the group that has most."""
     scene = parameter_groups_scene(recorded(late=6.0))
