@@ -368,7 +368,7 @@ class Timeline(TimelineModel):
         self,
         model: int | None = None,
         *,
-        groups: Sequence[str] | None = None,
+        groups: str | Sequence[str] | None = None,
         reshard_after_forward: bool = True,
         prefetch: bool = True,
         world_size: int | None = None,
@@ -393,14 +393,19 @@ class Timeline(TimelineModel):
             world_size: as many ranks; None: as recorded.
 
         Raises:
-            ValueError: no step was measured; a group names no module; the world size is below 1.
+            ValueError: no step was measured; a group names no module, or several; the world size is below 1.
 
         Example:
             timeline.predicted_memory(groups=["layers.*", "head"])[["strategy", "peak_bytes"]]
         """
         steps = self._measured_memory(model)
         names = [one.name for one in steps[0].parameters]
-        patterns = numbered_modules(names) if groups is None else groups
+        wanted = numbered_modules(names) if groups is None else groups
+        patterns = [wanted] if isinstance(wanted, str) else wanted
+        if any(not isinstance(one, str) for one in patterns):
+            raise ValueError(
+                f"groups={groups!r}: memory is predicted for groups of one module each; give names of modules only"
+            )
         modules = dict.fromkeys(one for pattern in patterns for one in fitting_modules(names, pattern))
         sharding = Sharding(groups=tuple(modules), reshard_after_forward=reshard_after_forward, prefetch=prefetch)
         return _frame(memory.predicted_columns(steps, world_size, sharding))

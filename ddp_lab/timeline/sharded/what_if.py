@@ -16,8 +16,9 @@ from ...simulation.sharding import (
     simulate_sharded,
     simulate_zero_1,
 )
-from ..what_if import fit_link
-from ..workloads import recorded_step, workload
+from ...simulation.simulator import Prediction
+from .. import what_if as replicated
+from ..workloads import RecordedStep, recorded_step, workload
 from .workload import RecordedSharding, of_ddp, of_groups
 
 if TYPE_CHECKING:
@@ -53,10 +54,7 @@ class ShardedWhatIf:
     @property
     def breakdown(self) -> dict[str, float]:
         """Milliseconds by part; all but ``hidden`` add up to `step_ms`."""
-        return {
-            part: getattr(self.prediction, f"{part}_ns") / 1e6
-            for part in ("forward", "compute", "hidden", "exposed", "other")
-        }
+        return replicated.parts_ms(self.prediction)
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name} {value:.2f}" for name, value in self.breakdown.items())
@@ -88,10 +86,12 @@ def what_if(
         raise ValueError("no step has been recorded: train some steps first")
     kind = _kind(timeline, info.reducer)
     asked = sharding or (_FULLY_SHARD if kind == _DDP else kind)
+    if sharding is not None and sharding not in _OPTIONS:
+        raise ValueError(f"sharding={sharding!r} is not valid; choose one of {', '.join(_OPTIONS)}")
     if asked not in _OPTIONS or kind not in (_DDP, asked):
         raise ValueError(
-            f"sharding={asked!r} can't be predicted from {info.module}, recorded with {kind}. Choose one of "
-            f"{', '.join(_OPTIONS)}; from a DistributedDataParallel all of them can be predicted"
+            f"{info.module} was recorded with {kind}, from which no step with {asked} can be predicted; record it with "
+            f"{_DDP}, or choose another model (model=)"
         )
     given = {name: value for name, value in changes.items() if value is not None}
     if wrong := sorted(given.keys() - _OPTIONS[asked]):
@@ -105,19 +105,20 @@ def what_if(
     found = of_ddp(timeline, info.reducer, costs or _guessed(timeline, info.reducer))
     if asked == _FULLY_SHARD:
         return _fully_sharded(found, given)
-    step = simulate_zero_1(found.workload, _ddp_step(timeline, info.reducer), found.costs, given.get("world_size"))
+    ranks = given.get("world_size")
+    step = simulate_zero_1(found.workload, _ddp_step(timeline, info.reducer, ranks), found.costs, ranks)
     return ShardedWhatIf(step, found.workload, found.costs, found.step_ns / 1e6)
 
 
 def _fully_sharded(found: RecordedSharding, given: Mapping[str, Any]) -> ShardedWhatIf:
     waits = "host" if found.on_host else "streams"
     known, costs, plan = found.workload, found.costs, dict(given)
-    if found.sharding is not None:  # what is recorded is predicted as it was, see [Note: the anchor]
+    if found.sharding is None:
+        plan.setdefault("groups", numbered_modules(known.names))
+    else:  # what is recorded is predicted as it was, see [Note: the anchor]
         replayed = simulate_sharded(known, found.sharding, costs, waits=waits)
         factor = (found.step_ns - replayed.other_ns) / max(replayed.step_ns - replayed.other_ns, 1.0)
         known, costs = known.scaled(factor), costs.scaled(factor)
-    if found.sharding is None:
-        plan.setdefault("groups", numbered_modules(known.names))
     if "groups" in plan:
         plan["groups"] = groups_by_name(known.names, plan["groups"])
     step = simulate_sharded(known, replace(found.sharding or Sharding(()), **plan), costs, waits=waits)
@@ -126,9 +127,17 @@ def _fully_sharded(found: RecordedSharding, given: Mapping[str, Any]) -> Sharded
 
 def _guessed(timeline: TimelineModel, reducer: int) -> ShardingCosts:
     recorded = workload(timeline, reducer)
-    return ShardingCosts.of_all_reduce(fit_link(timeline, reducer), recorded.world_size, recorded.write_back_ns[1])
+    return ShardingCosts.of_all_reduce(
+        replicated.fit_link(timeline, reducer), recorded.world_size, recorded.write_back_ns[1]
+    )
 
 
-def _ddp_step(timeline: TimelineModel, reducer: int) -> ShardedStep:
-    one = recorded_step(timeline, workload(timeline, reducer), reducer)
+def _ddp_step(timeline: TimelineModel, reducer: int, ranks: int | None) -> ShardedStep:
+    """The step with plain DDP: as recorded, or as predicted on another number of ranks."""
+    recorded = workload(timeline, reducer)
+    one: RecordedStep | Prediction
+    if ranks is None or ranks == recorded.world_size:
+        one = recorded_step(timeline, recorded, reducer)
+    else:
+        one = replicated.what_if(timeline, None, reducer=reducer, world_size=ranks).prediction
     return ShardedStep(one.step_ns, one.forward_ns, one.compute_ns, one.hidden_ns, one.exposed_ns, one.other_ns)
