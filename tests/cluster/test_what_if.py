@@ -77,7 +77,7 @@ def test_a_cluster_predicts_sharding(lab: Lab) -> None:
     assert lab.simulate().step_ms == pytest.approx(lab.timeline.simulate().recorded_ms)
     kept = lab.simulate(reshard_after_forward=False)
     assert kept.step_ms < lab.simulate().step_ms
-    with pytest.raises(CellError, match="torch.optim has no optimizer 'Adamm'"):
+    with pytest.raises(CellError, match=r"torch\.optim has no optimizer 'Adamm'"):
         lab.measure_sharding("Adamm")
 
 

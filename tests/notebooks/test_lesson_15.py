@@ -22,6 +22,9 @@ WRONG = {
         _SHARD + _LAYERS + "    return network": "the network is none",
         _SHARD + "    fully_shard(network.layers[0])\n    return fully_shard(network)": "layers.1 has no group",
         _SHARD + _LAYERS + "    fully_shard(network)": "should return the network",
+        _SHARD
+        + "    fully_shard(list(network.layers))\n    return fully_shard(network)": "several layers are in one group",
+        _SHARD + "    fully_shard(network)\n" + _LAYERS + "    return network": "for the network before its layers",
     },
     "2": {
         _ONCE.format("    pass"): "keep a group for each layer",

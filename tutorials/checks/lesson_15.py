@@ -5,10 +5,16 @@ from . import Checks, Prediction, Predictions, on_ranks
 
 def parameter_groups(torch, Network, shard):
     from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
     network = Network()
     whole = sum(one.numel() for one in network.parameters())
-    model = shard(network)
+    try:
+        model = shard(network)
+    except Exception:
+        if isinstance(network, FSDPModule):
+            return "Not yet: fully_shard was called for the network before its layers. Call it for the layers first."
+        raise
     if not isinstance(model, torch.nn.Module):
         return "Not yet: shard should return the network."
     groups = [name for name, one in model.named_modules() if isinstance(one, FSDPModule)]
@@ -28,6 +34,12 @@ def parameter_groups(torch, Network, shard):
         model(torch.zeros(2, 64)).sum().backward()
     except RuntimeError as error:
         return f"Not yet: the model does not train: {error}"
+    for index, layer in enumerate(network.layers):
+        layer.unshard()
+        gathered = [name for name, one in model.named_parameters() if not isinstance(one, DTensor)]
+        layer.reshard()
+        if not all(name.startswith(f"layers.{index}.") for name in gathered):
+            return "Not yet: several layers are in one group. Call fully_shard once for each layer, not for a list."
     return f"Right: {len(groups)} modules, and this rank holds {mine / whole:.0%} of the parameters."
 
 
