@@ -92,7 +92,8 @@ void see_tensor_memory() { c10::SetCPUAllocator(&CountingAllocator::instance());
 
 void count_tensor_memory(bool on) {
   CountingAllocator& counting = CountingAllocator::instance();
-  TORCH_CHECK(!on || c10::GetCPUAllocator() == &counting, "another library has replaced torch's CPU allocator");
+  TORCH_CHECK(!on || c10::GetCPUAllocator() == &counting,
+              "another library has replaced torch's CPU allocator: measure in a process that does not load it");
   counting.count(on);
 }
 

@@ -534,7 +534,7 @@ class Cluster:
             repeats: number of measurements of each group.
 
         Raises:
-            CellError: of a `ValueError`: there is no such optimizer.
+            CellError: `torch.optim` has no such optimizer, or a rank failed.
         """
         from ..control.tuning import measure_sharding
 
