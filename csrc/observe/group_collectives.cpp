@@ -7,6 +7,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
@@ -37,18 +39,15 @@ class Groups {
   }
 
   std::int32_t index(const c10d::ProcessGroup& group) {
-    const std::string name = name_of(group);  // before the lock: a group that is written in Python wants the GIL
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return find(group, name).index;
+    return with(group, [](const Group& known) { return known.index; });
   }
 
   // The group's number, and the operation's number in it.
   std::pair<std::int32_t, std::int64_t> enter(const c10d::ProcessGroup& group, bool sends, bool receives, int peer) {
-    const std::string name = name_of(group);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    Group& known = find(group, name);
-    if (!sends && !receives) return {known.index, known.collectives++};
-    return {known.index, known.between[{peer, sends}]++};
+    return with(group, [&](Group& known) -> std::pair<std::int32_t, std::int64_t> {
+      if (!sends && !receives) return {known.index, known.collectives++};
+      return {known.index, known.between[{peer, sends}]++};
+    });
   }
 
   void forget(std::int32_t index) {
@@ -71,14 +70,30 @@ class Groups {
     std::map<std::pair<int, bool>, std::int64_t> between{};  // (peer, whether it is sent to) -> operations
   };
 
-  Group& find(const c10d::ProcessGroup& group, const std::string& name) {
-    const auto found = groups_.find(&group);
-    if (found != groups_.end() && found->second.name == name) return found->second;
+  // Calls `use` under the lock with what is known of the group. What the group says of itself is asked for without the
+  // lock: a group that is written in Python wants the GIL, and whoever has the GIL may want the lock.
+  template <typename Use>
+  std::invoke_result_t<Use, Group&> with(const c10d::ProcessGroup& group, const Use& use) {
+    const std::string name = name_of(group);
+    std::optional<NamedGroup> described;
+    for (;;) {
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto found = groups_.find(&group);
+        if (found != groups_.end() && found->second.name == name) return use(found->second);
+        if (described) return use(add(group, *std::move(described)));
+      }
+      described = NamedGroup{0, name, group.getGroupDesc(), group.getBackendName(), group.getSize()};
+    }
+  }
+
+  Group& add(const c10d::ProcessGroup& group, NamedGroup described) {
     Group& made = groups_[&group];
-    made = Group{next_++, name};
+    made = Group{next_++, described.name};
+    described.index = made.index;
     constexpr std::size_t kMostNew = 4096;  // where nobody takes them
     if (new_.size() == kMostNew) new_.clear();
-    new_.push_back({made.index, made.name, group.getGroupDesc(), group.getBackendName(), group.getSize()});
+    new_.push_back(std::move(described));
     return made;
   }
 

@@ -403,6 +403,7 @@ class Membership:
 
     def _on_exit(self, rank: int) -> None:
         """On the fork server's reader thread: a rank's process has ended."""
+        how = self.lost().get(rank) or self._ended.get(rank, "has ended")  # its successor may be on the way already
         self.suspect = True
         self._wire.forget([rank])
         self._free((other for other in range(self._world_size) if other != rank), rank, None)
@@ -411,7 +412,7 @@ class Membership:
         for cell in cells:
             self.note_end(rank, cell, failed=True)
         if self.on_lost is not None:
-            self.on_lost({rank: self.lost()[rank]})
+            self.on_lost({rank: how})
         engine = self._processes.engine_of_rank.get(rank)
         if engine is not None:
             self._processes.unregister(engine)

@@ -112,7 +112,7 @@ def _typical(parts: _Values) -> _Values:
     totals = parts.sum(axis=0)
     if not totals.size:
         return np.full(len(parts), np.nan)
-    low, high = np.quantile(totals, [0.25, 0.75])
+    low, high = np.quantile(totals, 0.25, method="lower"), np.quantile(totals, 0.75, method="higher")
     mean: _Values = parts[:, (totals >= low) & (totals <= high)].mean(axis=1)
     whole = float(mean.sum())
     return mean * (float(np.median(totals)) / whole if whole > 0 else 1.0)

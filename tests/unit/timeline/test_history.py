@@ -11,6 +11,7 @@ from ddp_lab.analysis.step_metrics import PHASES, Breakdown
 from ddp_lab.timeline.history import COLUMNS, StepHistory
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views.overview import overview
+from ddp_lab.views.view_data import step_phases
 from tests.training_events import Training
 
 
@@ -97,6 +98,20 @@ def test_the_overview_compares_with_the_steps_before() -> None:
         assert parts[PHASES.index("forward")] == pytest.approx(of_rank.forward_ms.median(), rel=0.01)
         assert sum(parts) == pytest.approx(of_rank.step_ms.median(), rel=0.01)
     assert overview(made, None, 0) == {"text": "No step is complete on every rank yet."}
+
+
+def test_a_typical_step_of_two() -> None:
+    """Two steps that differ have a typical one between them; a single one is typical itself."""
+    made, training = Timeline(), Training(2, 3, forward_ms=1.0)
+    at = 10**12
+    for step in range(6):
+        at += 10**7 * (1 + step % 2)
+        training.feed(made, step, at)
+    single, both = (step_phases(made, 0, np.array(steps)) for steps in ([5], [4, 5]))
+    whole = made.steps(0).groupby("step").step_ms.mean()
+    assert single.total_ms == pytest.approx(whole[5], rel=0.01)
+    assert both.total_ms == pytest.approx((whole[4] + whole[5]) / 2, rel=0.01)
+    assert np.isfinite(both.by_rank_ms).all()
 
 
 def test_a_step_is_judged_within_the_chosen_ones() -> None:
