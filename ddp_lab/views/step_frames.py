@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..analysis import step_metrics
 from ..analysis.step_metrics import Breakdown, GradientSync, Overlap
 from ..analysis.step_parts import SPANS
-from ..timeline.tables.span_columns import TableView, Waits, net, together
+from ..timeline.tables.span_columns import TableView, Waits, net, step_time, together
 from ..timeline.tables.step_table import BUCKET_FIELDS, STEP_FIELDS
 from ..timeline.timeline import Timeline
 
@@ -132,7 +132,7 @@ class StepFrame:
         """Returns its time breakdown."""
         bounds, outside = self.bounds_ns.T, self.outside_ns.T
         by_rank = {
-            "step_ms": net(self.waits, "step", step_metrics.milliseconds(bounds[END], outside[PREVIOUS_END])),
+            "step_ms": step_time(self.waits, step_metrics.milliseconds(bounds[END], outside[PREVIOUS_END])),
             "forward_ms": net(
                 self.waits, "forward", step_metrics.milliseconds(outside[FORWARD_END], outside[FORWARD_BEGIN])
             ),

@@ -256,7 +256,8 @@ def _with_device_times(view: TableView, found: ModelCollectives) -> _Times:
     if not found.on_device:
         return view.buckets
     made: _Times = view.buckets.copy()
-    of = np.flatnonzero((found.kind >= REDUCE_SCATTER) & (found.ended > 0) & (found.group < made.shape[1]))
+    known = (found.group >= 0) & (found.group < made.shape[1]) & (found.ended > 0)
+    of = np.flatnonzero((found.kind >= REDUCE_SCATTER) & known)
     place = found.row[of], found.group[of]
     begin, end, reduced = (made[:, :, BUCKET_FIELDS.index(name)] for name in ("device_begin", "device_end", "reduced"))
     begin[place] = np.iinfo(np.int64).max

@@ -22,7 +22,7 @@ from .step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
 
 __all__ = ["SPAN_COLUMNS", "STEP_COLUMNS", "SYNC_COLUMNS", "Columns", "TableView", "span_columns", "step_columns"]
 __all__ += ["Waits", "breakdown_of", "device_rows", "joined", "net", "objects", "rank_steps", "sync_columns", "view_of"]
-__all__ += ["known_steps", "together", "whole_steps"]
+__all__ += ["known_steps", "step_time", "together", "whole_steps"]
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -82,17 +82,12 @@ class Waits:
         return Overlap(hidden[0], exposed, hidden[1], of_rank, self.on_device == 1)
 
     def net(self, part: str, ms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The host's time of a part of each step, e.g. of its forward, without its waits in it; shape ``[steps]``.
-
-        Of a whole step it is the device's time, if a device waits: the host may run ahead by several steps.
-        """
+        """The host's time of a part of each step, e.g. of its forward, without its waits in it; shape ``[steps]``."""
         waited = {
             "forward": self.in_forward,
             "compute": self.in_computation,
             "accumulation": self.exposed - self.in_forward - self.in_backward,
         }
-        if part == "step":
-            return np.where(np.isnan(self.device_step), ms, self.device_step / 1e6)
         if part not in waited:
             return ms
         return np.where(self.on_device == 1, ms, np.maximum(ms - np.nan_to_num(waited[part]) / 1e6, 0.0))
@@ -120,6 +115,17 @@ def together(of_ranks: Sequence[Waits | None], buckets: int) -> Waits | None:
                     values[row] = known
         made.append(values)
     return Waits(*made)
+
+
+def step_time(waits: Waits | None, ms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The time of each step: the host's, or that of a device whose stream waits, as far as it is known. The host may
+    run ahead of it by several steps.
+
+    Args:
+        waits: of a model whose parameters are sharded; None of any other.
+        ms: of the host, shape ``[steps]``.
+    """
+    return ms if waits is None else np.where(np.isnan(waits.device_step), ms, waits.device_step / 1e6)
 
 
 def net(waits: Waits | None, part: str, ms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -257,7 +263,7 @@ def _steps_of(one: TableView) -> Columns:
         "buckets": (one.buckets[:, :, _B["launched"]] > 0).sum(axis=1),
         "bytes": one.buckets[:, :, _B["bytes"]].sum(axis=1),
         **{f"{name}_ns": values for name, values in times.items()},
-        "step_ms": net(one.waits, "step", milliseconds(times["backward_end"], one.previous_end)),
+        "step_ms": step_time(one.waits, milliseconds(times["backward_end"], one.previous_end)),
         "forward_ms": net(one.waits, "forward", milliseconds(times["forward_end"], times["forward_begin"])),
         "backward_ms": milliseconds(times["backward_end"], times["backward_begin"]),
         "compute_ms": net(one.waits, "compute", milliseconds(times["finalize"], times["backward_begin"])),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -272,3 +274,34 @@ def test_more_places_than_are_kept(four: Callable[..., list[Any]]) -> None:
     assert set(newest["operation"]) == {"all_reduce", "barrier"}
     assert set(newest["place"]) == {""}
     assert "made_0.py:1" in set(frame["place"])
+
+
+_TWO_NEW_GROUPS = """
+import threading
+import torch.distributed as dist
+from ddp_lab import native
+
+class Group(dist.ProcessGroup):
+    other = None
+
+    def getBackendName(self):
+        if self.other is not None:  # another thread asks for another group meanwhile
+            asking = threading.Thread(target=number, args=(self.other,), daemon=True)
+            asking.start()
+            asking.join()
+        return "python"
+
+number = native.load().index_of_group
+first, second = Group(0, 1), Group(0, 1)
+first.other = second
+assert number(first) != number(second)
+print("both have numbers")
+"""
+
+
+def test_groups_in_python_do_not_wait_for_each_other() -> None:
+    """What a group says of itself is its own code, during which other threads get their groups' numbers."""
+    done = subprocess.run(
+        [sys.executable, "-c", _TWO_NEW_GROUPS], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "both have numbers" in done.stdout, done.stderr[-2000:]
