@@ -60,6 +60,7 @@ class TimelineModel:
         self._max_steps, self._max_events = max_steps, max_events
         self._most_waiting = min(4 * max_steps, max_events // 250)  # events of a rank: few of what is kept
         self._lock = threading.RLock()
+        self._up_to_date: int | None = None  # the thread within `taken_once`
         self.version = 0
         """Grows with everything that is appended; a view that has drawn this version is up to date."""
         self.cleared = 0
@@ -114,8 +115,24 @@ class TimelineModel:
     def _reading(self) -> Iterator[None]:
         """Holds the lock, with every batch in the tables; who reads descriptions alone takes the lock."""
         with self._lock:
-            self._take_waiting()
+            if self._up_to_date != threading.get_ident():
+                self._take_waiting()
             yield
+
+    @contextmanager
+    def taken_once(self) -> Iterator[None]:
+        """Takes what has arrived now, for all reads of this thread within: each time costs.
+
+        What arrives meanwhile may be seen within, or not; it is by the next read afterwards.
+        """
+        with self._reading():
+            self._up_to_date = threading.get_ident()
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._up_to_date == threading.get_ident():
+                    self._up_to_date = None
 
     def _take_waiting(self) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -502,6 +519,28 @@ class TimelineModel:
                     steps, seen[reducer, rank] = table.changed(seen.get((reducer, rank), 0))
                     changed.setdefault(reducer, set()).update(steps.tolist())
         return {reducer: sorted(steps) for reducer, steps in changed.items() if steps}
+
+    def settled(self, model: int, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which of these steps are over: their backward has ended on every rank, or a rank has abandoned it, or they
+        are no longer held. Costs far less than reading them.
+
+        Args:
+            model: which model.
+            steps: shape ``[steps]``.
+        """
+        with self._reading():
+            tables = self._tables.get(model, {})
+            known = self._book.generations(model)
+            group = self._book.assignment(model)["group_ranks"] if known else ()
+            left, held = np.zeros(len(steps), bool), np.zeros(len(steps), bool)
+            running = np.full(len(steps), any(rank not in tables for rank in group))
+            for rank, table in tables.items():
+                rows = table.find(steps)
+                of_rank, times = rows >= 0, table.steps[rows]
+                held |= of_rank
+                left |= of_rank & (times[:, _ABANDONED] > 0)
+                running |= np.where(of_rank, times[:, _END] == 0, rank in group)
+        return ~held | left | ~running
 
     def views(self, model: int | None = None, last_steps: int | None = None) -> list[TableView]:
         """Copies of the tables behind `spans`, `steps` and `all_reduces`, for drawing without pandas."""

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..timeline.tables.span_columns import TableView
+from ..timeline.tables.step_table import STEP_FIELDS
 from ..timeline.timeline import Timeline
-from ..views.step_frames import BEGIN, END, PREVIOUS_END, StepFrame
 
 __all__ = ["Overhead"]
 
 _WINDOW_SECONDS = 10.0
 _STEPS = 20
 _FEW_STEPS = 20
+_BEGIN, _END = map(STEP_FIELDS.index, ("backward_begin", "backward_end"))
 
 
 class Overhead:
@@ -37,19 +39,17 @@ class Overhead:
         """Adds CPU time of the dashboard."""
         self._spent += seconds
 
-    def read(self, frames: list[StepFrame]) -> dict[str, Any]:
-        """Returns events per step and rank, ns per event, ms per step, the kernel's share of a core, and a sentence
-        about old steps that were down-sampled.
-
-        Args:
-            frames: the newest steps of the displayed model.
-        """
+    def read(self) -> dict[str, Any]:
+        """Returns events per step and rank, ns per event, ms per step of the model that trained last, the kernel's
+        share of a core, and a sentence about old steps that were down-sampled."""
         now = time.monotonic()
+        model = self._timeline.model()
+        views = [] if model is None else self._timeline.views(model.reducer, _STEPS)
         self._samples.append((now, self._spent))
         while len(self._samples) > 2 and now - self._samples[0][0] > _WINDOW_SECONDS:
             self._samples.popleft()
         since, before = self._samples[0]
-        if frames and self._ns is None and self._event_cost is not None:
+        if views and self._ns is None and self._event_cost is not None:
             self._ns, self._event_cost = self._event_cost(), None
         ranks = self._timeline.ranks()
         events, steps = sum(one.events for one in ranks), sum(one.step for one in ranks)
@@ -61,8 +61,8 @@ class Overhead:
         return {
             "events": self._events_a_step(),
             "ns": self._ns,
-            "step": _step_ms(frames),
-            "kept": str(self._timeline.kept(frames[-1].reducer)) if frames else "",
+            "step": _step_ms(views),
+            "kept": "" if model is None else str(self._timeline.kept(model.reducer)),
             "kernel": (self._spent - before) / (now - since) if now - since > 1.0 else None,
         }
 
@@ -80,12 +80,14 @@ class Overhead:
         return (last - first) / (newest - step) if newest > step and last > first else None
 
 
-def _step_ms(frames: list[StepFrame]) -> float | None:
-    """Median step time over ranks and steps; the backward time where the end of the previous step is not known."""
-    whole: list[float] = []
-    for frame in frames:
-        end, previous, begin = frame.bounds_ns[:, END], frame.outside_ns[:, PREVIOUS_END], frame.bounds_ns[:, BEGIN]
-        first = np.where(previous > 0, previous, begin)
+def _step_ms(views: Sequence[TableView]) -> float | None:
+    """Median step time over ranks and complete steps; the backward time where the end of the previous step is not
+    known."""
+    whole = []
+    for one in views:
+        begin, end = one.steps[:, _BEGIN], one.steps[:, _END]
+        first = np.where(one.previous_end > 0, one.previous_end, begin)
         known = (end > 0) & (first > 0)
-        whole += ((end - first)[known] / 1e6).tolist()
-    return float(np.median(whole)) if whole else None
+        whole.append((end - first)[known] / 1e6)
+    ms = np.concatenate([np.zeros(0), *whole])
+    return float(np.median(ms)) if len(ms) else None

@@ -233,24 +233,25 @@ class ShownTraining:
             measure: show the overhead, once per second.
         """
         begin = time.thread_time()
-        version = self.timeline.version
+        version = self.timeline.version  # before the batches are taken: a later one is seen in the next round
         changed = version != self._version
-        if changed:
-            self._version = version
-            if self.feed.take():
-                self._slow.forget()
-                self._show({name: {} for name in _OF_STEPS})
-            self._show_assignments()
-        self._show({"ranks": self._rows, "life": self._life, "cluster": self._name})
-        sent = self.feed.send(force)
-        self.update_facts()
-        spent = time.thread_time() - begin
-        self._overhead.spend(spent + self.controls.take_spent())
-        if sent:
-            self._seconds.append(spent)
-        if measure and time.monotonic() - self._overhead_at >= _OVERHEAD_SECONDS:
-            self._overhead_at = time.monotonic()
-            self._show({"overhead": self._overhead.read(self.feed.recent(20))})
+        with self.timeline.taken_once():
+            if changed:
+                self._version = version
+                if self.feed.take():
+                    self._slow.forget()
+                    self._show({name: {} for name in _OF_STEPS})
+                self._show_assignments()
+            self._show({"ranks": self._rows, "life": self._life, "cluster": self._name})
+            sent = self.feed.send(force)
+            self.update_facts()
+            spent = time.thread_time() - begin
+            self._overhead.spend(spent + self.controls.take_spent())
+            if sent:
+                self._seconds.append(spent)
+            if measure and time.monotonic() - self._overhead_at >= _OVERHEAD_SECONDS:
+                self._overhead_at = time.monotonic()
+                self._show({"overhead": self._overhead.read()})
         return sent or changed
 
     def update_facts(self, force: bool = False) -> None:

@@ -25,8 +25,8 @@ _KEPT_MODELS = 4
 _KEPT_MARKS = 20_000
 _MOST_GROWING = 1_000
 _CHOSEN_STEPS, _CHOSEN_BYTES = 200, 4 << 20  # that are sent for a part of the run
-# A step that takes longer than the first of these is sent repeatedly before its end: at this interval, or after a
-# twentieth of the time that it has taken so far. `store.js` shows it then.
+# A step that takes longer than the first of these, while none has ended for so long, is sent repeatedly before its end:
+# at this interval, or after a twentieth of the time that it has taken so far. `store.js` shows it then.
 _GROWING_SECONDS, _APART_SECONDS, _APART_SHARE = 0.1, 0.03, 0.05
 
 
@@ -50,6 +50,7 @@ class StepFeed:
         self.frames = StepFrames(self._timeline)
         self.unsent: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._growing: dict[tuple[int, int], tuple[float, float]] = {}  # incomplete steps: when first seen, when due
+        self._settled_at: dict[int, float] = {}  # by model: when a step was over that had not been sent
         self._marks: list[tuple[int, float, str, str | None]] = []  # rank, seconds, name, kind of fault mark
         self._marks_sent = 0
 
@@ -84,17 +85,19 @@ class StepFeed:
             del self._marks[:-_KEPT_MARKS]
             self._marks_sent = len(self._marks)
         chosen: list[StepFrame] = []
-        size = 0
+        size, settled = 0, self._settled()
         for key in reversed(list(self.unsent)):
             if size >= _MESSAGE_BYTES:
                 break
-            frame = self.frames.frame(*key)
-            if frame is not None and not force and not self._due(key, frame):
+            if key not in settled and not force and not self._due(key):
                 continue
             del self.unsent[key]
+            frame = self.frames.frame(*key)
             if frame is not None:
                 chosen.append(frame)
                 size += frame.times_ns.nbytes
+            if frame is None or key in settled:
+                self._growing.pop(key, None)
         if chosen:
             header, body = encode_steps(reversed(chosen))
             self._send(header, [body])
@@ -141,13 +144,6 @@ class StepFeed:
         header, body = encode_steps(reversed(chosen))
         return {"header": header, "body": body}
 
-    def recent(self, number: int) -> list[StepFrame]:
-        """Returns the newest complete steps of the model whose backward began last."""
-        latest = self.frames.latest()
-        if latest is None:
-            return []
-        return [one for one in self.frames.frames(latest.reducer, number) if one.complete and not one.abandoned]
-
     def assignment(self, reducer: int, generation: int) -> dict[str, Any] | None:
         """Returns the bucket layout, None until a rank has described it."""
         try:
@@ -170,16 +166,24 @@ class StepFeed:
             else link.algorithm,
         }
 
-    def _due(self, key: tuple[int, int], frame: StepFrame) -> bool:
-        """Whether to send the step now: an incomplete step changes faster than anybody can read."""
-        if frame.complete or frame.abandoned:
-            self._growing.pop(key, None)
-            return True
+    def _settled(self) -> set[tuple[int, int]]:
+        """Those of the unsent steps that are over."""
+        found: set[tuple[int, int]] = set()
+        for reducer in {reducer for reducer, _ in self.unsent}:
+            steps = np.array([step for of, step in self.unsent if of == reducer])
+            over = steps[self._timeline.settled(reducer, steps)].tolist()
+            if over:
+                self._settled_at[reducer] = time.monotonic()
+            found.update((reducer, step) for step in over)
+        return found
+
+    def _due(self, key: tuple[int, int]) -> bool:
+        """Whether to send a step that is not over: it changes faster than anybody can read."""
         now = time.monotonic()
         if len(self._growing) > _MOST_GROWING:
             self._growing.clear()
         begun, due = self._growing.setdefault(key, (now, now + _GROWING_SECONDS))
-        if now < due:
+        if now < max(due, self._settled_at.get(key[0], 0.0) + _GROWING_SECONDS):
             return False
         self._growing[key] = (begun, now + max(_APART_SECONDS, _APART_SHARE * (now - begun)))
         return True

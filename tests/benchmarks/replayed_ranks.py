@@ -108,12 +108,11 @@ def _recordings(file: Path, interval_s: float, most: int = 60) -> tuple[list[_Re
     made = []
     for rank in ranks:
         parts = [_within(chunk, newest, first, last) for of, chunk in saved.chunks if of == rank]
-        drained: dict[int, list[npt.NDArray[np.void]]] = {}
-        for part in (part.copy() for part in parts if len(part)):
-            part["host_ns"] -= begin
-            part["step"] -= first
-            drained.setdefault(int(part["host_ns"].max() // (interval_s * 1e9)), []).append(part)
-        batches = [_Sent(round((of + 1) * interval_s * 1e9), np.concatenate(some)) for of, some in drained.items()]
+        sent = np.concatenate(parts)
+        sent["host_ns"] -= begin
+        sent["step"] -= first
+        drained = np.maximum.accumulate(sent["host_ns"]) // round(interval_s * 1e9)  # what a timeline stores is joined
+        batches = [_Sent(round((of + 1) * interval_s * 1e9), sent[drained == of]) for of in np.unique(drained).tolist()]
         described = [about for of, about in saved.described if of == rank and about.get("type") == "assignment"]
         made.append(_Recording(batches, len(numbers), described))
     return made, end - begin

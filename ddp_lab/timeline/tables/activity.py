@@ -28,14 +28,33 @@ _OPTIMIZER, _ACCUMULATION = SPANS.index("optimizer"), SPANS.index("accumulation"
 
 
 class _Rows:
-    """The newest rows of some integers each, in the order of arrival; `width` of them."""
+    """The newest rows of some integers each, in the order of arrival; `width` of them.
+
+    They stand in a buffer for twice as many, so that old ones are moved once in many calls.
+    """
 
     def __init__(self, width: int) -> None:
-        self.rows = np.zeros((0, width), np.int64)
+        self._buffer = np.zeros((0, width), np.int64)
+        self._begin = self._end = 0
+
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """Shape ``[rows, width]``; may be written to."""
+        return self._buffer[self._begin : self._end]
 
     def add(self, *columns: npt.NDArray[np.int64]) -> None:
-        if len(columns[0]):
-            self.rows = np.concatenate([self.rows, np.stack(columns, axis=1)])[-_MOST:]
+        if not len(columns[0]):
+            return
+        added = np.stack(columns, axis=1)[-_MOST:]
+        end = self._end + len(added)
+        if end > len(self._buffer):
+            kept = self.rows[max(len(self.rows) + len(added) - _MOST, 0) :]
+            self._begin, end = 0, len(kept) + len(added)
+            larger = np.empty((min(2 * end, 2 * _MOST), kept.shape[1]), np.int64)
+            larger[: len(kept)] = kept
+            self._buffer = larger
+        self._buffer[end - len(added) : end] = added
+        self._begin, self._end = max(self._begin, end - _MOST), end
 
 
 class ActivityTable:
@@ -64,23 +83,29 @@ class ActivityTable:
         """Makes everything that was taken visible."""
         if not self._waiting:
             return
-        events = np.concatenate(self._waiting)
+        events = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
         self._waiting, self._count = [], 0
         kind, at = events["kind"], events["host_ns"]
         self._backward_ends.add(at[kind == _BACKWARD_END])
         self._take_forwards(events, kind, at)
-        parts = np.array([SPANS.index(one.part) if one.part in SPANS else -1 for one in places] + [-1])
         done = kind == _ACTIVITY
-        place = events["parameter"][done].astype(np.int64)
-        begin, end, part = events["device_begin_ns"][done], at[done], parts[place]
-        for number, spans in enumerate(self._spans):
+        if done.any():
+            parts = np.array([SPANS.index(one.part) if one.part in SPANS else -1 for one in places] + [-1])
+            self._take_activities(events[done], parts)
+        seen = kind == _SAMPLE
+        if seen.any():
+            self._samples.add(at[seen], events["parameter"][seen].astype(np.int64), events["bytes"][seen])
+
+    def _take_activities(self, events: npt.NDArray[np.void], parts: npt.NDArray[np.int64]) -> None:
+        """Adds spans; `parts` are the numbers in `SPANS` of all places, -1 where a place is none of them."""
+        place = events["parameter"].astype(np.int64)
+        begin, end, part = events["device_begin_ns"], events["host_ns"], parts[place]
+        for number in np.unique(part[part >= 0]).tolist():
             chosen = part == number
             first = begin[chosen]
-            if number == _OPTIMIZER and len(first):
+            if number == _OPTIMIZER:
                 first = self._after_backward(first, end[chosen])
-            spans.add(first, end[chosen], place[chosen])
-        seen = kind == _SAMPLE
-        self._samples.add(at[seen], events["parameter"][seen].astype(np.int64), events["bytes"][seen])
+            self._spans[number].add(first, end[chosen], place[chosen])
 
     def _after_backward(self, begin: _Times, end: _Times) -> _Times:
         """The begins of optimizer steps without the forward and backward of a closure that they called."""
@@ -113,14 +138,20 @@ class ActivityTable:
         """
         made = np.zeros((len(times), len(SPANS)), np.int64)
         known = np.flatnonzero((times > 0).all(axis=1))
-        before, first, last, backward = times[known].T
+        if not len(known):
+            return made
+        moments = times[known].T
+        begin, end = moments[0].min(), moments[3].max()
         for number, spans in enumerate(self._spans):
-            if not len(spans.rows) or not len(known):
+            rows = spans.rows
+            if not len(rows):
                 continue
-            total = _Covered(spans.rows)
-            made[known, number] = total.until(first) - total.until(before)
-            if number != _ACCUMULATION:  # what follows the last forward is no earlier one
-                made[known, number] += total.until(backward) - total.until(last)
+            rows = rows[(rows[:, 1] > begin) & (rows[:, 0] < end)]
+            if len(rows):
+                before, first, last, backward = _Covered(rows).until(moments)
+                made[known, number] = first - before
+                if number != _ACCUMULATION:  # what follows the last forward is no earlier one
+                    made[known, number] += backward - last
         return np.maximum(made, 0)
 
     def places(self, times: _Times) -> list[tuple[int, int]]:

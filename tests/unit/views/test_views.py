@@ -275,10 +275,9 @@ def test_the_overhead_counts_events_of_a_step() -> None:
     asked = []
     for step in range(10):
         training.feed(made, step, 10**12 + step * 10**7)
-    frames = StepFrames(made)
     overhead = Overhead(made, lambda: asked.append(1) or 35.0)
     for _ in range(2):
-        found = overhead.read(frames.frames(0, 10))
+        found = overhead.read()
     assert found["events"] == len(training.step(0)[0])
     assert found["ns"] == 35.0
     assert found["kept"] == ""
@@ -303,7 +302,7 @@ def test_the_overhead_counts_from_a_models_start() -> None:
         found = []
         for step in range(4):
             training.feed(made, step, began + (step + 1) * 10**7)
-            found.append(overhead.read([])["events"])
+            found.append(overhead.read()["events"])
         assert found == [None, events, events, events]
         began += 10**9
 
