@@ -65,6 +65,11 @@ def names(found: Sequence[str], most: int = 3) -> str:
     return ", ".join(found[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def ending(name: str, most: int = 16) -> str:
+    """A name with room for so many characters: the end of a module's name says more than its begin."""
+    return name if len(name) <= most else f"…{name[1 - most :]}"
+
+
 def step_range(numbers: Sequence[int]) -> str:
     """``"step 5"``, ``"steps 5–1,099"``, or with gaps ``"100 of steps 5–1,099"``; ascending numbers."""
     if len(numbers) == 1:

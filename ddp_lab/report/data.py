@@ -17,6 +17,7 @@ from ..timeline import judged_steps
 from ..timeline.tables import span_columns
 from ..timeline.tables.span_columns import Columns
 from ..timeline.timeline import Timeline
+from ..views.layout_words import LayoutWords, layout_words
 from ..views.view_data import parts_table
 
 __all__ = ["ReportData", "gather"]
@@ -32,6 +33,7 @@ class ReportData:
     module: str
     ranks: tuple[int, ...]
     buckets: int
+    words: LayoutWords
     parameters: int
     first_step: int
     last_step: int
@@ -68,6 +70,7 @@ def gather(timeline: Timeline, reducer: int | None, last_steps: int) -> ReportDa
         module=info.module,
         ranks=tuple(sorted({*info.ranks, *steps["rank"].astype(int).tolist()})),  # a file may have other ranks
         buckets=max(len(assignment["buckets"]), int(spans["bucket"].max(initial=-1)) + 1),
+        words=layout_words(assignment),
         parameters=len(assignment["parameters"]),
         first_step=int(steps["step"].min()),
         last_step=int(steps["step"].max()),
@@ -133,19 +136,20 @@ def _rank_table(steps: Columns, sync: Columns, dropped: dict[int, int]) -> Table
 
 
 def _bucket_table(spans: Columns, sync: Columns, assignment: dict[str, Any]) -> Table:
-    lines = []
+    lines: list[list[Any]] = []
+    words = layout_words(assignment)
     of_parameters = {one["index"]: one["name"] for one in assignment["parameters"]}
     for bucket in assignment["buckets"]:
         number, members = bucket["bucket"], [of_parameters[index] for index in bucket["parameters"]]
         mine, ours = _rows(spans, spans["bucket"] == number), _rows(sync, sync["bucket"] == number)
         ready, exposed = (typical(mine["step"], mine[name]) for name in ("ready_ms", "exposed_ms"))
         of_all = [_median(ours[name]) for name in ("late_ms", "all_reduce_ms", "bandwidth_gb_s")]
-        holds = bucket.get("name") or names(members, 2)
-        lines.append([number, size(bucket["bytes"]), len(members), ready, *of_all, exposed, holds])
-    head = ["bucket", "size", "parameters", "ready ms", "waiting ms", "all-reduce ms", "GB/s", "exposed ms", "holds:"]
-    if "kind" in assignment:
-        return ("Parameter groups: reductions (medians)", ["group", *head[1:]], lines)
-    return ("Buckets (medians)", head, lines)
+        named = [words.cell(number), size(bucket["bytes"]), len(members), ready, *of_all, exposed]
+        lines.append(named if words.grouped else [*named, names(members, 2)])
+    head = [words.head, "size", "parameters", "ready ms", "waiting ms", f"{words.reduction} ms", "GB/s"]
+    if words.grouped:
+        return ("Parameter groups: reductions (medians)", [*head, "exposed ms"], lines)
+    return ("Buckets (medians)", [*head, "exposed ms", "holds:"], lines)
 
 
 def _options(assignment: dict[str, Any]) -> list[Table]:

@@ -11,7 +11,7 @@ from ..timeline.timeline import Timeline
 from ..views.gradients import gradient_facts
 from ..views.groups import group_lanes, groups_scene
 from ..views.paint import scene_svg
-from ..views.paint.palette import LABELS, PARTS
+from ..views.paint.palette import LABELS
 from ..views.parameter_groups import parameter_groups_scene
 from ..views.scene import Scene
 from ..views.scenes import gradients_scene, overlap_scene, stragglers_scene, sync_scene
@@ -63,19 +63,24 @@ def group_figures(timeline: Timeline) -> Iterator[Figure]:
 
 def _step(timeline: Timeline, found: ReportData) -> Figure:
     try:
-        frame, _ = find_step(timeline, None, found.reducer)
+        frame, assignment = find_step(timeline, None, found.reducer)
     except ValueError as error:  # the other figures come from tables that reach further back
         return Figure("Timeline of a step", f"Not drawn: {error}.", "")
-    terms = (
-        "its gradients are being computed",
-        "it waits for the buckets before it",
-        "launched, but not on every rank",
-        "launched on every rank, in flight",
-        "(thin line) after the end of the rank’s own computation (dotted), so it adds to the step time",
-    )
-    legend = "; ".join(f"{LABELS[part]}: {term}" for part, term in zip(PARTS, terms, strict=True))
-    caption = f"One row per bucket and rank. {legend[0].upper()}{legend[1:]}."
-    scene = timeline_scene(frame)
+    words = found.words
+    terms = {
+        LABELS["filling"]: "its gradients are being computed",
+        LABELS["queued"]: f"it waits for the {words.unit}s before it",
+        LABELS["waiting"]: "launched, but not on every rank",
+        words.reduction: "launched on every rank, in flight",
+        LABELS["exposed"]: "(thin line) after the end of the rank’s own computation (dotted), so it adds to the step "
+        "time",
+    }
+    if words.grouped:
+        del terms[LABELS["filling"]]
+        terms[LABELS["exposed"]] = "(thin line) the rank waits for it, so it adds to the step time"
+    legend = "; ".join(f"{part}: {term}" for part, term in terms.items())
+    caption = f"One row per {words.unit} and rank. {legend[0].upper()}{legend[1:]}."
+    scene = timeline_scene(frame, assignment=assignment, tips=False)
     return replace(
         _of(scene, f"Timeline of step {frame.step}", f"{caption} {scene.summary}".rstrip(" .") + "."), style="step"
     )
@@ -94,17 +99,25 @@ def _overlap(found: ReportData) -> Figure:
 
 
 def _waiting(found: ReportData) -> Figure:
+    words = found.words
+    first = "last cell of its row with a strong colour: the backward ends with the first module"
     caption = (
-        "Time per step (ms) during which every other rank had launched a bucket’s collective and this rank had not. "
-        "A rank that falls behind stays late in the buckets that follow, so look at the first cell of its row with "
-        "a strong colour. The strongest colour is the longest wait."
+        f"Time per step (ms) during which every other rank had launched a {words.unit}’s {words.reduction} and this "
+        f"rank had not. A rank that falls behind stays late in the {words.unit}s that follow, so look at the "
+        f"{first if words.grouped else 'first cell of its row with a strong colour'}. The strongest colour is the "
+        "longest wait."
     )
-    return _of(stragglers_scene(waiting_of(found.sync, found.ranks, found.buckets)), "Waiting for stragglers", caption)
+    shown = stragglers_scene(waiting_of(found.sync, found.ranks, found.buckets), words)
+    return _of(shown, "Waiting for stragglers", caption)
 
 
 def _sync(found: ReportData) -> Figure:
-    caption = "Medians over the steps, with the bus bandwidth: the rate over each link of a ring of these ranks."
-    return _of(sync_scene(sync_of(found.sync, found.ranks)), "Gradient synchronisation by bucket", caption)
+    words = found.words
+    speed = "the bus bandwidth: the rate over each link of a ring of these ranks"
+    if words.grouped:
+        speed = f"the algorithm bandwidth: the bytes of the gradients divided by the time of the {words.reduction}"
+    shown = sync_scene(sync_of(found.sync, found.ranks), words)
+    return _of(shown, f"Gradient synchronisation by {words.unit}", f"Medians over the steps, with {speed}.")
 
 
 def _gradients(scene: Scene) -> Figure:

@@ -67,7 +67,7 @@ def _body(timeline: Timeline, found: ReportData, title: str, last_steps: int, ha
     parts = [
         f"<header>\n<h1>{escape(title)}</h1>\n"
         f'{_recorded(timeline)}<p class="note">{shown}, '
-        f"{_count(found.buckets, 'bucket')} of {_count(found.parameters, 'parameter')}"
+        f"{_count(found.buckets, found.words.unit)} of {_count(found.parameters, 'parameter')}"
         f"{others}; ddp_lab {__version__}</p>\n{_tiles(found.tiles)}</header>\n<main>\n",
         _hangs(hangs),
         '<section aria-labelledby="change"><h2 id="change">Findings</h2>\n'

@@ -4,6 +4,7 @@ __all__ = [
     "catalogue",
     "gradients",
     "groups",
+    "layout_words",
     "model_map",
     "overview",
     "paint",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..formatting import counted
 from ..timeline.timeline import Timeline
-from .model_map import cell_label, map_cells
+from .layout_words import layout_words
+from .model_map import cell_label, map_cells, map_words
 from .paint.figure import GREY, style, to_plotly
 from .paint.palette import COLOURS, bucket_colour, plotly_text
 from .scenes import SCENES
@@ -122,7 +122,7 @@ def buckets_figure(
     cells, _ = map_cells(assignment, equal=equal)
     idle = unused(timeline, assignment)
     looks = [bucket_colour(one.bucket, buckets) if one.bucket >= 0 else (COLOURS["other"], "#000") for one in cells]
-    said = [cell_label(one, idle) for one in cells]
+    said = [cell_label(one, idle, layout_words(assignment)) for one in cells]
     ids = [one.path or "/" for one in cells]
     made = go.Figure(
         go.Icicle(
@@ -150,10 +150,8 @@ def buckets_figure(
             sort=False,
         )
     )
-    order = "rebuilt in the order of readiness" if assignment["rebuilt"] else "not rebuilt"
-    hatched = f"; hatched: {len(idle)} of {len(assignment['parameters'])} parameters, unused" if idle else ""
-    title = f"{assignment['module']} in {counted(buckets, 'bucket')}, {order} (dark: launched first{hatched})"
-    style(made, title, 420)
+    order, colours = map_words(assignment, idle)
+    style(made, f"{assignment['module']} in {order} ({colours})", 420)
     made.update_layout(margin={"t": 60, "l": 10, "r": 10, "b": 10})
     return made
 

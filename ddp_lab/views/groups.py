@@ -18,7 +18,7 @@ from ..timeline.timeline import Timeline
 from .paint.palette import LABELS
 from .scene import Axis, Panel, Scene, Spans, Table
 
-__all__ = ["GroupLanes", "group_lanes", "groups_scene", "groups_trait"]
+__all__ = ["GroupLanes", "group_lanes", "groups_scene", "groups_trait", "table_trait"]
 
 _NEWEST = 2_000  # operations of a rank that are looked at
 _WINDOW = 60  # operations of the busiest rank that are drawn
@@ -198,7 +198,7 @@ def groups_trait(found: GroupLanes) -> dict[str, Any]:
     Returns:
         ``words``: sentences; ``lanes``: [name, note, whether it is a heading]; ``keys``: [role, name]; ``spans``:
         [lane, begin, end, place in ``keys``, place in ``tips``], times in ms; ``tips``: lines of each operation;
-        ``table``.
+        and the table, see `table_trait`.
     """
     rows, tip = np.unique(found.row, return_inverse=True)
     roles = list(_ROLES)
@@ -216,11 +216,17 @@ def groups_trait(found: GroupLanes) -> dict[str, Any]:
             [lane, round(begin, 4), round(end, 4), roles.index(role), of] for lane, begin, end, role, of in spans
         ],
         "tips": [found.lines(row) for row in rows.tolist()],
-        "table": [[_text(value) for value in row] for row in _table(found.facts)],
+        **table_trait(Table(_HEAD, _table(found.facts))),
     }
+
+
+def table_trait(table: Table) -> dict[str, Any]:
+    """Returns a table in the form that `groups.js` reads: ``head``, where names of columns of texts end in a colon, and
+    ``table``, the texts of its rows."""
+    return {"head": list(table.head), "table": [[_text(value) for value in row] for row in table.rows]}
 
 
 def _text(value: object) -> str:
     if isinstance(value, float):
-        return "–" if value != value else f"{value:.3g}"
+        return "–" if value != value else f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
     return str(value)

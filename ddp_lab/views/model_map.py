@@ -6,7 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Cell", "cell_label", "cell_rows", "map_cells"]
+from ..formatting import counted
+from .layout_words import BUCKETS, LayoutWords, layout_words
+
+__all__ = ["Cell", "cell_label", "cell_rows", "map_cells", "map_words"]
 
 
 @dataclass(frozen=True)
@@ -72,18 +75,35 @@ def map_cells(assignment: dict[str, Any], *, equal: bool = False) -> tuple[list[
     return cells, depth
 
 
-def cell_label(cell: Cell, idle: Collection[int]) -> tuple[str, str]:
+def cell_label(cell: Cell, idle: Collection[int], words: LayoutWords = BUCKETS) -> tuple[str, str]:
     """Returns the text of a cell (for a module, only its name), and the bucket of its parameters.
 
     Args:
         cell: of the map.
         idle: parameters without a gradient.
+        words: for the layout. Parameter groups are modules, which the map names already.
     """
     without = cell.parameter in idle
     name = f"layer {cell.name}" if cell.name.isdigit() else cell.name
-    where = "several buckets" if cell.bucket < 0 else f"bucket {cell.bucket}"
+    where = f"several {words.unit}s" if cell.bucket < 0 else words.where(cell.bucket)
     where += ", gradient never ready: unused" if without else ""
-    return name if cell.parameter < 0 else f"{name} · {'unused' if without else f'b{cell.bucket}'}", where
+    said = "unused" if without else "" if words.grouped else f"b{cell.bucket}"
+    return name if cell.parameter < 0 or not said else f"{name} · {said}", where
+
+
+def map_words(assignment: dict[str, Any], idle: Collection[int]) -> tuple[str, str]:
+    """Returns how many buckets the map shows and in which order, and what its colours and hatching mean.
+
+    Args:
+        assignment: description of the buckets.
+        idle: parameters without a gradient.
+    """
+    words = layout_words(assignment)
+    rebuilt = "rebuilt in the order of readiness" if assignment.get("rebuilt") else "not rebuilt"
+    order = words.order if words.grouped else rebuilt
+    hatched = f"; hatched: {counted(len(idle), 'unused parameter')}" if idle else ""
+    dark = "dark: the first ones" if words.grouped else "dark: launched first"
+    return f"{counted(len(assignment['buckets']), words.unit)}, {order}", dark + hatched
 
 
 def cell_rows(assignment: dict[str, Any]) -> list[list[Any]]:

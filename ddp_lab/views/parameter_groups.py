@@ -16,6 +16,8 @@ from ..timeline.summary import UNTOLD
 from ..timeline.tables.span_columns import Columns, TableView
 from ..timeline.tables.step_table import STEP_FIELDS
 from ..timeline.timeline import Timeline
+from .groups import table_trait
+from .layout_words import layout_words
 from .scene import Axis, Panel, Scene, Spans, Table
 
 __all__ = ["parameter_groups_scene", "parameter_groups_trait"]
@@ -34,9 +36,8 @@ _ROLES = {  # as they are painted
     KINDS[3]: ("noise", "all-reduce"),
     "exposed": ("exposed", "exposed (thin line): the rank waits for it"),
 }
-_TIMES = ("all-gather (forward) ms", "all-gather (backward) ms", "reduce-scatter ms", "all-reduce ms")
+_TIMES = ("all-gather (forward) ms", "all-gather (backward) ms", "reduce-scatter ms", "all-reduce ms")  # as `KINDS`
 _EXPOSED = "of it exposed"
-_HEAD = ("module:", "rank", *(name for time in _TIMES for name in (time, _EXPOSED)), "late:", "whole:", "held:")
 _END, _BEGIN, _FORWARD_BEGIN = map(STEP_FIELDS.index, ("backward_end", "backward_begin", "forward_begin"))
 
 
@@ -74,10 +75,27 @@ def parameter_groups_scene(
     return Scene(
         f"{_TITLE}: step {step}",
         (Panel(Axis("milliseconds since the step began", top=top), Axis("", lanes, headings=headings), spans),),
-        Table(_HEAD, _rows(columns, late)),
+        _table(columns, late),
         summary=_words(timeline, chosen, columns)
-        + (f" Rank {next(iter(late.values())).rank} is {told[0]}." if told else ""),
+        + (f" Rank {next(iter(late.values())).rank} is {told[0]}." if told else "")
+        + _left_out(parts, layout),
     )
+
+
+def _shown(
+    parts: Sequence[tuple[TableView, ModelCollectives]], layout: Sequence[Mapping[str, Any]]
+) -> Sequence[tuple[TableView, ModelCollectives]]:
+    """The ranks that have lanes: all, or the first one where these would be too many."""
+    return parts if len(parts) * len(layout) <= _MOST_LANES else parts[:1]
+
+
+def _left_out(parts: Sequence[tuple[TableView, ModelCollectives]], layout: Sequence[Mapping[str, Any]]) -> str:
+    """A sentence about ranks without lanes, if there are any."""
+    shown = _shown(parts, layout)
+    if len(shown) == len(parts):
+        return ""
+    few = f"{counted(len(layout), 'group')} on {counted(len(parts), 'rank')}"
+    return f" The picture shows rank {shown[0][0].rank} only: {few} would have too many rows."
 
 
 def _newest(views: Sequence[TableView]) -> int | None:
@@ -90,15 +108,15 @@ def _newest(views: Sequence[TableView]) -> int | None:
 def _lanes(
     parts: Sequence[tuple[TableView, ModelCollectives]], step: int, layout: Sequence[Mapping[str, Any]]
 ) -> tuple[list[Spans], list[str], list[int], float]:
-    shown = parts if len(parts) * len(layout) <= _MOST_LANES else parts[:1]
+    shown = _shown(parts, layout)
     rows = [int(np.flatnonzero(view.step == step)[0]) for view, _ in shown]
     begins = [_begin(view, one, row) for (view, one), row in zip(shown, rows, strict=True)]
     origin = min(begins)
+    words, headings = layout_words({"buckets": layout}), []
     lanes: list[str] = []
-    headings = []
-    for about in layout:
+    for group in range(len(layout)):
         headings.append(len(lanes))
-        lanes += [str(about.get("name", "?")), *(f"rank {view.rank}" for view, _ in shown)]
+        lanes += [words.name(group), *(f"rank {view.rank}" for view, _ in shown)]
     found: dict[str, list[tuple[int, float, float, str]]] = {name: [] for name in _ROLES}
     for place, ((view, one), row) in enumerate(zip(shown, rows, strict=True)):
         for name, group, begin, end, tip in _spans_of(view, one, row, layout):
@@ -177,7 +195,15 @@ def _exposed(columns: Columns, chosen: npt.NDArray[np.bool_]) -> float:
     return float(np.nanmean(found)) if np.size(found) and np.isfinite(found).any() else 0.0
 
 
-def _rows(columns: Columns, late: Mapping[tuple[int, int | None], Any]) -> list[list[object]]:
+def _table(columns: Columns, late: Mapping[tuple[int, int | None], Any]) -> Table:
+    """Medians, with the kinds of collectives that there are; where a rank is late only if one is."""
+    times = {kind: time for kind, time in zip(KINDS, _TIMES, strict=True) if columns[f"{kind}_ms"].any()}
+    head = ["module:", "rank", *(name for time in times.values() for name in (time, _EXPOSED))]
+    head += ["late:"] if late else []
+    return Table([*head, "whole", "held"], _rows(columns, late, list(times)))
+
+
+def _rows(columns: Columns, late: Mapping[tuple[int, int | None], Any], kinds: Sequence[str]) -> list[list[object]]:
     made: list[list[object]] = []
     newest = columns["generation"] == columns["generation"].max(initial=0)
     for group in np.unique(columns["group"][newest]).tolist():
@@ -185,12 +211,17 @@ def _rows(columns: Columns, late: Mapping[tuple[int, int | None], Any]) -> list[
             of = newest & (columns["group"] == group) & (columns["rank"] == rank)
             if not of.any() or len(made) >= _MOST_ROWS:
                 continue
-            times = [float(median(columns[f"{kind}{end}"][of])) for kind in KINDS for end in ("_ms", "_exposed_ms")]
+            times = [_typical(columns, f"{kind}{end}", kind, of) for kind in kinds for end in ("_ms", "_exposed_ms")]
             place = late.get((rank, group))
-            said = f"{place.words}, by {ms(place.delay_ms)}" if place is not None else ""
+            told = [f"{place.words}, by {ms(place.delay_ms)}" if place is not None else ""] if late else []
             held = [size(float(columns[name][of][-1])) for name in ("unsharded_bytes", "sharded_bytes")]
-            made.append([str(columns["module"][of][-1]), rank, *times, said, *held])
+            made.append([str(columns["module"][of][-1]), rank, *times, *told, *held])
     return made
+
+
+def _typical(columns: Columns, name: str, kind: str, of: npt.NDArray[np.bool_]) -> float:
+    """The median; NaN where the group has no collective of this kind."""
+    return float(median(columns[name][of])) if columns[f"{kind}_ms"][of].any() else float("nan")
 
 
 def parameter_groups_trait(scene: Scene) -> dict[str, Any]:
@@ -199,7 +230,7 @@ def parameter_groups_trait(scene: Scene) -> dict[str, Any]:
     Returns:
         ``words``: sentences; ``lanes``: [name, note, whether it is a heading]; ``keys``: [role, name]; ``spans``:
         [lane, begin, end, place in ``keys``, place in ``tips``, whether it is thin], times in ms; ``tips``: lines of
-        each; ``head``, ``table``.
+        each; and the table, see `table_trait`.
     """
     if scene.empty or scene.table is None:
         return {"words": [scene.empty[:1].upper() + scene.empty[1:] + "."], "lanes": []}
@@ -211,17 +242,10 @@ def parameter_groups_trait(scene: Scene) -> dict[str, Any]:
         for lane, begin, end in zip(mark.lane.tolist(), mark.begin.tolist(), mark.end.tolist(), strict=True):
             spans.append([lane, round(begin, 4), round(end, 4), key, len(spans), mark.thin])
     return {
-        "words": [scene.title + ".", scene.summary],
+        "words": [f"{scene.title.removeprefix(_TITLE + ': ').capitalize()}. {scene.summary}"],
         "lanes": [[name, "", place in panel.y.headings] for place, name in enumerate(panel.y.lanes)],
         "keys": [[mark.role, mark.name] for mark in marks],
         "spans": spans,
         "tips": [tip.split("\n") for tip in tips],
-        "head": [name.rstrip(":") for name in scene.table.head],
-        "table": [[_text(value) for value in row] for row in scene.table.rows],
+        **table_trait(scene.table),
     }
-
-
-def _text(value: object) -> str:
-    if isinstance(value, float):
-        return "–" if value != value else f"{value:.3g}"
-    return str(value)

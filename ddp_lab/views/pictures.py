@@ -10,9 +10,10 @@ from ..analysis import findings
 from ..analysis.collectives import CollectiveStep, Holds
 from ..control.collectives import ShownCollective
 from ..faults import mark_kind
-from ..formatting import counted, size
+from ..formatting import size
 from ..timeline.timeline import Timeline
-from .model_map import cell_label, map_cells
+from .layout_words import layout_words
+from .model_map import cell_label, map_cells, map_words
 from .paint.palette import COLOURS, bucket_colour, rank_role
 from .paint.scene_svg import WIDTH, empty_svg, framed, sheet, text, tile
 from .scenes import SCENES
@@ -59,7 +60,7 @@ def _buckets(timeline: Timeline, assignment: dict[str, Any] | None) -> str:
     if assignment is None:
         return empty_svg("Buckets: bucket layout not received yet.")
     cells, depth = map_cells(assignment)
-    idle = unused(timeline, assignment)
+    idle, words = unused(timeline, assignment), layout_words(assignment)
     depth, buckets = min(depth, _MOST_ROWS), len(assignment["buckets"])
     body = []
     for cell in cells:
@@ -68,17 +69,16 @@ def _buckets(timeline: Timeline, assignment: dict[str, Any] | None) -> str:
             continue
         x, y, rows = cell.begin * WIDTH, cell.depth * _ROW, min(cell.rows, depth - cell.depth)
         fill, ink = bucket_colour(cell.bucket, buckets) if cell.bucket >= 0 else ("#e8eaed", _INK)
-        label, where = cell_label(cell, idle)
-        fitting = next((one for one in (label, f"b{cell.bucket}") if 6.4 * len(one) + 6 < width), "")
+        label, where = cell_label(cell, idle, words)
+        short = label if words.grouped else f"b{cell.bucket}"
+        fitting = next((one for one in (label, short) if 6.4 * len(one) + 6 < width), "")
         box = (x, y, max(width - 1, 0.5), rows * _ROW - 1)
         body.append(tile(*box, fill, tip=f"{cell.path or cell.name}: {where}", words=fitting, ink=ink))
         if cell.parameter in idle:
             body.append(f"<path d='{_hatching(*box)}' style='stroke:{ink};fill:none;opacity:.4'/>")
     total = sum(one["bytes"] for one in assignment["buckets"])
-    order = "rebuilt in the order of readiness" if assignment["rebuilt"] else "not rebuilt"
-    hatched = f"; hatched: {counted(len(idle), 'unused parameter')}" if idle else ""
-    title = f"Buckets of {assignment['module']}: {buckets}, {size(total)}, {order}; dark: launched first{hatched}"
-    return _drawing(WIDTH, depth * _ROW, body, title)
+    order, colours = map_words(assignment, idle)
+    return _drawing(WIDTH, depth * _ROW, body, f"{assignment['module']} in {order}; {size(total)}; {colours}")
 
 
 def _hatching(x: float, y: float, width: float, height: float) -> str:

@@ -66,6 +66,7 @@ class Spans:
         thin: a line at the lower edge of the lane, on top of other spans.
         texts: written into the spans that have room; may be empty.
         tips: their tooltips; may be empty.
+        about: what the name means, where there is room for it.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Spans:
     thin: bool = False
     texts: Sequence[str] = ()
     tips: Sequence[str] = ()
+    about: str = ""
 
 
 @dataclass(frozen=True)

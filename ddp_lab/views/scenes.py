@@ -18,6 +18,7 @@ from ..timeline.timeline import Timeline
 from . import view_data
 from .gradients import gradient_facts, gradients_words
 from .groups import group_lanes, groups_scene
+from .layout_words import BUCKETS, LayoutWords
 from .overview import overview_scene
 from .paint.palette import LABELS, PHASES, rank_role
 from .parameter_groups import parameter_groups_scene
@@ -81,36 +82,47 @@ def _binned(values: Any, firsts: Any) -> Any:
     return np.array([np.median(part) for part in np.split(values, firsts[1:])])
 
 
-def stragglers_scene(found: Waiting) -> Scene:
-    """Returns how long the others waited for each rank, by rank and bucket."""
+def stragglers_scene(found: Waiting, words: LayoutWords = BUCKETS) -> Scene:
+    """Returns how long the others waited for each rank, by rank and bucket; `words`: for those."""
     if not found.cells.size or len(found.ranks) < 2:
         return Scene("Stragglers", empty="no rank has waited for another one yet")
     names = [f"rank {rank}: last in {share:.0%}" for rank, share in zip(found.ranks, found.share, strict=True)]
-    columns = [str(bucket) for bucket in range(found.cells.shape[1])]
+    buckets = range(found.cells.shape[1])
     rows = [[rank, *map(float, row), float(row.sum())] for rank, row in zip(found.ranks, found.cells, strict=True)]
     return Scene(
         f"Stragglers: time that all other ranks waited for one rank (ms per step, mean of {found.steps} steps)",
-        (Panel(Axis("bucket", columns), Axis("", names), (Cells(found.cells, "ms per step"),)),),
-        Table(["rank", *(f"bucket {column}" for column in columns), "total"], rows),
+        (
+            Panel(
+                Axis(words.column, [words.cell(one) for one in buckets]),
+                Axis("", names),
+                (Cells(found.cells, "ms per step"),),
+            ),
+        ),
+        Table(["rank", *map(words.name, buckets), "total"], rows),
     )
 
 
-def sync_scene(found: Sync) -> Scene:
-    """Returns waiting time, all-reduce time and bus bandwidth of each bucket."""
+def sync_scene(found: Sync, words: LayoutWords = BUCKETS) -> Scene:
+    """Returns waiting time, time of the reduction and bandwidth of each bucket; `words`: for those.
+
+    The bandwidth beside the bars is that of the bus for buckets, and the algorithm's for parameter groups.
+    """
     if not len(found.bucket):
-        return Scene("Gradient sync", empty="no bucket has been reduced yet")
-    rates = [f"{rate(one)} (bus)" if one == one else "" for one in found.bus_gb_s.tolist()]
+        return Scene("Gradient sync", empty=f"no {words.unit} has been reduced yet")
+    kind, speed = ("", found.algorithm_gb_s) if words.grouped else (" (bus)", found.bus_gb_s)
+    rates = [f"{rate(one)}{kind}" if one == one else "" for one in speed.tolist()]
     lane = np.arange(len(found.bucket))
     bars = (
         Bars(f"{LABELS['waiting']} (first rank)", "waiting", lane, found.late_ms),
-        Bars(LABELS["reducing"], "reducing", lane, found.all_reduce_ms, rates),
+        Bars(words.reduction, "reducing", lane, found.all_reduce_ms, rates),
     )
-    columns = (found.bucket.tolist(), found.late_ms, found.all_reduce_ms, found.algorithm_gb_s)
+    buckets = found.bucket.tolist()
+    columns = (map(words.cell, buckets), found.late_ms, found.all_reduce_ms, found.algorithm_gb_s)
     return Scene(
         "Gradient sync: medians over the steps",
-        (Panel(Axis("ms (median)"), Axis("", [f"bucket {one}" for one in found.bucket]), bars),),
+        (Panel(Axis("ms (median)"), Axis("", [words.name(one) for one in buckets]), bars),),
         Table(
-            ["bucket", f"{LABELS['waiting']} (first rank), ms", f"{LABELS['reducing']}, ms", "GB/s"],
+            [words.head, f"{LABELS['waiting']} (first rank), ms", f"{words.reduction}, ms", "GB/s"],
             [[bucket, *map(float, row)] for bucket, *row in zip(*columns, strict=True)],
         ),
     )
@@ -230,9 +242,13 @@ def _gradients_of(timeline: Timeline, reducer: int | None, last_steps: int | Non
 # (None: the default of the view).
 SCENES: dict[str, Callable[[Timeline, int | None, int | None], Scene]] = {
     "overview": overview_scene,
-    "sync": lambda timeline, reducer, last: sync_scene(view_data.sync(timeline, reducer, last or 100)),
+    "sync": lambda timeline, reducer, last: sync_scene(
+        view_data.sync(timeline, reducer, last or 100), view_data.words_of(timeline, reducer)
+    ),
     "overlap": _overlap_of,
-    "stragglers": lambda timeline, reducer, last: stragglers_scene(view_data.waiting(timeline, reducer, last or 100)),
+    "stragglers": lambda timeline, reducer, last: stragglers_scene(
+        view_data.waiting(timeline, reducer, last or 100), view_data.words_of(timeline, reducer)
+    ),
     "findings": _findings_of,
     "gradients": _gradients_of,
     "parameter_groups": parameter_groups_scene,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..analysis.step_metrics import EDGES
+from ..formatting import binary_size, counted
 from ..timeline.timeline import Timeline
-from .paint.palette import LABELS, PARTS
+from .layout_words import LayoutWords, layout_words
+from .paint.palette import LABELS, PARTS, TITLES
 from .scene import Axis, Panel, Rule, Scene, Spans
 from .step_frames import BEGIN, END, FINALIZE, FORWARD_BEGIN, FORWARD_END, PREVIOUS_END, StepFrame, StepFrames
 
@@ -64,15 +66,16 @@ def timeline_scene(
     chosen = list(range(len(frame.ranks)) if rows is None else rows)
     buckets = frame.shape[1]
     heads = np.arange(len(chosen)) * (buckets + 1)
-    known_as = {one["bucket"]: one["name"] for one in (assignment or {}).get("buckets", ()) if one.get("name")}
-    names = [known_as.get(one, f"bucket {one}") for one in range(buckets)]
+    words = layout_words(assignment)
+    names = [words.name(one) for one in range(buckets)]
     lanes = [name for row in chosen for name in (f"rank {frame.ranks[row]}", *names)]
     edges, extent = frame.milliseconds(frame.edges_ns())[chosen], frame.extent_ms()[chosen]
     known = extent[~np.isnan(extent)]
     latest = float(known.max()) if len(known) else 1.0
     found = [(int(head), one) for head, row in zip(heads, chosen, strict=True) for one in phases(frame, row, marks)]
-    told = None if assignment is None or not tips else _tips(frame, chosen, edges, latest, assignment, names)
-    spans = [*_parts(edges, latest, heads, told), *_phase_spans(found, lanes)]
+    titles = _titles(words)
+    told = None if assignment is None or not tips else _tips(frame, chosen, edges, latest, assignment, titles)
+    spans = [*_parts(edges, latest, heads, told, titles), *_phase_spans(found, lanes)]
     bounds = frame.milliseconds(frame.bounds_ns)[chosen]
     ends = [
         Rule("line", float(at), "end of the rank's backward computation", (int(head), int(head) + buckets))
@@ -83,15 +86,25 @@ def timeline_scene(
     x = Axis("milliseconds since the first rank's backward began", low=first, top=1.02 * max(latest, 1e-3))
     share = frame.overlap().hidden_share
     return Scene(
-        f"Bucket timeline of {module}: step {frame.step}" if module else f"Bucket timeline: step {frame.step}",
+        f"{words.title} timeline{f' of {module}' if module else ''}: step {frame.step}",
         (Panel(x, Axis("", lanes, headings=heads.tolist()), (*spans, *ends)),),
         summary="" if math.isnan(share) else f"{share:.0%} of the communication overlapped",
     )
 
 
-def _parts(edges: Any, latest: float, heads: Any, tips: list[list[str]] | None) -> Iterator[Spans]:
+def _titles(words: LayoutWords) -> dict[str, str]:
+    """Names of the parts of the buckets' time. Of a parameter group no single gradient is recorded: no filling."""
+    named = {**LABELS, "reducing": words.reduction}
+    return {part: named[part] for part in PARTS if part != "filling" or not words.grouped}
+
+
+def _parts(
+    edges: Any, latest: float, heads: Any, tips: list[list[str]] | None, titles: Mapping[str, str]
+) -> Iterator[Spans]:
     """Yields the parts of the buckets' time; `edges` of shape ``[ranks, buckets, 6]``; open parts end at `latest`."""
     for index, part in enumerate(PARTS):
+        if part not in titles:
+            continue
         first, last = (EDGES.index("exposed_from"), EDGES.index("reduced")) if part == "exposed" else (index, index + 1)
         begin, end = edges[..., first], edges[..., last]
         end = np.where(np.isnan(end), latest, end)
@@ -100,14 +113,20 @@ def _parts(edges: Any, latest: float, heads: Any, tips: list[list[str]] | None) 
         about = [] if tips is None else [tips[a][b] for a, b in zip(row, bucket, strict=True)]
         lane = heads[row] + 1 + bucket
         at = (begin[row, bucket], end[row, bucket])
-        yield Spans(LABELS[part], part, lane, *at, thin=part == "exposed", tips=about)
+        yield Spans(titles[part], part, lane, *at, thin=part == "exposed", tips=about, about=TITLES[part])
 
 
 def _tips(
-    frame: StepFrame, rows: Sequence[int], edges: Any, latest: float, assignment: dict[str, Any], names: Sequence[str]
+    frame: StepFrame,
+    rows: Sequence[int],
+    edges: Any,
+    latest: float,
+    assignment: dict[str, Any],
+    titles: Mapping[str, str],
 ) -> list[list[str]]:
     """Returns the tooltip of each bucket on each rank."""
     sizes = {entry["bucket"]: len(entry["parameters"]) for entry in assignment.get("buckets", ())}
+    words = layout_words(assignment)
     last, reached = frame.last_rank(frame.sync()), np.where(np.isnan(edges), latest, edges)
     made = []
     for index, row in enumerate(rows):
@@ -116,9 +135,14 @@ def _tips(
             at = reached[index, bucket]
             lengths = [*np.diff(at[:5]), at[4] - at[5]]
             lines = [
-                f"step {frame.step}, rank {frame.ranks[row]}, {names[bucket]}",
-                f"{frame.bucket_bytes[bucket] / 2**20:.2f} MiB, {sizes.get(bucket, '?')} parameters",
-                *(f"{LABELS[part]}: {ms:.2f} ms" for part, ms in zip(PARTS, lengths, strict=True) if ms > 0),
+                f"step {frame.step}, rank {frame.ranks[row]}, {words.name(bucket)}",
+                f"{binary_size(frame.bucket_bytes[bucket])}"
+                + (f", {counted(sizes[bucket], 'parameter')}" if bucket in sizes else ""),
+                *(
+                    f"{titles[part]}: {ms:.2f} ms"
+                    for part, ms in zip(PARTS, lengths, strict=True)
+                    if ms > 0 and part in titles
+                ),
             ]
             of_rank.append(
                 "\n".join([*lines, *([f"last to launch: rank {last[bucket]}"] if last[bucket] >= 0 else [])])

@@ -17,6 +17,7 @@ from ..timeline.tables import span_columns
 from ..timeline.tables.span_columns import Columns, TableView, breakdown_of
 from ..timeline.tables.step_table import STEP_FIELDS
 from ..timeline.timeline import Timeline
+from .layout_words import LayoutWords, layout_words
 
 __all__ = [
     "StepPhases",
@@ -32,7 +33,7 @@ __all__ = [
     "unused",
     "waiting",
 ]
-__all__ += ["waiting_of"]
+__all__ += ["waiting_of", "words_of"]
 
 _Values = npt.NDArray[np.float64]
 _MOST_STEPS = 200
@@ -197,6 +198,12 @@ def sync_of(columns: Columns, ranks: Sequence[int]) -> Sync:
         for name in ("late_ms", "all_reduce_ms", "bandwidth_gb_s")
     )
     return Sync(bucket, late, reduce, speed, speed * step_metrics.bus_factor(len(ranks)))
+
+
+def words_of(timeline: Timeline, reducer: int | None = None) -> LayoutWords:
+    """Returns the words for the bucket layout of a model that is analysed; arguments as for `breakdown`."""
+    layout = timeline.judged(_model(timeline, reducer))
+    return layout_words(layout.description if layout is not None else None)
 
 
 def _sync_columns(timeline: Timeline, reducer: int | None, last_steps: int) -> tuple[Columns, tuple[int, ...]]:

@@ -19,6 +19,7 @@ from graphlib import TopologicalSorter
 from ..analysis.step_metrics import EDGES
 from ..analysis.step_parts import SPANS
 from ..views.catalogue import VIEWS
+from ..views.layout_words import LAYOUT_WORDS
 from ..views.paint import palette
 from .step_messages import BLOCKS
 
@@ -29,6 +30,7 @@ _GENERATED = {
     "BLOCKS": BLOCKS,
     "COLOURS": palette.COLOURS,
     "EDGE_NAMES": EDGES,
+    "LAYOUT_WORDS": LAYOUT_WORDS,
     "PARTS": [
         {
             "name": name,

@@ -228,8 +228,8 @@ def bucket_gradients(timeline: Timeline, reducer: int, step: int, bucket: int) -
     members = _members(timeline, reducer, generation, bucket)
     times: list[list[float | None]] = []
     for one in held:
-        most, begin = one.gradients.shape[1], one.steps[0, _BEGIN]
-        at = np.where(members < most, one.gradients[0, np.minimum(members, most - 1)], 0)
+        begin, ready = one.steps[0, _BEGIN], np.append(one.gradients[0], 0)  # the last one: of a parameter without any
+        at = ready[np.minimum(members, len(ready) - 1)]
         times.append([round(float(ns - begin) / 1e6, 4) if ns > 0 else None for ns in at.tolist()])
     found = {"type": "gradients", "reducer": reducer, "step": step, "bucket": bucket, "generation": generation}
     return {**found, "ranks": [one.rank for one in held], "ms": times}

@@ -101,7 +101,7 @@ def _pause_both(page: Page) -> None:
         label = page.locator(".ddp-step canvas").get_attribute("aria-label") or ""
         if all(f"Rank {rank} pauses: bucket 0 is ready" in label for rank in (0, 1)):
             break
-        page.locator(".ddp-step h4").click()
+        page.locator(".ddp-step .ddp-keys").click()
         page.locator(".ddp-step").press("c")
         says(page.locator(".ddp-step"), "No breakpoints")
     says(page.locator(".ddp-step"), "Training is paused: ranks 0, 1,")
@@ -116,7 +116,7 @@ def test_a_backward_is_stepped_through(training: NotebookPage) -> None:
     says(canvas, "Rank 1 pauses: bucket 0 is ready, not yet launched", attribute="aria-label")
     says(page.get_by_role("group", name="Paused"), "bucket 0 is ready, not yet launched")
     held = _step(page)
-    page.locator(".ddp-step h4").click()
+    page.locator(".ddp-step .ddp-keys").click()
     page.locator(".ddp-step").press("b")
     says(canvas, "Rank 1 pauses: bucket 1 is ready", attribute="aria-label")
     page.locator(".ddp-twin summary").last.click()

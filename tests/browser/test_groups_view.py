@@ -35,23 +35,42 @@ def test_parameter_groups(browser: Browser) -> None:
     try:
         made.open("Parameter groups")
         made.says(".ddp-parameter_groups .ddp-summary", "Rank 1 is late in the forward of blocks.0, by 6.0 ms.")
+        titles = page.get_by_text("Parameter groups", exact=True)
+        assert [one.get_attribute("role") for one in titles.all() if one.is_visible()] == ["tab"]
+        assert "all-reduce" not in page.locator(".ddp-parameter_groups table").inner_text()
         assert made.first_row(".ddp-parameter_groups table")[:2] == ["Net", "0"]
         assert "reduce-scatter" in page.locator(".ddp-parameter_groups .ddp-legend").inner_text()
         page.locator(".ddp-parameter_groups .ddp-chart canvas").hover(position={"x": 222, "y": 30})
         made.says(".ddp-parameter_groups .ddp-tip", "all-gather in the forward of Net")
         page.get_by_role("button", name="previous step").click()  # the step before
-        made.says(".ddp-parameter_groups .ddp-summary", "Parameter groups: step 6.")
+        made.says(".ddp-parameter_groups .ddp-summary", "Step 6.")
         made.open("Findings")
         made.says(".ddp-findings", "Rank 1 is late in the forward of blocks.0.")
         page.get_by_role("button", name="Show me").first.click()
-        made.says(".ddp-parameter_groups .ddp-summary", "Parameter groups: step ")
+        made.says(".ddp-parameter_groups .ddp-summary", "Step ")
         made.open("What if")
         made.says(".ddp-what-if", "What if: a model with fully_shard has no buckets; lab.simulate(groups=")
         made.open("Timeline")
         page.locator(".ddp-timeline canvas").hover(position={"x": 350, "y": 41})  # rank 0, the second lane
         made.says(".ddp-timeline .ddp-tip", "rank 0 · blocks.0")
+        made.says(".ddp-timeline .ddp-tip", "reduce-scatter")
+        assert page.locator(".ddp-left h4").inner_text().startswith("Parameter group timeline")
+        assert "filling" not in page.locator(".ddp-left .ddp-legend").inner_text()
+        head = page.locator(".ddp-sync-table thead").inner_text().split()
+        assert [one for one in ("module", "reduce-scatter", "bucket", "bus", "limit") if one in head] == [
+            *("module", "reduce-scatter"),
+        ]
+        page.locator(".ddp-sync-table tbody tr").nth(1).click()
+        made.says(".ddp-detail h4", "blocks.0 in step")
+        made.says(".ddp-detail .ddp-summary", "parameter group of fully_shard")
+        assert not page.locator(".ddp-detail canvas").count()  # no single gradient is recorded
+        made.open("Stragglers")
+        made.says(".ddp-stragglers", "launched a parameter group's reduce-scatter")
         made.open("Buckets")
-        made.says(".ddp-buckets .ddp-summary", "parameter groups of fully_shard, in the order of their modules")
+        made.says(
+            ".ddp-buckets .ddp-summary",
+            "3 parameter groups of fully_shard, 2.93 KiB per step · in the order of their modules",
+        )
         assert "unused" not in page.locator(".ddp-buckets .ddp-summary").inner_text()
     finally:
         made.close()

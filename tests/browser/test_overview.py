@@ -82,7 +82,7 @@ def test_a_finding_leads_to_its_place(shown: BarePage) -> None:
     wait = shown.page.locator(".ddp-sync-table tbody tr").nth(2).locator("td").nth(5)
     shown.until(lambda: wait.inner_text().endswith("for rank 1"), "the wait for rank 1")
     assert not shown.page.get_by_label("follow latest").is_checked()
-    shown.page.get_by_label("close the bucket's details").click()
+    shown.page.get_by_label("close the details").click()
     shown.page.get_by_label("follow latest").check()
     shown.until(lambda: _step(shown) == STEPS - 1, "the newest step")
 

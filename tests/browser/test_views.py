@@ -166,7 +166,7 @@ def test_the_map_opens_a_bucket(shown: BarePage) -> None:
     ready = [float(row.split("\t")[-1]) for row in detail.locator("table").first.locator("tbody tr").all_inner_texts()]
     assert ready == sorted(ready)
     assert 0 < ready[0] < ready[-1] < 6
-    page.get_by_label("close the bucket's details").click()
+    page.get_by_label("close the details").click()
     shown.until(lambda: not detail.is_visible(), "the end of the details")
     shown.open("Timeline")
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...formatting import ending
 from ..scene import Axis, Bars, Cells, Line, Mark, Panel, Rule, Scene, Spans
-from .palette import COLOURS, PATTERNS, TITLES, plotly_text
+from .palette import COLOURS, PATTERNS, plotly_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -102,8 +103,10 @@ def _longest(panel: Panel) -> float:
 
 def _axis(axis: Axis) -> dict[str, Any]:
     made: dict[str, Any] = {**_AXIS, "title": plotly_text(axis.label)}
-    if axis.lanes and axis.label:  # numbers of buckets
-        made["dtick"] = max(1, len(axis.lanes) // 20)
+    if axis.lanes and axis.label:  # buckets
+        names = [plotly_text(ending(one)) for one in axis.lanes]
+        shown = slice(None, None, max(1, len(names) // 20))
+        made |= {"tickvals": list(range(len(names)))[shown], "ticktext": names[shown], "automargin": True}
     elif axis.lanes:
         made |= {"autorange": "reversed", "automargin": True}
     elif axis.top is not None:
@@ -126,10 +129,16 @@ def _add(made: go.Figure, panel: Panel, mark: Mark, axis: str) -> None:
         about = f"%{{x}}: {plotly_text(mark.name)} %{{y:.3g}}<extra></extra>"
         made.add_scatter(name=mark.name, x=mark.x, y=mark.y, yaxis=axis, mode="lines", line=look, hovertemplate=about)
     elif isinstance(mark, Cells):
-        about = f"%{{y}}<br>{panel.x.label} %{{x}}: %{{z:.2f}} {mark.unit}<extra></extra>"
+        about = f"%{{y}}<br>{panel.x.label} %{{customdata}}: %{{z:.2f}} {mark.unit}<extra></extra>"
+        columns = [plotly_text(one) for one in panel.x.lanes]
         scale = {"colorscale": "Cividis", "colorbar": {"title": mark.unit}, "xgap": 1, "ygap": 1}
         made.add_heatmap(
-            z=mark.values, y=list(panel.y.lanes), x=list(range(mark.values.shape[1])), hovertemplate=about, **scale
+            z=mark.values,
+            y=list(panel.y.lanes),
+            x=list(range(len(columns))),
+            customdata=[columns] * len(mark.values),
+            hovertemplate=about,
+            **scale,
         )
     elif not panel.y.headings:
         line = {"color": COLOURS[mark.role]}
@@ -174,9 +183,8 @@ def _tip(text: str) -> str:
 
 def _add_spans(made: go.Figure, panel: Panel, mark: Spans) -> None:
     names, shapes = _paths(panel.y), {"dots": ".", "hatch": "/"}
-    title = TITLES.get(mark.role)
     made.add_bar(
-        name=f"{mark.name}: {title}" if title else mark.name,
+        name=f"{mark.name}: {mark.about}" if mark.about else mark.name,
         showlegend=bool(mark.name),  # others bear their names
         orientation="h",
         y=[names[lane] for lane in mark.lane],

@@ -69,7 +69,7 @@ PATTERNS = {"queued": "dots", "waiting": "hatch", "exposed": "line"}
 LETTERS = {"waiting": "w"}
 TITLES = {
     "filling": "first gradient ready → bucket ready",
-    "queued": "ready → launched: buckets are launched in a fixed order",
+    "queued": "ready → launched: the order of launches is fixed",
     "waiting": "launched → launched on the last rank",
     "reducing": "launched on the last rank → reduced",
     "other": "everything else since the end of the previous step; the table of parts names it",

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ...formatting import ending
 from ..scene import Axis, Bars, Cells, Line, Numbers, Panel, Rule, Scene, Spans, Values
 from .palette import COLOURS, PATTERNS, ROLE_RULES
 
@@ -299,8 +300,10 @@ def _paint_cells(panel: Panel, cells: Cells, top: float) -> tuple[list[str], flo
                 words, style = f"{value:.2f}" if value < 10 else f"{value:.0f}", "on-heat" if share > 0.55 else ""
                 body.append(text(x + cell / 2 - 1, y + 17, words, style, "middle"))
     bottom, right = top + 4 + rows * line, left + columns * cell
-    for column in range(0, columns, max(1, math.ceil(26 / cell))):
-        body.append(text(left + (column + 0.5) * cell - 1, bottom + 14, panel.x.lanes[column], "faint", "middle"))
+    labels = [ending(one) for one in panel.x.lanes]
+    room = max(26, 8 + 6 * max(map(len, labels), default=0))
+    for column in range(0, columns, max(1, math.ceil(room / cell))):
+        body.append(text(left + (column + 0.5) * cell - 1, bottom + 14, labels[column], "faint", "middle"))
     body.append(text((left + right) / 2, bottom + 30, panel.x.label, "faint", "middle"))
     return body, right + _RIGHT, bottom + 38
 

@@ -34,7 +34,7 @@ class Collective:
     waits: tuple[float, float] | None
 
 
-GATHER, SCATTER = "_allgather_base_", "_reduce_scatter_base_"
+GATHER, SCATTER, REDUCE = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
 USUAL = (
     Collective(GATHER, "forward", 0, 1, 3, (1, 3)),
     Collective(GATHER, "forward", 1, 4, 8, (4, 8)),
@@ -48,7 +48,15 @@ USUAL = (
 
 
 def recorded(
-    *, steps: int = 8, backend: str = "gloo", device: str = "cpu", late: float = 0.0, evaluates: bool = False
+    *,
+    steps: int = 8,
+    backend: str = "gloo",
+    device: str = "cpu",
+    late: float = 0.0,
+    evaluates: bool = False,
+    kind: str = "fully_shard",
+    mesh: tuple[int, ...] = (2,),
+    idle: int = 0,
 ) -> Timeline:
     """Two ranks with three parameter groups.
 
@@ -57,13 +65,20 @@ def recorded(
         backend, device: of all collectives.
         late: ms that rank 1 computes longer in the forward of blocks.0; the others then wait that long.
         evaluates: there is an all-gather of an evaluation in each step.
+        kind, mesh: of the model; with two dimensions, blocks.1 is all-reduced after its reduce-scatter.
+        idle: so many more groups, which never communicate.
     """
     timeline = Timeline()
     collectives = USUAL
     if evaluates:
         collectives = (Collective(GATHER, "evaluation", 1, 0.2, 0.8, (0.2, 0.8)), *USUAL)
+    if len(mesh) > 1:
+        collectives = (*collectives, Collective(REDUCE, "reduction", 2, 67, 70, (67, 70)))
     for rank in range(2):
-        for one in [_model(device), {"type": "group", "index": 0, "name": "0", "ranks": [0, 1], "backend": backend}]:
+        for one in [
+            _model(device, kind, mesh, idle),
+            {"type": "group", "index": 0, "name": "0", "ranks": [0, 1], "backend": backend},
+        ]:
             timeline.describe(rank, {**one, "session": 1})
         for index, one in enumerate(collectives):
             call = {"type": "call", "index": index, "operation": one.operation, "use": one.use, "session": 1}
@@ -79,14 +94,17 @@ def recorded(
     return timeline
 
 
-def _model(device: str) -> dict[str, Any]:
+def _model(device: str, kind: str = "fully_shard", mesh: tuple[int, ...] = (2,), idle: int = 0) -> dict[str, Any]:
+    of_mesh = [{"name": f"dim{number}", "size": size} for number, size in enumerate(mesh)]
+    names = (*NAMES, *(f"idle.{number}" for number in range(idle)))
     layout = [
         {"bucket": number, "name": name, "bytes": SIZE, "parameters": [number], "device": device}
-        | {"sharded_bytes": SIZE // 2, "unsharded_bytes": SIZE}
-        for number, name in enumerate(NAMES)
+        | {"sharded_bytes": SIZE // 2, "unsharded_bytes": SIZE, "mesh": of_mesh}
+        for number, name in enumerate(names)
     ]
-    parameters = [{"index": number, "name": f"{name}.weight", "bytes": SIZE} for number, name in enumerate(NAMES)]
-    made = {"type": "assignment", "kind": "fully_shard", "reducer": 0, "generation": 0, "group_ranks": [0, 1]}
+    kept = {"bytes": SIZE, "shape": [SIZE // 4], "numel": SIZE // 4, "dtype": "float32", "device": device}
+    parameters = [{"index": number, "name": f"{name}.weight", **kept} for number, name in enumerate(names)]
+    made = {"type": "assignment", "kind": kind, "reducer": 0, "generation": 0, "group_ranks": [0, 1]}
     return {**made, "module": "Net", "rebuilt": False, "parameters": parameters, "buckets": layout}
 
 
@@ -363,10 +381,35 @@ def test_the_view() -> None:
     assert {len(one) for one in shown["spans"]} == {6}
     assert len(shown["table"]) == 6
     assert shown["table"][3][-3:] == ["in the forward of blocks.0, by 6.0 ms", "1 kB", "500 B"]
+    assert shown["table"][0][4:6] == ["–", "–"]  # the root is gathered once
+    assert shown["words"] == [f"Step 7. {scene.summary}"]
     assert parameter_groups_trait(parameter_groups_scene(Timeline())) == {
         "words": ["No model with fully_shard or replicate has been recorded yet."],
         "lanes": [],
     }
+
+
+def test_columns_of_what_there_is() -> None:
+    """The table has all-reduces only where there is one, and places of late ranks only if one is late."""
+    (head, hybrid), (late, _) = (
+        (parameter_groups_trait(parameter_groups_scene(one))["head"] for one in made)
+        for made in ((recorded(), recorded(mesh=(2, 1))), (recorded(late=6.0), recorded(late=6.0)))
+    )
+    assert head == [
+        *("module:", "rank", "all-gather (forward) ms", "of it exposed", "all-gather (backward) ms", "of it exposed"),
+        *("reduce-scatter ms", "of it exposed", "whole", "held"),
+    ]
+    assert hybrid == [*head[:8], "all-reduce ms", "of it exposed", *head[8:]]
+    assert late == [*head[:8], "late:", *head[8:]]
+    assert "all_reduce_ms" in recorded().parameter_groups()
+
+
+def test_a_picture_of_one_rank_says_so() -> None:
+    """With very many groups only the first rank has lanes, and the sentence says which and why."""
+    assert "The picture shows" not in parameter_groups_scene(recorded()).summary
+    scene = parameter_groups_scene(recorded(idle=40))
+    assert scene.summary.endswith("The picture shows rank 0 only: 43 groups on 2 ranks would have too many rows.")
+    assert {one for one in scene.panels[0].y.lanes if one.startswith("rank")} == {"rank 0"}
 
 
 def test_steps_whose_collectives_are_forgotten() -> None:

@@ -202,7 +202,7 @@ def test_unused_parameters_are_marked() -> None:
     assert trace.labels[at] == "bias · unused"
     assert trace.customdata[at] == "bucket 0, gradient never ready: unused"
     assert [one for one, shape in enumerate(trace.marker.pattern.shape) if shape] == [at]
-    assert "hatched: 1 of 8 parameters, unused" in figure(made, "buckets").layout.title.text
+    assert "hatched: 1 unused parameter" in figure(made, "buckets").layout.title.text
     frame, assignment = find_step(made, None, None)
     text = pictures.picture("buckets", made, frame, assignment)
     assert "layers.1.bias: bucket 0, gradient never ready: unused" in text

@@ -1,8 +1,31 @@
 // The kernel's data about a model, besides its steps.
 
+import { LAYOUT_WORDS } from "../generated.js";
+
 const ASK_MS = 700; // between two requests for the gradients of a bucket
 
 const entryOf = (assignment, bucket) => assignment?.buckets.find((one) => one.bucket === bucket);
+
+// The words for a bucket layout, as layout_words.py chooses them; assignment: undefined if it is not known.
+export function layoutWords(assignment) {
+  const buckets = assignment?.buckets ?? [];
+  const grouped = Boolean(LAYOUT_WORDS[assignment?.kind]);
+  const { unit, column, order, reductions } = LAYOUT_WORDS[grouped ? assignment.kind : ""];
+  const dimensions = Math.max(1, ...buckets.map((one) => one.mesh?.length ?? 0));
+  const names = new Map(buckets.map((one) => [one.bucket, one.name]));
+  const cell = (number) => names.get(number) ?? String(number);
+  return {
+    unit,
+    column,
+    order,
+    reduction: reductions[Math.min(dimensions, reductions.length) - 1],
+    grouped, // whether they are parameter groups
+    title: unit[0].toUpperCase() + unit.slice(1),
+    name: (number) => names.get(number) ?? `${unit} ${number}`,
+    where: (number) => `${unit} ${cell(number)}`,
+    cell,
+  };
+}
 
 export class KernelFacts {
   // send(command): to the kernel
@@ -45,7 +68,8 @@ export class KernelFacts {
   ofRecord(record) {
     const { reducer, generation } = record;
     return {
-      assignment: this.model.get("assignments")[`${reducer}:${generation}`],
+      assignment: this.assignmentOf(record),
+      words: this.words(record),
       inspection: this.of("inspection", reducer),
       overview: this.of("overview", reducer),
       findings: this.of("findings", reducer),
@@ -68,16 +92,22 @@ export class KernelFacts {
 
   // A bucket with its parameters, or undefined.
   bucket(record, bucket) {
-    const assignment = this.model.get("assignments")[`${record.reducer}:${record.generation}`];
+    const assignment = this.assignmentOf(record);
     const entry = entryOf(assignment, bucket);
     if (!entry) return undefined;
     const parameters = entry.parameters.map((index) => assignment.parameters[index]);
-    return { ...entry, parameters, rebuilt: assignment.rebuilt };
+    return { ...entry, parameters, rebuilt: assignment.rebuilt, kind: assignment.kind, words: layoutWords(assignment) };
   }
 
-  // A parameter group of fully_shard has the name of its module.
-  bucketName(record, bucket) {
-    return entryOf(this.model.get("assignments")[`${record.reducer}:${record.generation}`], bucket)?.name ?? `bucket ${bucket}`;
+  assignmentOf(record) {
+    return this.model.get("assignments")[`${record.reducer}:${record.generation}`];
+  }
+
+  // Of the layout of a step: for each frame and each tooltip, so that they are kept while it is the same.
+  words(record) {
+    const assignment = this.assignmentOf(record);
+    if (assignment !== this.worded || !this.chosenWords) [this.worded, this.chosenWords] = [assignment, layoutWords(assignment)];
+    return this.chosenWords;
   }
 
   // When each gradient of the chosen bucket was ready; requested when the user chooses it, and regularly during training.

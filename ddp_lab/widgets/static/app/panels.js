@@ -1,7 +1,8 @@
 // The views as the dashboard's tabs hold them; catalogue.py lists them.
 
-import { makeLegend } from "./toolbar.js";
-import { element } from "../charts/dom.js";
+import { layoutWords } from "./kernel_facts.js";
+import { makeLegend, nameReduction } from "./toolbar.js";
+import { element, setText } from "../charts/dom.js";
 import { VIEWS } from "../generated.js";
 import { OverviewView } from "../overview/overview.js";
 import { BucketsView } from "../views/buckets.js";
@@ -19,10 +20,10 @@ import { WhatIfView } from "../views/what_if.js";
 // The class of each view, and how it draws the facts. The timeline belongs to the dashboard itself.
 const DRAWN = {
   overview: [OverviewView, (view, facts) => view.draw(facts)],
-  sync: [SyncView, (view, facts) => view.draw(facts.record, facts.bucket, facts.inspection, facts.link, facts.means, facts.quick)],
+  sync: [SyncView, (view, facts) => view.draw(facts.record, facts.bucket, facts)],
   overlap: [OverlapView, (view, facts) => view.draw(facts.records, facts.record.step, facts.parts)],
   parameter_groups: [ParameterGroupsView, (view, facts) => view.draw(facts.parameterGroups)],
-  stragglers: [StragglersView, (view, facts) => view.draw(facts.records, facts.late)],
+  stragglers: [StragglersView, (view, facts) => view.draw(facts.records, facts.late, facts.words)],
   buckets: [BucketsView, (view, facts) => view.draw(facts.record, facts.assignment, facts.bucket, facts.readiness, facts)],
   findings: [FindingsView, (view, facts) => view.draw(facts.findings, facts.means, facts.records)],
   step: [StepThroughView, (view, facts) => view.draw(facts)],
@@ -42,8 +43,9 @@ export class Panels {
     for (const name of tabs.flat()) {
       if (name === "timeline") {
         this.legend = makeLegend();
+        this.heading = element("span");
         this.timeline = timeline;
-        this.nodes.timeline = element("section", { class: "ddp-left", "aria-label": "bucket timeline" }, element("h4", {}, "Bucket timeline ", badge), this.legend, timeline.node);
+        this.nodes.timeline = element("section", { class: "ddp-left", "aria-label": "bucket timeline" }, element("h4", {}, this.heading, badge), this.legend, timeline.node);
       } else {
         const [View] = DRAWN[name];
         this.views[name] = new View(actions);
@@ -101,15 +103,23 @@ export class Panels {
     if (title === this.opened) return;
     this.opened = title;
     this.node.classList.toggle("ddp-two", this.names.length > 1);
+    this.node.classList.toggle("ddp-titled", this.tabs.size > 1 && this.names.length === 1); // by its tab
     this.node.setAttribute("aria-label", title);
     this.node.replaceChildren(...this.names.map((name) => this.nodes[name]));
   }
 
   // facts: {record (null before the first step), records, bucket} and those of KernelFacts
   draw(facts) {
+    if (this.legend) this.drawHeading(facts);
     this.legend?.classList.toggle("ddp-has-device", Boolean(facts.record?.device));
     this.legend?.classList.toggle("ddp-has-whole", this.timeline.whole);
     for (const name of this.names) if (this.views[name] && (facts.record || !VIEWS[name].steps)) DRAWN[name][1](this.views[name], facts);
+  }
+
+  // What is reduced in the timeline, and by what.
+  drawHeading({ words = layoutWords() }) {
+    setText(this.heading, `${words.title} timeline `);
+    nameReduction(this.legend, words);
   }
 
   forgetTheme() {

@@ -90,3 +90,10 @@ export function makeLegend() {
   made.lastChild.classList.add("ddp-of-device");
   return made;
 }
+
+// Names the collective that reduces; of a parameter group no single gradient is recorded, so it is never seen filling.
+export function nameReduction(made, { reduction, grouped }) {
+  const item = (name) => made.children[PARTS.findIndex((one) => one.name === name)];
+  item("filling").hidden = grouped;
+  item("reducing").lastChild.data = reduction;
+}

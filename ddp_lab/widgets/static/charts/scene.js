@@ -18,6 +18,7 @@
 //   {boxes: [{lane, begin, end, role, key, thin, lines()}]}
 
 import { COLOURS } from "../generated.js";
+import { ending } from "./theme.js";
 
 const LEFT = 58; // of upright panels: the numbers stand there
 const RIGHT = 14;
@@ -301,7 +302,9 @@ function paintGrid({ pen, width, theme }, grid, top, high) {
     });
   });
   const bottom = top + values.length * high;
-  for (let column = 0; column < columns; column += Math.max(1, Math.ceil(40 / wide))) write(pen, theme, grid.name(column * join), CELLS_LEFT + (column + 0.5) * wide, bottom + 9, "center");
+  const names = Array.from({ length: columns }, (_, column) => ending(grid.name(column * join)));
+  const room = Math.max(40, 8 + 6 * Math.max(...names.map((name) => name.length)));
+  for (let column = 0; column < columns; column += Math.max(1, Math.ceil(room / wide))) write(pen, theme, names[column], CELLS_LEFT + (column + 0.5) * wide, bottom + 9, "center");
   const joined = join > 1 ? `; each column: the largest of ${join}` : "";
   write(pen, theme, `${grid.axis}${joined}; full colour: ${rounded(largest)} ${grid.unit}`, CELLS_LEFT, bottom + 24);
   return regions;

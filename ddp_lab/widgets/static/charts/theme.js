@@ -78,6 +78,11 @@ export function count(number, noun) {
   return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 }
 
+// A name with little room: the end of a module's name says more than its begin.
+export function ending(name, most = 16) {
+  return name.length > most ? `…${name.slice(1 - most)}` : name;
+}
+
 // The colour of a bucket by its place in launch order; the ramp works for all kinds of colour vision.
 export function bucketColour(bucket, buckets, dark) {
   const ramp = dark ? RAMP_ON_DARK : RAMP;

@@ -21,7 +21,7 @@ export class BucketsView {
     this.width = choice("width of a parameter", [["bytes", "by bytes"], ["equal", "all equal"]], () => actions.redraw());
     this.up = button("whole model", null, () => this.zoom(""));
     this.form = new ReconfigureForm(actions);
-    this.table = makeTable("Buckets, in launch order", TABLE);
+    this.table = makeTable("Buckets", TABLE);
     const bar = element("div", { class: "ddp-toolbar" }, field("width", this.width), this.up);
     this.node = section("buckets", "buckets", "Buckets", this.facts, this.form.node, bar, this.chart.node, scrolled("table of buckets", this.table.node));
   }
@@ -37,11 +37,16 @@ export class BucketsView {
     this.form.draw(controls.model, controls.current, controls.control, controls.reconfiguration, controls.means.control);
     this.chart.node.hidden = !assignment;
     if (!assignment) return setText(this.facts, "Bucket layout not received yet.");
+    const { words } = controls;
+    setText(this.table.node.caption, `${words.title}s, ${words.order}`);
+    setText(this.table.cells[0], words.column);
+    this.table.cells[0].classList.toggle("ddp-words", words.grouped);
     const known = readiness?.generation === assignment.generation ? readiness : undefined;
-    setText(this.facts, describe(assignment, known));
+    setText(this.facts, describe(assignment, known, words));
     this.up.hidden = !this.root;
-    fill(this.table.body, assignment.buckets.map((one) => line(record, assignment, one)));
+    fill(this.table.body, assignment.buckets.map((one) => line(record, assignment, one, words)));
     [...this.table.body.rows].forEach((row, index) => {
+      row.cells[0].classList.toggle("ddp-words", words.grouped);
       row.classList.toggle("ddp-selected", assignment.buckets[index].bucket === selected);
       row.onclick = () => this.actions.select(assignment.buckets[index].bucket);
     });
@@ -49,10 +54,10 @@ export class BucketsView {
     const { cells, depth } = mapCells(assignment, options);
     const rows = Math.min(depth, 9);
     const drawing = this.chart.begin(rows * ROW + STRIP + 22);
-    if (drawing) this.chart.finish(paintTiles(drawing, [...this.mapTiles(drawing, assignment, cells, rows, selected, known), ...this.stripTiles(drawing, assignment, rows * ROW + 20, selected)]));
+    if (drawing) this.chart.finish(paintTiles(drawing, [...this.mapTiles(drawing, assignment, cells, rows, selected, known, words), ...this.stripTiles(drawing, assignment, rows * ROW + 20, selected, words)]));
   }
 
-  mapTiles({ width, theme }, assignment, cells, rows, selected, known) {
+  mapTiles({ width, theme }, assignment, cells, rows, selected, known, words) {
     const painted = new Array(rows + 1).fill(-1); // right edge of what was drawn in each row
     return cells.flatMap((cell) => {
       const x = cell.begin * (width - 2) + 1;
@@ -63,6 +68,7 @@ export class BucketsView {
       const module = cell.parameter < 0;
       const hatched = !module && known?.used[cell.parameter] === 0;
       const name = layerName(cell.name);
+      const tags = hatched ? ["unused"] : words.grouped ? [] : [`b${cell.bucket}`]; // of a group the map names the module
       return [
         {
           ...tile(cell.bucket, x, cell.depth * ROW, wide, (module ? 1 : Math.min(cell.rows, rows - cell.depth)) * ROW, 1, assignment, theme),
@@ -71,9 +77,9 @@ export class BucketsView {
           edge: 0.35,
           hatched,
           font: module ? "600 11px" : "11px",
-          texts: module ? [name, cell.name] : [`${name} · ${hatched ? "unused" : `b${cell.bucket}`}`, name, `b${cell.bucket}`],
+          texts: module ? [name, cell.name] : [[name, ...tags].join(" · "), name, ...tags],
           chosen: !module && cell.bucket === selected,
-          lines: () => cellLines(cell, assignment, known),
+          lines: () => cellLines(cell, assignment, known, words),
           act: module ? () => this.zoom(cell.path === this.root ? "" : cell.path) : () => this.actions.select(cell.bucket),
         },
       ];
@@ -81,9 +87,9 @@ export class BucketsView {
   }
 
   // All buckets in launch order, with width by size.
-  stripTiles({ pen, width, theme }, assignment, top, selected) {
+  stripTiles({ pen, width, theme }, assignment, top, selected, words) {
     const total = assignment.buckets.reduce((sum, one) => sum + one.bytes, 0) || 1;
-    write(pen, theme, "buckets in launch order; width by bytes", 2, top - 9);
+    write(pen, theme, `${words.unit}s ${words.order}; width by bytes`, 2, top - 9);
     let x = 1;
     return assignment.buckets.map((one) => {
       const wide = (one.bytes / total) * (width - 2);
@@ -91,9 +97,9 @@ export class BucketsView {
       return {
         ...tile(one.bucket, x - wide, top, wide, STRIP, 0, assignment, theme),
         key: `bucket ${one.bucket}`,
-        texts: [`bucket ${one.bucket} · ${bytes(one.bytes)}`, `b${one.bucket}`],
+        texts: [`${words.name(one.bucket)} · ${bytes(one.bytes)}`, words.grouped ? words.cell(one.bucket) : `b${one.bucket}`],
         chosen: one.bucket === selected,
-        lines: () => [`bucket ${one.bucket}`, ["size", bytes(one.bytes)], ["parameters", String(one.parameters.length)], ["dtype", one.dtype], ["device", one.device]],
+        lines: () => [words.name(one.bucket), ["size", bytes(one.bytes)], ["parameters", String(one.parameters.length)], ["dtype", one.dtype], ["device", one.device]],
         act: () => this.actions.select(one.bucket),
       };
     });
@@ -126,14 +132,14 @@ function layerName(name) {
   return /^\d+$/.test(name) ? `layer ${name}` : name;
 }
 
-function cellLines(cell, assignment, known) {
+function cellLines(cell, assignment, known, words) {
   if (cell.parameter < 0) {
     const inside = assignment.parameters.filter((one) => !cell.path || one.name.startsWith(`${cell.path}.`));
     const total = inside.reduce((sum, one) => sum + one.bytes, 0);
-    return [cell.path || assignment.module, ["parameters", String(inside.length)], ["size", bytes(total)], ["bucket", cell.bucket < 0 ? "several" : String(cell.bucket)]];
+    return [cell.path || assignment.module, ["parameters", String(inside.length)], ["size", bytes(total)], [words.unit, cell.bucket < 0 ? "several" : words.cell(cell.bucket)]];
   }
   const parameter = assignment.parameters.find((one) => one.index === cell.parameter);
-  const lines = [parameter.name, ["bucket", cell.bucket < 0 ? "none" : String(cell.bucket)], ["size", bytes(parameter.bytes)], ["shape", parameter.shape.join(" × ") || "scalar"], ["dtype", `${parameter.dtype} on ${parameter.device}`]];
+  const lines = [parameter.name, [words.unit, cell.bucket < 0 ? "none" : words.cell(cell.bucket)], ["size", bytes(parameter.bytes)], ["shape", parameter.shape.join(" × ") || "scalar"], ["dtype", `${parameter.dtype} on ${parameter.device}`]];
   if (known) {
     const used = known.used[cell.parameter];
     lines.push(["gradient ready at", used > 0 ? `${milliseconds(known.ready[cell.parameter])} ms` : "never: unused"]);
@@ -142,18 +148,18 @@ function cellLines(cell, assignment, known) {
   return lines;
 }
 
-function line(record, assignment, one) {
+function line(record, assignment, one, words) {
   const names = one.parameters.map((index) => assignment.parameters[index].name);
   const column = (which) => milliseconds(median(record.ranks.map((_, row) => record.edges[(row * record.buckets + one.bucket) * EDGES + which] - record.bounds[row * 3])));
   const here = record.generation === assignment.generation && one.bucket < record.buckets;
   const more = names.length > 2 ? ` and ${names.length - 2} more` : "";
-  return [String(one.bucket), bytes(one.bytes), String(names.length), here ? column(EDGE.READY) : "–", here ? column(EDGE.REDUCED) : "–", one.dtype, one.device, names.slice(0, 2).join(", ") + more];
+  return [words.cell(one.bucket), bytes(one.bytes), String(names.length), here ? column(EDGE.READY) : "–", here ? column(EDGE.REDUCED) : "–", one.dtype, one.device, names.slice(0, 2).join(", ") + more];
 }
 
-function describe(assignment, known) {
+function describe(assignment, known, words) {
   const total = assignment.buckets.reduce((sum, one) => sum + one.bytes, 0);
-  const parts = [`${count(assignment.parameters.length, "parameter")} in ${count(assignment.buckets.length, "bucket")}, ${bytes(total)} per step`];
-  if (assignment.kind) parts.push(`parameter groups of ${assignment.kind}, in the order of their modules`);
+  const parts = [`${count(assignment.parameters.length, "parameter")} in ${count(assignment.buckets.length, words.unit)}${words.grouped ? ` of ${assignment.kind}` : ""}, ${bytes(total)} per step`];
+  if (words.grouped) parts.push(words.order);
   else parts.push(assignment.rebuilt ? "rebuilt in the order of readiness" : "not rebuilt: in reverse order of registration");
   const caps = assignment.options?.bucket_cap_mb_list ?? [assignment.options?.bucket_cap_mb];
   if (typeof caps[0] === "number") parts.push(`size limit ${[...new Set(caps)].map((cap) => Number(cap.toPrecision(3))).join(", ")} MiB`);

@@ -1,6 +1,7 @@
 // The details of a bucket (its parameters, its times on each rank), and the table of ranks.
 
 import { RANK_COLOURS } from "../generated.js";
+import { layoutWords } from "../app/kernel_facts.js";
 import { clockTime } from "../app/life.js";
 import { ChartCanvas, median } from "../charts/canvas.js";
 import { button, element, fill, makeTable, setText } from "../charts/dom.js";
@@ -9,6 +10,7 @@ import { bytes, count, milliseconds, significant } from "../charts/theme.js";
 import { EDGE, EDGES, waitOf } from "../steps/lanes.js";
 
 const PARAMETERS = ["order", "parameter", "shape", "elements", "size", "dtype", "ready at ms"];
+const READY = PARAMETERS.length - 1;
 const RANKS = ["rank", "ready at", "waiting for peers", "reduced at", "overlapped", "exposed", "gradient norm"];
 const MOST_ROWS = 40; // of dots
 const RANK_TABLE = ["rank", "state", "step", "last event", "events", "dropped events", "process"];
@@ -18,11 +20,11 @@ export class DetailView {
   constructor(close, actions) {
     this.title = element("h4");
     this.facts = element("div", { class: "ddp-summary" });
-    this.parameters = makeTable("Parameters, in the order of the bucket's buffer", PARAMETERS);
+    this.parameters = makeTable("Parameters", PARAMETERS);
     this.ranks = makeTable("Time since backward start (ms), per rank", RANKS);
     this.ranks.node.rows[0].cells[6].title = "L2 norm of the bucket's averaged gradients; known after “Compare gradients”";
-    const closing = button("×", null, close, { class: "ddp-button ddp-close", "aria-label": "close the bucket's details" });
-    this.dots = new ChartCanvas("When each gradient of the bucket was ready, on each rank", actions);
+    const closing = button("×", null, close, { class: "ddp-button ddp-close", "aria-label": "close the details" });
+    this.dots = new ChartCanvas("When each gradient was ready, on each rank", actions);
     this.dotsTitle = element("div", { class: "ddp-summary" });
     this.dotsPlace = element("div");
     const scroll = (table) => element("div", { class: "ddp-table-scroll" }, table.node);
@@ -42,11 +44,15 @@ export class DetailView {
   draw(record, bucket, info, inspection, gradients, compare) {
     this.node.hidden = bucket === null || bucket >= record.buckets;
     if (this.node.hidden) return;
-    setText(this.title, `Bucket ${bucket} in step ${record.step}`);
+    const words = info?.words ?? layoutWords();
+    const name = words.name(bucket);
+    setText(this.title, `${words.grouped ? name : name[0].toUpperCase() + name.slice(1)} in step ${record.step}`);
+    setText(this.parameters.node.caption, words.grouped ? "Parameters" : "Parameters, in the order of the bucket's buffer");
     const facts = [bytes(record.bytes[bucket])];
     if (info) {
       facts.push(count(info.parameters.length, "parameter"), `${info.dtype} on ${info.device}`);
-      facts.push(info.rebuilt ? "buckets rebuilt in the order of readiness" : "buckets in reverse order of registration");
+      if (words.grouped) facts.push(`${words.unit} of ${info.kind}`);
+      else facts.push(info.rebuilt ? "buckets rebuilt in the order of readiness" : "buckets in reverse order of registration");
     } else facts.push("its parameters are not known yet");
     setText(this.facts, facts.join(" · "));
     this.drawDots(info, gradients);
@@ -61,13 +67,14 @@ export class DetailView {
       milliseconds(middle(order)),
     ]);
     fill(this.parameters.body, parameters);
+    for (const row of this.parameters.node.rows) row.cells[READY].hidden = words.grouped; // no single gradient is recorded
     const norms = inspection?.buckets?.[bucket]?.norms ?? {};
     this.ranks.node.rows[0].cells[6].hidden = !compare;
     fill(this.ranks.body, record.ranks.map((rank, row) => rankLine(record, bucket, rank, row, norms[rank]).slice(0, compare ? 7 : 6)));
   }
 
   drawDots(info, gradients) {
-    const shown = Boolean(info && gradients);
+    const shown = Boolean(info && gradients?.ms.some((of) => of.some((value) => value !== null)));
     if (shown !== this.dotsPlace.hasChildNodes()) this.dotsPlace.replaceChildren(...(shown ? [this.dotsTitle, this.dots.node] : []));
     if (!shown) return;
     setText(this.dotsTitle, `When each gradient was ready, step ${gradients.step}`);

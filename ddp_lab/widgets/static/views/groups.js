@@ -5,22 +5,19 @@ import { element, fill, legend, makeTable, section, setText } from "../charts/do
 import { COLOURS } from "../generated.js";
 import { drawScene } from "../charts/scene.js";
 
-const HEAD = ["group", "backend", "operations", "bytes", "last rank", "last, %", "late ms", "in flight ms", "GB/s (bus)"];
-const TIMES = ["all-gather (forward) ms", "all-gather (backward) ms", "reduce-scatter ms", "all-reduce ms"];
-const GROUP_HEAD = ["module", "rank", ...TIMES.flatMap((name) => [name, "of it exposed"]), "late", "whole", "held"];
 const [LANE, LEFT] = [20, 210];
 
 class LanesView {
   // actions: {redraw(), say(text)}; title: of the view; empty: what it says while the kernel has found nothing
-  constructor(actions, name, about, title, caption, head, empty) {
+  constructor(actions, name, about, title, caption, empty) {
     this.title = title;
     this.empty = empty;
     this.words = element("div", { class: "ddp-summary", role: "status" });
     this.keys = element("div");
     this.chart = new ChartCanvas(`${title} (ms)`, actions);
-    this.table = makeTable(caption, head);
-    const scroll = element("div", { class: "ddp-table-scroll" }, this.table.node);
-    this.node = section(name, about, title, this.words, this.keys, this.chart.node, scroll);
+    this.caption = caption;
+    this.tablePlace = element("div", { class: "ddp-table-scroll" });
+    this.node = section(name, about, title, this.words, this.keys, this.chart.node, this.tablePlace);
   }
 
   // found: from the kernel, see groups_trait and parameter_groups_trait; {} before its first answer
@@ -28,11 +25,11 @@ class LanesView {
     const lanes = found?.lanes ?? [];
     if (!lanes.length) {
       setText(this.words, found?.lanes ? (found.words?.[0] ?? this.empty) : "Waiting for the kernel.");
-      for (const node of [this.keys, this.chart.node, this.table.node]) node.hidden = true;
+      for (const node of [this.keys, this.chart.node, this.tablePlace]) node.hidden = true;
       this.shown = null;
       return;
     }
-    for (const node of [this.keys, this.chart.node, this.table.node]) node.hidden = false;
+    for (const node of [this.keys, this.chart.node, this.tablePlace]) node.hidden = false;
     if (found !== this.shown) this.write(found);
     this.shown = found;
     drawScene(this.chart, () => scene(found));
@@ -42,19 +39,30 @@ class LanesView {
     this.words.replaceChildren(...found.words.map((text) => element("div", {}, text)));
     this.keys.replaceChildren(legend("legend", found.keys.map(([role, name]) => [name, `background: ${COLOURS[role]}`])));
     this.chart.label(`${this.title}. ${found.words.join(" ")}`);
-    fill(this.table.body, found.table);
+    this.writeTable(found.head, found.table);
+  }
+
+  // head: names of the columns; those of texts end in a colon. Another head needs another table.
+  writeTable(head, rows) {
+    if (head.join() !== this.head) {
+      this.head = head.join();
+      this.table = makeTable(this.caption, head.map((name) => name.replace(/:$/, "")));
+      this.tablePlace.replaceChildren(this.table.node);
+    }
+    fill(this.table.body, rows);
+    for (const row of this.table.node.rows) head.forEach((name, column) => row.cells[column].classList.toggle("ddp-words", name.endsWith(":")));
   }
 }
 
 export class GroupsView extends LanesView {
   constructor(actions) {
-    super(actions, "groups", "collectives by process group", "Collectives by group", "Process groups", HEAD, "No collective has been recorded yet.");
+    super(actions, "groups", "collectives by process group", "Collectives by group", "Process groups", "No collective has been recorded yet.");
   }
 }
 
 export class ParameterGroupsView extends LanesView {
   constructor(actions) {
-    super(actions, "parameter_groups", "parameter groups of fully_shard and replicate", "Parameter groups", "Medians by group and rank", GROUP_HEAD, "");
+    super(actions, "parameter_groups", "parameter groups of fully_shard and replicate", "Parameter groups", "Medians by group and rank", "");
   }
 }
 

@@ -23,21 +23,23 @@ export class StragglersView {
     this.verdict = element("p", { class: "ddp-sentence", role: "status" });
     this.places = makeTable("Where a rank's own computation falls behind", PLACES);
     this.chart = new ChartCanvas("Straggler wait time (ms)", actions);
-    this.twin = new Twin("Collectives in which each rank was last", ["rank", "last, %", "delay when last, ms (median)", "wait for it, ms per step (longest bucket)"]);
+    this.twin = new Twin("Collectives in which each rank was last", ["rank", "last, %", "delay when last, ms (median)", "wait for it, ms per step (longest)"]);
+    this.below = element("p", { class: "ddp-sentence ddp-muted" });
     this.node = section(
       "stragglers",
       "stragglers",
       "Stragglers",
       this.verdict,
       element("div", { class: "ddp-table-scroll ddp-places" }, this.places.node),
-      element("p", { class: "ddp-sentence ddp-muted" }, "Below: time during which every other rank had launched a bucket's collective and this rank had not. A rank that falls behind stays late in the buckets that follow."),
+      this.below,
       this.chart.node,
       this.twin.node,
     );
   }
 
-  // late: from the kernel: {places: [...], steps}; undefined before its first answer
-  draw(records, late) {
+  // late: from the kernel: {places: [...], steps}; undefined before its first answer; words: of KernelFacts
+  draw(records, late, words) {
+    setText(this.below, `Below: time during which every other rank had launched a ${words.unit}'s ${words.reduction} and this rank had not. A rank that falls behind stays late in the ${words.unit}s that follow.`);
     const found = waiting(records.filter((one) => one.complete && !one.abandoned).slice(-STEPS));
     const places = late?.places ?? [];
     this.places.node.parentNode.hidden = !places.length;
@@ -48,16 +50,16 @@ export class StragglersView {
     if (!found) return;
     const totals = found.ranks.map((_, row) => found.steps.reduce((sum, { byRank }) => sum + byRank[row], 0) / found.steps.length);
     this.twin.draw(() => found.ranks.map((rank, row) => [String(rank), (100 * found.share[row]).toFixed(0), milliseconds(found.late[row]), milliseconds(totals[row])]));
-    if (found.ranks.length > 1) drawScene(this.chart, () => this.scene(found));
+    if (found.ranks.length > 1) drawScene(this.chart, () => this.scene(found, words));
   }
 
-  scene(found) {
+  scene(found, words) {
     const rows = found.ranks.map((rank) => `rank ${rank}`);
     const { steps } = found;
-    const lines = (what, name) => (row, first, last, ms) => [`${rows[row]} · ${what} ${name(first)}${last > first ? `–${name(last)}` : ""}`, ["the others waited", `${milliseconds(ms)} ms`]];
+    const lines = (what, name) => (row, first, last, ms) => [`${rows[row]} · ${what} ${name(first)}${last > first ? ` – ${name(last)}` : ""}`, ["the others waited", `${milliseconds(ms)} ms`]];
     const stepName = (index) => String(steps[index].step);
-    const buckets = { title: "bucket", heading: `By bucket (mean of ${count(steps.length, "step")})`, columns: found.buckets, value: (row, bucket) => found.cells[row][bucket], name: String, unit: "ms per step", act: (_, bucket) => this.actions.select(bucket) };
-    const over = { title: "step", heading: "By step (bucket with the longest wait)", columns: steps.length, value: (row, index) => steps[index].byRank[row], name: stepName, unit: "ms", act: (_, index) => this.actions.choose(steps[index].step) };
+    const buckets = { title: words.column, heading: `By ${words.unit} (mean of ${count(steps.length, "step")})`, columns: found.buckets, value: (row, bucket) => found.cells[row][bucket], name: words.cell, unit: "ms per step", act: (_, bucket) => this.actions.select(bucket) };
+    const over = { title: "step", heading: `By step (${words.unit} with the longest wait)`, columns: steps.length, value: (row, index) => steps[index].byRank[row], name: stepName, unit: "ms", act: (_, index) => this.actions.choose(steps[index].step) };
     return { height: 220, grids: [buckets, over].map((one) => ({ ...one, rows, axis: one.title, lines: lines(one.title, one.name) })) };
   }
 }

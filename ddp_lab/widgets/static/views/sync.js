@@ -1,43 +1,44 @@
 // Gradient sync: one table row per bucket of the displayed step.
 
 import { PARTS } from "../generated.js";
+import { layoutWords } from "../app/kernel_facts.js";
 import { asking } from "../app/life.js";
 import { ChartCanvas } from "../charts/canvas.js";
 import { button, element, makeTable, rowsInView, scrolled, section, setRows, setText, Twin } from "../charts/dom.js";
 import { drawScene } from "../charts/scene.js";
-import { bytes, count, milliseconds, significant } from "../charts/theme.js";
+import { bytes, count, ending, milliseconds, significant } from "../charts/theme.js";
 import { waitOf } from "../steps/lanes.js";
 
-const COLUMNS = [
-  ["bucket", "number of the bucket; click for its parameters"],
-  ["size", "bytes of the bucket's buffer"],
-  ["all-reduce ms", "from the last rank's launch until the bucket is reduced on every rank"],
-  ["GB/s", "algorithm bandwidth: the bucket's bytes divided by its all-reduce time (1 GB = 1e9 bytes)"],
+const columns = ({ unit, column, reduction, grouped }) => [
+  [column, `${grouped ? `module of the ${unit}` : `number of the ${unit}`}; click for its parameters`],
+  ["size", grouped ? "bytes of its gradients" : "bytes of the bucket's buffer"],
+  [`${reduction} ms`, `from the last rank's launch until the ${unit} is reduced on every rank`],
+  ["GB/s", `algorithm bandwidth: the ${unit}'s bytes divided by the time of its ${reduction} (1 GB = 1e9 bytes)`],
   ["bus GB/s", "bus bandwidth: algorithm bandwidth × 2 (n − 1) / n for n ranks; the rate over each link of a ring"],
   ["of the limit", "time that the measured link needs for an all-reduce of this size alone, divided by the time of this one"],
   ["longest wait ms", "how long the first rank waited for its peers, and for which rank"],
   ["overlapped | exposed ms", "launched → reduced, mean over ranks: during the backward's computation | after it"],
 ];
 
-const LINK = 5; // the column "of the limit"
+const [BUS, LINK] = [4, 5]; // the columns "bus GB/s" and "of the limit": of all-reduces
 
 export class SyncView {
   // actions: {select(bucket), compare(), redraw(), say(text)}
   constructor(actions) {
     this.actions = actions;
-    this.table = makeTable("", COLUMNS);
+    this.table = makeTable("", columns(layoutWords()));
     this.table.node.classList.add("ddp-sync-table");
     this.summary = element("div", { class: "ddp-summary" });
     this.button = button("Compare gradients", "Check on every rank whether its averaged gradients equal those of the other ranks", () => this.actions.compare());
     this.verdict = element("span", { class: "ddp-verdict", role: "status" });
     this.comparison = element("div", { class: "ddp-compare" }, asking("ranks", this.button), this.verdict);
     this.limit = element("div", { class: "ddp-summary ddp-limit" });
-    this.waits = new ChartCanvas("Waiting for peers, by rank and bucket (ms)", actions);
+    this.waits = new ChartCanvas("Waiting for peers, by rank (ms)", actions);
     this.twin = new Twin("Waiting for peers (ms)", ["rank", "by bucket", "sum"]);
     this.details = element("details", { class: "ddp-twin ddp-waits", toggle: () => this.openWaits() }, element("summary", { tabindex: "0" }, "Waiting for peers, by rank"), element("div"));
     const table = scrolled("gradient sync table", this.table.node);
     table.addEventListener("scroll", () => this.actions.redraw());
-    this.node = section("sync", "gradient synchronisation by bucket", "Gradient sync", this.summary, table, this.limit, this.comparison, this.details);
+    this.node = section("sync", "gradient synchronisation", "Gradient sync", this.summary, table, this.limit, this.comparison, this.details);
   }
 
   openWaits() {
@@ -46,11 +47,13 @@ export class SyncView {
   }
 
   // link: from the kernel: {ns: expected ns by bucket, limit: bus GB/s, from: in words} or undefined; means: what the ranks
-  // can do (dashboard.py); quick: only the rows in view
-  draw(record, selected, inspection, link, means, quick) {
+  // can do (dashboard.py); words: of KernelFacts; quick: only the rows in view
+  draw(record, selected, { inspection, link, means, words, quick }) {
     this.record = record;
-    this.comparison.hidden = !means.compare;
-    this.table.cells[LINK].hidden = !means.link;
+    this.words = words;
+    this.comparison.hidden = !means.compare || words.grouped;
+    const shown = { [BUS]: !words.grouped, [LINK]: means.link && !words.grouped };
+    this.drawHead(shown);
     const longest = Math.max(...record.meanHidden.map((hidden, bucket) => hidden + record.meanExposed[bucket] || 0), 1e-9);
     setRows(this.table.body, record.buckets, (bucket) => this.makeRow(bucket));
     const same = inspection?.buckets ?? {};
@@ -58,12 +61,13 @@ export class SyncView {
     [...this.table.body.rows].forEach((line, bucket) => {
       if (bucket < first || bucket > last) return;
       const { cells } = line;
-      setText(cells[0].firstChild, String(bucket));
+      setText(cells[0].firstChild, ending(words.cell(bucket)));
+      if (words.grouped) cells[0].title = words.name(bucket);
       setText(cells[1], bytes(record.bytes[bucket]));
       setText(cells[2], milliseconds(record.allReduce[bucket]));
       setText(cells[3], rate(record.bandwidth[bucket]));
       setText(cells[4], rate(record.bus[bucket]));
-      cells[LINK].hidden = !means.link;
+      for (const column of [BUS, LINK]) cells[column].hidden = !shown[column];
       const share = link?.ns?.[bucket] / (record.allReduce[bucket] * 1e6);
       setText(cells[LINK], share > 0 ? `${Math.round(100 * share)} %` : "–");
       setText(cells[6], record.late[bucket] > 0 ? `${milliseconds(record.late[bucket])} for rank ${record.lastRank[bucket]}` : "–");
@@ -72,19 +76,31 @@ export class SyncView {
       line.classList.toggle("ddp-selected", bucket === selected);
       line.classList.toggle("ddp-differs", same[bucket]?.equal === false);
     });
-    setText(this.summary, summarise(record));
+    setText(this.summary, summarise(record, words));
     this.drawVerdict(inspection);
-    const limit = means.link ? limitText(record, link) : "";
+    const limit = shown[LINK] ? limitText(record, link) : "";
     setText(this.limit, limit);
     this.limit.hidden = !limit;
     if (this.details.open) this.drawWaits(record);
   }
 
+  drawHead(shown) {
+    columns(this.words).forEach(([name, title], column) => {
+      const cell = this.table.cells[column];
+      setText(cell, name);
+      if (cell.title !== title) cell.title = title;
+    });
+    this.table.node.classList.toggle("ddp-of-modules", this.words.grouped);
+    for (const column of [BUS, LINK]) this.table.cells[column].hidden = !shown[column];
+  }
+
   drawWaits(record) {
+    const { words } = this;
     const names = record.ranks.map((rank) => `rank ${rank}`);
     const value = (row, bucket) => waitOf(record, row, bucket) || 0;
-    const lines = (row, bucket, last, ms) => [`${names[row]} · bucket ${bucket}${last > bucket ? `–${last}` : ""}`, ["waiting for peers", `${milliseconds(ms)} ms`]];
-    const grid = { title: "wait", rows: names, columns: record.buckets, value, name: String, axis: "bucket", unit: "ms", lines, act: (_, bucket) => this.actions.select(bucket) };
+    const lines = (row, bucket, last, ms) => [`${names[row]} · ${words.name(bucket)}${last > bucket ? ` – ${words.cell(last)}` : ""}`, ["waiting for peers", `${milliseconds(ms)} ms`]];
+    const grid = { title: "wait", rows: names, columns: record.buckets, value, name: words.cell, axis: words.column, unit: "ms", lines, act: (_, bucket) => this.actions.select(bucket) };
+    setText(this.twin.table.cells[1], `by ${words.column}`);
     drawScene(this.waits, () => ({ height: 160, grids: [grid] }));
     const buckets = [...Array(record.buckets).keys()];
     this.twin.draw(() => names.map((name, row) => [name, buckets.map((bucket) => milliseconds(value(row, bucket))).join("  "), milliseconds(buckets.reduce((sum, bucket) => sum + value(row, bucket), 0))]));
@@ -97,10 +113,10 @@ export class SyncView {
   }
 
   makeRow(bucket) {
-    const number = element("button", { type: "button", class: "ddp-link", title: `parameters of bucket ${bucket}` }, String(bucket));
+    const number = element("button", { type: "button", class: "ddp-link", title: "show its parameters" }, String(bucket));
     const mark = element("span", { class: "ddp-mark", title: "=: gradients are equal on all ranks; ≠: they differ" });
     const row = element("tr", { click: () => this.actions.select(bucket) }, element("th", { scope: "row" }, number, mark));
-    for (let column = 1; column < COLUMNS.length; column++) row.append(element("td"));
+    for (let column = 1; column < this.table.cells.length; column++) row.append(element("td"));
     const part = (index) => element("i", { class: `ddp-bar ddp-bar-${PARTS[index].name}` });
     row.cells[7].append(element("span", { class: "ddp-bars" }, part(3), part(4)), element("span", { class: "ddp-figures" }));
     row.cells[6].addEventListener("pointerenter", (event) => (event.target.title = this.waitsOf(bucket)));
@@ -136,10 +152,10 @@ function limitText(record, link) {
 }
 
 // One sentence about the step: the share of overlapped communication, and the longest wait.
-function summarise(record) {
+function summarise(record, words) {
   const parts = [];
   if (record.hiddenShare !== null) parts.push(`${Math.round(record.hiddenShare * 100)} % of the communication overlapped with the backward`);
   const wait = record.late.reduce((best, ms, bucket) => (ms > (record.late[best] ?? 0) ? bucket : best), -1);
-  if (wait >= 0) parts.push(`longest wait ${milliseconds(record.late[wait])} ms for rank ${record.lastRank[wait]} in bucket ${wait}`);
-  return parts.length ? `Step ${record.step}: ${parts.join("; ")}.` : `Step ${record.step}: ${count(record.buckets, "bucket")}.`;
+  if (wait >= 0) parts.push(`longest wait ${milliseconds(record.late[wait])} ms for rank ${record.lastRank[wait]} in ${words.name(wait)}`);
+  return parts.length ? `Step ${record.step}: ${parts.join("; ")}.` : `Step ${record.step}: ${count(record.buckets, words.unit)}.`;
 }

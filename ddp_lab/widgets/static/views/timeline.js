@@ -12,11 +12,11 @@ import { outsideSpans, wholeBegin } from "../steps/marks.js";
 
 const HEIGHTS = [150, 460];
 const ROW = 16;
-const [FILLING, QUEUED, WAITING, REDUCING] = PARTS.map((one) => one.label);
+const [FILLING, QUEUED, WAITING] = PARTS.map((one) => one.label);
 
 export class TimelineView {
   // actions: {select(bucket), step(by), redraw(), say(text)}; facts: {bucket(record, bucket) -> its description, or undefined;
-  // bucketName(record, bucket)}
+  // words(record): of KernelFacts}
   constructor(root, actions, facts, marks) {
     this.root = root;
     this.actions = actions;
@@ -93,7 +93,7 @@ export class TimelineView {
     const { fills, axis, cursor, brush, marks, theme, facts } = this;
     const drawn = this.steps.map(({ record: one, shift }, index) => ({ record: one, shift, layout: this.layouts[index], bars: joinNarrow(this.layouts[index].bars) }));
     const over = this.mode.startsWith("over") && drawn.length > 1;
-    paint(pen, drawn, { width, height, scroll, theme, fills, selected, cursor, axis, brush, marks, over, nameOf: (...which) => facts.bucketName(...which), first: drawn.length > 1 && !over ? drawn[0].record.step : null });
+    paint(pen, drawn, { width, height, scroll, theme, fills, selected, cursor, axis, brush, marks, over, nameOf: (one, bucket) => facts.words(one).name(bucket), first: drawn.length > 1 && !over ? drawn[0].record.step : null });
     this.pointer.showTip();
     return true;
   }
@@ -201,21 +201,21 @@ export function headerLines(record, row, marks) {
 // The tooltip of one bucket on one rank: a title, then [name, value] pairs.
 export function tipLines(record, row, bucket, facts) {
   const info = facts.bucket(record, bucket);
+  const words = facts.words(record);
   const index = row * record.buckets + bucket;
   const [from, ready, launched, , reduced] = record.edges.subarray(index * EDGES, (index + 1) * EDGES);
   const begin = record.bounds[row * 3];
   const span = (value) => `${milliseconds(value)} ms`;
   const lines = [
-    `step ${record.step} · rank ${record.ranks[row]} · ${facts.bucketName(record, bucket)}`,
+    `step ${record.step} · rank ${record.ranks[row]} · ${words.name(bucket)}`,
     ["size", `${bytes(info?.bytes ?? record.bytes[bucket])}${info ? `, ${count(info.parameters.length, "parameter")}` : ""}`],
-    ["first gradient ready at", span(from - begin)],
-    [FILLING, span(ready - from)],
+    ...(words.grouped ? [] : [["first gradient ready at", span(from - begin)], [FILLING, span(ready - from)]]),
     [QUEUED, span(launched - ready)],
   ];
   const last = record.lastRank[bucket];
   const late = last >= 0 && last !== record.ranks[row];
   lines.push([late ? `${WAITING} (last: rank ${last})` : WAITING, span(waitOf(record, row, bucket))]);
-  lines.push([REDUCING, span(record.allReduce[bucket])]);
+  lines.push([words.reduction, span(record.allReduce[bucket])]);
   lines.push(["reduced at", Number.isNaN(reduced) ? "not yet" : span(reduced - begin)]);
   lines.push(["overlapped / exposed", `${milliseconds(record.hidden[index])} / ${span(record.exposed[index])}`]);
   if (record.device && !Number.isNaN(record.device[index * 2])) {

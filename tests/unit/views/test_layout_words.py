@@ -1,0 +1,112 @@
+"""What a model with parameter groups is called in views, figures, pictures and the report."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+
+from ddp_lab.formatting import ending
+from ddp_lab.report.page import page
+from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.views.figures import figure
+from ddp_lab.views.layout_words import BUCKETS, layout_words
+from ddp_lab.views.pictures import picture
+from ddp_lab.views.timeline_scene import find_step
+from ddp_lab.widgets.slow_facts import bucket_gradients
+from tests.training_events import Training
+from tests.unit.timeline.test_parameter_groups import NAMES, recorded
+
+_OF_BUCKETS = re.compile(r"\bbuckets?\b|all-reduce", re.IGNORECASE)
+_VIEWS = ("timeline", "sync", "overlap", "stragglers", "buckets", "findings")
+
+
+def _texts(html: str) -> str:
+    """What a reader of a page sees, with tooltips."""
+    return unescape(re.sub(r"<(?!title)[^>]*>", " ", re.sub(r"<style.*?</style>", " ", html, flags=re.DOTALL)))
+
+
+def _strings(made: Any) -> list[str]:
+    """All texts of a figure."""
+    if isinstance(made, dict):
+        return [one for value in made.values() for one in _strings(value)]
+    if isinstance(made, list | tuple):
+        return [one for value in made for one in _strings(value)]
+    return [made] if isinstance(made, str) else []
+
+
+@pytest.mark.parametrize(
+    ("kind", "mesh", "reduction"),
+    [
+        ("fully_shard", (2,), "reduce-scatter"),
+        ("fully_shard", (2, 1), "reduction"),
+        ("replicate", (2,), "all-reduce"),
+        ("replicate", (2, 1), "all-reduce"),
+    ],
+)
+def test_groups_have_the_names_of_their_modules(kind: str, mesh: tuple[int, ...], reduction: str) -> None:
+    """Also the collective has a name of its own, by the kind of the model and the dimensions of its mesh."""
+    words = layout_words(recorded(kind=kind, mesh=mesh).assignment(0))
+    assert (words.unit, words.head, words.reduction) == ("parameter group", "module:", reduction)
+    assert [words.name(number) for number in range(3)] == list(NAMES)
+    assert words.where(1) == "parameter group blocks.0"
+
+
+def test_buckets_have_numbers() -> None:
+    """As long as nothing else is known."""
+    assert layout_words({"buckets": [{"bucket": 0}]}) == BUCKETS
+    assert (BUCKETS.name(2), BUCKETS.cell(2), BUCKETS.head, BUCKETS.reduction) == (
+        *("bucket 2", "2", "bucket", "all-reduce"),
+    )
+
+
+def test_the_end_of_a_long_name_is_kept() -> None:
+    """Below a column of cells there is room for the end of a name."""
+    assert (ending("model.encoder.layers.17"), ending("head")) == ("…coder.layers.17", "head")
+
+
+@pytest.mark.parametrize("view", _VIEWS)
+def test_pictures_and_figures_of_groups_speak_of_groups(view: str) -> None:
+    """No word of buckets and all-reduces in a model that has none."""
+    made = recorded(late=6.0)
+    frame, assignment = find_step(made, None, None)
+    assert _OF_BUCKETS.findall(_texts(picture(view, made, frame, assignment))) == []
+    said = " ".join(_strings(figure(made, view).to_dict()))
+    assert _OF_BUCKETS.findall(said) == []
+    if view not in ("overlap", "findings"):
+        assert "blocks.0" in said
+
+
+def test_a_figure_explains_its_own_spans() -> None:
+    """What a colour means in the timeline of buckets is not said of other spans with that colour."""
+    names = [one.name for one in figure(recorded(), "parameter_groups").data]
+    assert "exposed (thin line): the rank waits for it" in names
+    assert not [one for one in names if one and ("→" in one or "backward's computation" in one)]
+    assert "reduce-scatter: launched on the last rank → reduced" in [one.name for one in figure(recorded()).data]
+
+
+def test_a_report_of_groups_speaks_of_groups() -> None:
+    """Header, captions, figures and tables."""
+    said = _texts(page(recorded(late=6.0)))
+    assert _OF_BUCKETS.findall(said) == []
+    assert "3 parameter groups of 3 parameters" in said
+    assert "reduce-scatter: launched on every rank, in flight" in said
+
+
+def test_a_report_of_buckets_speaks_of_buckets() -> None:
+    """As before."""
+    made = Timeline()
+    for step in range(12):
+        Training(2, 3).feed(made, step, 10**12 + step * 20 * 10**6)
+    said = _texts(page(made))
+    assert "One row per bucket and rank." in said
+    assert "all-reduce: launched on every rank, in flight" in said
+    assert "parameter group" not in said
+
+
+def test_groups_have_no_times_of_gradients() -> None:
+    """A reader who chooses a group gets an answer, without times."""
+    found = bucket_gradients(recorded(), 0, 5, 1)
+    assert (found["ranks"], found["ms"]) == ([0, 1], [[None], [None]])
