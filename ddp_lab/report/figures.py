@@ -72,12 +72,10 @@ def _step(timeline: Timeline, found: ReportData) -> Figure:
         LABELS["queued"]: f"it waits for the {words.unit}s before it",
         LABELS["waiting"]: "launched, but not on every rank",
         words.reduction: "launched on every rank, in flight",
-        LABELS["exposed"]: "(thin line) after the end of the rank’s own computation (dotted), so it adds to the step "
-        "time",
+        LABELS["exposed"]: f"(thin line) {words.exposed}",
     }
     if words.grouped:
         del terms[LABELS["filling"]]
-        terms[LABELS["exposed"]] = "(thin line) the rank waits for it, so it adds to the step time"
     legend = "; ".join(f"{part}: {term}" for part, term in terms.items())
     caption = f"One row per {words.unit} and rank. {legend[0].upper()}{legend[1:]}."
     scene = timeline_scene(frame, assignment=assignment, tips=False)

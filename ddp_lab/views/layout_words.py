@@ -11,11 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from .paint.palette import TITLES
+
 __all__ = ["BUCKETS", "LAYOUT_WORDS", "LayoutWords", "layout_words"]
 
-_GROUPS = {"unit": "parameter group", "column": "module", "order": "in the order of their modules"}
+_BUCKETS = {"unit": "bucket", "column": "bucket", "order": "in launch order", "exposed": TITLES["exposed"]}
+_GROUPS = {
+    "unit": "parameter group",
+    "column": "module",
+    "order": "in the order of their modules",
+    "exposed": "the rank waits for it: it adds to the step time",
+}
 LAYOUT_WORDS: Final[dict[str, dict[str, Any]]] = {
-    "": {"unit": "bucket", "column": "bucket", "order": "in launch order", "reductions": ("all-reduce",)},
+    "": {**_BUCKETS, "reductions": ("all-reduce",)},
     # The second is for a mesh of several dimensions (HSDP): a reduce-scatter, then an all-reduce.
     "fully_shard": {**_GROUPS, "reductions": ("reduce-scatter", "reduction")},
     "replicate": {**_GROUPS, "reductions": ("all-reduce",)},
@@ -31,6 +39,7 @@ class LayoutWords:
         unit: what its gradients are reduced in: ``"bucket"`` or ``"parameter group"``.
         column: the title of a column with their names.
         order: the order of their numbers.
+        exposed: what exposed communication is.
         reduction: the collective that reduces them.
         grouped: whether they are parameter groups.
         modules: number -> name of the module; empty for buckets.
@@ -39,6 +48,7 @@ class LayoutWords:
     unit: str
     column: str
     order: str
+    exposed: str
     reduction: str
     grouped: bool
     modules: Mapping[int, str]
@@ -81,6 +91,7 @@ def layout_words(assignment: Mapping[str, Any] | None) -> LayoutWords:
         words["unit"],
         words["column"],
         words["order"],
+        words["exposed"],
         of_mesh[min(max(dimensions, 1), len(of_mesh)) - 1],
         words is not LAYOUT_WORDS[""],
         {one["bucket"]: one["name"] for one in buckets if one.get("name")},

@@ -92,14 +92,17 @@ def timeline_scene(
     )
 
 
-def _titles(words: LayoutWords) -> dict[str, str]:
-    """Names of the parts of the buckets' time. Of a parameter group no single gradient is recorded: no filling."""
-    named = {**LABELS, "reducing": words.reduction}
-    return {part: named[part] for part in PARTS if part != "filling" or not words.grouped}
+def _titles(words: LayoutWords) -> dict[str, tuple[str, str]]:
+    """Names of the parts of the buckets' time, and what they mean.
+
+    Of a parameter group no single gradient is recorded, so it is never seen filling.
+    """
+    named, meant = {**LABELS, "reducing": words.reduction}, {**TITLES, "exposed": words.exposed}
+    return {part: (named[part], meant[part]) for part in PARTS if part != "filling" or not words.grouped}
 
 
 def _parts(
-    edges: Any, latest: float, heads: Any, tips: list[list[str]] | None, titles: Mapping[str, str]
+    edges: Any, latest: float, heads: Any, tips: list[list[str]] | None, titles: Mapping[str, tuple[str, str]]
 ) -> Iterator[Spans]:
     """Yields the parts of the buckets' time; `edges` of shape ``[ranks, buckets, 6]``; open parts end at `latest`."""
     for index, part in enumerate(PARTS):
@@ -113,7 +116,8 @@ def _parts(
         about = [] if tips is None else [tips[a][b] for a, b in zip(row, bucket, strict=True)]
         lane = heads[row] + 1 + bucket
         at = (begin[row, bucket], end[row, bucket])
-        yield Spans(titles[part], part, lane, *at, thin=part == "exposed", tips=about, about=TITLES[part])
+        name, meaning = titles[part]
+        yield Spans(name, part, lane, *at, thin=part == "exposed", tips=about, about=meaning)
 
 
 def _tips(
@@ -122,7 +126,7 @@ def _tips(
     edges: Any,
     latest: float,
     assignment: dict[str, Any],
-    titles: Mapping[str, str],
+    titles: Mapping[str, tuple[str, str]],
 ) -> list[list[str]]:
     """Returns the tooltip of each bucket on each rank."""
     sizes = {entry["bucket"]: len(entry["parameters"]) for entry in assignment.get("buckets", ())}
@@ -139,7 +143,7 @@ def _tips(
                 f"{binary_size(frame.bucket_bytes[bucket])}"
                 + (f", {counted(sizes[bucket], 'parameter')}" if bucket in sizes else ""),
                 *(
-                    f"{titles[part]}: {ms:.2f} ms"
+                    f"{titles[part][0]}: {ms:.2f} ms"
                     for part, ms in zip(PARTS, lengths, strict=True)
                     if ms > 0 and part in titles
                 ),

@@ -192,6 +192,8 @@ def _add_spans(made: go.Figure, panel: Panel, mark: Spans) -> None:
         x=(mark.end - mark.begin).tolist(),
         text=[plotly_text(one) for one in mark.texts] or None,
         textposition="inside",
+        # Where the page shines through, plotly takes it for white.
+        insidetextfont={"color": GREY} if COLOURS[mark.role].startswith("rgba") else None,
         insidetextanchor="start",
         customdata=[_tip(one) for one in mark.tips] or None,
         hovertemplate="%{customdata}<extra></extra>",
@@ -207,8 +209,10 @@ def _add_spans(made: go.Figure, panel: Panel, mark: Spans) -> None:
 
 
 def _lay_out_lanes(made: go.Figure, panel: Panel) -> None:
-    """Sets axes of lanes in groups, and draws the rules across them."""
+    """Sets axes of lanes in groups, and draws the rules across them. The lanes bear the names of empty headings."""
     names = _paths(panel.y)
+    used = {lane for mark in panel.marks if isinstance(mark, Spans) for lane in mark.lane.tolist()}
+    shown = [name for lane, name in enumerate(names) if lane in used or lane not in panel.y.headings]
     rules = [mark for mark in panel.marks if isinstance(mark, Rule)]
     made.add_scatter(
         x=[x for rule in rules for x in (rule.x, rule.x, None)],
@@ -220,5 +224,5 @@ def _lay_out_lanes(made: go.Figure, panel: Panel) -> None:
     )
     made.update_layout(
         xaxis={"rangemode": "normal" if panel.x.low < 0 else "tozero", "range": None},
-        yaxis={"categoryorder": "array", "categoryarray": names, "autorange": "reversed"},
+        yaxis={"categoryorder": "array", "categoryarray": shown, "autorange": "reversed"},
     )

@@ -84,7 +84,21 @@ def test_a_figure_explains_its_own_spans() -> None:
     names = [one.name for one in figure(recorded(), "parameter_groups").data]
     assert "exposed (thin line): the rank waits for it" in names
     assert not [one for one in names if one and ("→" in one or "backward's computation" in one)]
-    assert "reduce-scatter: launched on the last rank → reduced" in [one.name for one in figure(recorded()).data]
+    names = [one.name for one in figure(recorded()).data]
+    assert "reduce-scatter: launched on the last rank → reduced" in names
+    assert "exposed: the rank waits for it: it adds to the step time" in names
+
+
+def test_a_figure_follows_the_page() -> None:
+    """Paper and plot are transparent, and no text relies on a white page below its span; lanes without spans that only
+    head others are left out."""
+    made = figure(recorded())
+    assert {made.layout.paper_bgcolor, made.layout.plot_bgcolor} == {"rgba(0,0,0,0)"}
+    clear = [one for one in made.data if one.type == "bar" and str(one.marker.color).startswith("rgba")]
+    assert clear
+    assert {one.insidetextfont.color for one in clear} == {made.layout.font.color}
+    lanes = figure(recorded(), "parameter_groups").layout.yaxis.categoryarray
+    assert list(lanes) == [f"{name} · rank {rank}" for name in NAMES for rank in range(2)]
 
 
 def test_a_report_of_groups_speaks_of_groups() -> None:

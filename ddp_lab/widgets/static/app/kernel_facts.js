@@ -10,7 +10,7 @@ const entryOf = (assignment, bucket) => assignment?.buckets.find((one) => one.bu
 export function layoutWords(assignment) {
   const buckets = assignment?.buckets ?? [];
   const grouped = Boolean(LAYOUT_WORDS[assignment?.kind]);
-  const { unit, column, order, reductions } = LAYOUT_WORDS[grouped ? assignment.kind : ""];
+  const { unit, column, order, exposed, reductions } = LAYOUT_WORDS[grouped ? assignment.kind : ""];
   const dimensions = Math.max(1, ...buckets.map((one) => one.mesh?.length ?? 0));
   const names = new Map(buckets.map((one) => [one.bucket, one.name]));
   const cell = (number) => names.get(number) ?? String(number);
@@ -18,6 +18,7 @@ export function layoutWords(assignment) {
     unit,
     column,
     order,
+    exposed, // what exposed communication is
     reduction: reductions[Math.min(dimensions, reductions.length) - 1],
     grouped, // whether they are parameter groups
     title: unit[0].toUpperCase() + unit.slice(1),

@@ -92,8 +92,9 @@ export function makeLegend() {
 }
 
 // Names the collective that reduces; of a parameter group no single gradient is recorded, so it is never seen filling.
-export function nameReduction(made, { reduction, grouped }) {
+export function nameReduction(made, { reduction, grouped, exposed }) {
   const item = (name) => made.children[PARTS.findIndex((one) => one.name === name)];
   item("filling").hidden = grouped;
-  item("reducing").lastChild.data = reduction;
+  if (item("reducing").lastChild.data !== reduction) item("reducing").lastChild.data = reduction;
+  if (item("exposed").title !== exposed) item("exposed").title = exposed;
 }

@@ -17,7 +17,7 @@ const columns = ({ unit, column, reduction, grouped }) => [
   ["bus GB/s", "bus bandwidth: algorithm bandwidth × 2 (n − 1) / n for n ranks; the rate over each link of a ring"],
   ["of the limit", "time that the measured link needs for an all-reduce of this size alone, divided by the time of this one"],
   ["longest wait ms", "how long the first rank waited for its peers, and for which rank"],
-  ["overlapped | exposed ms", "launched → reduced, mean over ranks: during the backward's computation | after it"],
+  ["overlapped | exposed ms", `launched → reduced, mean over ranks: ${grouped ? "the rank computes meanwhile | the rank waits" : "during the backward's computation | after it"}`],
 ];
 
 const [BUS, LINK] = [4, 5]; // the columns "bus GB/s" and "of the limit": of all-reduces
