@@ -4,13 +4,15 @@ Real Gloo ranks train each model with our DistributedDataParallel and Adam; one 
 (`ddp_lab.measure_memory`). From that recording alone the peaks under each strategy are predicted
 (`Timeline.predicted_memory`). Then fresh ranks train the model under each strategy and measure its peak. All peaks are
 bytes of tensors, of the rank that holds most. `fully_shard` is applied to each module with a number for a name, and to
-the root; with ``--keep``, groups keep their parameters after the forward.
+the root; with ``--keep``, groups keep their parameters after the forward, and with ``--pairs`` two such modules are one
+group.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from ..command_line import count
 from ..formatting import binary_size
 from ..parallel.distributed import DistributedDataParallel
 from ..parallel.monitoring.memory import measure_memory
-from ..simulation.module_names import numbered_modules
+from ..simulation.parameter_groups import numbered_modules
 from ..timeline.tables.memory import STRATEGIES
 from ..timeline.timeline import Timeline
 from .measuring import command, fresh_ranks
@@ -35,21 +37,32 @@ _RECORDED = "recorded"
 _STEPS = 4  # before one is measured: buckets are rebuilt, the optimizer's state is made
 
 
-def _sharded(module: nn.Module, keep: bool) -> nn.Module:
-    from torch.distributed.fsdp import fully_shard
+@dataclass(frozen=True)
+class _How:
+    """How `fully_shard` is applied: groups keep their parameters, and each has so many modules."""
 
-    modules = dict(module.named_modules())
-    for name in numbered_modules(name for name, _ in module.named_parameters()):
-        fully_shard(modules[name], reshard_after_forward=not keep)
-    fully_shard(module)
-    return module
+    keep: bool
+    modules: int
+
+    def groups(self, names: Iterable[str]) -> list[tuple[str, ...]]:
+        """Names of the modules of each group, of a model with such parameters."""
+        each = numbered_modules(names)
+        return [each[first : first + self.modules] for first in range(0, len(each), self.modules)]
+
+    def sharded(self, module: nn.Module) -> nn.Module:
+        from torch.distributed.fsdp import fully_shard
+
+        for group in self.groups(name for name, _ in module.named_parameters()):
+            fully_shard([module.get_submodule(one) for one in group], reshard_after_forward=not self.keep)
+        fully_shard(module)
+        return module
 
 
-def _prepared(strategy: str, module: nn.Module, keep: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+def _prepared(strategy: str, module: nn.Module, how: _How) -> tuple[nn.Module, torch.optim.Optimizer]:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     if strategy == "fully_shard":
-        model = _sharded(module, keep)
+        model = how.sharded(module)
     else:
         model = DistributedDataParallel(module, gradient_as_bucket_view=strategy == "ddp, views")
     if strategy == "zero-1":
@@ -57,11 +70,11 @@ def _prepared(strategy: str, module: nn.Module, keep: bool) -> tuple[nn.Module, 
     return model, torch.optim.Adam(model.parameters(), lr=1e-5)
 
 
-def _run(strategy: str, workload: str, keep: bool) -> dict[str, Any]:
+def _run(strategy: str, workload: str, how: _How) -> dict[str, Any]:
     """One rank's measured peak; of all ranks what they describe, and the largest peak."""
     torch.manual_seed(0)
     module, batch = WORKLOADS[workload]()
-    model, optimizer = _prepared(strategy, module, keep)
+    model, optimizer = _prepared(strategy, module, how)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -78,16 +91,17 @@ def _run(strategy: str, workload: str, keep: bool) -> dict[str, Any]:
     return {"peak": peak, "where": where, "described": [one for _, _, one in told]}
 
 
-def _case(workload: str, ranks: int, keep: bool) -> dict[str, Any]:
+def _case(workload: str, ranks: int, how: _How) -> dict[str, Any]:
     timeline = Timeline()
-    recorded = fresh_ranks.run(_run, _RECORDED, workload, keep, ranks=ranks)
+    recorded = fresh_ranks.run(_run, _RECORDED, workload, how, ranks=ranks)
     for rank, descriptions in enumerate(recorded["described"]):
         for one in descriptions:
             timeline.describe(rank, one)
-    rows = timeline.predicted_memory(reshard_after_forward=not keep).to_dict("records")
+    groups = how.groups(name for name, _ in WORKLOADS[workload]()[0].named_parameters())
+    rows = timeline.predicted_memory(groups=groups, reshard_after_forward=not how.keep).to_dict("records")
     found: dict[str, Any] = {}
     for row in rows:
-        real = fresh_ranks.run(_run, row["strategy"], workload, keep, ranks=ranks)
+        real = fresh_ranks.run(_run, row["strategy"], workload, how, ranks=ranks)
         error = row["peak_bytes"] / real["peak"] - 1
         found[row["strategy"]] = {
             "predicted": int(row["peak_bytes"]),
@@ -100,7 +114,7 @@ def _case(workload: str, ranks: int, keep: bool) -> dict[str, Any]:
 
 
 def measure(
-    models: Sequence[str] = tuple(WORKLOADS), ranks: Sequence[int] = (2, 4), *, keep: bool = False
+    models: Sequence[str] = tuple(WORKLOADS), ranks: Sequence[int] = (2, 4), *, keep: bool = False, pairs: bool = False
 ) -> dict[str, Any]:
     """Records, predicts and measures; see the module.
 
@@ -108,6 +122,7 @@ def measure(
         models: of `WORKLOADS`.
         ranks: world sizes.
         keep: `fully_shard` with ``reshard_after_forward=False``.
+        pairs: `fully_shard` of two modules at once.
 
     Returns:
         ``cases``: a list with ``model``, ``ranks`` and by strategy ``predicted`` and ``measured`` bytes, ``error``
@@ -115,12 +130,13 @@ def measure(
         sizes.
     """
     cases: list[dict[str, Any]] = []
+    how = _How(keep, 2 if pairs else 1)
     for model in models:
         for size in ranks:
-            cases.append({"model": model, "ranks": size, "strategies": _case(model, size, keep)})
+            cases.append({"model": model, "ranks": size, "strategies": _case(model, size, how)})
     errors = {name: [abs(one["strategies"][name]["error"]) for one in cases] for name in STRATEGIES}
     medians = {name: statistics.median(found) for name, found in errors.items()}
-    return {"torch": torch.__version__, "keep": keep, "cases": cases, "medians": medians}
+    return {"torch": torch.__version__, "keep": keep, "pairs": pairs, "cases": cases, "medians": medians}
 
 
 def _table(found: dict[str, Any]) -> str:
@@ -132,6 +148,7 @@ def _table(found: dict[str, Any]) -> str:
             lines.append([case["model"], str(case["ranks"]), name, *sizes, error, one["where"], one["measured where"]])
     medians = ", ".join(f"{name} {100 * one:.1f} %" for name, one in found["medians"].items())
     kept = "keep their parameters after the forward" if found["keep"] else "are resharded after the forward"
+    kept = f"of two modules {kept}" if found["pairs"] else kept
     about = f"torch {found['torch']}, Gloo ranks, Adam; peak bytes of tensors in a step; parameter groups {kept}"
     return "\n".join([about, *command.aligned(lines, left=3), f"median of |error|: {medians}"])
 
@@ -142,5 +159,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         option("--models", nargs="+", choices=list(WORKLOADS), metavar="NAME", help=", ".join(WORKLOADS)),
         option("--ranks", nargs="+", type=count, metavar="N", help="world sizes"),
         option("--keep", action="store_true", help="fully_shard with reshard_after_forward=False"),
+        option("--pairs", action="store_true", help="fully_shard of two modules at once"),
     ]
     return command.run("predicted-memory", __doc__, measure, _table, options, argv)

@@ -15,11 +15,10 @@ from torch import nn
 
 from .measuring.fresh_ranks import block
 from .measuring.workloads import WORKLOADS, Step
-from .what_if_ranks import drained, save
+from .what_if_ranks import WARM_UP, drained, save
 
 __all__ = ["LAYERS", "Way", "train"]
 
-WARM_UP = 3
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "mlp": tuple((str(2 * number),) for number in range(6)),
     "transformer": (("embedding",), *((f"layers.layers.{number}",) for number in range(5)), ("head",)),

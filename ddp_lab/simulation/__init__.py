@@ -4,10 +4,11 @@ __all__ = [
     "calibration",
     "link_model",
     "memory",
-    "module_names",
+    "parameter_groups",
     "race",
     "settings",
     "sharding",
     "simulator",
+    "step_times",
     "workload",
 ]

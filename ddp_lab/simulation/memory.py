@@ -9,17 +9,19 @@ same under each strategy. So a strategy is predicted by going through the marks 
 For `fully_shard` these are, beside shards: the parameters of groups that are unsharded; the buffer of an all-gather,
 which torch copies into parameters and keeps, in the forward, until the next group is unsharded; full gradients until
 the backward of their group is complete; and the input of a reduce-scatter, which it keeps until the next one. Gloo
-copies the output of an all-gather and the input of a reduce-scatter once more. Shards are padded to equal sizes.
+copies the output of an all-gather and the input of a reduce-scatter once more. Shards are padded to equal sizes. A
+group of several modules is unsharded from the forward of its first module to that of its last one, and the other way
+round in the backward.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
-from .module_names import numbered_modules
+from .parameter_groups import ParameterGroup, Sharding, groups_by_name, numbered_modules
 
 __all__ = [
     "Mark",
@@ -28,7 +30,6 @@ __all__ = [
     "ParameterMemory",
     "PredictedMemory",
     "RecordedMemory",
-    "Sharding",
     "predict",
     "words_of",
 ]
@@ -121,22 +122,6 @@ class RecordedMemory:
     marks: tuple[Mark, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sharding:
-    """How `fully_shard` is applied.
-
-    Attributes:
-        groups: names of the modules that are sharded on their own; the root takes what is left.
-        reshard_after_forward: free the groups' parameters after their forward (those of the root stay). False keeps all
-            parameters until their backward: one all-gather less for each group.
-        prefetch: gather the next group's parameters during the backward of a group, as torch does by default.
-    """
-
-    groups: tuple[str, ...] = ()
-    reshard_after_forward: bool = True
-    prefetch: bool = True
-
-
 @dataclass(frozen=True)
 class PredictedMemory:
     """What a rank holds at the moment when it holds most: the attributes but `peak` and `where` add up to `peak`.
@@ -193,7 +178,8 @@ def predict(
 
 
 def _usual(recorded: RecordedMemory) -> Sharding:
-    return Sharding(groups=numbered_modules(one.name for one in recorded.parameters))
+    names = [one.name for one in recorded.parameters]
+    return Sharding(groups_by_name(names, numbered_modules(names)))
 
 
 # ---- what the recorded step holds, and what any other does -----------------------------------------------------------
@@ -342,10 +328,11 @@ def _replicated(
 
 @dataclass
 class _Group:
-    """A parameter group: bytes."""
+    """A parameter group: bytes, and the modules that its forward begins and ends with."""
 
-    name: str
-    parameters: list[int] = field(default_factory=list)  # indices
+    first: str
+    last: str
+    parameters: tuple[int, ...]  # indices
     shard: int = 0  # padded
     padded: int = 0  # all shards
     reduced: int = 0  # padded, of those with gradients
@@ -362,26 +349,35 @@ def _largest_part(one: ParameterMemory, ranks: int) -> float:
     return _shard(one, ranks) / one.bytes if one.bytes else 0.0
 
 
-def _groups(recorded: RecordedMemory, names: Sequence[str], ranks: int) -> list[_Group]:
+def _groups(recorded: RecordedMemory, groups: Sequence[ParameterGroup], ranks: int) -> list[_Group]:
     """The groups; the last one is the root's, and may be empty.
 
     Raises:
-        ValueError: a name is of no module.
+        ValueError: a module was not called.
     """
-    known = {one.name for one in recorded.modules}
-    for name in names:
-        if name not in known:
+    called = [one.name for one in recorded.modules]
+    for name in (name for group in groups for name in group.modules):
+        if name not in called:
             raise ValueError(f"no module {name!r} was called in the recorded step; groups are names of modules")
-    made = [_Group(name) for name in names if name]
-    root = _Group("")
-    for index, one in enumerate(recorded.parameters):
-        owners = [group for group in made if one.name.startswith(f"{group.name}.")]
-        group = max(owners, key=lambda group: len(group.name), default=root)
-        group.parameters.append(index)
-        group.shard += _shard(one, ranks)
-        group.padded += _shard(one, ranks) * ranks
-        group.reduced += _shard(one, ranks) * ranks if one.trained else 0
-    return [*(group for group in made if group.parameters), root]
+    begun, ended = (_modules(recorded, part) for part in (MemoryPart.FORWARD, MemoryPart.FORWARD_END))
+    inside = {index for group in groups for index in group.parameters}
+    root = ParameterGroup(("",), tuple(index for index in range(len(recorded.parameters)) if index not in inside))
+    made = []
+    for one in (*groups, root):
+        first, last = (next((name for name in order if name in one.modules), "") for order in (begun, ended[::-1]))
+        group = _Group(first, last, one.parameters)
+        for parameter in (recorded.parameters[index] for index in one.parameters):
+            shard = _shard(parameter, ranks)
+            group.shard += shard
+            group.padded += shard * ranks
+            group.reduced += shard * ranks if parameter.trained else 0
+        made.append(group)
+    return made
+
+
+def _modules(recorded: RecordedMemory, part: MemoryPart) -> list[str]:
+    """The modules of all such marks, in order."""
+    return [recorded.modules[mark.index].name for mark in recorded.marks if mark.part is part]
 
 
 class _Sharded:
@@ -392,14 +388,17 @@ class _Sharded:
         self._groups = _groups(recorded, sharding.groups, ranks)
         self._root = self._groups[-1]
         self._group_of = {index: group for group in self._groups for index in group.parameters}
-        self._by_name = {group.name: group for group in self._groups}
+        self._begins = {group.first: group for group in self._groups}
+        self._ends = {group.last: group for group in self._groups}
         self._trained = max(1, _total(recorded.parameters, lambda one: one.bytes if one.trained else 0))
         self._peak = _Peak("fully_shard")
         self._unsharded: list[_Group] = []
         self._gathered: _Group | None = None  # its buffer is still there
-        self._ahead: _Group | None = None  # prefetched, not copied out yet
+        self._ahead: list[_Group] = []  # prefetched, not copied out yet
         self._reducing = 0  # bytes of the last reduce-scatter's input
-        self._order: list[_Group] = []  # of the forwards' ends
+        begun = dict.fromkeys(_modules(recorded, MemoryPart.FORWARD))
+        self._begun = [self._begins[name] for name in begun if name in self._begins]  # in the forward's order
+        self._ended: list[_Group] = []  # in the order of the forwards' ends
         self._shards = 0  # bytes of sharded gradients
 
     def predict(self) -> PredictedMemory:
@@ -435,7 +434,7 @@ class _Sharded:
 
     def _held(self, communication: int = 0) -> _Held:
         every = self._recorded.parameters
-        buffers = [self._reducing, *(one.padded for one in (self._gathered, self._ahead) if one)]
+        buffers = [self._reducing, *(one.padded for one in (self._gathered, *self._ahead) if one)]
         return _Held(
             parameters=sum(g.shard for g in self._groups)
             + sum(g.padded for g in self._unsharded)
@@ -458,8 +457,8 @@ class _Sharded:
     def _unshard(self, group: _Group, now: int, where: str, *, in_forward: bool) -> None:
         if group in self._unsharded or not group.parameters:
             return
-        if self._ahead is group:
-            self._ahead = None
+        if group in self._ahead:
+            self._ahead.remove(group)
         else:
             self._gather(group, now, where)
         if in_forward:
@@ -468,6 +467,12 @@ class _Sharded:
         self._see(now, f"all-gather, {where}", group.padded)
         if in_forward:
             self._gathered = group
+
+    def _prefetch(self, groups: Iterable[_Group], now: int, where: str) -> None:
+        for group in groups:
+            if group.parameters and group not in self._unsharded and group not in self._ahead:
+                self._gather(group, now, where)
+                self._ahead.append(group)
 
     def _reduce(self, group: _Group, now: int, where: str) -> None:
         """The backward of the group is complete: its parameters are freed, its gradients reduced."""
@@ -485,15 +490,17 @@ class _Sharded:
     # ---- marks
 
     def _begin_forward(self, module: int, now: int, where: str) -> None:
-        group = self._by_name.get(self._recorded.modules[module].name)
+        group = self._begins.get(self._recorded.modules[module].name)
         if group is not None:
             self._unshard(group, now, where, in_forward=True)
+            place = self._begun.index(group)
+            self._prefetch(self._begun[place + 1 :][: self._sharding.prefetch or 0], now, where)
 
     def _end_forward(self, module: int) -> None:
-        group = self._by_name.get(self._recorded.modules[module].name)
+        group = self._ends.get(self._recorded.modules[module].name)
         if group is None:
             return
-        self._order.append(group)
+        self._ended.append(group)
         if group is self._root:
             self._gathered = None
         elif self._sharding.reshard_after_forward and group in self._unsharded:
@@ -505,15 +512,13 @@ class _Sharded:
             group.missing = sum(self._recorded.parameters[index].trained for index in group.parameters)
 
     def _backward(self, module: int, now: int, where: str) -> None:
-        group = self._by_name.get(self._recorded.modules[module].name)
+        group = self._ends.get(self._recorded.modules[module].name)
         if group is None:
             return
         self._unshard(group, now, where, in_forward=False)
-        place = self._order.index(group) if group in self._order else 0
-        before = self._order[place - 1] if place else None
-        if self._sharding.prefetch and before and before not in self._unsharded and before.parameters:
-            self._gather(before, now, where)
-            self._ahead = before
+        place = self._ended.index(group) if group in self._ended else 0
+        ahead = 1 if self._sharding.prefetch is None else self._sharding.prefetch
+        self._prefetch(self._ended[:place][::-1][:ahead], now, where)
 
     def _gradient(self, parameter: int, now: int, where: str) -> None:
         group = self._group_of[parameter]
@@ -524,9 +529,9 @@ class _Sharded:
 
     def _ends_late(self, group: _Group) -> bool:
         """No gradient of an input tells torch that the group's backward is complete: it waits for the end."""
-        return not any(one.inputs_require_grad for one in self._recorded.modules if one.name == group.name)
+        return not any(one.inputs_require_grad for one in self._recorded.modules if one.name == group.first)
 
     def _end_backward(self, now: int, where: str) -> None:
         for group in self._groups:
             self._reduce(group, now, where)
-        self._reducing, self._ahead = 0, None
+        self._reducing, self._ahead = 0, []

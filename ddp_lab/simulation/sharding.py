@@ -7,8 +7,9 @@ it. After its backward, its gradients are copied, sent and reduced. All collecti
 
 Who waits decides what overlaps (`waits`). ``"host"``: torch on the CPU waits inside the call of each collective. A
 gathering goes on beside the computation only if the program asked for it before the module in front computes, which is
-`Sharding.prefetch`. ``"streams"``: on devices only the stream waits that needs the result. There torch starts the next
-gathering one group ahead by itself, and a reduction runs beside the backward of the next group.
+`Sharding.prefetch`. That counts in the forward only: in the backward torch gathers ahead by itself, and waits all the
+same. ``"streams"``: on devices only the stream waits that needs the result. There torch starts the next gathering one
+group ahead by itself, and a reduction runs beside the backward of the next group.
 
 A computation and a collective that run at the same time slow each other down: while both run, each takes
 1 + `contention` times as long. With a contention of 1 nothing is gained, as where all cores are busy anyway.
@@ -24,10 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .link_model import CommModel, non_negative_fit
-from .module_names import fitting_modules
+from .parameter_groups import Sharding
+from .step_times import StepTimes
 
-__all__ = ["WAITS", "Cost", "GroupPoint", "ShardedStep", "ShardedWorkload", "Sharding", "ShardingCosts", "Span"]
-__all__ += ["groups_by_name", "simulate_sharded", "simulate_zero_1"]
+__all__ = ["WAITS", "Cost", "GroupPoint", "ShardedStep", "ShardedWorkload", "ShardingCosts", "Span"]
+__all__ += ["simulate_sharded", "simulate_zero_1"]
 
 WAITS: Final = ("host", "streams")
 GroupPoint = tuple[float, int, float]
@@ -194,29 +196,6 @@ class ShardedWorkload:
 
 
 @dataclass(frozen=True)
-class Sharding:
-    """How a model is sharded.
-
-    Attributes:
-        groups: parameters of each group; those of none are the root's.
-        reshard_after_forward: whether groups but the root's are gathered again in the backward.
-        prefetch: groups that are gathered ahead of the one that computes; None: as torch does by itself.
-        world_size: number of ranks; None: as recorded.
-    """
-
-    groups: tuple[tuple[int, ...], ...]
-    reshard_after_forward: bool = True
-    prefetch: int | None = None
-    world_size: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.world_size is not None and self.world_size < 1:
-            raise ValueError(f"world_size must be at least 1, got {self.world_size}")
-        if self.prefetch is not None and self.prefetch < 0:
-            raise ValueError(f"prefetch must be at least 0 groups, got {self.prefetch}")
-
-
-@dataclass(frozen=True)
 class Span:
     """What happens in a predicted step.
 
@@ -241,61 +220,25 @@ class Span:
 
 
 @dataclass(frozen=True)
-class ShardedStep:
-    """A predicted step; ``step_ns = forward_ns + compute_ns + exposed_ns + other_ns``.
+class ShardedStep(StepTimes):
+    """A predicted step. Forward and backward are their computation with copies.
 
     Attributes:
-        step_ns: the step.
-        forward_ns: computation of the forward, with copies.
-        compute_ns: of the backward, with copies.
-        hidden_ns: collectives beside computation (not a part of the sum).
-        exposed_ns: waiting for collectives.
-        other_ns: optimizer and what is outside of forward and backward.
         groups: parameters of each group, the root's first.
         spans: in the order of their begin.
     """
 
-    step_ns: float
-    forward_ns: float
-    compute_ns: float
-    hidden_ns: float
-    exposed_ns: float
-    other_ns: float
     groups: tuple[tuple[int, ...], ...] = ()
     spans: tuple[Span, ...] = ()
 
 
-def groups_by_name(names: Sequence[str], groups: str | Sequence[str | Sequence[str]]) -> tuple[tuple[int, ...], ...]:
-    """Parameters of each group, as if `fully_shard` had been called for each of `groups`, inner modules first.
-
-    Args:
-        names: of the parameters.
-        groups: names of modules: a text makes a group of each module that it fits, several texts make one of all of
-            theirs. ``*`` stands for one part of a name.
-
-    Raises:
-        ValueError: no module has such a name.
-    """
-    owners = [tuple(name.split(".")[:-1]) for name in names]
-    found: dict[tuple[str, ...], int] = {}
-    count = 0
-    for entry in [groups] if isinstance(groups, str) else groups:
-        several = not isinstance(entry, str)
-        for pattern in entry if several else (entry,):
-            for one in fitting_modules(names, str(pattern)):
-                found.setdefault(tuple(one.split(".")), count)
-                count += not several
-        count += several
-    made: list[list[int]] = [[] for _ in range(count)]
-    for index, owner in enumerate(owners):
-        inner = next((owner[:depth] for depth in range(len(owner), 0, -1) if owner[:depth] in found), None)
-        if inner is not None:
-            made[found[inner]].append(index)
-    return tuple(tuple(one) for one in made if one)
-
-
 def simulate_sharded(
-    workload: ShardedWorkload, sharding: Sharding, costs: ShardingCosts, *, waits: str = "host"
+    workload: ShardedWorkload,
+    sharding: Sharding,
+    costs: ShardingCosts,
+    *,
+    ranks: int | None = None,
+    waits: str = "host",
 ) -> ShardedStep:
     """Predicts a step with `fully_shard`.
 
@@ -303,11 +246,21 @@ def simulate_sharded(
         workload: what a rank computes.
         sharding: its groups.
         costs: of collectives, and what is around them.
+        ranks: world size; None: as recorded.
         waits: one of `WAITS`.
+
+    Raises:
+        ValueError: the world size is below 1, or there is no such way to wait.
     """
     if waits not in WAITS:
         raise ValueError(f"waits={waits!r} is not valid; choose one of {', '.join(WAITS)}")
-    return _Schedule(workload, sharding, costs.over(sharding.world_size or workload.ranks), waits == "host").run()
+    return _Schedule(workload, sharding, costs.over(_world_size(workload, ranks)), waits == "host").run()
+
+
+def _world_size(workload: ShardedWorkload, ranks: int | None) -> int:
+    if ranks is not None and ranks < 1:
+        raise ValueError(f"world_size must be at least 1, got {ranks}")
+    return ranks or workload.ranks
 
 
 class _Schedule:
@@ -315,10 +268,11 @@ class _Schedule:
 
     def __init__(self, workload: ShardedWorkload, sharding: Sharding, costs: ShardingCosts, host: bool) -> None:
         self.workload, self.sharding, self.costs, self.host = workload, sharding, costs, host
-        inside = {index for group in sharding.groups for index in group}
+        groups = [one.parameters for one in sharding.groups]
+        inside = {index for group in groups for index in group}
         root = tuple(index for index in range(len(workload.sizes)) if index not in inside)
         place = {index: number for number, index in enumerate(workload.order)}
-        ordered = sorted(sharding.groups, key=lambda group: min(place[index] for index in group))
+        ordered = sorted(groups, key=lambda group: min(place[index] for index in group))
         self.has_root = bool(root)
         self.groups = ((root,) if root else ()) + tuple(ordered)
         self.size = [float(workload.sizes[list(group)].sum()) for group in self.groups]
@@ -418,7 +372,7 @@ class _Schedule:
 
 
 def simulate_zero_1(
-    workload: ShardedWorkload, recorded: ShardedStep, costs: ShardingCosts, world_size: int | None = None
+    workload: ShardedWorkload, recorded: StepTimes, costs: ShardingCosts, ranks: int | None = None
 ) -> ShardedStep:
     """Predicts a step of DDP whose optimizer's state is sharded: torch's `ZeroRedundancyOptimizer`.
 
@@ -428,18 +382,23 @@ def simulate_zero_1(
         workload: what a rank computes.
         recorded: the step of DDP.
         costs: of broadcasts.
-        world_size: number of ranks; None: as recorded.
+        ranks: world size; None: as recorded.
+
+    Raises:
+        ValueError: the world size is below 1.
     """
-    ranks = world_size or workload.ranks
+    ranks = _world_size(workload, ranks)
     size = float(workload.sizes.sum())
     largest = np.zeros(ranks)  # torch gives the largest parameter that is left to the rank with the least
     for one in sorted(workload.sizes.tolist(), reverse=True):
         largest[largest.argmin()] += one
     sent = costs.over(ranks).broadcast.ns(size, len(workload.sizes))
     saved = workload.optimizer_ns * (1 - float(largest.max()) / size)
-    return replace(
-        recorded,
+    return ShardedStep(
         step_ns=recorded.step_ns - saved + sent,
+        forward_ns=recorded.forward_ns,
+        compute_ns=recorded.compute_ns,
+        hidden_ns=recorded.hidden_ns,
         exposed_ns=recorded.exposed_ns + sent,
         other_ns=recorded.other_ns - saved,
     )

@@ -17,6 +17,7 @@ from .._schedule import Replay
 from ..analysis.step_metrics import covered
 from ..bucketing import assign_buckets
 from .link_model import CommModel
+from .step_times import StepTimes
 from .workload import Workload
 
 __all__ = ["Assignment", "Configuration", "Hook", "Prediction", "Predictions", "caps_of", "simulate", "simulate_many"]
@@ -120,19 +121,13 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(StepTimes):
     """One configuration's step; its parts are those of the rank whose computation ends last.
 
-    ``step_ns = forward_ns + compute_ns + exposed_ns + other_ns``.
+    The forward ends when the backward begins. Exposed is communication after the computation; with jitter, also the
+    wait for the slowest rank; and `Workload.waits_ns`. Writing gradients back is a part of the rest.
 
     Attributes:
-        step_ns: the step time.
-        forward_ns: begin of forward to begin of backward.
-        compute_ns: the backward's own computation.
-        hidden_ns: overlapped communication (not a part of the sum).
-        exposed_ns: communication after the computation; with jitter, the wait for the slowest rank;
-            `Workload.waits_ns`.
-        other_ns: the rest: optimizer, writing gradients back, input data.
         buckets: parameters of each bucket, in launch order.
         bytes: size of each bucket's buffer.
         ready_ns: when each rank had all of a bucket's gradients, from the step's begin, ``[ranks, buckets]``.
@@ -145,12 +140,6 @@ class Prediction:
         end_ns: end of its backward, ``[ranks]``.
     """
 
-    step_ns: float
-    forward_ns: float
-    compute_ns: float
-    hidden_ns: float
-    exposed_ns: float
-    other_ns: float
     buckets: tuple[tuple[int, ...], ...]
     bytes: npt.NDArray[np.int64]
     ready_ns: _Floats

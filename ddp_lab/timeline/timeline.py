@@ -22,8 +22,8 @@ from ..analysis.step_parts import StepParts
 from ..files import replacing, write_text
 from ..protocol.journal import SUFFIX
 from ..renamed import with_former_names
-from ..simulation.memory import RecordedMemory, Sharding
-from ..simulation.module_names import fitting_modules, numbered_modules
+from ..simulation.memory import RecordedMemory
+from ..simulation.parameter_groups import Sharding, groups_by_name, numbered_modules
 from ..simulation.workload import Workload
 from . import group_words, judged_steps, what_if, workloads
 from . import summary as words
@@ -368,9 +368,9 @@ class Timeline(TimelineModel):
         self,
         model: int | None = None,
         *,
-        groups: str | Sequence[str] | None = None,
+        groups: str | Sequence[str | Sequence[str]] | None = None,
         reshard_after_forward: bool = True,
-        prefetch: bool = True,
+        prefetch: int | None = None,
         world_size: int | None = None,
     ) -> pd.DataFrame:
         """Predicts the most bytes of tensors that a rank holds in a step under DDP, ZeRO-1 and `fully_shard`.
@@ -386,14 +386,14 @@ class Timeline(TimelineModel):
 
         Args:
             model: which model; None for the most recently active one that was measured.
-            groups: names of the modules to which `fully_shard` is applied, besides the root, or ``"layers.*"`` for each
-                that fits; None: all with a number for a name, for example ``layers.3``.
+            groups: names of modules, as of `simulate`; None: all with a number for a name, for example ``layers.3``.
             reshard_after_forward: as of `fully_shard`, for the groups; the root's parameters stay.
-            prefetch: gather the next group's parameters during the backward of a group, as torch does by default.
+            prefetch: how many groups ahead parameters are gathered, in forward and backward; None (or True): as torch
+                does by itself, one group ahead in the backward.
             world_size: as many ranks; None: as recorded.
 
         Raises:
-            ValueError: no step was measured; a group names no module, or several; the world size is below 1.
+            ValueError: no step was measured; a group names no module; the world size is below 1.
 
         Example:
             timeline.predicted_memory(groups=["layers.*", "head"])[["strategy", "peak_bytes"]]
@@ -401,13 +401,8 @@ class Timeline(TimelineModel):
         steps = self._measured_memory(model)
         names = [one.name for one in steps[0].parameters]
         wanted = numbered_modules(names) if groups is None else groups
-        patterns = [wanted] if isinstance(wanted, str) else wanted
-        if any(not isinstance(one, str) for one in patterns):
-            raise ValueError(
-                f"groups={groups!r}: memory is predicted for groups of one module each; give names of modules only"
-            )
-        modules = dict.fromkeys(one for pattern in patterns for one in fitting_modules(names, pattern))
-        sharding = Sharding(groups=tuple(modules), reshard_after_forward=reshard_after_forward, prefetch=prefetch)
+        ahead = None if prefetch is True else prefetch  # as torch does it, in releases that took a flag
+        sharding = Sharding(groups_by_name(names, wanted), reshard_after_forward, ahead)
         return _frame(memory.predicted_columns(steps, world_size, sharding))
 
     def _measured_memory(self, model: int | None) -> list[RecordedMemory]:

@@ -14,7 +14,6 @@ import numpy as np
 from ..protocol.events import DTYPE, Batch, Kind
 from ..simulation.calibration import anchored
 from ..simulation.link_model import LANES, CommModel
-from ..simulation.sharding import ShardedStep
 from ..simulation.simulator import Configuration, Prediction, simulate
 from ..simulation.workload import Workload
 from . import workloads
@@ -54,7 +53,7 @@ class WhatIf(Generic[_Timeline]):
     @property
     def breakdown(self) -> dict[str, float]:
         """Milliseconds by part; all but ``hidden`` add up to `step_ms`."""
-        return parts_ms(self.prediction)
+        return self.prediction.parts_ms
 
     def timeline(self) -> _Timeline:
         """The predicted step as a timeline, which figures and widgets show like a recorded one."""
@@ -68,13 +67,6 @@ class WhatIf(Generic[_Timeline]):
     def __repr__(self) -> str:
         parts = ", ".join(f"{name} {value:.2f}" for name, value in self.breakdown.items())
         return f"<predicted step of {self.step_ms:.2f} ms: {parts}; {len(self.prediction.buckets)} buckets>"
-
-
-def parts_ms(prediction: Prediction | ShardedStep) -> dict[str, float]:
-    """The parts of a predicted step in milliseconds; all but ``hidden`` add up to the step."""
-    return {
-        part: getattr(prediction, f"{part}_ns") / 1e6 for part in ("forward", "compute", "hidden", "exposed", "other")
-    }
 
 
 def what_if(

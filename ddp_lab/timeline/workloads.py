@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..analysis.steps import SLOWEST_COPY
 from ..simulation.link_model import LANES, Point
+from ..simulation.step_times import StepTimes
 from ..simulation.workload import Workload, carried, shares
 from .judged_steps import SideBySide, newest
 from .tables.span_columns import step_columns
@@ -90,27 +91,19 @@ def workload(
 
 
 @dataclass(frozen=True)
-class RecordedStep:
+class RecordedStep(StepTimes):
     """The time breakdown of the steps of a `workload`, as in a `Prediction`: on the rank whose computation ends last.
+
+    Times are medians. Exposed is what the other parts leave of the step: communication after the computation, and
+    waiting for ranks that are slower in some steps.
 
     Attributes:
         rank: that rank, which the others wait for.
         steps: the numbers of the steps.
-        step_ns: median of the steps; the sum of the parts but `hidden_ns`.
-        forward_ns, compute_ns, other_ns: medians, see `Prediction`.
-        hidden_ns: median time of the computation with collectives in flight.
-        exposed_ns: the rest of the step: communication after the computation, and waiting for ranks that are slower in
-            some steps.
     """
 
     rank: int
     steps: npt.NDArray[np.int64]
-    step_ns: float
-    forward_ns: float
-    compute_ns: float
-    hidden_ns: float
-    exposed_ns: float
-    other_ns: float
 
 
 def recorded_step(timeline: TimelineModel, found: Workload, reducer: int | None = None) -> RecordedStep:

@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ...simulation.module_names import numbered_modules
+from ...simulation.parameter_groups import Sharding, groups_by_name, numbered_modules
 from ...simulation.sharding import (
     ShardedStep,
     ShardedWorkload,
-    Sharding,
     ShardingCosts,
-    groups_by_name,
     simulate_sharded,
     simulate_zero_1,
 )
-from ...simulation.simulator import Prediction
+from ...simulation.step_times import StepTimes
 from .. import what_if as replicated
-from ..workloads import RecordedStep, recorded_step, workload
+from ..workloads import recorded_step, workload
 from .workload import RecordedSharding, of_ddp, of_groups
 
 if TYPE_CHECKING:
@@ -54,7 +52,7 @@ class ShardedWhatIf:
     @property
     def breakdown(self) -> dict[str, float]:
         """Milliseconds by part; all but ``hidden`` add up to `step_ms`."""
-        return replicated.parts_ms(self.prediction)
+        return self.prediction.parts_ms
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name} {value:.2f}" for name, value in self.breakdown.items())
@@ -113,6 +111,7 @@ def what_if(
 def _fully_sharded(found: RecordedSharding, given: Mapping[str, Any]) -> ShardedWhatIf:
     waits = "host" if found.on_host else "streams"
     known, costs, plan = found.workload, found.costs, dict(given)
+    ranks = plan.pop("world_size", None)
     if found.sharding is None:
         plan.setdefault("groups", numbered_modules(known.names))
     else:  # what is recorded is predicted as it was, see [Note: the anchor]
@@ -121,7 +120,7 @@ def _fully_sharded(found: RecordedSharding, given: Mapping[str, Any]) -> Sharded
         known, costs = known.scaled(factor), costs.scaled(factor)
     if "groups" in plan:
         plan["groups"] = groups_by_name(known.names, plan["groups"])
-    step = simulate_sharded(known, replace(found.sharding or Sharding(()), **plan), costs, waits=waits)
+    step = simulate_sharded(known, replace(found.sharding or Sharding(), **plan), costs, ranks=ranks, waits=waits)
     return ShardedWhatIf(step, known, costs, found.step_ns / 1e6)
 
 
@@ -132,12 +131,9 @@ def _guessed(timeline: TimelineModel, reducer: int) -> ShardingCosts:
     )
 
 
-def _ddp_step(timeline: TimelineModel, reducer: int, ranks: int | None) -> ShardedStep:
+def _ddp_step(timeline: TimelineModel, reducer: int, ranks: int | None) -> StepTimes:
     """The step with plain DDP: as recorded, or as predicted on another number of ranks."""
     recorded = workload(timeline, reducer)
-    one: RecordedStep | Prediction
     if ranks is None or ranks == recorded.world_size:
-        one = recorded_step(timeline, recorded, reducer)
-    else:
-        one = replicated.what_if(timeline, None, reducer=reducer, world_size=ranks).prediction
-    return ShardedStep(one.step_ns, one.forward_ns, one.compute_ns, one.hidden_ns, one.exposed_ns, one.other_ns)
+        return recorded_step(timeline, recorded, reducer)
+    return replicated.what_if(timeline, None, reducer=reducer, world_size=ranks).prediction

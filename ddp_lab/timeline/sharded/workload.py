@@ -27,7 +27,8 @@ from ...analysis.parameter_groups import (
     done_between,
 )
 from ...analysis.steps import fit_line
-from ...simulation.sharding import Cost, GroupPoint, ShardedWorkload, Sharding, ShardingCosts
+from ...simulation.parameter_groups import ParameterGroup, Sharding
+from ...simulation.sharding import Cost, GroupPoint, ShardedWorkload, ShardingCosts
 from ..judged_steps import SideBySide
 from ..tables.span_columns import step_columns
 from ..workloads import chosen_steps, gradients_of, workload
@@ -197,7 +198,9 @@ def _sharding(description: Mapping[str, Any], found: ModelCollectives) -> Shardi
     """How the recorded model is sharded: the group that holds the root's own parameters is none of `groups`."""
     layout = description["buckets"]
     root = next((number for number, one in enumerate(layout) if one["name"] == description["module"]), -1)
-    groups = tuple(tuple(one["parameters"]) for number, one in enumerate(layout) if number != root)
+    groups = tuple(
+        ParameterGroup((one["name"],), tuple(one["parameters"])) for number, one in enumerate(layout) if number != root
+    )
     reshard = any(one.get("reshard_after_forward", True) for number, one in enumerate(layout) if number != root)
     ahead = found.goes_on & found.ahead & (found.kind == FORWARD_UNSHARD)
     return Sharding(groups, reshard, 1 if ahead.any() else None)

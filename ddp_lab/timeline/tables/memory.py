@@ -15,9 +15,9 @@ from ...simulation.memory import (
     ParameterMemory,
     PredictedMemory,
     RecordedMemory,
-    Sharding,
     predict,
 )
+from ...simulation.parameter_groups import Sharding
 from .span_columns import Columns, objects
 
 __all__ = ["STRATEGIES", "predicted_columns", "recorded_memory"]

@@ -175,11 +175,11 @@ def test_what_a_backend_lacks() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("keep", [False, True])
-def test_predicted_memory(keep: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("options", [[], ["--keep"], ["--pairs"]])
+def test_predicted_memory(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bench predicted-memory` records, predicts and measures each strategy; errors are small, and printed."""
     path = tmp_path / "memory.json"
-    asked = ["--models", "conv_net", "small_tensors", "--ranks", "2", *(["--keep"] if keep else [])]
+    asked = ["--models", "conv_net", "small_tensors", "--ranks", "2", *options]
     assert predicted_memory.main([*asked, "--json", str(path)]) == 0
     found = json.loads(path.read_text())
     assert [(case["model"], case["ranks"]) for case in found["cases"]] == [("conv_net", 2), ("small_tensors", 2)]

@@ -16,7 +16,7 @@ from ddp_lab.bench import what_if, what_if_sharding
 from ddp_lab.bench.measuring import fresh_ranks
 from ddp_lab.bench.measuring.shaped_link import ShapedLink
 from ddp_lab.simulation.link_model import CommModel
-from ddp_lab.simulation.sharding import groups_by_name
+from ddp_lab.simulation.parameter_groups import groups_by_name
 from ddp_lab.timeline.timeline import Timeline
 from tests.ranks.conftest import Ranks
 
@@ -166,7 +166,7 @@ def test_predicted_groups_are_torchs(ranks: Ranks) -> None:
     inner, layers = [f"layers.layers.{number}.linear1" for number in range(2)], ["layers.layers.0", "layers.layers.1"]
     real = ranks(2, _groups_of_torch, [[inner[0]], [inner[1]], layers, ["embedding", "head"]])[0]
     made = groups_by_name(names, ["layers.layers.*.linear1", ("layers.layers.*",), ("embedding", "head")])
-    assert sorted(sorted(names[index] for index in one) for one in made) == sorted(real)
+    assert sorted(sorted(names[index] for index in one.parameters) for one in made) == sorted(real)
 
 
 def _send(size: int, repeats: int) -> float:

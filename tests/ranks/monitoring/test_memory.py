@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -46,6 +47,19 @@ def _measure(rank: int, size: int, strategy: str) -> tuple[dict[str, Any], list[
         for layer in network:
             fully_shard(layer)
         model = fully_shard(network)
+    elif strategy == "pairs":
+        fully_shard([network[0], network[1]])
+        fully_shard([network[2], network[3]])
+        model = fully_shard(network)
+    elif strategy == "apart":
+        fully_shard([network[0], network[3]], reshard_after_forward=False)
+        model = fully_shard(network)
+    elif strategy == "ahead":
+        for layer in network:
+            fully_shard(layer)
+        model = fully_shard(network)
+        for layer, following in itertools.pairwise(network):
+            layer.register_forward_pre_hook(lambda *_, following=following: following.unshard(async_op=True) and None)
     elif strategy == "torch":
         model = torch.nn.parallel.DistributedDataParallel(network)
         ddp_lab.observe(model)
@@ -92,6 +106,20 @@ def test_predictions(ranks: Ranks) -> None:
             assert peak == pytest.approx(real, rel=0.05), (source, strategy)
 
 
+def test_predictions_of_other_groups(ranks: Ranks) -> None:
+    """Groups of several modules, next to each other or apart, and of all-gathers in the forward that start earlier."""
+    timeline = _timeline(ranks(2, _measure, "ddp"))
+    ways: dict[str, dict[str, Any]] = {
+        "pairs": {"groups": [("0", "1"), ("2", "3")]},
+        "apart": {"groups": [("0", "3")], "reshard_after_forward": False},
+        "ahead": {"prefetch": 1},
+    }
+    for name, options in ways.items():
+        predicted = timeline.predicted_memory(**options).set_index("strategy")["peak_bytes"]["fully_shard"]
+        real = max(found["peak"] for found, _ in ranks(2, _measure, name))
+        assert predicted == pytest.approx(real, rel=0.05), name
+
+
 def test_a_saved_timeline_predicts_the_same(ranks: Ranks, tmp_path: Any) -> None:
     """What was measured is in the file; other groups, world sizes and options give other peaks."""
     from ddp_lab import Timeline
@@ -105,8 +133,9 @@ def test_a_saved_timeline_predicts_the_same(ranks: Ranks, tmp_path: Any) -> None
 
     assert peak(groups=[]) > peak(reshard_after_forward=False) > peak() > peak(world_size=8)
     assert peak(groups="*") == peak(groups=["*"]) == peak()
-    with pytest.raises(ValueError, match="groups of one module each"):
-        peak(groups=[("0", "1")])
+    assert peak(prefetch=True) == peak() > peak(prefetch=False) == peak(prefetch=0)
+    with pytest.raises(ValueError, match="prefetch must be at least 0"):
+        peak(prefetch=-1)
 
 
 def _refused(rank: int, size: int) -> list[str]:

@@ -12,17 +12,16 @@ from ddp_lab.simulation.memory import (
     ModuleUse,
     ParameterMemory,
     RecordedMemory,
-    Sharding,
     predict,
 )
-from ddp_lab.simulation.module_names import numbered_modules
+from ddp_lab.simulation.parameter_groups import ParameterGroup, Sharding, numbered_modules
 
 FIRST, SECOND = (
     ParameterMemory("layers.0.weight", (25,), 100, state=200),
     ParameterMemory("layers.1.weight", (15,), 60, state=120),
 )
 MODULES = (ModuleUse("", False), ModuleUse("layers.0", False), ModuleUse("layers.1", True))
-SHARDED = Sharding(groups=("layers.0", "layers.1"))
+SHARDED = Sharding((ParameterGroup(("layers.0",), (0,)), ParameterGroup(("layers.1",), (1,))))
 
 
 def _step(
@@ -132,10 +131,26 @@ def test_kept_parameters() -> None:
 def test_prefetch_holds_one_more_buffer() -> None:
     """While the last layer's backward runs, the first one's parameters are already gathered into a buffer."""
     prefetched, usual = (
-        predict(_step(1000), "fully_shard", sharding=replace(SHARDED, prefetch=on)) for on in (True, False)
+        predict(_step(1000), "fully_shard", sharding=replace(SHARDED, prefetch=ahead)) for ahead in (None, 0)
     )
     assert prefetched.peak == 84 + 64 + 168 + 104 + 2000
     assert usual.peak == 84 + 64 + 168 + 64 + 2000
+
+
+def test_prefetch_in_the_forward() -> None:
+    """The program asks for the second layer before the first one computes: both buffers, and the first's parameters."""
+    step = replace(_step(), marks=_step().marks[:5])
+    ahead, usual = (predict(step, "fully_shard", sharding=replace(SHARDED, prefetch=n)) for n in (1, None))
+    assert (ahead.communication, ahead.parameters) == (104 + 64, 84 + 104)
+    assert ahead.peak == usual.peak + 64 == 84 + 168 + 104 + 104 + 64
+
+
+def test_a_group_of_two_modules() -> None:
+    """Both layers are unsharded while the second one runs; the buffer of both is kept until the forward ends."""
+    both = Sharding((ParameterGroup(("layers.0", "layers.1"), (0, 1)),))
+    found = predict(_step(1000), "fully_shard", sharding=both)
+    assert found.where == "forward of layers.1"
+    assert (found.parameters, found.communication, found.activations) == (84 + 168, 168, 2000)
 
 
 def test_more_ranks_divide_shards_alone() -> None:
@@ -155,7 +170,11 @@ def test_numbered_modules() -> None:
     ("strategy", "given", "message"),
     [
         ("fsdp", {}, "there is no strategy 'fsdp'"),
-        ("fully_shard", {"sharding": Sharding(groups=("layers.7",))}, "no module 'layers.7' was called"),
+        (
+            "fully_shard",
+            {"sharding": Sharding((ParameterGroup(("layers.7",), ()),))},
+            "no module 'layers.7' was called",
+        ),
         ("ddp", {"ranks": 0}, "a world size of 0"),
     ],
 )

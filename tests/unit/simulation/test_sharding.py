@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_lab.simulation.link_model import CommModel
+from ddp_lab.simulation.parameter_groups import ParameterGroup, Sharding
+from ddp_lab.simulation.parameter_groups import groups_by_name as named_groups
 from ddp_lab.simulation.sharding import (
     Cost,
     ShardedStep,
     ShardedWorkload,
-    Sharding,
     ShardingCosts,
-    groups_by_name,
     simulate_sharded,
     simulate_zero_1,
 )
@@ -24,7 +25,19 @@ from ddp_lab.simulation.sharding import (
 MS = 1e6
 MIB = 1 << 20
 NAMES = ("embedding.weight", "layers.0.up.weight", "layers.0.down.weight", "layers.1.up.weight", "head")
-EACH = ((0,), (1,), (2,))
+
+
+def groups_of(*parameters: tuple[int, ...]) -> tuple[ParameterGroup, ...]:
+    """Groups of these parameters, whose modules don't matter for times."""
+    return tuple(ParameterGroup((), one) for one in parameters)
+
+
+EACH = groups_of((0,), (1,), (2,))
+
+
+def groups_by_name(names: tuple[str, ...], groups: Any) -> tuple[tuple[int, ...], ...]:
+    """The parameters of the groups."""
+    return tuple(one.parameters for one in named_groups(names, groups))
 
 
 def workload(layers: int = 3, *, ranks: int = 2) -> ShardedWorkload:
@@ -58,7 +71,7 @@ def test_where_the_host_waits_all_adds_up() -> None:
 def test_not_resharding_saves_the_second_gathering() -> None:
     """So does a single group of all parameters, which is the root's."""
     kept = simulate_sharded(workload(), Sharding(EACH, reshard_after_forward=False), costs())
-    whole = simulate_sharded(workload(), Sharding(()), costs())
+    whole = simulate_sharded(workload(), Sharding(), costs())
     for found in (kept, whole):
         assert found.exposed_ns == pytest.approx((12 + 18) * MS)
     assert whole.groups == ((0, 1, 2),)
@@ -98,18 +111,18 @@ def test_copies_and_tensors_cost() -> None:
     found = simulate_sharded(workload(), Sharding(EACH), costs(copies=2))
     assert (found.forward_ns, found.compute_ns) == pytest.approx(((30 + 6) * MS, (60 + 6 + 6) * MS))
     made = replace(costs(), gathering=Cost(MS, 2 * MS), optimizer_ns=MS)
-    assert simulate_sharded(workload(), Sharding(()), made).forward_ns == pytest.approx((30 + 1 + 6) * MS)
-    assert simulate_sharded(workload(), Sharding(()), made).other_ns == pytest.approx((5 + 4 + 3) * MS)
+    assert simulate_sharded(workload(), Sharding(), made).forward_ns == pytest.approx((30 + 1 + 6) * MS)
+    assert simulate_sharded(workload(), Sharding(), made).other_ns == pytest.approx((5 + 4 + 3) * MS)
 
 
 def test_other_world_sizes() -> None:
     """A ring of 8 sends 7/8 of the bytes instead of 1/2, in 7 messages; a single rank sends nothing."""
     made = costs()
     assert Cost(2.0, 3.0, 4.0).over(8, 2) == Cost(14.0, 3.0, 7.0)
-    found = simulate_sharded(workload(), Sharding((), world_size=8), made)
+    found = simulate_sharded(workload(), Sharding(), made, ranks=8)
     assert found.exposed_ns == pytest.approx((12 + 18) * 7 / 4 * MS)
     assert found.other_ns == pytest.approx((5 + 1) * MS)
-    alone = simulate_sharded(workload(), Sharding((), world_size=1), made)
+    alone = simulate_sharded(workload(), Sharding(), made, ranks=1)
     assert (alone.exposed_ns, alone.other_ns) == pytest.approx((0, 13 * MS))
 
 
@@ -142,7 +155,7 @@ def test_costs_are_fitted() -> None:
 def test_laws(sizes: list[int], prefetch: int | None, contention: float, waits: str, reshard: bool) -> None:
     """Parts add up, collectives follow each other, and the step lies between its computation and a serial one."""
     made = replace(workload(len(sizes)), sizes=np.array(sizes, np.int64))
-    groups = tuple((index,) for index in range(len(sizes)))
+    groups = groups_of(*((index,) for index in range(len(sizes))))
     price = costs(copies=1, contention=contention)
     found = simulate_sharded(made, Sharding(groups, reshard, prefetch), price, waits=waits)
     assert found.forward_ns + found.compute_ns + found.exposed_ns + found.other_ns == pytest.approx(found.step_ns)
@@ -169,8 +182,8 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"no module with parameters is called 'layer\.\*'.*embedding, layers"):
         groups_by_name(NAMES, ["layer.*"])
     with pytest.raises(ValueError, match="world_size"):
-        Sharding((), world_size=0)
+        simulate_sharded(workload(), Sharding(), costs(), ranks=0)
     with pytest.raises(ValueError, match="prefetch"):
-        Sharding((), prefetch=-1)
+        Sharding(prefetch=-1)
     with pytest.raises(ValueError, match="waits"):
-        simulate_sharded(workload(), Sharding(()), costs(), waits="both")
+        simulate_sharded(workload(), Sharding(), costs(), waits="both")
