@@ -17,6 +17,7 @@ A computation and a collective that run at the same time slow each other down: w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -212,12 +213,6 @@ class Span:
     begin_ns: float
     end_ns: float
 
-    def delayed(self, since: float, by: float) -> Span:
-        """The same if all that goes on then takes so much longer."""
-        if self.end_ns <= since:
-            return self
-        return replace(self, begin_ns=self.begin_ns + by * (self.begin_ns > since), end_ns=self.end_ns + by)
-
 
 @dataclass(frozen=True)
 class ShardedStep(StepTimes):
@@ -263,6 +258,57 @@ def _world_size(workload: ShardedWorkload, ranks: int | None) -> int:
     return ranks or workload.ranks
 
 
+class _Link:
+    """The collectives of a step, one after the other.
+
+    What delays those that are under way delays all later ones as long. So all delays are one sum. Each collective has
+    its times as they were when it was sent, and the sum as it was then, until it has begun, or ended.
+    """
+
+    def __init__(self) -> None:
+        self.free = 0.0  # when all that was sent has ended
+        self._what: list[tuple[str, int, bool]] = []
+        self._begin: list[float] = []
+        self._end: list[float] = []
+        self._sums: list[float] = []
+        self._sum = 0.0
+        self._begun = self._ended = 0  # how many have
+
+    def send(self, at: float, ns: float, what: str, group: int, in_backward: bool) -> int:
+        """The number of a collective that is sent then, and takes so long."""
+        begin = max(at, self.free)
+        self.free = begin + ns
+        self._what.append((what, group, in_backward))
+        self._begin.append(begin)
+        self._end.append(self.free)
+        self._sums.append(self._sum)
+        return len(self._what) - 1
+
+    def end_of(self, number: int) -> float:
+        """When a collective ends, as far as it is known."""
+        return self._end[number] + (self._sum - self._sums[number]) * (number >= self._ended)
+
+    def delay(self, since: float, by: float) -> None:
+        """What is under way then takes so much longer; `since` never decreases."""
+        self._begun = self._settle(self._begin, self._begun, since)
+        self._ended = self._settle(self._end, self._ended, since)
+        self._sum += by
+        self.free += by
+
+    def _settle(self, times: list[float], first: int, until: float) -> int:
+        while first < len(times) and (time := times[first] + (self._sum - self._sums[first])) <= until:
+            times[first] = time
+            first += 1
+        return first
+
+    def spans(self) -> list[Span]:
+        """All collectives, in order."""
+        self._begun = self._settle(self._begin, self._begun, math.inf)
+        self._ended = self._settle(self._end, self._ended, math.inf)
+        times = zip(self._what, self._begin, self._end, strict=True)
+        return [Span(*what, begin, end) for what, begin, end in times]
+
+
 class _Schedule:
     """One step; its clock is that of the computation, and of the host where that waits."""
 
@@ -276,8 +322,9 @@ class _Schedule:
         self.has_root = bool(root)
         self.groups = ((root,) if root else ()) + tuple(ordered)
         self.size = [float(workload.sizes[list(group)].sum()) for group in self.groups]
-        self.clock = self.link = self.exposed = self.hidden = self.computed = 0.0
-        self.under_way: dict[int, float] = {}  # group -> when it is gathered
+        self.clock = self.exposed = self.hidden = self.computed = 0.0
+        self.link = _Link()
+        self.under_way: dict[int, int] = {}  # group -> number of its all-gather
         self.spans: list[Span] = []
 
     def run(self) -> ShardedStep:
@@ -288,7 +335,7 @@ class _Schedule:
         if self.sharding.reshard_after_forward:
             held &= {0} if self.has_root else set()
         self._pass(order[::-1], held, in_backward=True)
-        self._wait(max(self.clock, self.link))
+        self._wait(self.link.free)
         return self._done(forward)
 
     def _pass(self, order: list[int], held: set[int], *, in_backward: bool) -> None:
@@ -301,7 +348,7 @@ class _Schedule:
                     held.add(other)
                     self._gather(other, in_backward, waits=self.host and other == group)
             if group in self.under_way:
-                self._wait(self.under_way.pop(group))
+                self._wait(self.link.end_of(self.under_way.pop(group)))
                 self._compute("copies", group, self._tensors(self.costs.gathering, group) / 2, in_backward)
             work = self.workload.backward_ns if in_backward else self.workload.forward_ns
             self._compute("backward" if in_backward else "forward", group, self._sum(work, group), in_backward)
@@ -317,22 +364,19 @@ class _Schedule:
 
     def _gather(self, group: int, in_backward: bool, *, waits: bool) -> None:
         self._compute("copies", group, self._tensors(self.costs.gathering, group) / 2, in_backward)
-        end = self._send("gather", group, self._tensors(self.costs.all_gather, group), in_backward)
-        self.under_way[group] = end
+        sent = self._send("gather", group, self._tensors(self.costs.all_gather, group), in_backward)
+        self.under_way[group] = sent
         if waits:
-            self._wait(end)
+            self._wait(self.link.end_of(sent))
 
     def _reduce(self, group: int) -> None:
         self._compute("copies", group, self._tensors(self.costs.reducing, group), True)
-        end = self._send("reduce", group, self._tensors(self.costs.reduce_scatter, group), True)
+        sent = self._send("reduce", group, self._tensors(self.costs.reduce_scatter, group), True)
         if self.host:
-            self._wait(end)
+            self._wait(self.link.end_of(sent))
 
-    def _send(self, what: str, group: int, ns: float, in_backward: bool) -> float:
-        begin = max(self.clock, self.link)
-        self.link = begin + ns
-        self.spans.append(Span(what, group, in_backward, begin, self.link))
-        return self.link
+    def _send(self, what: str, group: int, ns: float, in_backward: bool) -> int:
+        return self.link.send(self.clock, ns, what, group, in_backward)
 
     def _wait(self, until: float) -> None:
         self.exposed += max(until - self.clock, 0.0)
@@ -342,13 +386,12 @@ class _Schedule:
         """Computes beside what is under way: both take longer while they run together."""
         if ns <= 0:
             return
-        begin, busy = self.clock, max(self.link - self.clock, 0.0)
+        begin, busy = self.clock, max(self.link.free - self.clock, 0.0)
         together = min(ns, busy)  # until the shorter one would end
         later = together * self.costs.contention
         self.clock += ns + later
-        self.link += later
-        self.under_way = {one: end + later if end > begin else end for one, end in self.under_way.items()}
-        self.spans = [one.delayed(begin, later) for one in self.spans] if later else self.spans
+        if later:
+            self.link.delay(begin, later)
         self.hidden += together + later
         self.computed += self.clock - begin
         self.spans.append(Span(what, group, in_backward, begin, self.clock))
@@ -367,7 +410,7 @@ class _Schedule:
             exposed_ns=self.exposed,
             other_ns=other,
             groups=self.groups,
-            spans=tuple(sorted(self.spans, key=lambda one: (one.begin_ns, one.end_ns))),
+            spans=tuple(sorted([*self.spans, *self.link.spans()], key=lambda one: (one.begin_ns, one.end_ns))),
         )
 
 

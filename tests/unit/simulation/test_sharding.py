@@ -168,6 +168,88 @@ def test_laws(sizes: list[int], prefetch: int | None, contention: float, waits: 
     assert begun == sorted(begun)
 
 
+class _Slow:
+    """A step with streams or a host that waits, with a list of all that happened, which each delay goes through."""
+
+    def __init__(self, contention: float) -> None:
+        self.contention, self.now, self.waited = contention, 0.0, 0.0
+        self.sent: list[list[float]] = []  # begin and end
+
+    def send(self, ns: float) -> list[float]:
+        begin = max([self.now, *(end for _, end in self.sent)])
+        self.sent.append([begin, begin + ns])
+        return self.sent[-1]
+
+    def wait(self, until: float) -> None:
+        self.waited += max(until - self.now, 0)
+        self.now = max(until, self.now)
+
+    def compute(self, ns: float) -> None:
+        busy = max([0.0, *(end - self.now for _, end in self.sent)])
+        later = min(ns, busy) * self.contention
+        for one in self.sent:
+            if one[1] > self.now:
+                one[:] = [one[0] + later * (one[0] > self.now), one[1] + later]
+        self.now += ns + later
+
+
+def _slowly(made: ShardedWorkload, sharding: Sharding, price: ShardingCosts, host: bool) -> _Slow:
+    """The step of groups of one parameter each, in the order of the forward."""
+    slow, count = _Slow(price.contention), len(made.sizes)
+    gathered: dict[int, list[float]] = {}
+    for backward in (False, True):
+        ahead = sharding.prefetch if sharding.prefetch is not None and not (backward and host) else int(not host)
+        order = list(range(count))[:: -1 if backward else 1]
+        if backward and sharding.reshard_after_forward:
+            gathered = {}
+        for place, group in enumerate(order):
+            size = float(made.sizes[group])
+            fresh = [one for one in order[place : place + 1 + ahead] if one not in gathered]
+            for other in fresh:
+                slow.compute(price.gathering.ns(float(made.sizes[other]), 1) / 2)
+                gathered[other] = slow.send(price.all_gather.ns(float(made.sizes[other]), 1))
+                if host and other == group:
+                    slow.wait(gathered[other][1])
+            if gathered[group]:
+                slow.wait(gathered[group][1])
+                slow.compute(price.gathering.ns(size, 1) / 2)
+                gathered[group] = []
+            slow.compute(float((made.backward_ns if backward else made.forward_ns)[0, 0, group]))
+            if backward:
+                slow.compute(price.reducing.ns(size, 1))
+                reduced = slow.send(price.reduce_scatter.ns(size, 1))
+                if host:
+                    slow.wait(reduced[1])
+    slow.wait(max(end for _, end in slow.sent))
+    return slow
+
+
+@given(
+    of_groups=st.lists(st.tuples(st.integers(1, 8 * MIB), st.integers(0, 20)), min_size=1, max_size=12),
+    prefetch=st.none() | st.integers(0, 3),
+    contention=st.sampled_from([0.0, 0.3, 1.0]),
+    host=st.booleans(),
+    reshard=st.booleans(),
+    copies=st.integers(0, 3),
+)
+def test_as_if_each_delay_went_through_all_collectives(
+    of_groups: list[tuple[int, int]], prefetch: int | None, contention: float, host: bool, reshard: bool, copies: int
+) -> None:
+    """Times of the step and of each collective are those of a schedule that moves every collective for each delay."""
+    count = len(of_groups)
+    computed = np.array([[[ms * MS for _, ms in of_groups]]])
+    made = replace(workload(count), sizes=np.array([size for size, _ in of_groups]))
+    made = replace(made, forward_ns=computed, backward_ns=2 * computed)
+    sharding = Sharding(groups_of(*((index,) for index in range(count))), reshard, prefetch)
+    price = costs(copies=copies, contention=contention)
+    found = simulate_sharded(made, sharding, price, waits="host" if host else "streams")
+    slow = _slowly(made, sharding, price, host)
+    assert found.exposed_ns == pytest.approx(slow.waited, abs=1)
+    assert found.step_ns - found.other_ns == pytest.approx(slow.now)
+    sent = [(one.begin_ns, one.end_ns) for one in found.spans if one.what in ("gather", "reduce")]
+    assert np.array(sent) == pytest.approx(np.array(slow.sent), abs=1)
+
+
 def test_groups_by_name() -> None:
     """As `fully_shard` groups: a pattern for each module it fits, several names for one group, the inner one first."""
     assert groups_by_name(NAMES, ["layers.*"]) == groups_by_name(NAMES, "layers.*") == ((1, 2), (3,))
