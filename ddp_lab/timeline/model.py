@@ -540,7 +540,8 @@ class TimelineModel:
                 held |= of_rank
                 left |= of_rank & (times[:, _ABANDONED] > 0)
                 running |= np.where(of_rank, times[:, _END] == 0, rank in group)
-        return ~held | left | ~running
+        over: npt.NDArray[np.bool_] = ~held | left | ~running
+        return over
 
     def views(self, model: int | None = None, last_steps: int | None = None) -> list[TableView]:
         """Copies of the tables behind `spans`, `steps` and `all_reduces`, for drawing without pandas."""

@@ -508,6 +508,39 @@ def test_a_step_that_grows_waits_before_it_is_sent() -> None:
     assert sent[-1][0]["steps"][0]["complete"]
 
 
+def test_a_step_that_grows_is_not_sent_while_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While steps end often, one is sent when it has ended on every rank, though a rank's events come three steps late."""
+    timeline, training = Timeline(), Training(2, 2)
+    now, sent = [10.0], list[Any]()
+    feed = StepFeed(timeline, lambda *message: sent.append(message))
+    monkeypatch.setattr("ddp_lab.widgets.step_feed.time.monotonic", lambda: now[0])
+    for rank in range(2):
+        timeline.describe(rank, training.assignment() | {"session": 1})
+    steps, begun = [training.step(step, 10**12 + step * 10**8) for step in range(8)], [0, 0]
+    for newest in range(8):
+        for rank, step in enumerate((newest, newest - 3)):
+            if step >= 0:
+                timeline.extend(Batch(rank, 1, begun[rank], 0, steps[step][rank]))
+                begun[rank] += len(steps[step][rank])
+        now[0] += 0.06
+        feed.take()
+        feed.send()
+    assert timeline.settled(0, np.arange(10)).tolist() == [True] * 5 + [False] * 3 + [True] * 2
+    heads = [head for content, _ in sent for head in content["steps"]]
+    assert [(head["step"], head["complete"]) for head in heads] == [(0, False), *((step, True) for step in range(5))]
+
+
+def test_what_arrives_within_taken_once_is_read_afterwards() -> None:
+    """Reads within see what had arrived at its begin, and nothing is lost."""
+    timeline, training = Timeline(), Training(1, 2)
+    training.feed(timeline, 0)
+    with timeline.taken_once():
+        assert timeline.held_steps(0).tolist() == [0]
+        training.feed(timeline, 1)
+        assert timeline.held_steps(0).tolist() == [0]
+    assert timeline.held_steps(0).tolist() == [0, 1]
+
+
 def test_many_ranks_send_less_often() -> None:
     """Few ranks drain every 20 ms; of more than 25 all together send 1,250 batches a second."""
     assert [interval_of(ranks) for ranks in (1, 8, 25)] == [0.02] * 3
