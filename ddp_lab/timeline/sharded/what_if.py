@@ -94,8 +94,8 @@ def what_if(
     dimensions = max([len(one.get("mesh", ())) for one in timeline.assignment(info.reducer)["buckets"]], default=0)
     if dimensions > 1:
         raise ValueError(
-            f"{info.module} was recorded on a mesh of {dimensions} dimensions (HSDP), of which no step can be predicted; "
-            f"record it with fully_shard on one dimension, or with {_DDP}"
+            f"{info.module} was recorded on a mesh of {dimensions} dimensions (HSDP), of which no step can be "
+            f"predicted; record it with fully_shard on one dimension, or with {_DDP}"
         )
     given = {name: value for name, value in changes.items() if value is not None}
     if wrong := sorted(given.keys() - _OPTIONS[asked]):

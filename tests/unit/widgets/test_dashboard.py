@@ -509,7 +509,7 @@ def test_a_step_that_grows_waits_before_it_is_sent() -> None:
 
 
 def test_a_step_that_grows_is_not_sent_while_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While steps end often, one is sent when it has ended on every rank, though a rank's events come three steps late."""
+    """While steps end often, one is sent when it has ended on each rank, though a rank comes three steps late."""
     timeline, training = Timeline(), Training(2, 2)
     now, sent = [10.0], list[Any]()
     feed = StepFeed(timeline, lambda *message: sent.append(message))
