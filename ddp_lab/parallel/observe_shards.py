@@ -45,6 +45,9 @@ _C = native.load()
 _FORWARD, _FORWARD_AHEAD, _BACKWARD, _BACKWARD_AHEAD, _REDUCTION, _EVALUATION = map(
     _C.USES.index, ("forward", "forward ahead", "backward", "backward ahead", "reduction", "evaluation")
 )
+_READY, _LAUNCHED, _REDUCED = int(Kind.BUCKET_READY), int(Kind.BUCKET_LAUNCHED), int(Kind.BUCKET_REDUCED)
+_record = _C.record
+_current_backward = torch._C._current_graph_task_id
 _METHODS: Final = ("unshard", "use_training_state", "post_backward", "_wait_for_post_backward", "finalize_backward")
 _STATES: Final = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _observations: weakref.WeakKeyDictionary[nn.Module, ShardObservation] = weakref.WeakKeyDictionary()
@@ -64,7 +67,7 @@ def _groups_of(state: Any) -> list[Any]:
 
 
 def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
+    return _current_backward() != -1
 
 
 class ShardObservation:
@@ -87,7 +90,7 @@ class ShardObservation:
         self._wrapped: list[tuple[Any, str]] = []
         self._handles: list[Any] = []
         self._evaluates = self._in_backward = self._reduced = self._launched = self._posting = False
-        self._ahead = 0
+        self._prefetched: Any = None  # the group for which torch has just announced a gather ahead
         self._gathers: dict[int, Any] = {}  # group -> what a device gathers for it
         self._reductions: list[Any] = []  # of a device, for which no stream has waited yet, the oldest first
         self._last_reduction: Any = None
@@ -165,30 +168,28 @@ class ShardObservation:
         setattr(owner, name, wrapper)
         self._wrapped.append((owner, name))
 
-    @contextlib.contextmanager
-    def _for(self, bucket: int, use: int) -> Iterator[None]:
-        before = _C.set_purpose(self.model_id, bucket, use)
-        try:
-            yield
-        finally:
-            _C.set_purpose(*before)
-
     def _unshard(self, number: int, group: Any) -> Callable[..., Any]:
-        theirs = group.unshard
+        """[Note: what a wrapper costs] It runs often, so what is the same each time is looked up here, once."""
+        theirs, idle, on_device = group.unshard, type(group._training_state).IDLE, group.device.type != "cpu"
+        grad_enabled, set_purpose, model_id = torch.is_grad_enabled, _C.set_purpose, self.model_id
 
         def unshard(*args: Any, **kwargs: Any) -> Any:
-            idle = group._training_state.name == "IDLE"  # the program asked for it
-            ahead = self._ahead > 0 or (idle and not _in_backward())
-            if _in_backward():
+            asked = group._training_state is idle  # by the program
+            ahead, self._prefetched = self._prefetched is group, None
+            if _current_backward() != -1:
                 use = _BACKWARD_AHEAD if ahead else _BACKWARD
-            elif self._evaluates or (not torch.is_grad_enabled() and idle):
+            elif self._evaluates or (asked and not grad_enabled()):
                 use = _EVALUATION
             else:
-                use = _FORWARD_AHEAD if ahead else _FORWARD
-            with self._for(number, use):
+                use = _FORWARD_AHEAD if ahead or asked else _FORWARD
+            before = set_purpose(model_id, number, use)
+            try:
                 result = theirs(*args, **kwargs)
-            for one in _C.take_device_collectives():
-                self._gathers[number] = one
+            finally:
+                set_purpose(*before)
+            if on_device:
+                for one in _C.take_device_collectives():
+                    self._gathers[number] = one
             return result
 
         return unshard
@@ -214,36 +215,34 @@ class ShardObservation:
     def _use_training_state(self, group: Any) -> Callable[..., Any]:
         theirs = group.use_training_state
 
-        @contextlib.contextmanager
-        def use_training_state(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            """Torch enters it to prefetch, and only then."""
-            self._ahead += 1
-            try:
-                with theirs(*args, **kwargs) as entered:
-                    yield entered
-            finally:
-                self._ahead -= 1
+        def use_training_state(*args: Any, **kwargs: Any) -> Any:
+            """Torch calls it to prefetch, and only then: what it does next is to gather this group."""
+            self._prefetched = group
+            return theirs(*args, **kwargs)
 
         return use_training_state
 
     def _post_backward(self, number: int, group: Any) -> Callable[..., Any]:
-        theirs = group.post_backward
+        theirs, on_device = group.post_backward, group.device.type != "cpu"
+        set_purpose, model_id = _C.set_purpose, self.model_id
 
         def post_backward(*args: Any) -> Any:
             if group.reduce_grads:
-                self._record(Kind.BUCKET_READY, number)
+                self._record(_READY, number)
             self._launched, self._posting = False, True
-            if group.reduce_grads and not group.reshard_after_backward:
+            if on_device and group.reduce_grads and not group.reshard_after_backward:
                 self._wait_for_oldest()
+            before = set_purpose(model_id, number, _REDUCTION)
             try:
-                with self._for(number, _REDUCTION):
-                    result = theirs(*args)
+                result = theirs(*args)
             finally:
+                set_purpose(*before)
                 self._posting = False
                 self._end_wait()
-            if self._launched and group.device.type == "cpu":  # a device is not done yet
-                self._record(Kind.BUCKET_REDUCED, number)
-            if taken := _C.take_device_collectives():
+            if not on_device:
+                if self._launched:
+                    self._record(_REDUCED, number)
+            elif taken := _C.take_device_collectives():  # not done yet
                 self._reductions.append(taken[0])  # before an all-reduce of it
                 self._last_reduction = taken[-1]
             return result
@@ -299,7 +298,7 @@ class ShardObservation:
             if self._posting:  # else the backward ends
                 self._end_wait()
                 self._launched = self._reduced = True
-                self._record(Kind.BUCKET_LAUNCHED, number)
+                self._record(_LAUNCHED, number)
             return result
 
         return wait_for_post_backward
@@ -341,16 +340,10 @@ class ShardObservation:
     def _synchronises(self) -> bool:
         return any(group.reduce_grads for group in self._groups)
 
-    def _record(self, kind: Kind, bucket: int = -1) -> None:
-        _C.record(
-            kind,
-            reducer=self.model_id,
-            step=self._step,
-            bucket=bucket,
-            bytes=self._sizes[bucket] if bucket >= 0 else -1,
-            process_group=self._collectives_of,
-            generation=self._generation,
-        )
+    def _record(self, kind: int, bucket: int = -1) -> None:
+        size = self._sizes[bucket] if bucket >= 0 else -1
+        # By position, which costs half of what names do: ..., bucket, parameter, bytes, process group, generation.
+        _record(kind, self.model_id, self._step, bucket, -1, size, self._collectives_of, self._generation)
 
     # ---- description
 
