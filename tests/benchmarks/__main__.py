@@ -12,7 +12,7 @@ BENCHMARKS = {
     "construct": "the constructor: our DistributedDataParallel against torch's",
     "dashboard": "what recording and an open dashboard cost the training",
     "events": "cost of recording an event, and its way to the client",
-    "observe": "training step of torch's own DistributedDataParallel: observed against not observed",
+    "observe": "training step of torch's DistributedDataParallel, fully_shard or HSDP: observed against not",
     "output": "ranks that print without pause, in Chromium: is the page usable, is a line lost?",
     "page": "the dashboard's page alone in Chromium: what an update costs the browser",
     "push": "an array to all ranks and back: shared memory, messages, plain ipyparallel, a copy",
