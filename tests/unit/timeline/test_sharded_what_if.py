@@ -76,7 +76,7 @@ def test_refusals(what: dict[str, Any], reason: str) -> None:
         recorded().simulate(**what)
     with pytest.raises(ValueError, match="a model with fully_shard has no buckets"):
         recorded().workload()
-    with pytest.raises(ValueError, match=r"Net was recorded on a mesh of 2 dimensions \(HSDP\), of which no step can be"):
+    with pytest.raises(ValueError, match=r"recorded on a mesh of 2 dimensions \(HSDP\), of which no step can"):
         recorded(mesh=(2, 2)).simulate()
     with pytest.raises(ValueError, match="no step has been recorded"):
         Timeline().simulate(sharding="fully_shard")
