@@ -5,7 +5,7 @@ processes are the same in what is compared. `ddp_lab.bench.measuring.ratios` say
 blocks. Not observed against itself says how quiet the machine was; nothing is subtracted for it.
 
 "CPU" is the time of the processor, user's and system's, that all threads of rank 0's process took for a step: what a
-step costs where ranks fill all cores. Waits are not in it, so other programs disturb it less than the duration.
+step costs where ranks fill all cores. Waits are not in it; on a small machine it is no steadier than the duration.
 
 What happens once is not measured: the first step of a block, in which places of the program are met for the first time,
 and the first seconds of a process, in which its stack is looked at more often (see `stacks`).

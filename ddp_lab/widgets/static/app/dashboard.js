@@ -389,7 +389,7 @@ class View {
     if (now - this.spoken < SPEAK_MS && this.following) return;
     this.spoken = now;
     this.labelled = record.step;
-    const text = `Bucket timeline of step ${record.step}: ${count(record.rankCount, "rank")}, ${count(record.buckets, "bucket")}. ${this.panels.views.sync?.summary.textContent ?? ""}`;
+    const text = `Timeline of step ${record.step}: ${count(record.rankCount, "rank")}, ${count(record.buckets, this.facts.words(record).unit)}. ${this.panels.views.sync?.summary.textContent ?? ""}`;
     this.timeline.canvas.setAttribute("aria-label", text);
   }
 
