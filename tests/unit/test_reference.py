@@ -32,7 +32,7 @@ INTERNAL = {
         "parts_of",
         "processes",
     }
-    | {"set_status", "step_columns", "sync_columns", "views", "views_of"},
+    | {"set_status", "settled", "step_columns", "sync_columns", "taken_once", "views", "views_of"},
 }
 
 
