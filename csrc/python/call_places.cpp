@@ -3,7 +3,6 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
-#include <map>
 #include <mutex>
 #include <string_view>
 #include <unordered_map>
@@ -14,11 +13,10 @@ namespace {
 
 // [Note: the place of a collective]
 // The innermost frame whose file is the user's: neither torch's, nor ours, nor another library's. Frames above it are
-// looked at for the group of parameters that fully_shard has the collective for; where the purpose says which group it
-// is, they are looked at once for it, since reading a variable of a frame costs more than all else here. A file is
-// judged once, by the object that holds its name: all functions of a module have the same one. Places have an index by
-// code object and instruction; both kinds of objects are kept, so that no other one gets their address. A program that
-// makes code without end (a notebook does with each run of a cell) reaches the limits; then what is new has no place.
+// looked at for the group of parameters that fully_shard has the collective for. A file is judged once, by the object
+// that holds its name: all functions of a module have the same one. Places have an index by code object and
+// instruction; both kinds of objects are kept, so that no other one gets their address. A program that makes code
+// without end (a notebook does with each run of a cell) reaches the limits; then what is new has no place.
 constexpr std::size_t kMostPlaces = 4096;
 constexpr std::size_t kMostCalls = kMostPlaces + 1024;
 constexpr std::size_t kMostFiles = 16384;
@@ -54,7 +52,6 @@ struct Known {
   std::unordered_map<Place, std::int32_t, HashOfPlace> calls;
   std::vector<PlacedCall> taken;  // not yet
   std::unordered_map<const PyObject*, File> files;
-  std::map<std::pair<std::int32_t, std::int32_t>, PyObject*> modules;  // (reducer, bucket) -> the name; kept
   std::vector<std::string> libraries;
 };
 
@@ -126,23 +123,6 @@ PyObject* module_of(PyFrameObject* frame) {
   }
   PyUnicode_InternInPlace(&name);  // equal names are one object then
   return name;
-}
-
-// New reference to the name of the module of this group of parameters; null if it has not been found yet.
-PyObject* known_module(const Call& call) {
-  if (call.use == Use::kNotSaid) return nullptr;
-  const std::lock_guard<std::mutex> lock(known().mutex);
-  const auto found = known().modules.find({call.reducer, call.bucket});
-  if (found == known().modules.end()) return nullptr;
-  Py_INCREF(found->second);
-  return found->second;
-}
-
-void keep_module(const Call& call, PyObject* name) {
-  if (call.use == Use::kNotSaid || name == nullptr) return;
-  const std::lock_guard<std::mutex> lock(known().mutex);
-  auto& modules = known().modules;
-  if (modules.size() < kMostPlaces && modules.try_emplace({call.reducer, call.bucket}, name).second) Py_INCREF(name);
 }
 
 // What is found on the stack: references of its own.
@@ -218,10 +198,7 @@ std::int32_t find_call(const Call& call) {
   {
     const pybind11::error_scope error_of_the_caller;
     Found found;
-    found.module = known_module(call);
-    const bool is_known = found.module != nullptr;
     look(thread, found);
-    if (!is_known) keep_module(call, found.module);
     index = index_of(call, found);
     if (index == kNoRoom) index = index_of(call, Found());
   }

@@ -188,8 +188,7 @@ def observe(model: torch.nn.Module) -> Observation | ShardObservation:
         ValueError: with `fully_shard` or `replicate`: it is not the outermost module, or has no parameter. With a
             DistributedDataParallel: its gradients are averaged without buckets: by torch.compile
             (``optimize_ddp="python_reducer"``), or all of them delayed (``delay_all_reduce_named_params``); or torch
-            does not expose the buckets: 2.15 and later with sparse gradients or
-            ``lazy_bucket_allocation``.
+            does not expose the buckets: 2.15 and later with sparse gradients or ``lazy_bucket_allocation``.
 
     Example:
         >>> model = torch.nn.parallel.DistributedDataParallel(net)

@@ -113,7 +113,8 @@ class TimelineModel:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Holds the lock, with every batch in the tables; who reads descriptions alone takes the lock."""
+        """Holds the lock, with every batch in the tables (within `taken_once`: those that it took); who reads
+        descriptions alone takes the lock."""
         with self._lock:
             if self._up_to_date != threading.get_ident():
                 self._take_waiting()
@@ -121,9 +122,10 @@ class TimelineModel:
 
     @contextmanager
     def taken_once(self) -> Iterator[None]:
-        """Takes what has arrived now, for all reads of this thread within: each time costs.
+        """Puts the batches that have arrived into the tables, once for all reads of this thread within.
 
-        What arrives meanwhile may be seen within, or not; it is by the next read afterwards.
+        Each read would do that for those that arrived since the last one, and what a batch costs hardly depends on its
+        size. What arrives meanwhile is seen by the next read afterwards, or earlier if another thread reads.
         """
         with self._reading():
             self._up_to_date = threading.get_ident()

@@ -353,7 +353,8 @@ class Timeline(TimelineModel):
                 DistributedDataParallel, each module with a number for a name (``layers.3``) is a group.
 
         Raises:
-            ValueError: the model has no two consecutive steps; a value is not valid, or no module has such a name.
+            ValueError: the model has no two consecutive steps; a value is not valid, or no module has such a name; the
+                model has `replicate`, or a mesh of several dimensions (HSDP).
 
         Example:
             timeline.simulate(bucket_cap_mb=5).step_ms

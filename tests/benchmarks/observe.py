@@ -36,7 +36,7 @@ __all__ = ["main", "measure"]
 # Contestants of `ratios`: "ours" is observed, "torch" and "torch again" are not.
 _TURNS = ("torch", "ours", "torch again")
 _SHARDED = "fully_shard"  # each child with parameters is a group
-_HYBRID = "hsdp"  # the same, on a mesh of 2 * ranks / 2: sharded in one dimension, replicated in the other
+_HYBRID = "hsdp"  # the same, on a mesh of 2 × ranks / 2: sharded in one dimension, replicated in the other
 _MODES = (*MODES, _SHARDED, _HYBRID)
 _BLOCK_S = 0.06
 _WARM_UP = 4
