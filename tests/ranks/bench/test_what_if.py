@@ -84,8 +84,8 @@ def test_predicted_buckets_are_the_reducers(ranks: Ranks, tmp_path: Path) -> Non
     assert [len(one.prediction.groups) for one in (whole, each)] == [1, 8]
     assert each.step_ms > whole.step_ms > 0
     zero, more = (timeline.simulate(sharding="zero-1", world_size=ranks) for ranks in (2, 64))
-    plain = timeline.simulate(world_size=64)
-    assert more.breakdown["exposed"] > plain.breakdown["exposed"] > zero.breakdown["exposed"] > 0
+    assert zero.breakdown["exposed"] > 0
+    assert more.breakdown["exposed"] > timeline.simulate(world_size=64).breakdown["exposed"]
     with pytest.raises(ValueError, match="needs a CommModel"):
         timeline.simulate(each.costs)
     for cap, buckets in real.items():

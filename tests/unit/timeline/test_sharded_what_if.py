@@ -9,6 +9,7 @@ import pytest
 from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.simulation.sharding import Cost, ShardingCosts
 from ddp_lab.timeline.timeline import Timeline
+from tests.training_events import Training
 from tests.unit.timeline.test_parameter_groups import NAMES, STEP, recorded, streamed
 
 EACH = ["blocks.*"]
@@ -47,6 +48,18 @@ def test_changes_have_their_effect() -> None:
     assert whole.breakdown["exposed"] < usual.breakdown["exposed"]
     assert timeline.simulate(prefetch=1).breakdown["hidden"] > usual.breakdown["hidden"] == 0
     assert [len(one) for one in whole.prediction.groups] == [len(NAMES)]
+
+
+def test_zero_1_on_more_ranks_has_their_all_reduces() -> None:
+    """ZeRO-1 adds broadcasts to a step of DDP with as many ranks, and saves work of the optimizer."""
+    timeline, training = Timeline(), Training(2, 3, forward_ms=1.0)
+    for step in range(12):
+        training.feed(timeline, step, 10**12 + step * 10**7)
+    zero, more = (timeline.simulate(sharding="zero-1", world_size=ranks).breakdown for ranks in (2, 64))
+    plain = timeline.simulate(world_size=64).breakdown
+    assert more["exposed"] > plain["exposed"] > zero["exposed"] > timeline.simulate(world_size=2).breakdown["exposed"]
+    for name in ("forward", "compute", "hidden"):
+        assert more[name] == plain[name]
 
 
 def test_measured_costs_have_the_recorded_height() -> None:
