@@ -52,7 +52,7 @@ def trains() -> None:
 def killed() -> None:
     dist.barrier()
     if rank == 1:
-        time.sleep(2)
+        time.sleep(6)
         os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
 

@@ -138,7 +138,7 @@ def test_a_killed_rank(tmp_path: Path) -> None:
     done = _run(tmp_path, "killed")
     assert done.returncode == 1, done.stderr
     assert "was killed by SIGKILL, so torch's agent ended the run" in done.stderr
-    assert f"last seen: rank 1 is in `time.sleep(2)` at {SCRIPT}:{_line('time.sleep(2)')}" in done.stderr
+    assert f"last seen: rank 1 is in `time.sleep(6)` at {SCRIPT}:{_line('time.sleep(6)')}" in done.stderr
 
 
 @soak
