@@ -62,6 +62,19 @@ def test_threads_are_divided(lab: Lab) -> None:
         assert set(lab.values(_THREADS).values()) == {(threads, threads, threads)}
 
 
+def test_cpu_ranks_give_way(lab: Lab) -> None:
+    """The kernel goes before the ranks, which share one session, but can each be ended with what it started."""
+    found = lab.values("os.getpriority(os.PRIO_PROCESS, 0), os.getsid(0), os.getpgid(0) == os.getpid()")
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert [(nice > own, leads) for nice, _, leads in found.values()] == [(True, True)] * 2
+    sessions = {session for _, session, _ in found.values()}
+    assert len(sessions) == 1
+    assert os.getsid(0) not in sessions
+    autogroup = Path("/proc/self/autogroup")
+    if autogroup.exists():
+        assert set(lab.values(f"open('{autogroup}').read().split()[-1] != '0'").values()) == {True}
+
+
 def test_everything_listens_on_loopback_only(lab: Lab) -> None:
     """No process of a local cluster, and not this one, listens on another interface than loopback."""
     listening = set()

@@ -193,11 +193,14 @@ class RankProcess:
         environment: its own variables.
         client: how it connects to the client, as `ddp_lab.engine.rank.connect`.
         folder: its current one; None for its fork server's, or what the supervisor process knows.
+        gives_way: whether other processes go first, see [Note: ranks give way] in
+            `ddp_lab.engine.processes.fork_server`.
     """
 
     environment: Mapping[str, str]
     client: Mapping[str, Any]
     folder: str | None = None
+    gives_way: bool = False
 
 
 class ForkServer:
@@ -269,6 +272,7 @@ class ForkServer:
                 "log": str(self.log_of(rank)),
                 "client": dict(one.client),
                 "folder": one.folder,
+                "gives_way": one.gives_way,
             }
             for rank, one in ranks.items()
         ]

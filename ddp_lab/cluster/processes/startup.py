@@ -336,6 +336,7 @@ class Processes:
                 {"DDP_LAB_RANK": str(rank), **self._set_by_kernel, **self.placement.rank_environments[rank]},
                 {**common, "endpoint": self.endpoint_of(rank, endpoint)},
                 self._folder,
+                gives_way=self.placement.devices[rank] == "cpu",
             )
             for rank in ranks
         }

@@ -4,7 +4,7 @@
 answers the same way on standard output:
 
     {"op": "fork", "connection": {...}, "ranks": [{"rank": 0, "env": {...}, "log": "...", "client": {...},
-      "folder": "..."}, ...]}
+      "folder": "...", "gives_way": true}, ...]}
     {"op": "signal", "rank": 0, "signal": 15}
     {"op": "ping"}, and the questions of `ddp_lab.engine.processes.reach`, with an "id"
 
@@ -13,6 +13,13 @@ The end of its input ends every rank.
 Events: `stage` (what it does now), `ready`, `forked` (rank, pid), `exited` (rank, pid, code; minus the signal's number
 if one ended it), `failed` (traceback), `answer` (id), `pong`. It holds no CUDA context, no sockets and runs no tensor
 operation, so that a forked rank starts clean. Its ranks can't outlive it, nor it its parent: see `parent_watch`.
+
+[Note: ranks give way]
+CPU ranks train on all cores, beside the notebook's kernel and page: these wait for a core at every turn, and the page
+then stops for up to a tenth of a second. So CPU ranks run at a lower priority; where nothing else wants the cores they
+are as fast as before. Linux may share cores between sessions, not processes (`autogroup`): ranks then have the fork
+server's session, not each its own, so that one that waits for another hands its core on; and a process's nice value
+counts only within its session, which has one too. A rank of a GPU keeps its priority, because the GPU waits for it.
 """
 
 from __future__ import annotations
@@ -42,6 +49,7 @@ from . import parent_watch
 from .reach import Meeting
 
 _TERM_SECONDS = 0.5
+_NICE = 5  # of a rank that gives way: it gets a third of what another busy process gets
 _LAST_WORDS = 16_384  # bytes of a rank's log that travel to another host
 _USED_BY_ENGINES = (
     "ipykernel.debugger",
@@ -158,7 +166,7 @@ class ForkServer:
                         self._ranks[pid] = spec["rank"]
                 if pid == 0:
                     parent_watch.kill_with_parent_thread(server)
-                    os.setsid()
+                    os.setpgid(0, 0)
                     os.close(self._commands)
                     os.close(self._events)
                     log = spec["log"] if self._logs is None else str(self._log_of(spec["rank"]))
@@ -199,8 +207,17 @@ class ForkServer:
             self.send("exited", rank=rank, pid=pid, code=code, **self._last_words(rank))
 
 
+def _give_way() -> None:
+    """Lets other processes go first: see [Note: ranks give way]."""
+    os.nice(_NICE)
+    # A rank works without it too. There may be no such file, or none to write to; and of two changes within a tenth of
+    # a second Linux refuses the second, after another rank of this session has made the first.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(_NICE))
+
+
 def _kill_group(pid: int) -> None:
-    for kill in (os.killpg, os.kill):  # its group does not exist before it has called setsid
+    for kill in (os.killpg, os.kill):  # its group does not exist before it has called setpgid
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
 
@@ -247,6 +264,8 @@ def _run_rank(spec: Mapping[str, Any], log_path: str, connection: Mapping[str, A
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(spec["env"])
+    if spec.get("gives_way"):
+        _give_way()
     np.random.seed()  # forked ranks must not share one state
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     threadpool_limits(int(os.environ["OPENBLAS_NUM_THREADS"]), "blas")  # numpy's
