@@ -1,15 +1,16 @@
 """More ranks than this machine could train with: what real ranks sent is sent again, by as many senders as asked for.
 
 [Note: replayed ranks]
-Batches are recorded from the real ranks of a cluster, as they arrived; those that more ranks would have sent together
-(`interval_of`) are joined. Then a process of its own holds one connection for each sender to a
-`Wire` of its own, says hello, describes the model as one of that many ranks, and sends the batches again and again at
+What the real ranks of a cluster sent is recorded. Then a process of its own holds one connection for each sender to a
+`Wire` of its own, says hello, describes the model as one of that many ranks, and sends the events again and again at
 the pace at which they came: each with the sender's rank, with numbers of steps and sequence that go on, and with times
-that are now. What is behind the wire (decoding, the timeline, the dashboard, the page) can't tell them from ranks.
+that are now. Like a rank it sends, as often as one of so many does (`interval_of`), all that has happened until then.
+What is behind the wire (decoding, the timeline, the dashboard, the page) can't tell them from ranks.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -81,18 +82,28 @@ class _Recording:
     """What one real rank sent of its last steps.
 
     Attributes:
-        batches: in the order of time; times of events are in ns from the begin of the recording.
+        events: in the order in which they were sent; times are in ns from the begin of the recording.
         steps: how many there are; numbered from 0.
         descriptions: of the model.
     """
 
-    batches: list[_Sent]
+    events: npt.NDArray[np.void]
     steps: int
     descriptions: list[dict[str, Any]]
 
+    def drained(self, interval_ns: float, first_ns: float) -> list[_Sent]:
+        """The batches of a rank that drains at `first_ns`, and then after each interval, all that has happened."""
+        known_at = np.maximum.accumulate(self.events["host_ns"])  # an event is sent after those before it
+        number = np.maximum(np.ceil((known_at - first_ns) / interval_ns), 0).astype(np.int64)
+        begins = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(number)]
+        return [
+            _Sent(round(first_ns + number[begin] * interval_ns), self.events[begin:end])
+            for begin, end in itertools.pairwise(begins)
+        ]
 
-def _recordings(file: Path, interval_s: float, most: int = 60) -> tuple[list[_Recording], int]:
-    """The recordings of all real ranks, in batches of so many seconds, and for how long they go, in ns."""
+
+def _recordings(file: Path, most: int = 60) -> tuple[list[_Recording], int]:
+    """The recordings of all real ranks, and for how long they go, in ns."""
     saved = timeline_files.read(file)
     ranks = sorted({rank for rank, _ in saved.chunks})
     everything = np.concatenate([chunk for _, chunk in saved.chunks])
@@ -111,10 +122,8 @@ def _recordings(file: Path, interval_s: float, most: int = 60) -> tuple[list[_Re
         sent = np.concatenate(parts)
         sent["host_ns"] -= begin
         sent["step"] -= first
-        drained = np.maximum.accumulate(sent["host_ns"]) // round(interval_s * 1e9)  # what a timeline stores is joined
-        batches = [_Sent(round((of + 1) * interval_s * 1e9), sent[drained == of]) for of in np.unique(drained).tolist()]
         described = [about for of, about in saved.described if of == rank and about.get("type") == "assignment"]
-        made.append(_Recording(batches, len(numbers), described))
+        made.append(_Recording(sent, len(numbers), described))
     return made, end - begin
 
 
@@ -156,16 +165,15 @@ def main(argv: Sequence[str]) -> None:
     """The senders' process: ``FILE SENDERS``; reads the endpoint from stdin, and ends with it."""
     file, ranks = Path(argv[0]), int(argv[1])
     endpoint = json.loads(sys.stdin.readline())
-    recordings, lasts_ns = _recordings(file, interval_of(ranks))
+    recordings, lasts_ns = _recordings(file)
     context: zmq.Context[Any] = zmq.Context(io_threads=1)
     senders = [_Sender(context, endpoint, rank, ranks, recordings[rank % len(recordings)]) for rank in range(ranks)]
-    # Ranks don't drain at the same moment: each has its place within the interval.
-    apart = interval_of(ranks) * 1e9 / ranks
+    interval_ns = interval_of(ranks) * 1e9
     due = sorted(
         (
-            (round(batch.at_ns + i * apart), i, batch)
+            (batch.at_ns, i, batch)
             for i, one in enumerate(senders)
-            for batch in one.recording.batches
+            for batch in one.recording.drained(interval_ns, i / ranks * interval_ns)  # not all at the same moment
         ),
         key=lambda one: one[:2],
     )
