@@ -43,17 +43,18 @@ class _Rows:
         return self._buffer[self._begin : self._end]
 
     def add(self, *columns: npt.NDArray[np.int64]) -> None:
-        if not len(columns[0]):
+        added = min(len(columns[0]), _MOST)
+        if not added:
             return
-        added = np.stack(columns, axis=1)[-_MOST:]
-        end = self._end + len(added)
+        end = self._end + added
         if end > len(self._buffer):
-            kept = self.rows[max(len(self.rows) + len(added) - _MOST, 0) :]
-            self._begin, end = 0, len(kept) + len(added)
+            kept = self.rows[max(len(self.rows) + added - _MOST, 0) :]
+            self._begin, end = 0, len(kept) + added
             larger = np.empty((min(2 * end, 2 * _MOST), kept.shape[1]), np.int64)
             larger[: len(kept)] = kept
             self._buffer = larger
-        self._buffer[end - len(added) : end] = added
+        for number, column in enumerate(columns):
+            self._buffer[end - added : end, number] = column[-added:]
         self._begin, self._end = max(self._begin, end - _MOST), end
 
 
@@ -86,14 +87,16 @@ class ActivityTable:
         events = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
         self._waiting, self._count = [], 0
         kind, at = events["kind"], events["host_ns"]
-        self._backward_ends.add(at[kind == _BACKWARD_END])
-        self._take_forwards(events, kind, at)
-        done = kind == _ACTIVITY
-        if done.any():
+        there = np.bincount(kind, minlength=256).tolist()  # how many of each kind
+        if there[_BACKWARD_END]:
+            self._backward_ends.add(at[kind == _BACKWARD_END])
+        if there[_BEGIN] or there[_END] or there[_GRADIENT]:
+            self._take_forwards(events, kind, at)
+        if there[_ACTIVITY]:
             parts = np.array([SPANS.index(one.part) if one.part in SPANS else -1 for one in places] + [-1])
-            self._take_activities(events[done], parts)
-        seen = kind == _SAMPLE
-        if seen.any():
+            self._take_activities(events[kind == _ACTIVITY], parts)
+        if there[_SAMPLE]:
+            seen = kind == _SAMPLE
             self._samples.add(at[seen], events["parameter"][seen].astype(np.int64), events["bytes"][seen])
 
     def _take_activities(self, events: npt.NDArray[np.void], parts: npt.NDArray[np.int64]) -> None:
@@ -148,7 +151,7 @@ class ActivityTable:
                 continue
             rows = rows[(rows[:, 1] > begin) & (rows[:, 0] < end)]
             if len(rows):
-                before, first, last, backward = _Covered(rows).until(moments)
+                before, first, last, backward = _covered(rows, moments)
                 made[known, number] = first - before
                 if number != _ACCUMULATION:  # what follows the last forward is no earlier one
                     made[known, number] += backward - last
@@ -186,6 +189,15 @@ def _inside(at: _Times, spans: _Times) -> npt.NDArray[np.bool_]:
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
     row = np.searchsorted(spans[:, 0], at, side="right") - 1
     return (row >= 0) & (at < np.maximum.accumulate(spans[:, 1])[row])
+
+
+def _covered(spans: _Times, moments: _Times) -> _Times:
+    """How much of the time before each moment lies in spans."""
+    if len(spans) > 1:
+        return _Covered(spans).until(moments)
+    begin, end, _ = spans[0].tolist()  # most parts of a step are one span
+    lasted: _Times = np.maximum(np.minimum(moments, end) - begin, 0)
+    return lasted
 
 
 class _Covered:
