@@ -123,7 +123,7 @@ class Refresher:
             # Keeps its distance also when woken: many wake-ups make one refresh.
             if not idle:
                 now = time.monotonic()
-                due = max(due + self._interval, now + self._interval / 4)
+                due = max(due + self._interval, now + self._interval / 8)
                 self._stopped.wait(due - now)
             else:
                 self._wake.wait(self._IDLE_SECONDS)

@@ -22,6 +22,8 @@ export class Strip {
     this.tip = new Tip();
     const listeners = { pointerdown: (event) => this.press(event), pointermove: (event) => this.move(event), pointerup: (event) => this.release(event), pointercancel: () => this.drop(), pointerleave: () => this.tip.hide(), keydown: (event) => this.key(event) };
     this.plot = element("div", { class: "ddp-strip-plot", tabindex: "0", role: "img", ...listeners }, this.canvas, this.tip.node);
+    this.width = 0; // of the plot: asking the page makes it lay itself out at once
+    new ResizeObserver(() => this.resized()).observe(this.plot);
     this.words = element("span", { class: "ddp-muted" });
     const typed = () => this.type();
     const keydown = (event) => event.key === "Enter" && typed(); // JupyterLab takes the key's own effect
@@ -53,9 +55,14 @@ export class Strip {
     this.paint();
   }
 
+  resized() {
+    this.width = Math.floor(this.plot.clientWidth);
+    this.paint();
+  }
+
   // Paints only what has changed: most pictures of a training change no pixel here.
   paint() {
-    const width = Math.floor(this.plot.clientWidth);
+    const { width } = this;
     if (!this.found || width < 40) return;
     const { found, state } = this;
     this.theme ??= readTheme(this.plot);

@@ -37,7 +37,12 @@ export class SyncView {
     this.twin = new Twin("Waiting for peers (ms)", ["rank", "by bucket", "sum"]);
     this.details = element("details", { class: "ddp-twin ddp-waits", toggle: () => this.openWaits() }, element("summary", { tabindex: "0" }, "Waiting for peers, by rank"), element("div"));
     const table = scrolled("gradient sync table", this.table.node);
-    table.addEventListener("scroll", () => this.actions.redraw());
+    this.inView = null; // the rows that can be seen: asking the page makes it lay itself out at once
+    new ResizeObserver(() => (this.inView = null)).observe(table);
+    table.addEventListener("scroll", () => {
+      this.inView = null;
+      this.actions.redraw();
+    });
     this.node = section("sync", "gradient synchronisation", "Gradient sync", this.summary, table, this.limit, this.comparison, this.details);
   }
 
@@ -57,7 +62,7 @@ export class SyncView {
     const longest = Math.max(...record.meanHidden.map((hidden, bucket) => hidden + record.meanExposed[bucket] || 0), 1e-9);
     setRows(this.table.body, record.buckets, (bucket) => this.makeRow(bucket));
     const same = inspection?.buckets ?? {};
-    const [first, last] = quick ? rowsInView(this.table.body) : [0, record.buckets];
+    const [first, last] = quick ? (this.inView ??= rowsInView(this.table.body)) : [0, record.buckets];
     [...this.table.body.rows].forEach((line, bucket) => {
       if (bucket < first || bucket > last) return;
       const { cells } = line;
