@@ -108,6 +108,11 @@ class GroupedSteps:
     late: Sequence[LateGroup] = ()
     device_step_ns: float = 0.0
 
+    @property
+    def made_by(self) -> str:
+        """The function of torch that made the groups: "fully_shard", or "replicate", which gathers nothing."""
+        return "fully_shard" if self.took[[FORWARD_UNSHARD, BACKWARD_UNSHARD]].any() else "replicate"
+
     def typical(self, values: _Values) -> _Values:
         """Medians over the steps of the least over the ranks, without waits for a late rank: ``[kinds, groups]``."""
         return np.asarray(np.median(values.min(axis=1), axis=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -33,16 +34,18 @@ class Way:
     """How a model is trained.
 
     Attributes:
-        kind: "ddp", "zero-1" or "fully_shard".
+        kind: "ddp", "zero-1", "fully_shard" or "replicate".
         groups: modules of each group.
         reshard: after the forward.
         ahead: before a group computes it asks for the next one's parameters.
+        replicas: of all parameters; more than one is HSDP.
     """
 
     kind: str
     groups: Sequence[Sequence[str]] = ()
     reshard: bool = True
     ahead: bool = False
+    replicas: int = 1
 
 
 def train(model: str, ways: Mapping[str, Way], rounds: int, steps: int, path: str) -> dict[str, Any]:
@@ -89,8 +92,8 @@ def _made(model: str, way: Way) -> tuple[Step, Callable[[], int]]:
     module, batch = WORKLOADS[model]()
     wrapped: nn.Module
     numbered: Any
-    if way.kind == "fully_shard":
-        _shard(module, way)
+    if way.kind in ("fully_shard", "replicate"):
+        _group(module, way)
         wrapped, numbered = module, observe(module)
     else:
         wrapped = numbered = DistributedDataParallel(module)
@@ -109,17 +112,25 @@ def _made(model: str, way: Way) -> tuple[Step, Callable[[], int]]:
     return step, lambda: int(numbered.model_id)
 
 
-def _shard(module: nn.Module, way: Way) -> None:
+def _group(module: nn.Module, way: Way) -> None:
+    from torch.distributed._composable.replicate_with_fsdp import replicate
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    ranks = torch.distributed.get_world_size()
+    if way.replicas > 1:
+        mesh = init_device_mesh("cpu", (way.replicas, ranks // way.replicas), mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = init_device_mesh("cpu", (ranks,))
+    apply: Callable[..., Any] = replicate
+    if way.kind == "fully_shard":
+        apply = functools.partial(fully_shard, reshard_after_forward=way.reshard)
     sharded: list[Any] = []
     for names in way.groups:
         modules = [module.get_submodule(name) for name in names]
-        fully_shard(modules, mesh=mesh, reshard_after_forward=way.reshard)
+        apply(modules, mesh=mesh)
         sharded.append(modules[0])
-    fully_shard(module, mesh=mesh)
+    (fully_shard if way.kind == "fully_shard" else replicate)(module, mesh=mesh)
     if way.ahead:
         for one, following in itertools.pairwise(sharded):
             one.register_forward_pre_hook(_asks_for(following))

@@ -1,9 +1,12 @@
-"""Simulation of a step whose parameters are sharded: torch's `fully_shard` (FSDP2), and ZeRO-1.
+"""Simulation of a step whose parameters are sharded or replicated by groups: torch's `fully_shard` (FSDP2, HSDP) and
+`replicate`, and ZeRO-1.
 
 [Note: the schedule of a sharded step]
 A step runs group by group: the forward in the order of `ShardedWorkload.order`, the backward in the reverse one. Before
 a group computes, its parameters are gathered, if they are not held: copied into a flat buffer, sent, and copied out of
-it. After its backward, its gradients are copied, sent and reduced. All collectives pass one link, one after the other.
+it. After its backward, its gradients are copied, sent and reduced. Where there are several replicas of the parameters
+(HSDP), each rank then averages its part of the gradients with the same part of the others; where no parameter is
+sharded (`replicate`), that is all. All collectives pass one link, one after the other.
 
 Who waits decides what overlaps (`waits`). ``"host"``: torch on the CPU waits inside the call of each collective. A
 gathering goes on beside the computation only if the program asked for it before the module in front computes, which is
@@ -106,9 +109,11 @@ class ShardingCosts:
         gathering: of what a rank does around an all-gather: memory, copies, Python.
         reducing: of what a rank does around a reduce-scatter.
         broadcast: of parameters, each by the rank that updates it (ZeRO-1).
+        all_reduce: of a rank's part of the gradients with those of other replicas; bytes are those of the part.
         optimizer_ns: by how much longer an update takes for each tensor that is sharded.
         contention: see [Note: the schedule of a sharded step].
-        ranks: that it was measured on.
+        ranks: that it was measured on: of one replica.
+        replicas: that `all_reduce` was measured on.
     """
 
     all_gather: Cost
@@ -116,9 +121,11 @@ class ShardingCosts:
     gathering: Cost = Cost()
     reducing: Cost = Cost()
     broadcast: Cost = Cost()
+    all_reduce: Cost = Cost()
     optimizer_ns: float = 0.0
     contention: float = 1.0
     ranks: int = 2
+    replicas: int = 2
 
     @classmethod
     def measured(cls, found: dict[str, Any]) -> ShardingCosts:
@@ -131,9 +138,11 @@ class ShardingCosts:
             gathering=gathering,
             reducing=reducing,
             broadcast=Cost.fitted(found["broadcast"]),
+            all_reduce=Cost.fitted(found["all_reduce"]),
             optimizer_ns=found["optimizer_ns"],
             contention=found["contention"],
             ranks=found["ranks"],
+            replicas=found["ranks"],
         )
 
     @classmethod
@@ -145,20 +154,22 @@ class ShardingCosts:
             ranks: world size.
             copy_ns: of a byte, into a buffer or out of it.
         """
-        half = Cost.fitted([(size, 1, float(link.time_ns(size, ranks)) / 2) for size in _SIZES])
-        half = Cost(half.fixed_ns + half.tensor_ns, 0.0, half.byte_ns, half.correction)
-        copies = Cost(byte_ns=copy_ns)
-        return cls(half, half, copies, copies, half, ranks=ranks)
+        whole = Cost.fitted([(size, 1, float(link.time_ns(size, ranks))) for size in _SIZES])
+        whole = Cost(whole.fixed_ns + whole.tensor_ns, 0.0, whole.byte_ns, whole.correction)
+        half, copies = whole.scaled(0.5), Cost(byte_ns=copy_ns)
+        return cls(half, half, copies, copies, half, whole, ranks=ranks, replicas=ranks)
 
     def scaled(self, factor: float) -> ShardingCosts:
         """Where all that groups do takes `factor` times as long."""
-        names = ("all_gather", "reduce_scatter", "gathering", "reducing")
+        names = ("all_gather", "reduce_scatter", "all_reduce", "gathering", "reducing")
         return replace(self, **{one: getattr(self, one).scaled(factor) for one in names})
 
-    def over(self, ranks: int) -> ShardingCosts:
-        """On so many ranks."""
+    def over(self, ranks: int, replicas: int = 1) -> ShardingCosts:
+        """With so many replicas of the parameters, each sharded over so many ranks."""
         names = ("all_gather", "reduce_scatter", "broadcast")
-        return replace(self, ranks=ranks, **{one: getattr(self, one).over(ranks, self.ranks) for one in names})
+        made: dict[str, Any] = {one: getattr(self, one).over(ranks, self.ranks) for one in names}
+        made["all_reduce"] = self.all_reduce.over(replicas, self.replicas)
+        return replace(self, ranks=ranks, replicas=replicas, **made)
 
 
 def _parted(whole: Sequence[GroupPoint], collective: Sequence[GroupPoint]) -> tuple[Cost, Cost]:
@@ -201,7 +212,8 @@ class Span:
     """What happens in a predicted step.
 
     Attributes:
-        what: "gather" or "reduce" (collectives), "forward", "backward" or "copies" (computation), "optimizer".
+        what: "gather", "reduce" or "all-reduce" (collectives), "forward", "backward" or "copies" (computation),
+            "optimizer".
         group: number of the group; -1: of none.
         in_backward: whether in the backward.
         begin_ns, end_ns: from when to when.
@@ -233,23 +245,29 @@ def simulate_sharded(
     costs: ShardingCosts,
     *,
     ranks: int | None = None,
+    replicas: int = 1,
     waits: str = "host",
 ) -> ShardedStep:
-    """Predicts a step with `fully_shard`.
+    """Predicts a step with `fully_shard`, or with `replicate`.
 
     Args:
         workload: what a rank computes.
         sharding: its groups.
         costs: of collectives, and what is around them.
         ranks: world size; None: as recorded.
+        replicas: how often all parameters exist: 1 for `fully_shard` on one dimension, more for HSDP, and for
+            `replicate` the world size.
         waits: one of `WAITS`.
 
     Raises:
-        ValueError: the world size is below 1, or there is no such way to wait.
+        ValueError: the world size is below 1, it is no multiple of `replicas`, or there is no such way to wait.
     """
     if waits not in WAITS:
         raise ValueError(f"waits={waits!r} is not valid; choose one of {', '.join(WAITS)}")
-    return _Schedule(workload, sharding, costs.over(_world_size(workload, ranks)), waits == "host").run()
+    ranks = _world_size(workload, ranks)
+    if replicas < 1 or ranks % replicas:
+        raise ValueError(f"{replicas} replicas of the parameters need a world size that is a multiple, got {ranks}")
+    return _Schedule(workload, sharding, costs.over(ranks // replicas, replicas), waits == "host").run()
 
 
 def _world_size(workload: ShardedWorkload, ranks: int | None) -> int:
@@ -363,17 +381,25 @@ class _Schedule:
         return cost.ns(self.size[group], len(self.groups[group]))
 
     def _gather(self, group: int, in_backward: bool, *, waits: bool) -> None:
-        self._compute("copies", group, self._tensors(self.costs.gathering, group) / 2, in_backward)
-        sent = self._send("gather", group, self._tensors(self.costs.all_gather, group), in_backward)
+        copies = self._tensors(self.costs.gathering, group)
+        took = self._tensors(self.costs.all_gather, group)
+        if not took:  # no other rank has a part of it
+            self._compute("copies", group, copies, in_backward)
+            return
+        self._compute("copies", group, copies / 2, in_backward)
+        sent = self._send("gather", group, took, in_backward)
         self.under_way[group] = sent
         if waits:
             self._wait(self.link.end_of(sent))
 
     def _reduce(self, group: int) -> None:
         self._compute("copies", group, self._tensors(self.costs.reducing, group), True)
-        sent = self._send("reduce", group, self._tensors(self.costs.reduce_scatter, group), True)
-        if self.host:
-            self._wait(self.link.end_of(sent))
+        part = self.costs.all_reduce.ns(self.size[group] / self.costs.ranks, len(self.groups[group]))
+        for what, took in (("reduce", self._tensors(self.costs.reduce_scatter, group)), ("all-reduce", part)):
+            if took:
+                sent = self._send(what, group, took, True)
+                if self.host:
+                    self._wait(self.link.end_of(sent))
 
     def _send(self, what: str, group: int, ns: float, in_backward: bool) -> int:
         return self.link.send(self.clock, ns, what, group, in_backward)

@@ -349,12 +349,13 @@ class Timeline(TimelineModel):
                 DistributedDataParallel: ``groups``, ``reshard_after_forward``, ``prefetch``, ``world_size``.
                 ``groups`` has the names of modules, as for `fully_shard`: ``"layers.*"`` makes a group of each module
                 that it fits, ``("embedding", "head")`` one group of both; what is in none of them is the root's.
-                ``prefetch`` is how many groups ahead parameters are gathered. What is left out stays as recorded; of a
+                ``prefetch`` is how many groups ahead parameters are gathered. Of a model with `replicate`: ``groups``
+                and ``world_size``. What is left out stays as recorded, also the replicas of HSDP; of a
                 DistributedDataParallel, each module with a number for a name (``layers.3``) is a group.
 
         Raises:
             ValueError: the model has no two consecutive steps; a value is not valid, or no module has such a name; the
-                model has `replicate`, or a mesh of several dimensions (HSDP).
+                model has `replicate` on a device, of which nothing tells what its forward computes.
 
         Example:
             timeline.simulate(bucket_cap_mb=5).step_ms

@@ -102,10 +102,17 @@ def _small(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
         title=f"{counted(len(small), 'parameter group')} are so small that their size hardly matters.",
         evidence=f"Collectives of a group without parameters would take {ms(line.start_ns / 1e6)} in each step; those "
         f"of {names([found.names[group] for group in small], 2)} take {ms(float(np.median(took[small])) / 1e6)}.",
-        remedy="Put several modules into one group: fully_shard([first, second]), or apply it to a module that holds "
-        "them.",
+        remedy=f"Put several modules into one group: {found.made_by}([first, second]), or apply it to a module that "
+        "holds them.",
         gain_percent=gain,
     )
+
+
+_AT_ONCE: Final = {
+    "fully_shard": "gathered at once, so no part of the model computes meanwhile, and every rank holds the whole model "
+    "at that time.",
+    "replicate": "all-reduced at once, so no part of the model computes meanwhile.",
+}
 
 
 def _one_group(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
@@ -123,9 +130,8 @@ def _one_group(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
         kind="parameter-group-too-large",
         title=f"One parameter group, {found.names[largest]}, holds {100 * found.sizes[largest] / total:.0f} % of the "
         "parameters.",
-        evidence=f"Its {size(found.sizes[largest])} are gathered at once, so no part of the model computes meanwhile, "
-        "and every rank holds the whole model at that time.",
-        remedy="Apply fully_shard() to the blocks of the model before the model itself.",
+        evidence=f"Its {size(found.sizes[largest])} are {_AT_ONCE[found.made_by]}",
+        remedy=f"Apply {found.made_by}() to the blocks of the model before the model itself.",
         gain_percent=gain,
         bucket=largest,
     )

@@ -46,7 +46,7 @@ def measure(optimizer: str = "AdamW", *, repeats: int = 8, device: torch.device 
 
     Returns:
         Lists of (bytes, tensors, ns): ``gather`` (all that comes before a forward), ``all_gather`` (that
-        alone), ``reduce`` (all that follows a backward), ``reduce_scatter``,
+        alone), ``reduce`` (all that follows a backward), ``reduce_scatter``, ``all_reduce``,
         ``broadcast`` (of ZeRO-1: until all ranks have all updates). ``optimizer_ns``: by how much longer an update
         takes for each sharded tensor; ``contention``: 0 if a collective and a computation beside it take as long as
         the longer one of them, 1 if as long as both; ``ranks``.
@@ -62,7 +62,7 @@ def measure(optimizer: str = "AdamW", *, repeats: int = 8, device: torch.device 
 
 
 def _measured(optimizer: str, repeats: int, where: torch.device) -> dict[str, Any]:
-    found: dict[str, Any] = {"gather": [], "all_gather": [], "reduce": [], "reduce_scatter": [], "broadcast": []}
+    found: dict[str, Any] = {name: [] for name in ("gather", "reduce", *_CALLS)}
     for tensors, size in GROUPS:
         step = _trained(tensors, size, where)
         count = repeats if size < _LARGE else min(repeats, _FEW)
@@ -175,6 +175,11 @@ def _reduce_scatter(_tensors: int, size: int, device: torch.device) -> float:
     return _together(lambda: dist.reduce_scatter_tensor(part, whole), device)
 
 
+def _all_reduce(_tensors: int, size: int, device: torch.device) -> float:
+    whole = torch.zeros(max(1, size // 4), device=device)
+    return _together(lambda: dist.all_reduce(whole), device)
+
+
 def _part_and_whole(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     part = torch.zeros(max(1, size // 4 // dist.get_world_size()), device=device)
     return part, torch.zeros(part.numel() * dist.get_world_size(), device=device)
@@ -191,7 +196,12 @@ def _updated(tensors: int, size: int, device: torch.device) -> float:
     return statistics.fmean([_together(optimizer.step, device) for _ in range(3)][1:])
 
 
-_CALLS: Final = {"all_gather": _all_gather, "reduce_scatter": _reduce_scatter, "broadcast": _updated}
+_CALLS: Final = {
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce,
+    "broadcast": _updated,
+}
 
 
 def _of_optimizer(name: str, repeats: int, device: torch.device) -> float:

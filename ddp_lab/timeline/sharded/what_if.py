@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardedWhatIf", "is_asked", "what_if"]
 
-_DDP, _FULLY_SHARD = "DistributedDataParallel", "fully_shard"
-_OPTIONS = {_FULLY_SHARD: ("groups", "prefetch", "reshard_after_forward", "world_size"), "zero-1": ("world_size",)}
+_DDP, _FULLY_SHARD, _REPLICATE, _ZERO_1 = "DistributedDataParallel", "fully_shard", "replicate", "zero-1"
+_OPTIONS = {
+    _FULLY_SHARD: ("groups", "prefetch", "reshard_after_forward", "world_size"),
+    _REPLICATE: ("groups", "world_size"),
+    _ZERO_1: ("world_size",),
+}
+_FROM = {_DDP: (_FULLY_SHARD, _ZERO_1), _FULLY_SHARD: (_FULLY_SHARD,), _REPLICATE: (_REPLICATE,)}
 
 
 @dataclass(frozen=True)
@@ -86,16 +91,10 @@ def what_if(
     asked = sharding or (_FULLY_SHARD if kind == _DDP else kind)
     if sharding is not None and sharding not in _OPTIONS:
         raise ValueError(f"sharding={sharding!r} is not valid; choose one of {', '.join(_OPTIONS)}")
-    if asked not in _OPTIONS or kind not in (_DDP, asked):
+    if asked not in _FROM[kind]:
         raise ValueError(
             f"{info.module} was recorded with {kind}, from which no step with {asked} can be predicted; record it with "
             f"{_DDP}, or choose another model (model=)"
-        )
-    dimensions = max([len(one.get("mesh", ())) for one in timeline.assignment(info.reducer)["buckets"]], default=0)
-    if dimensions > 1:
-        raise ValueError(
-            f"{info.module} was recorded on a mesh of {dimensions} dimensions (HSDP), of which no step can be "
-            f"predicted; record it with fully_shard on one dimension, or with {_DDP}"
         )
     given = {name: value for name, value in changes.items() if value is not None}
     if wrong := sorted(given.keys() - _OPTIONS[asked]):
@@ -104,29 +103,32 @@ def what_if(
         )
     if costs is not None and not isinstance(costs, ShardingCosts):
         raise ValueError(f"link: a step with {asked} needs ShardingCosts (Cluster.measure_sharding), got {costs!r}")
-    if kind == _FULLY_SHARD:
-        return _fully_sharded(of_groups(timeline, info.reducer, costs), given)
+    if kind != _DDP:
+        return _grouped(of_groups(timeline, info.reducer, costs), given)
     found = of_ddp(timeline, info.reducer, costs or _guessed(timeline, info.reducer))
-    if asked == _FULLY_SHARD:
-        return _fully_sharded(found, given)
+    if asked != _ZERO_1:
+        return _grouped(found, given)
     ranks = given.get("world_size")
     step = simulate_zero_1(found.workload, _ddp_step(timeline, info.reducer, ranks), found.costs, ranks)
     return ShardedWhatIf(step, found.workload, found.costs, found.step_ns / 1e6)
 
 
-def _fully_sharded(found: RecordedSharding, given: Mapping[str, Any]) -> ShardedWhatIf:
+def _grouped(found: RecordedSharding, given: Mapping[str, Any]) -> ShardedWhatIf:
+    """A step with parameter groups, which are sharded or replicated."""
     waits = "host" if found.on_host else "streams"
     known, costs, plan = found.workload, found.costs, dict(given)
-    ranks = plan.pop("world_size", None)
+    ranks = plan.pop("world_size", known.ranks)
+    replicas = ranks if found.replicas == known.ranks > 1 else found.replicas
     if found.sharding is None:
         plan.setdefault("groups", numbered_modules(known.names))
     else:  # what is recorded is predicted as it was, see [Note: the anchor]
-        replayed = simulate_sharded(known, found.sharding, costs, waits=waits)
+        replayed = simulate_sharded(known, found.sharding, costs, replicas=found.replicas, waits=waits)
         factor = (found.step_ns - replayed.other_ns) / max(replayed.step_ns - replayed.other_ns, 1.0)
         known, costs = known.scaled(factor), costs.scaled(factor)
     if "groups" in plan:
         plan["groups"] = groups_by_name(known.names, plan["groups"])
-    step = simulate_sharded(known, replace(found.sharding or Sharding(), **plan), costs, ranks=ranks, waits=waits)
+    how = replace(found.sharding or Sharding(), **plan)
+    step = simulate_sharded(known, how, costs, ranks=ranks, replicas=replicas, waits=waits)
     return ShardedWhatIf(step, known, costs, found.step_ns / 1e6)
 
 

@@ -1,4 +1,4 @@
-"""The input of the simulator of sharded steps from a timeline: of a DistributedDataParallel, or of `fully_shard`.
+"""The input of the simulator of sharded steps from a timeline: of a DistributedDataParallel, or of parameter groups.
 
 [Note: a sharded step from a step of DDP]
 What a DDP run records holds what each part of a model computes: gradients come one after the other, and the time
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...analysis.parameter_groups import (
+    ALL_REDUCE,
     BACKWARD,
     BACKWARD_UNSHARD,
     FORWARD,
@@ -52,6 +53,7 @@ class RecordedSharding:
         sharding: how it is sharded; None: it is replicated.
         step_ns: typical time of the recorded steps.
         on_host: whether it ran on the CPU.
+        replicas: how often all parameters exist, see `simulate_sharded`.
     """
 
     workload: ShardedWorkload
@@ -59,6 +61,7 @@ class RecordedSharding:
     sharding: Sharding | None
     step_ns: float
     on_host: bool
+    replicas: int = 1
 
 
 def of_ddp(timeline: TimelineModel, reducer: int | None, costs: ShardingCosts) -> RecordedSharding:
@@ -102,7 +105,7 @@ def _optimizer_ns(steps: SideBySide) -> float:
 
 
 def of_groups(timeline: TimelineModel, reducer: int | None, costs: ShardingCosts | None) -> RecordedSharding:
-    """Of a model with `fully_shard`.
+    """Of a model with `fully_shard` or `replicate`.
 
     Args:
         timeline: the recording.
@@ -115,25 +118,43 @@ def of_groups(timeline: TimelineModel, reducer: int | None, costs: ShardingCosts
     collectives = [one for _, one in parts]
     step_ns, before_ns = _host_steps(steps) if not collectives[0].on_device else _device_steps(collectives)
     rows = _usual(collectives, step_ns)
-    shown = _costs(layout, steps, collectives, rows)
+    replicas, ranks = _mesh(description)
+    shown = _costs(layout, steps, collectives, rows, (replicas, ranks))
     if costs is not None:
-        here = costs.over(len(description["group_ranks"]))
+        here = costs.over(ranks, replicas)
         scaled: dict[str, Any] = {name: _scaled(getattr(here, name), points) for name, points in shown.items()}
         found = replace(here, optimizer_ns=0.0, **scaled)  # the recorded rest of the step has it
     else:
-        gathers, scatters, around = (_line(points) for points in shown.values())
-        found = ShardingCosts(gathers, scatters, around, around, ranks=len(description["group_ranks"]))
+        gathers, scatters, reduces, around = (_line(points) for points in shown.values())
+        found = ShardingCosts(gathers, scatters, around, around, all_reduce=reduces, ranks=ranks, replicas=replicas)
     own = _computed(layout, collectives, rows)
+    if ranks == 1:
+        if collectives[0].on_device:
+            raise ValueError(
+                f"{description['module']} has replicate and runs on a device, which records nothing of its forward: "
+                "record it with DistributedDataParallel or fully_shard to predict its step"
+            )
+        _add_what_no_collective_precedes(own, description, steps, collectives, rows)
     again = set(collectives[0].group[collectives[0].kind == BACKWARD_UNSHARD].tolist())
     for number, one in enumerate(layout):
         size, tensors = float(one["unsharded_bytes"]), len(one["parameters"])
-        copies = found.gathering.ns(size, tensors)
+        copies = found.gathering.ns(size, tensors) * (1.0 if ranks > 1 else 0.5)
         own[0, :, :, number] -= copies
         own[1, :, :, number] -= found.reducing.ns(size, tensors) + copies * (number in again)
     before = float(before_ns[rows].mean())
     made = replace(_workload(description, collectives[0], np.maximum(own, 0.0)), other_ns=before)
     how, on_host = _sharding(description, collectives[0]), not collectives[0].on_device
-    return RecordedSharding(made, found, how, float(step_ns[rows].mean()), on_host)
+    return RecordedSharding(made, found, how, float(step_ns[rows].mean()), on_host, replicas)
+
+
+def _mesh(description: Mapping[str, Any]) -> tuple[int, int]:
+    """How often all parameters exist, and over how many ranks each is sharded."""
+    ranks = len(description["group_ranks"])
+    if description["kind"] == "replicate":
+        return ranks, 1
+    mesh = [int(one["size"]) for one in description["buckets"][0].get("mesh", ())]
+    replicas = mesh[0] if len(mesh) > 1 else 1
+    return replicas, ranks // replicas
 
 
 def _host_steps(steps: SideBySide) -> tuple[_Floats, _Floats]:
@@ -181,6 +202,7 @@ def _workload(description: Mapping[str, Any], found: ModelCollectives, own: _Flo
         of = list(one["parameters"])
         by_parameter[..., of] = own[..., number, None] * (sizes[of] / max(int(sizes[of].sum()), 1))
     first = found.group[found.kind == FORWARD_UNSHARD].tolist()
+    first = first or found.group[found.kind == ALL_REDUCE][::-1].tolist()  # of the last step, the last group first
     groups = list(dict.fromkeys([*first, *range(len(layout))]))
     return ShardedWorkload(
         names=tuple(str(one["name"]) for one in parameters),
@@ -202,6 +224,7 @@ def _sharding(description: Mapping[str, Any], found: ModelCollectives) -> Shardi
         ParameterGroup((one["name"],), tuple(one["parameters"])) for number, one in enumerate(layout) if number != root
     )
     reshard = any(one.get("reshard_after_forward", True) for number, one in enumerate(layout) if number != root)
+    reshard = reshard and description["kind"] != "replicate"
     ahead = found.goes_on & found.ahead & (found.kind == FORWARD_UNSHARD)
     return Sharding(groups, reshard, 1 if ahead.any() else None)
 
@@ -217,25 +240,65 @@ def _computed(layout: Sequence[Mapping[str, Any]], by_rank: Sequence[ModelCollec
     return made
 
 
-def _costs(
-    layout: Sequence[Mapping[str, Any]], steps: SideBySide, by_rank: Sequence[ModelCollectives], rows: Sequence[int]
-) -> dict[str, list[GroupPoint]]:
-    """Bytes, tensors and ns of each group's all-gather, reduce-scatter and what is around the latter.
+def _add_what_no_collective_precedes(
+    own: _Floats,
+    description: Mapping[str, Any],
+    steps: SideBySide,
+    by_rank: Sequence[ModelCollectives],
+    rows: Sequence[int],
+) -> None:
+    """The forward, and the backward of the group that is reduced first, of a model that gathers nothing.
 
-    A collective takes as long as on the rank that enters it last: the others wait for that one.
+    Args:
+        own: shape ``[2, ranks, steps, groups]``: what is done between collectives, in ns; is written to.
     """
-    found: dict[str, list[GroupPoint]] = {"all_gather": [], "reduce_scatter": [], "reducing": []}
+    forward = (steps.field("forward_end") - steps.field("forward_begin"))[:, rows]
+    begin = steps.field("backward_begin")[:, rows]
+    for rank, one in enumerate(by_rank):
+        for place, row in enumerate(rows):
+            first = np.flatnonzero(one.row == row)[0]
+            own[1, rank, place, one.group[first]] += max(int(one.met[first]) - int(begin[rank, place]), 0)
+    backward = own[1].sum(axis=-1, keepdims=True)
+    own[0] = forward[..., None] * own[1] / np.maximum(backward, 1.0)  # in the same proportion
+
+
+_OF_KIND = {
+    "all_gather": (FORWARD_UNSHARD, BACKWARD_UNSHARD),
+    "reduce_scatter": (REDUCE_SCATTER,),
+    "all_reduce": (ALL_REDUCE,),
+}
+
+
+def _costs(
+    layout: Sequence[Mapping[str, Any]],
+    steps: SideBySide,
+    by_rank: Sequence[ModelCollectives],
+    rows: Sequence[int],
+    mesh: tuple[int, int],
+) -> dict[str, list[GroupPoint]]:
+    """Bytes, tensors and ns of each group's collectives, and of what is around its reduction.
+
+    A collective takes as long as on the rank that enters it last: the others in its process group wait for that one.
+
+    Args:
+        mesh: numbers of replicas, and of ranks in each.
+    """
+    found: dict[str, list[GroupPoint]] = {**{name: [] for name in _OF_KIND}, "reducing": []}
     ready, reduced = (steps.bucket(name, len(layout))[:, rows] for name in ("ready", "reduced"))
     whole = np.where(ready > 0, reduced - ready, 0)
     for number, one in enumerate(layout):
         size, tensors = float(one["unsharded_bytes"]), len(one["parameters"])
-        for name, kinds in (("all_gather", (FORWARD_UNSHARD, BACKWARD_UNSHARD)), ("reduce_scatter", (REDUCE_SCATTER,))):
-            took = np.stack([_took(of, number, kinds, rows) for of in by_rank])
+        around = whole[:, :, number].astype(np.float64)
+        for name, kinds in _OF_KIND.items():
+            took = np.stack([_took(of_rank, number, kinds, rows) for of_rank in by_rank])
             if took.size:
-                found[name].append((size, tensors, float(took.min(axis=0).mean())))
-            if name == "reduce_scatter" and took.shape[1] == len(rows) and not by_rank[0].on_device:
-                around = float((whole[:, :, number] - took.reshape(whole.shape[:2])).mean())
-                found["reducing"].append((size, tensors, max(around, 0.0)))
+                between_replicas = name == "all_reduce"
+                met = took.reshape(*mesh, -1).min(axis=0 if between_replicas else 1)
+                found[name].append((size / mesh[1] if between_replicas else size, tensors, float(met.mean())))
+            if name != "all_gather" and took.shape[1] == len(rows):
+                around -= took
+        if not by_rank[0].on_device and (ready[:, :, number] > 0).all():
+            found["reducing"].append((size, tensors, max(float(around.mean()), 0.0)))
     return found
 
 

@@ -125,12 +125,16 @@ def test_sharded_steps_are_scored() -> None:
     found = what_if_sharding.measure(["conv_net"], 2, 2, 3)
     ways = {(one["source"], one["way"]) for one in found["ways"]}
     grouped = {"merged", "whole", "kept", "ahead"}
-    assert ways == {("DDP", one) for one in ("zero-1", "each", *grouped)} | {("fully_shard", one) for one in grouped}
+    assert ways == {
+        *{("DDP", one) for one in ("zero-1", "each", *grouped)},
+        *{("fully_shard", one) for one in grouped},
+        ("replicate", "copies merged"),
+    }
     assert min(min(one["predicted"], one["measured"]) for one in found["ways"]) > 0
     assert found["errors"]["DDP"]["all"]["cells"] == 6
     assert found["best"][0]["way"] in grouped
     assert found["best"][0]["cost"] >= 0
-    assert "from DDP: all      6 steps: error" in what_if_sharding.table(found)
+    assert "from DDP: all             6 steps: error" in what_if_sharding.table(found)
 
 
 def _groups_of_torch(rank: int, size: int, patterns: list[Any]) -> list[list[str]]:

@@ -208,6 +208,18 @@ def test_groups(two: Callable[..., list[Any]], four: Callable[..., list[Any]], k
     for rank, found in parts.by_rank.items():
         whole = later[(later["rank"] == rank)]["step_ms"].tail(parts.steps).mean() / 1e3
         assert sum(found.values()) == pytest.approx(whole, rel=0.02), found
+    _check_what_if(timeline, gathers > 0, kind != "shard")
+
+
+def _check_what_if(timeline: Timeline, gathers: bool, reduces: bool) -> None:
+    """Its own step comes back, of the collectives that it has; groups can be joined."""
+    same, whole = timeline.simulate(), timeline.simulate(groups=[])
+    assert same.step_ms == pytest.approx(same.recorded_ms)
+    what = [one.what for one in same.prediction.spans]
+    assert (what.count("gather"), what.count("reduce")) == ((7, 4) if gathers else (0, 0))  # the root stays gathered
+    assert what.count("all-reduce") == 4 * reduces
+    assert [len(one.prediction.groups) for one in (same, whole)] == [4, 1]
+    assert whole.step_ms > 0
 
 
 def _variants(rank: int, size: int, which: str) -> Recorded:
@@ -485,24 +497,28 @@ class Widths(nn.Module):
         return x
 
 
-def _sized(rank: int, size: int, widths: list[int], whole: bool) -> Recorded:
+def _sized(rank: int, size: int, widths: list[int], whole: bool, made_by: str) -> Recorded:
     """A model of these widths, with each layer in a group of its own, or all in one."""
+    from torch.distributed._composable.replicate_with_fsdp import replicate
     from torch.distributed.fsdp import fully_shard
 
     import ddp_lab
+
+    group = {"fully_shard": fully_shard, "replicate": replicate}[made_by]
 
     found: list[Recorded] = []
     with recorded(found):
         net = Widths(widths)
         for layer in net.layers if not whole else ():
-            fully_shard(layer)
-        fully_shard(net)
+            group(layer)
+        group(net)
         ddp_lab.observe(net)
         for step in range(12):
             net(batch(rank, step)).sum().backward()
     return found[0]
 
 
+@pytest.mark.parametrize("made_by", ["fully_shard", "replicate"])
 @pytest.mark.parametrize(
     ("widths", "whole", "kind"),
     [
@@ -510,13 +526,16 @@ def _sized(rank: int, size: int, widths: list[int], whole: bool) -> Recorded:
         ([512] * 5, True, "parameter-group-too-large"),
     ],
 )
-def test_sizes_of_groups(two: Callable[..., list[Any]], widths: list[int], whole: bool, kind: str) -> None:
+def test_sizes_of_groups(
+    two: Callable[..., list[Any]], widths: list[int], whole: bool, kind: str, made_by: str
+) -> None:
     """Many tiny groups, and one that holds the whole model, are findings with a gain; neither is both."""
-    timeline, rows = rows_of(two(_sized, widths, whole))
+    timeline, rows = rows_of(two(_sized, widths, whole, made_by))
     found = {one.kind: one for one in timeline.findings(int(rows["reducer"].iloc[0]))}
     sizes = {one for one in found if one.startswith("parameter-group")}
     assert sizes == {kind}, timeline.summary()
     assert 0.5 < found[kind].gain_percent < 100
+    assert f"{made_by}(" in found[kind].remedy
 
 
 def _failing(rank: int, size: int) -> Recorded:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,34 +59,38 @@ def recorded(
     mesh: tuple[int, ...] = (2,),
     idle: int = 0,
 ) -> Timeline:
-    """Two ranks with three parameter groups.
+    """Ranks with three parameter groups: as many as the mesh has.
 
     Args:
         steps: how many.
         backend, device: of all collectives.
         late: ms that rank 1 computes longer in the forward of blocks.0; the others then wait that long.
         evaluates: there is an all-gather of an evaluation in each step.
-        kind, mesh: of the model; with two dimensions, blocks.1 is all-reduced after its reduce-scatter.
+        kind, mesh: of the model; with two dimensions, blocks.1 is all-reduced after its reduce-scatter, and with
+            "replicate" all groups are all-reduced, and that alone.
         idle: so many more groups, which never communicate.
     """
     timeline = Timeline()
     collectives = USUAL
     if evaluates:
         collectives = (Collective(GATHER, "evaluation", 1, 0.2, 0.8, (0.2, 0.8)), *USUAL)
-    if len(mesh) > 1:
+    if kind == "replicate":
+        collectives = tuple(replace(one, operation=REDUCE) for one in USUAL if one.operation == SCATTER)
+    elif len(mesh) > 1:
         collectives = (*collectives, Collective(REDUCE, "reduction", 2, 67, 70, (67, 70)))
-    for rank in range(2):
+    ranks = math.prod(mesh)
+    for rank in range(ranks):
         for one in [
             _model(device, kind, mesh, idle),
-            {"type": "group", "index": 0, "name": "0", "ranks": [0, 1], "backend": backend},
+            {"type": "group", "index": 0, "name": "0", "ranks": list(range(ranks)), "backend": backend},
         ]:
             timeline.describe(rank, {**one, "session": 1})
         for index, one in enumerate(collectives):
             call = {"type": "call", "index": index, "operation": one.operation, "use": one.use, "session": 1}
             timeline.describe(rank, {**call, "reducer": 0, "bucket": one.group})
-    sent = [0, 0]
+    sent = [0] * ranks
     for first in range(0, steps, _PIECE):  # as they arrive from ranks that run
-        for rank in range(2):
+        for rank in range(ranks):
             rows = []
             for step in range(first, min(steps, first + _PIECE)):
                 rows += _step(step * (STEP + late), step, collectives, late, late if rank == 1 else 0.0)
@@ -104,7 +109,8 @@ def _model(device: str, kind: str = "fully_shard", mesh: tuple[int, ...] = (2,),
     ]
     kept = {"bytes": SIZE, "shape": [SIZE // 4], "numel": SIZE // 4, "dtype": "float32", "device": device}
     parameters = [{"index": number, "name": f"{name}.weight", **kept} for number, name in enumerate(names)]
-    made = {"type": "assignment", "kind": kind, "reducer": 0, "generation": 0, "group_ranks": [0, 1]}
+    made = {"type": "assignment", "kind": kind, "reducer": 0, "generation": 0}
+    made["group_ranks"] = list(range(math.prod(mesh)))
     return {**made, "module": "Net", "rebuilt": False, "parameters": parameters, "buckets": layout}
 
 
@@ -225,12 +231,13 @@ STREAMED = (
 WAITED = 2 + 3 + 0.1 + 4 + 0.1 + 0.1 + 2 + 4
 
 
-def streamed(*, steps: int = 8, late: float = 0.0) -> Timeline:
+def streamed(*, steps: int = 8, late: float = 0.0, kind: str = "fully_shard") -> Timeline:
     """The same on devices, whose hosts are far ahead of them.
 
     Args:
         steps: how many.
         late: ms that rank 1 computes longer in the forward of blocks.0; the other one waits before its backward.
+        kind: of the model.
     """
     timeline = Timeline()
     for rank in range(2):
@@ -240,7 +247,7 @@ def streamed(*, steps: int = 8, late: float = 0.0) -> Timeline:
             | {"bucket": one.group}
             for one in STREAMED
         ]
-        for described in [_model("cuda:0"), group, *calls]:
+        for described in [_model("cuda:0", kind), group, *calls]:
             timeline.describe(rank, {**described, "session": 1})
         events = np.concatenate([_streamed_step(step, late, rank) for step in range(steps)])
         events["sequence"] = np.arange(len(events))

@@ -10,7 +10,7 @@ from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.simulation.sharding import Cost, ShardingCosts
 from ddp_lab.timeline.timeline import Timeline
 from tests.training_events import Training
-from tests.unit.timeline.test_parameter_groups import NAMES, STEP, recorded, streamed
+from tests.unit.timeline.test_parameter_groups import NAMES, SIZE, STEP, recorded, streamed
 
 EACH = ["blocks.*"]
 
@@ -50,6 +50,32 @@ def test_changes_have_their_effect() -> None:
     assert [len(one) for one in whole.prediction.groups] == [len(NAMES)]
 
 
+def test_two_dimensions() -> None:
+    """HSDP is predicted as it was, and in larger groups; its part of the gradients is all-reduced."""
+    timeline = recorded(mesh=(2, 2))
+    found = timeline.simulate()
+    assert found.step_ms == pytest.approx(STEP)
+    assert {one.what for one in found.prediction.spans} >= {"gather", "reduce", "all-reduce"}
+    reduced, scattered = found.costs.all_reduce.ns(SIZE / 2, 1), found.costs.reduce_scatter.ns(SIZE, 1)
+    assert reduced / scattered == pytest.approx(3 / 5)  # a part in 3 ms; the whole in 6, 5 and 1, of which the median
+    assert timeline.simulate(groups=[]).step_ms < found.step_ms < timeline.simulate(world_size=8).step_ms
+    with pytest.raises(ValueError, match="2 replicas of the parameters need a world size that is a multiple, got 3"):
+        timeline.simulate(world_size=3)
+
+
+def test_replicated_groups() -> None:
+    """`replicate` is predicted as it was, in larger groups, and on more ranks."""
+    timeline = recorded(kind="replicate")
+    found = timeline.simulate()
+    assert found.step_ms == pytest.approx(STEP)
+    forward, backward, reduced = 35 - 0.9, (60 - 39) + (80 - 66) + (90 - 85), 3 * 5  # equal groups: the median of all
+    scale = (STEP - 0.9) / (forward + backward + reduced)  # what is in none of them belongs to all of them
+    named = ("forward", "compute", "exposed", "hidden")
+    assert [found.breakdown[name] / scale for name in named] == pytest.approx([forward, backward, reduced, 0])
+    whole, more = timeline.simulate(groups=[]), timeline.simulate(world_size=8)
+    assert whole.breakdown["exposed"] < found.breakdown["exposed"] < more.breakdown["exposed"]
+
+
 def test_zero_1_on_more_ranks_has_their_all_reduces() -> None:
     """ZeRO-1 adds broadcasts to a step of DDP with as many ranks, and saves work of the optimizer."""
     timeline, training = Timeline(), Training(2, 3, forward_ms=1.0)
@@ -78,7 +104,8 @@ def test_measured_costs_have_the_recorded_height() -> None:
         ({"bucket_cap_mb": 5}, "bucket_cap_mb: not an option of a step with fully_shard; those are groups, prefetch"),
         ({"without_rank": 1}, "without_rank: not an option"),
         ({"sharding": "zero-1"}, "Net was recorded with fully_shard, from which no step with zero-1 can be"),
-        ({"sharding": "zero-3"}, "sharding='zero-3' is not valid; choose one of fully_shard, zero-1"),
+        ({"sharding": "replicate"}, "Net was recorded with fully_shard, from which no step with replicate can be"),
+        ({"sharding": "zero-3"}, "sharding='zero-3' is not valid; choose one of fully_shard, replicate, zero-1"),
         ({"prefetch": -1}, "prefetch must be at least 0"),
         ({"link": CommModel(0, 1)}, "needs ShardingCosts"),
     ],
@@ -89,7 +116,9 @@ def test_refusals(what: dict[str, Any], reason: str) -> None:
         recorded().simulate(**what)
     with pytest.raises(ValueError, match="a model with fully_shard has no buckets"):
         recorded().workload()
-    with pytest.raises(ValueError, match=r"recorded on a mesh of 2 dimensions \(HSDP\), of which no step can"):
-        recorded(mesh=(2, 2)).simulate()
+    with pytest.raises(ValueError, match="prefetch: not an option of a step with replicate; those are groups, world_"):
+        recorded(kind="replicate").simulate(prefetch=1)
+    with pytest.raises(ValueError, match="Net has replicate and runs on a device, which records nothing of its forw"):
+        streamed(kind="replicate").simulate()
     with pytest.raises(ValueError, match="no step has been recorded"):
         Timeline().simulate(sharding="fully_shard")
