@@ -45,7 +45,7 @@ export class Panels {
         this.legend = makeLegend();
         this.heading = element("span");
         this.timeline = timeline;
-        this.nodes.timeline = element("section", { class: "ddp-left", "aria-label": "bucket timeline" }, element("h4", {}, this.heading, badge), this.legend, timeline.node);
+        this.nodes.timeline = element("section", { class: "ddp-left", "aria-label": "timeline" }, element("h4", {}, this.heading, badge), this.legend, timeline.node);
       } else {
         const [View] = DRAWN[name];
         this.views[name] = new View(actions);

@@ -22,7 +22,7 @@ export class TimelineView {
     this.actions = actions;
     this.facts = facts;
     this.marks = marks;
-    this.canvas = element("canvas", { role: "img", "aria-label": "bucket timeline" });
+    this.canvas = element("canvas", { role: "img", "aria-label": "timeline" });
     this.spacer = element("div", { class: "ddp-spacer" }, this.canvas);
     this.room = null; // the size of the scrolled part, read once: reading it costs a layout of the page
     this.scroller = element(
@@ -32,7 +32,7 @@ export class TimelineView {
         tabindex: "0",
         role: "application",
         "aria-label":
-          "Bucket timeline. Up and down: bucket. Left and right: rank. Enter: details. Page up and down: step. Plus, minus, 0: zoom. Shift and left or right: pan.",
+          "Timeline. Up and down: bucket or parameter group. Left and right: rank. Enter: details. Page up and down: step. Plus, minus, 0: zoom. Shift and left or right: pan.",
       },
       this.spacer,
     );
