@@ -24,11 +24,12 @@ import os
 import pickle
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeVar
 
 from ..telemetry import Telemetry
 from . import cell
@@ -39,9 +40,11 @@ _PARENT = "ddp_lab_cell"  # type of the message that a cell's outputs refer to
 _OUTPUTS = {"stream", "display_data", "execute_result", "update_display_data", "clear_output", "error", QUESTION}
 _DELIMITER = b"<IDS|MSG>"
 _FLUSH_S = 10.0  # at most, as ipykernel's own
+_AGAIN_S = 0.1
 _PIECE = 32 << 20  # bytes of a frame; the client refuses larger ones
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class Delivery:
@@ -88,7 +91,7 @@ class Delivery:
             report["blob"] = pickle.dumps(function(*args, **kwargs))
         except BaseException as error:  # noqa: BLE001  the client waits for a reply, whatever happens
             report["outside"] = _failure(error)
-        self._reply(message["call"], report)
+        _with_memory(lambda: self._reply(message["call"], report))
 
     def _comm(self, message: Mapping[str, Any]) -> None:
         """Gives a widget what the page says."""
@@ -110,11 +113,11 @@ class Delivery:
         try:
             report = _report(message)
         except BaseException as error:  # noqa: BLE001  the client waits for a reply, whatever happens
+            failure = error
             _log.warning("cell %s: the request failed", cell_id, exc_info=True)
-            report = {"outside": _failure(error)}
-        self._files.drain()
-        self._flush()
-        self._reply(cell_id, report)
+            report = _with_memory(lambda: {"outside": _failure(failure)})
+        for send in (self._files.drain, self._flush, lambda: self._reply(cell_id, report)):
+            _with_memory(send)
 
     def _flush(self) -> None:
         """Sends the text of both streams. Their own `flush` would wait for the publisher's thread once for each."""
@@ -124,9 +127,10 @@ class Delivery:
         sent.wait(_FLUSH_S)
 
     def _reply(self, cell_id: str, report: dict[str, Any]) -> None:
-        blob = memoryview(report.pop("blob", None) or b"")
+        blob = memoryview(report.get("blob") or b"")
         pieces = [bytes(blob[start : start + _PIECE]) for start in range(0, len(blob), _PIECE)]
-        self._telemetry.send_cell(cell_id, "reply", json.dumps(report).encode(), *pieces)
+        told = {name: value for name, value in report.items() if name != "blob"}
+        self._telemetry.send_cell(cell_id, "reply", json.dumps(told).encode(), *pieces)
 
     # Outputs
 
@@ -159,6 +163,15 @@ class Delivery:
                 self._comms.add(comm_id)
             return ("", kind, content, metadata, *buffers) if comm_id in self._comms else None
         return (refers["msg_id"], kind, content) if ours and kind in _OUTPUTS else None
+
+
+def _with_memory(call: Callable[[], _T]) -> _T:
+    """Calls a part of a reply, for which the client waits; where there is no memory left, once there is."""
+    while True:
+        try:
+            return call()
+        except MemoryError:
+            time.sleep(_AGAIN_S)
 
 
 def _parent(cell_id: str) -> dict[str, Any]:
