@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -118,19 +117,15 @@ def _group(module: nn.Module, way: Way) -> None:
     from torch.distributed.fsdp import fully_shard
 
     ranks = torch.distributed.get_world_size()
-    if way.replicas > 1:
-        mesh = init_device_mesh("cpu", (way.replicas, ranks // way.replicas), mesh_dim_names=("replicate", "shard"))
-    else:
-        mesh = init_device_mesh("cpu", (ranks,))
-    apply: Callable[..., Any] = replicate
-    if way.kind == "fully_shard":
-        apply = functools.partial(fully_shard, reshard_after_forward=way.reshard)
+    mesh = init_device_mesh("cpu", (way.replicas, ranks // way.replicas) if way.replicas > 1 else (ranks,))
+    shards = way.kind == "fully_shard"
+    make: Callable[..., Any] = fully_shard if shards else replicate
     sharded: list[Any] = []
     for names in way.groups:
         modules = [module.get_submodule(name) for name in names]
-        apply(modules, mesh=mesh)
+        make(modules, mesh=mesh, **({"reshard_after_forward": way.reshard} if shards else {}))
         sharded.append(modules[0])
-    (fully_shard if way.kind == "fully_shard" else replicate)(module, mesh=mesh)
+    make(module, mesh=mesh)
     if way.ahead:
         for one, following in itertools.pairwise(sharded):
             one.register_forward_pre_hook(_asks_for(following))

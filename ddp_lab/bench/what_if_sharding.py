@@ -2,8 +2,9 @@
 
 Two ranks or more train each model as DistributedDataParallel, with ZeRO-1, and with `fully_shard` and `replicate` in
 several groupings, in turns; an even number of at least four also with `fully_shard` on two replicas (HSDP). What
-sharding costs is measured before, without the models. Every way is predicted from the recorded steps of DDP, and every
-grouping from those of one grouping with `fully_shard`, `replicate` and HSDP, too. No step of what is predicted is used.
+sharding costs is measured before, without the models. ZeRO-1 and `fully_shard` are predicted from the recorded steps of
+DDP; of `fully_shard`, HSDP and `replicate` each the other groupings from those with a group for each layer. No step of
+what is predicted is used.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ def measure(models: Sequence[str], ranks: int, rounds: int, steps: int) -> dict[
 
     Returns:
         ``ways`` (model, way, source: of `_FROM`, measured and predicted ms, error), ``errors`` (by source and way:
-        cells, median, worst), ``best`` (by model: the grouping that is predicted to be the fastest from `_KNOWN`, and
-        how much longer it takes than the one that was measured to be), ``seconds``.
+        cells, median, worst), ``best`` (by model: the grouping with `fully_shard` that is predicted to be the
+        fastest from another one, and how much longer it takes than the one that was measured to be), ``seconds``.
     """
     began = time.monotonic()
     cells: list[dict[str, Any]] = []

@@ -109,10 +109,10 @@ class ShardingCosts:
         gathering: of what a rank does around an all-gather: memory, copies, Python.
         reducing: of what a rank does around a reduce-scatter.
         broadcast: of parameters, each by the rank that updates it (ZeRO-1).
-        all_reduce: of a rank's part of the gradients with those of other replicas; bytes are those of the part.
         optimizer_ns: by how much longer an update takes for each tensor that is sharded.
         contention: see [Note: the schedule of a sharded step].
         ranks: that it was measured on: of one replica.
+        all_reduce: of a rank's part of the gradients with those of other replicas; bytes are those of the part.
         replicas: that `all_reduce` was measured on.
     """
 
@@ -121,10 +121,10 @@ class ShardingCosts:
     gathering: Cost = Cost()
     reducing: Cost = Cost()
     broadcast: Cost = Cost()
-    all_reduce: Cost = Cost()
     optimizer_ns: float = 0.0
     contention: float = 1.0
     ranks: int = 2
+    all_reduce: Cost = Cost()
     replicas: int = 2
 
     @classmethod
@@ -157,7 +157,7 @@ class ShardingCosts:
         whole = Cost.fitted([(size, 1, float(link.time_ns(size, ranks))) for size in _SIZES])
         whole = Cost(whole.fixed_ns + whole.tensor_ns, 0.0, whole.byte_ns, whole.correction)
         half, copies = whole.scaled(0.5), Cost(byte_ns=copy_ns)
-        return cls(half, half, copies, copies, half, whole, ranks=ranks, replicas=ranks)
+        return cls(half, half, copies, copies, half, ranks=ranks, all_reduce=whole, replicas=ranks)
 
     def scaled(self, factor: float) -> ShardingCosts:
         """Where all that groups do takes `factor` times as long."""

@@ -118,7 +118,7 @@ def _grouped(found: RecordedSharding, given: Mapping[str, Any]) -> ShardedWhatIf
     waits = "host" if found.on_host else "streams"
     known, costs, plan = found.workload, found.costs, dict(given)
     ranks = plan.pop("world_size", known.ranks)
-    replicas = ranks if found.replicas == known.ranks > 1 else found.replicas
+    replicas = ranks if found.replicas == known.ranks > 1 else found.replicas  # those of `replicate` are all ranks
     if found.sharding is None:
         plan.setdefault("groups", numbered_modules(known.names))
     else:  # what is recorded is predicted as it was, see [Note: the anchor]

@@ -9,6 +9,7 @@ the copies back.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -279,6 +280,7 @@ def _costs(
     """Bytes, tensors and ns of each group's collectives, and of what is around its reduction.
 
     A collective takes as long as on the rank that enters it last: the others in its process group wait for that one.
+    Where ranks were not recorded, all others count as one group.
 
     Args:
         mesh: numbers of replicas, and of ranks in each.
@@ -286,6 +288,7 @@ def _costs(
     found: dict[str, list[GroupPoint]] = {**{name: [] for name in _OF_KIND}, "reducing": []}
     ready, reduced = (steps.bucket(name, len(layout))[:, rows] for name in ("ready", "reduced"))
     whole = np.where(ready > 0, reduced - ready, 0)
+    shape = mesh if len(by_rank) == math.prod(mesh) else (1, len(by_rank))
     for number, one in enumerate(layout):
         size, tensors = float(one["unsharded_bytes"]), len(one["parameters"])
         around = whole[:, :, number].astype(np.float64)
@@ -293,7 +296,7 @@ def _costs(
             took = np.stack([_took(of_rank, number, kinds, rows) for of_rank in by_rank])
             if took.size:
                 between_replicas = name == "all_reduce"
-                met = took.reshape(*mesh, -1).min(axis=0 if between_replicas else 1)
+                met = took.reshape(*shape, -1).min(axis=0 if between_replicas and shape == mesh else 1)
                 found[name].append((size / mesh[1] if between_replicas else size, tensors, float(met.mean())))
             if name != "all_gather" and took.shape[1] == len(rows):
                 around -= took

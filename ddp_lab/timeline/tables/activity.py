@@ -151,7 +151,7 @@ class ActivityTable:
                 continue
             rows = rows[(rows[:, 1] > begin) & (rows[:, 0] < end)]
             if len(rows):
-                before, first, last, backward = _covered(rows, moments)
+                before, first, last, backward = _time_in(rows, moments)
                 made[known, number] = first - before
                 if number != _ACCUMULATION:  # what follows the last forward is no earlier one
                     made[known, number] += backward - last
@@ -191,7 +191,7 @@ def _inside(at: _Times, spans: _Times) -> npt.NDArray[np.bool_]:
     return (row >= 0) & (at < np.maximum.accumulate(spans[:, 1])[row])
 
 
-def _covered(spans: _Times, moments: _Times) -> _Times:
+def _time_in(spans: _Times, moments: _Times) -> _Times:
     """How much of the time before each moment lies in spans."""
     if len(spans) > 1:
         return _Covered(spans).until(moments)

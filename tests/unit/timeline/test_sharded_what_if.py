@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ddp_lab.protocol.events import Batch
 from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.simulation.sharding import Cost, ShardingCosts
 from ddp_lab.timeline.timeline import Timeline
@@ -74,6 +75,18 @@ def test_replicated_groups() -> None:
     assert [found.breakdown[name] / scale for name in named] == pytest.approx([forward, backward, reduced, 0])
     whole, more = timeline.simulate(groups=[]), timeline.simulate(world_size=8)
     assert whole.breakdown["exposed"] < found.breakdown["exposed"] < more.breakdown["exposed"]
+
+
+@pytest.mark.parametrize(("kind", "mesh"), [("fully_shard", (2,)), ("fully_shard", (2, 2)), ("replicate", (2,))])
+def test_a_recording_of_one_rank(kind: str, mesh: tuple[int, ...]) -> None:
+    """The step of the rank that was recorded is predicted, though what the others did is not known."""
+    whole, found = recorded(kind=kind, mesh=mesh).events(), Timeline()
+    for rank, description in whole.described:
+        if rank == 0:
+            found.describe(rank, description)
+    [events] = [chunk for rank, chunk in whole.chunks if rank == 0]
+    found.extend(Batch(0, 1, 0, 0, events))
+    assert found.simulate().step_ms == pytest.approx(STEP)
 
 
 def test_zero_1_on_more_ranks_has_their_all_reduces() -> None:
