@@ -64,7 +64,7 @@ def test_threads_are_divided(lab: Lab) -> None:
 
 def test_cpu_ranks_give_way(lab: Lab) -> None:
     """The kernel goes before the ranks, which share one session, but can each be ended with what it started."""
-    found = lab.values("os.getpriority(os.PRIO_PROCESS, 0), os.getsid(0), os.getpgid(0) == os.getpid()")
+    found = lab.values("import os; os.getpriority(os.PRIO_PROCESS, 0), os.getsid(0), os.getpgid(0) == os.getpid()")
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert [(nice > own, leads) for nice, _, leads in found.values()] == [(True, True)] * 2
     sessions = {session for _, session, _ in found.values()}
@@ -73,6 +73,12 @@ def test_cpu_ranks_give_way(lab: Lab) -> None:
     autogroup = Path("/proc/self/autogroup")
     if autogroup.exists():
         assert set(lab.values(f"open('{autogroup}').read().split()[-1] != '0'").values()) == {True}
+
+
+def test_cpu_ranks_that_keep_their_priority() -> None:
+    """With DDP_LAB_GIVE_WAY=0 they are as the kernel is."""
+    with Lab(1, env={"DDP_LAB_GIVE_WAY": "0"}) as mine:
+        assert mine.values("__import__('os').getpriority(0, 0)") == {0: os.getpriority(os.PRIO_PROCESS, 0)}
 
 
 def test_everything_listens_on_loopback_only(lab: Lab) -> None:

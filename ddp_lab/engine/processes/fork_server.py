@@ -19,7 +19,8 @@ CPU ranks train on all cores, beside the notebook's kernel and page: these wait 
 then stops for up to a tenth of a second. So CPU ranks run at a lower priority; where nothing else wants the cores they
 are as fast as before. Linux may share cores between sessions, not processes (`autogroup`): ranks then have the fork
 server's session, not each its own, so that one that waits for another hands its core on; and a process's nice value
-counts only within its session, which has one too. A rank of a GPU keeps its priority, because the GPU waits for it.
+counts only within its session, which has one too. A rank of a GPU keeps its priority, because the GPU waits for it;
+with DDP_LAB_GIVE_WAY=0 every rank does.
 """
 
 from __future__ import annotations
@@ -264,7 +265,7 @@ def _run_rank(spec: Mapping[str, Any], log_path: str, connection: Mapping[str, A
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(spec["env"])
-    if spec.get("gives_way"):
+    if spec.get("gives_way") and os.environ.get("DDP_LAB_GIVE_WAY", "1") != "0":
         _give_way()
     np.random.seed()  # forked ranks must not share one state
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
