@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
+from playwright.sync_api import TimeoutError as NotThere
+
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views.catalogue import VIEWS
 from ddp_lab.widgets import bundle
@@ -94,13 +96,20 @@ class BarePage:
         self.page.evaluate("([changed, messages]) => window.fromKernel(changed, messages)", [self._changed(), messages])
 
     def until(self, probe: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
-        """Pumps until `probe` returns something true."""
+        """Pumps until `probe` returns something true; a node that it asks for may come with any pump."""
 
         def pumped() -> Any:
             self.pump()
-            return probe()
+            try:
+                return probe()
+            except NotThere:
+                return None
 
-        return until(pumped, seconds, what)
+        self.page.set_default_timeout(1000)
+        try:
+            return until(pumped, seconds, what)
+        finally:
+            self.page.set_default_timeout(30_000)
 
     def open(self, tab: str) -> None:
         """Opens a tab, as a reader does."""
@@ -128,7 +137,7 @@ class BarePage:
         try:
             return self.until(said, f"{words!r} in {selector}")
         except TimeoutError as error:
-            raise TimeoutError(f"{error}; it says {texts[-1]!r}") from None
+            raise TimeoutError(f"{error}; it says {texts[-1:]}") from None
 
     def close(self) -> None:
         """Ends the dashboard; fails if the page's script had an error."""
