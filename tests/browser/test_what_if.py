@@ -130,6 +130,7 @@ def test_a_prediction_is_run(shown: BarePage, lab: Cluster, tmp_path: Path) -> N
 
 def test_nothing_trains(shown: BarePage) -> None:
     """Without a cell that trains "Run it" says what to do."""
+    _move(shown, "bucket size limit", "Home")
     shown.page.get_by_role("button", name="Run it").click()
     why = shown.page.locator(".ddp-what-if-run [role=status]")
     shown.until(lambda: "--no-wait" in why.inner_text(), "the remedy")
