@@ -371,7 +371,7 @@ class Agent:
         live_model.release(_RELEASED)
         if self.debugger is not None:
             self.debugger.let_go()
-        signal.pthread_kill(self._main or 0, signal.SIGINT)
+        self._signal(cell_id)
         told: dict[int, float] = {}
         _interrupt_children(told)
         moves = _Moves()
@@ -383,10 +383,15 @@ class Agent:
                 continue
             self._free(cell_id)
             _interrupt_children(told)
-            if not self._raised:
-                signal.pthread_kill(self._main or 0, signal.SIGINT)
+            self._signal(cell_id)
             wait = _REPEAT_SECONDS
         _interrupt_forks()
+
+    def _signal(self, cell_id: str) -> None:
+        """Interrupts the main thread, unless the cell's code has been or another cell runs: none begins meanwhile."""
+        with self._gate:
+            if self._current() == cell_id and not self._raised:
+                signal.pthread_kill(self._main or 0, signal.SIGINT)
 
     def _free_unless_settled(self, cell_id: str) -> None:
         """See [Note: freeing peers]."""

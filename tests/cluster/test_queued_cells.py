@@ -126,6 +126,27 @@ def test_a_cell_behind_one_that_is_interrupted(lab: Lab, waiting: str) -> None:
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
+def test_an_interrupt_ends_no_later_cell(lab: Lab) -> None:
+    """The next cell runs to its end, though the interrupt still looks for processes when it begins."""
+    lab.run(
+        "import psutil, time\n"
+        "looked_for = psutil.Process.children\n"
+        "def late(self, recursive=False):\n"
+        "    time.sleep(0.3)  # as on a machine that is busy\n"
+        "    return looked_for(self, recursive)\n"
+        "psutil.Process.children = late"
+    )
+    try:
+        run = lab.run("dist.recv(torch.ones(1), 1 - rank)", wait=False)
+        until(lambda: lab.doctor().diagnosis.stuck)
+        run.interrupt()
+        with pytest.raises(CellError, match="ranks 0–1 were interrupted"):
+            run.wait()
+        assert lab.run("time.sleep(1); rank").values == {0: 0, 1: 1}
+    finally:
+        lab.run("psutil.Process.children = looked_for")
+
+
 def test_a_waiting_cell_that_is_interrupted(lab: Lab, gate: Path) -> None:
     """The cell before it ends as if nothing had happened; it itself ends with KeyboardInterrupt when its turn comes."""
     first = lab.run(f"{held(gate)}\n{SUM}", wait=False, label="first")
