@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy.typing as npt
 
 __all__ = ["ALL_REDUCE", "BACKWARD", "BACKWARD_UNSHARD", "BEFORE", "FORWARD", "FORWARD_UNSHARD", "KINDS", "REDUCE"]
 __all__ += ["REDUCE_SCATTER", "GroupedSteps", "LateGroup", "ModelCollectives", "done_between", "late_groups"]
+__all__ += ["missed_prefetches"]
 
 _Times = npt.NDArray[np.int64]
 _Values = npt.NDArray[np.float64]
@@ -98,6 +100,7 @@ class GroupedSteps:
         sizes: bytes of the whole parameters.
         took, exposed: ns of each of `KINDS`: shape ``[kinds, ranks, steps, groups]``; `exposed` is NaN where unknown.
         late: where ranks are late, the longest delay first.
+        missed: groups whose prefetch misses the next one, see `missed_prefetches`.
         device_step_ns: typical time of a step on devices; 0 on the CPU, or if it is not known.
     """
 
@@ -106,6 +109,7 @@ class GroupedSteps:
     took: _Values
     exposed: _Values
     late: Sequence[LateGroup] = ()
+    missed: Sequence[tuple[int, Sequence[int], int]] = ()
     device_step_ns: float = 0.0
 
     @property
@@ -153,6 +157,28 @@ def late_groups(
             if hit.mean() >= _MOSTLY:
                 made.append(LateGroup(rank, group, phase, float(np.median(excess[hit, place])), float(hit.mean())))
     return sorted(made, key=lambda one: -one.delay_ns * one.share)
+
+
+def missed_prefetches(
+    one: ModelCollectives, layout: Sequence[Mapping[str, Any]]
+) -> list[tuple[int, Sequence[int], int]]:
+    """Groups that prefetch others in the forward, but not the one that a device needs next.
+
+    Args:
+        one: the collectives of a rank; those of a device are in the order in which it needs them.
+        layout: the parameter groups as they are described.
+
+    Returns:
+        The group, the groups that it prefetches, and the one that comes next, in the last step.
+    """
+    gathers = (one.kind == FORWARD_UNSHARD) & (one.row == len(one.begin) - 1)
+    order, ahead = one.group[gathers].tolist(), one.ahead[gathers].tolist()
+    made: list[tuple[int, Sequence[int], int]] = []
+    for (group, _), (then, was_ahead) in pairwise(zip(order, ahead, strict=True)):
+        announced = tuple(layout[group].get("forward_prefetch", ())) if 0 <= group < len(layout) else ()
+        if announced and not was_ahead and then not in announced:
+            made.append((group, announced, then))
+    return made
 
 
 def done_between(

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ..analysis import stragglers
 from ..analysis.findings import Facts, ranks
 from ..analysis.findings.parameter_groups import words_of_phase
-from ..analysis.parameter_groups import BEFORE, KINDS, GroupedSteps, ModelCollectives, late_groups
+from ..analysis.parameter_groups import BEFORE, KINDS, GroupedSteps, ModelCollectives, late_groups, missed_prefetches
 from ..analysis.steps import Steps
 from ..analysis.stragglers import ARRIVAL, EVERYWHERE, VARYING
 from .records import LatePlace
@@ -266,7 +266,8 @@ def grouped_steps(
     on_device = float(np.median(np.concatenate(lasted))) if any(map(len, lasted)) else 0.0
     late = late_groups([one for _, one in parts], layout, on_device or step_ns)
     names, sizes = [str(one.get("name", "?")) for one in layout], [int(one.get("unsharded_bytes", 0)) for one in layout]
-    return GroupedSteps(names, sizes, took, exposed, late, on_device)
+    missed = missed_prefetches(parts[0][1], layout) if on_device else []
+    return GroupedSteps(names, sizes, took, exposed, late, missed, on_device)
 
 
 def _add(to: npt.NDArray[np.float64], at: Any, values: npt.NDArray[np.float64]) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.leftovers import MARK, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-_NEEDED = ("ip", "sshd", "ssh", "ssh-keygen", "unshare")
+_NEEDED = ("ip", "tc", "sshd", "ssh", "ssh-keygen", "unshare")
 _UNSHARE = ["unshare", "--uts", "--mount", "--pid", "--mount-proc", "--time", "--fork", "--kill-child"]
 _SBIN = "/usr/sbin:/sbin"
 
@@ -126,6 +126,11 @@ class NamespaceHost:
     def mend(self) -> None:
         """Plugs its cable in."""
         _do("ip", "link", "set", self._cable, "up")
+
+    def slow_down(self, rate: str) -> None:
+        """Makes its network card send at most this, e.g. "200mbit"."""
+        limit = f"qdisc replace dev eth7 root tbf rate {rate} burst 256kb latency 50ms"
+        _do("tc", "-n", self._namespace, *limit.split())
 
     def kill(self) -> None:
         """Pulls its power out: nobody hears that anything ended."""

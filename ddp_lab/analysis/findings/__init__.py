@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Final
 
 from ...formatting import counted, step_range
-from . import buckets, options, parameter_groups, program, ranks
-from .facts import Facts, Finding
+from . import buckets, mesh, options, parameter_groups, program, ranks
+from .facts import Facts, Finding, MeshDimension
 
-__all__ = ["Facts", "Finding", "findings", "headline", "parameter_groups", "ranks"]
+__all__ = ["Facts", "Finding", "MeshDimension", "findings", "headline", "parameter_groups", "ranks"]
 
 _LEAST_PERCENT = 0.5
 _FEWEST_STEPS = 5  # to say that nothing would save time
@@ -37,6 +37,7 @@ _OF_THE_PROGRAM: Final[tuple[_Rule, ...]] = (
     program.values_read,
     program.copies,
     program.contexts,
+    mesh.between_hosts,
 )
 _OF_A_RANK: Final[tuple[_Rule, ...]] = (
     options.unused_parameters,

@@ -20,7 +20,7 @@ from ..step_parts import StepParts
 from ..steps import Replay, Steps
 from ..stragglers import Late
 
-__all__ = ["Facts", "Finding"]
+__all__ = ["Facts", "Finding", "MeshDimension"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,9 @@ class Finding:
             ``"copy-cost"``, ``"small-tensors"``, ``"shared-cores"``, ``"data-loading"``, ``"other-collectives"``,
             ``"evaluation-cost"``, ``"logging-cost"``, ``"checkpoint-cost"``, ``"program-line"``, ``"value-read"``,
             ``"blocking-copies"`` or ``"context-on-other-gpu"``; of models with `fully_shard` or `replicate`:
-            ``"late-parameter-group"``, ``"exposed-unshard"``, ``"parameter-groups-too-small"`` or
-            ``"parameter-group-too-large"``.
+            ``"late-parameter-group"``, ``"exposed-unshard"``, ``"exposed-backward-unshard"``,
+            ``"parameter-groups-too-small"`` or ``"parameter-group-too-large"``; of a `DeviceMesh`:
+            ``"mesh-dimension-between-hosts"``.
         title: what is wrong, in one sentence.
         evidence: the numbers that support it.
         remedy: the suggested fix.
@@ -62,6 +63,25 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class MeshDimension:
+    """What the groups of one dimension of a `DeviceMesh` communicate in a step, per rank.
+
+    Attributes:
+        name: of the dimension.
+        between_hosts: whether its groups have ranks on several hosts.
+        bytes: over each link of a ring.
+        ns: from the last rank's entering to the end, in all collectives together.
+        waited_ns: how long a rank waits for them.
+    """
+
+    name: str
+    between_hosts: bool
+    bytes: float
+    ns: float
+    waited_ns: float
+
+
+@dataclass(frozen=True)
 class Facts:
     """What findings are based on: one model with one bucket layout.
 
@@ -78,6 +98,7 @@ class Facts:
         parts: where the time of a step goes; None if that is not known.
         groups: of a model with `fully_shard` or `replicate`; None for others.
         processes: rank -> facts about its process: ``host``, ``cores``, ``threads``, and for GPUs ``contexts``.
+        dimensions: of the `DeviceMesh`, whose groups communicate in these steps; empty if they all lie in one host.
     """
 
     steps: Steps
@@ -92,6 +113,7 @@ class Facts:
     parts: StepParts | None = None
     groups: GroupedSteps | None = None
     processes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    dimensions: Sequence[MeshDimension] = ()
 
     @property
     def together(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from ...formatting import counted, ms, names, size
-from ..parameter_groups import BACKWARD, BEFORE, FORWARD, FORWARD_UNSHARD, REDUCE, GroupedSteps
+from ..parameter_groups import BACKWARD, BACKWARD_UNSHARD, BEFORE, FORWARD, FORWARD_UNSHARD, REDUCE, GroupedSteps
 from ..steps import fit_line
 from .facts import Facts, Finding
 
@@ -54,6 +54,10 @@ _PREFETCH: Final = (
     "If they wait all the same, the link is the limit: gather fewer bytes "
     "(MixedPrecisionPolicy(param_dtype=torch.bfloat16), a smaller sharded dimension)."
 )
+_ORDER: Final = (
+    "Prefetch what comes next: set_modules_to_forward_prefetch() of {first}, which now announces {announced}, with "
+    "{then}."
+)
 _UNSHARD: Final = (
     "Start the all-gather of the next module before a module computes: module.unshard(async_op=True) of fully_shard's "
     "modules. set_modules_to_forward_prefetch() alone does not help on the CPU, where the host waits for each "
@@ -75,12 +79,40 @@ def _exposed(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
     if not gain >= _LEAST_PERCENT:
         return
     most = int(later.argmax())
+    remedy = _PREFETCH if on_device else _UNSHARD
+    if on_device and found.missed:
+        first, announced, then = found.missed[0]
+        told = names([found.names[one] for one in announced])
+        remedy = _ORDER.format(first=found.names[first], announced=told, then=found.names[then])
     yield Finding(
         kind="exposed-unshard",
         title="The forward waits for parameters that could be gathered earlier.",
         evidence=f"All-gathers in the forward make it wait {ms(float(waited.sum()) / 1e6)} in each step (median of the "
         f"rank that waits least), most for {found.names[most]} ({ms(float(waited[most]) / 1e6)}).",
-        remedy=_PREFETCH if on_device else _UNSHARD,
+        remedy=remedy,
+        gain_percent=gain,
+        bucket=most,
+    )
+
+
+def _gathered_again(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
+    """Backwards that wait for parameters which the forward had, too."""
+    waited = found.typical(found.exposed)[BACKWARD_UNSHARD]
+    if not np.isfinite(waited).all() or not waited.any():
+        return
+    again = np.flatnonzero(found.typical(found.took)[BACKWARD_UNSHARD] > 0)
+    gain = facts.percent(float(waited.sum()))
+    if gain < _LEAST_PERCENT:
+        return
+    most = int(waited.argmax())
+    kept = sum(found.sizes[group] for group in again.tolist())
+    yield Finding(
+        kind="exposed-backward-unshard",
+        title="The backward waits for parameters that the forward had gathered before.",
+        evidence=f"All-gathers in the backward make it wait {ms(float(waited.sum()) / 1e6)} in each step (median of "
+        f"the rank that waits least), most for {found.names[most]} ({ms(float(waited[most]) / 1e6)}).",
+        remedy="If there is memory for it, keep them: fully_shard(module, reshard_after_forward=False). That takes up "
+        f"to {size(kept)} more on each rank.",
         gain_percent=gain,
         bucket=most,
     )
@@ -137,5 +169,5 @@ def _one_group(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
     )
 
 
-RULES = (_late, _exposed, _small, _one_group)
+RULES = (_late, _exposed, _gathered_again, _small, _one_group)
 """Functions of the facts and of the steps by parameter group."""

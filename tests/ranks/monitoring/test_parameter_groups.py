@@ -538,6 +538,34 @@ def test_sizes_of_groups(
     assert f"{made_by}(" in found[kind].remedy
 
 
+def _kept(rank: int, size: int, resharded: bool) -> Recorded:
+    from torch.distributed.fsdp import fully_shard
+
+    import ddp_lab
+
+    found: list[Recorded] = []
+    with recorded(found):
+        net = Widths([512] * 5)
+        for layer in net.layers:
+            fully_shard(layer, reshard_after_forward=resharded)
+        fully_shard(net)
+        ddp_lab.observe(net)
+        for step in range(12):
+            net(batch(rank, step)).sum().backward()
+    return found[0]
+
+
+def test_parameters_that_are_gathered_again(two: Callable[..., list[Any]]) -> None:
+    """A backward that gathers waits, and what it would take to keep the parameters is said; one that kept them."""
+    timeline, rows = rows_of(two(_kept, True))
+    found = {one.kind: one for one in timeline.findings(int(rows["reducer"].iloc[0]))}["exposed-backward-unshard"]
+    assert 3 < found.gain_percent < 100
+    assert "reshard_after_forward=False). That takes up to 5.25 MB more" in found.remedy
+    timeline, rows = rows_of(two(_kept, False))
+    kinds = {one.kind for one in timeline.findings(int(rows["reducer"].iloc[0]))}
+    assert "exposed-backward-unshard" not in kinds
+
+
 def _failing(rank: int, size: int) -> Recorded:
     import ddp_lab
 

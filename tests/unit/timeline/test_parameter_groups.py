@@ -202,7 +202,7 @@ def test_what_is_not_known_is_said(backend: str, device: str) -> None:
     assert timeline.steps()["exposed_ms"].isna().all()
     assert "is not known here" in timeline.summary()
     assert "is not known here" in parameter_groups_scene(timeline).summary
-    assert [one.kind for one in timeline.findings()] == []
+    assert [one.kind for one in timeline.findings()] == ["exposed-backward-unshard"] * (device == "cpu")
 
 
 @dataclass(frozen=True)
@@ -231,15 +231,18 @@ STREAMED = (
 WAITED = 2 + 3 + 0.1 + 4 + 0.1 + 0.1 + 2 + 4
 
 
-def streamed(*, steps: int = 8, late: float = 0.0, kind: str = "fully_shard") -> Timeline:
+def streamed(*, steps: int = 8, late: float = 0.0, kind: str = "fully_shard", announced: int | None = None) -> Timeline:
     """The same on devices, whose hosts are far ahead of them.
 
     Args:
         steps: how many.
         late: ms that rank 1 computes longer in the forward of blocks.0; the other one waits before its backward.
         kind: of the model.
+        announced: the group that Net's own prefetches in the forward.
     """
-    timeline = Timeline()
+    timeline, model = Timeline(), _model("cuda:0", kind)
+    if announced is not None:
+        model["buckets"][0]["forward_prefetch"] = [announced]
     for rank in range(2):
         group = {"type": "group", "index": 0, "name": "0", "ranks": [0, 1], "backend": "nccl"}
         calls = [
@@ -247,7 +250,7 @@ def streamed(*, steps: int = 8, late: float = 0.0, kind: str = "fully_shard") ->
             | {"bucket": one.group}
             for one in STREAMED
         ]
-        for described in [_model("cuda:0", kind), group, *calls]:
+        for described in [model, group, *calls]:
             timeline.describe(rank, {**described, "session": 1})
         events = np.concatenate([_streamed_step(step, late, rank) for step in range(steps)])
         events["sequence"] = np.arange(len(events))
@@ -305,7 +308,10 @@ def test_a_device_waits() -> None:
     for parts in timeline.parts().by_rank.values():
         assert sum(parts.values()) == pytest.approx(5 / 1e3)  # the host's step, of which it does this itself:
         assert parts["exposed"] == pytest.approx((5 - 1.5 - 2.8) / 1e3)
-    (found,) = timeline.findings()
+    again, found = timeline.findings()
+    assert (again.kind, again.bucket) == ("exposed-backward-unshard", 2)
+    assert again.gain_percent == pytest.approx(4.1, abs=0.01)
+    assert "fully_shard(module, reshard_after_forward=False). That takes up to 2 kB more" in again.remedy
     assert found.kind == "exposed-unshard"
     assert found.gain_percent == pytest.approx(3.1, abs=0.01)  # what runs before the first one can't hide it
     assert "set_modules_to_forward_prefetch() of fully_shard's modules" in found.remedy
@@ -317,6 +323,19 @@ def test_a_device_waits() -> None:
     }
     assert computed["rank 0: forward of blocks.0"] == pytest.approx(5)
     assert computed["rank 0: backward of blocks.0"] == pytest.approx(19)
+
+
+def test_a_prefetch_that_misses_the_next_group() -> None:
+    """It is named with what it announces and what comes next; one that announces the next group is not."""
+
+    def remedy(announced: int) -> str:
+        return next(one.remedy for one in streamed(announced=announced).findings() if one.kind == "exposed-unshard")
+
+    assert remedy(2) == (
+        "Prefetch what comes next: set_modules_to_forward_prefetch() of Net, which now announces blocks.1, with "
+        "blocks.0."
+    )
+    assert remedy(1).startswith("Start all-gathers earlier")
 
 
 def test_a_late_device_has_a_name() -> None:
@@ -346,7 +365,7 @@ def test_a_late_rank_has_a_name() -> None:
     ]
     assert found[0].gain_percent == pytest.approx(100 * 6 / (STEP + 6), rel=0.01)
     healthy = recorded()
-    assert [one.kind for one in healthy.findings()] == ["exposed-unshard"]
+    assert [one.kind for one in healthy.findings()] == ["exposed-unshard", "exposed-backward-unshard"]
     assert healthy.stragglers() == []
 
 

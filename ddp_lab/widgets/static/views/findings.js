@@ -37,7 +37,7 @@ export class FindingsView {
 }
 
 // Kinds of findings about parameter groups.
-const OF_GROUPS = new Set(["late-parameter-group", "exposed-unshard", "parameter-groups-too-small", "parameter-group-too-large"]);
+const OF_GROUPS = new Set(["late-parameter-group", "exposed-unshard", "exposed-backward-unshard", "parameter-groups-too-small", "parameter-group-too-large"]);
 
 function withCode(text) {
   return text.split(CODE).map((part, index) => (index % 2 ? element("code", {}, part) : part));
@@ -50,6 +50,7 @@ export function savingOf(one) {
 // Where a finding can be seen: {view, rank, bucket, step}; the step is the one of these records in which it shows most.
 export function placeOf({ kind, rank, bucket }, records) {
   if (OF_GROUPS.has(kind)) return { view: "parameter_groups" };
+  if (kind === "mesh-dimension-between-hosts") return { view: "groups" };
   const [ofRank, ofBucket] = [rank, bucket].map((one) => one !== null && one !== undefined);
   if (!ofRank && !ofBucket) return { view: "findings" };
   const late = (record, at) => (ofRank && record.lastRank[at] !== rank ? 0 : record[ofRank ? "alone" : "allReduce"][at] || 0);
