@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..formatting import binary_size, label_of
+from ..formatting import binary_size, duration, label_of
 
 __all__ = ["SKEW_S", "Collective", "Distance", "Distances", "Flight", "GroupFlights", "Mismatch", "distances"]
 __all__ += ["find_mismatch", "in_flight_words", "on_group", "open_words"]
@@ -311,4 +311,4 @@ def _count_words(count: int, oldest: Flight) -> str:
 
 
 def _seconds(value: float) -> str:
-    return f"{value * 1e3:.0f} ms" if value < 0.1 else f"{value:.1f} s" if value < 60 else f"{value / 60:.0f} min"
+    return f"{value * 1e3:.0f} ms" if value < 0.1 else duration(value)
