@@ -55,8 +55,8 @@ _PREFETCH: Final = (
     "(MixedPrecisionPolicy(param_dtype=torch.bfloat16), a smaller sharded dimension)."
 )
 _ORDER: Final = (
-    "Prefetch what comes next: set_modules_to_forward_prefetch() of {first}, which now announces {announced}, with "
-    "{then}."
+    "{first} prefetches {announced}, but {then} comes next: pass that one to the set_modules_to_forward_prefetch() of "
+    "{first}."
 )
 _UNSHARD: Final = (
     "Start the all-gather of the next module before a module computes: module.unshard(async_op=True) of fully_shard's "

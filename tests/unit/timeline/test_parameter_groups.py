@@ -332,8 +332,8 @@ def test_a_prefetch_that_misses_the_next_group() -> None:
         return next(one.remedy for one in streamed(announced=announced).findings() if one.kind == "exposed-unshard")
 
     assert remedy(2) == (
-        "Prefetch what comes next: set_modules_to_forward_prefetch() of Net, which now announces blocks.1, with "
-        "blocks.0."
+        "Net prefetches blocks.1, but blocks.0 comes next: pass that one to the set_modules_to_forward_prefetch() of "
+        "Net."
     )
     assert remedy(1).startswith("Start all-gathers earlier")
 
