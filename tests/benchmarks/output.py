@@ -85,7 +85,8 @@ _WATCH = """() => {
 _TASKS = "TaskDuration"  # seconds of the page's main thread
 _SHOWN = """(index) => {
   const cell = window.jupyterapp.shell.currentWidget.content.widgets[index];
-  return cell.outputArea.node.innerText;
+  const texts = [...cell.outputArea.node.querySelectorAll("pre")].map((one) => one.innerText.trimEnd());
+  return texts.filter(Boolean).join("\\n");
 }"""
 
 
