@@ -9,7 +9,7 @@ layout with at least 5 complete steps; if there is none, the newest with any.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,17 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ..analysis import stragglers
-from ..analysis.findings import Facts, ranks
+from ..analysis.findings import Facts, MeshDimension, ranks
 from ..analysis.findings.parameter_groups import words_of_phase
 from ..analysis.parameter_groups import BEFORE, KINDS, GroupedSteps, ModelCollectives, late_groups, missed_prefetches
 from ..analysis.steps import Steps
 from ..analysis.stragglers import ARRIVAL, EVERYWHERE, VARYING
 from .records import LatePlace
-from .tables.span_columns import TableView, device_rows
+from .tables.collectives import GroupInfo
+from .tables.span_columns import Columns, TableView, device_rows
 from .tables.step_table import BUCKET_FIELDS, STEP_FIELDS
 
 __all__ = ["FEWEST_STEPS", "WARM_UP", "Layout", "SideBySide", "aligned", "alike", "facts", "late_places", "layouts"]
-__all__ += ["grouped_steps", "newest"]
+__all__ += ["grouped_steps", "mesh_dimensions", "newest"]
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -272,6 +273,46 @@ def grouped_steps(
 
 def _add(to: npt.NDArray[np.float64], at: Any, values: npt.NDArray[np.float64]) -> None:
     np.add.at(to, at, values)
+
+
+def mesh_dimensions(found: Facts, groups: Sequence[GroupInfo], columns: Callable[[], Columns]) -> list[MeshDimension]:
+    """The dimensions of a `DeviceMesh` that communicate in the steps of these facts.
+
+    Args:
+        found: the facts, with `Facts.processes`.
+        groups: all process groups.
+        columns: makes the columns of `Timeline.collectives`.
+
+    Returns:
+        Empty unless some have groups with ranks on several hosts, and others do not.
+    """
+    hosts = {rank: str(about["host"]) for rank, about in found.processes.items()}
+    named = {one.group: one for one in groups if one.mesh_dimension and len(one.ranks) > 1}
+    crosses = {number: len({hosts[rank] for rank in one.ranks if rank in hosts}) > 1 for number, one in named.items()}
+    if len(set(crosses.values())) < 2 or not len(found.steps):
+        return []
+    rows, steps = columns(), found.steps
+    begin = int(np.where(steps.forward_begin > 0, steps.forward_begin, steps.begin).min())
+    within = (rows["entered_ns"] >= begin) & (rows["entered_ns"] <= int(steps.end.max()))
+    within &= np.isfinite(rows["transfer_ms"]) & np.isin(rows["group"], list(named))
+    by_name: dict[str, list[int]] = {}
+    for group in np.unique(rows["group"][within]).tolist():  # an older mesh may have dimensions of the same names
+        by_name.setdefault(named[group].mesh_dimension, []).append(group)
+    made = []
+    for name, numbers in by_name.items():
+        of = within & np.isin(rows["group"], numbers)
+        times = len(steps) * len(np.unique(rows["rank"][of]))
+        transfer, rate = rows["transfer_ms"][of], rows["bus_gb_s"][of]
+        made.append(
+            MeshDimension(
+                name,
+                any(crosses[number] for number in numbers),
+                bytes=float((rate * transfer).sum()) * 1e6 / times,
+                ns=float(transfer.sum()) * 1e6 / times,
+                waited_ns=float(rows["waited_ms"][of].sum()) * 1e6 / times,
+            )
+        )
+    return made
 
 
 def _late_in_groups(found: Facts, groups: GroupedSteps) -> list[LatePlace]:

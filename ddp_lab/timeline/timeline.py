@@ -28,7 +28,6 @@ from ..simulation.workload import Workload
 from . import group_words, judged_steps, what_if, workloads
 from . import summary as words
 from .clocks import HostClock, clocks_of
-from .mesh_dimensions import mesh_dimensions
 from .model import TimelineModel
 from .recorded import chrome_trace, merge, saved
 from .recorded.player import Player
@@ -293,7 +292,7 @@ class Timeline(TimelineModel):
         views = [one for one in self.views_of(chosen.reducer, steps) if not group or one.rank in group]
         found = judged_steps.facts(views, layout, steps, newer=newer, **options)
         found = replace(found, parts=self.parts(chosen.reducer), processes=self.processes())
-        found = replace(found, dimensions=mesh_dimensions(self, found))
+        found = replace(found, dimensions=judged_steps.mesh_dimensions(found, self.groups(), self.collective_columns))
         parts = self.collectives_in(views)
         if layout.description is None or len(parts) < len(views):
             return found
