@@ -388,7 +388,10 @@ class Agent:
         _interrupt_forks()
 
     def _signal(self, cell_id: str) -> None:
-        """Interrupts the main thread, unless the cell's code has been or another cell runs: none begins meanwhile."""
+        """Interrupts the main thread, unless this cell's code has been interrupted already, or has ended.
+
+        The gate is held, so that no other cell begins in between and is interrupted in its place.
+        """
         with self._gate:
             if self._current() == cell_id and not self._raised:
                 signal.pthread_kill(self._main or 0, signal.SIGINT)

@@ -97,20 +97,22 @@ def _exposed(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
 
 def _gathered_again(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
     """Backwards that wait for parameters which the forward had, too."""
-    waited = found.typical(found.exposed)[BACKWARD_UNSHARD]
-    if not np.isfinite(waited).all() or not waited.any():
+    waits = found.exposed[BACKWARD_UNSHARD]
+    if not np.isfinite(waits).all():
         return
-    again = np.flatnonzero(found.typical(found.took)[BACKWARD_UNSHARD] > 0)
-    gain = facts.percent(float(waited.sum()))
+    # No rank meets another one there then, so the waits for one that is late in a single group are saved, too.
+    waited = float(np.median(waits.sum(axis=2).min(axis=0)))
+    gain = facts.percent(waited)
     if gain < _LEAST_PERCENT:
         return
-    most = int(waited.argmax())
-    kept = sum(found.sizes[group] for group in again.tolist())
+    by_group = found.typical(found.exposed)[BACKWARD_UNSHARD]
+    most = int(by_group.argmax())
+    kept = sum(found.sizes[group] for group in np.flatnonzero(found.typical(found.took)[BACKWARD_UNSHARD]).tolist())
     yield Finding(
         kind="exposed-backward-unshard",
         title="The backward waits for parameters that the forward had gathered before.",
-        evidence=f"All-gathers in the backward make it wait {ms(float(waited.sum()) / 1e6)} in each step (median of "
-        f"the rank that waits least), most for {found.names[most]} ({ms(float(waited[most]) / 1e6)}).",
+        evidence=f"All-gathers in the backward make it wait {ms(waited / 1e6)} in each step (median of the rank that "
+        f"waits least), most for {found.names[most]}.",
         remedy="If there is memory for it, keep them: fully_shard(module, reshard_after_forward=False). That takes up "
         f"to {size(kept)} more on each rank.",
         gain_percent=gain,

@@ -556,7 +556,7 @@ def _kept(rank: int, size: int, resharded: bool) -> Recorded:
 
 
 def test_parameters_that_are_gathered_again(two: Callable[..., list[Any]]) -> None:
-    """A backward that gathers waits, and what it would take to keep the parameters is said; one that kept them."""
+    """A backward that gathers them waits, and the finding says what keeping them takes; one that has them does not."""
     timeline, rows = rows_of(two(_kept, True))
     found = {one.kind: one for one in timeline.findings(int(rows["reducer"].iloc[0]))}["exposed-backward-unshard"]
     assert 3 < found.gain_percent < 100

@@ -27,7 +27,7 @@ def gains(*dimensions: MeshDimension) -> list[float]:
     return [one.gain_percent / 100 * facts.step_ns for one in found]
 
 
-def test_the_dimension_that_sends_more_belongs_into_the_host() -> None:
+def test_the_dimension_that_sends_more_belongs_within_a_host() -> None:
     """What is saved is the difference of what they send, at the difference of their rates; at most what is waited."""
     assert gains(SHARD, REPLICATE) == pytest.approx([2e6 * (1 - 0.1)])
     assert gains(REPLICATE, replace(SHARD, waited_ns=1e6)) == pytest.approx([1e6])
