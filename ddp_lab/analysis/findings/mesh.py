@@ -17,8 +17,8 @@ _LEAST_PERCENT = 3.0  # of the step
 def between_hosts(facts: Facts) -> Iterator[Finding]:
     """A dimension that crosses the network, though it sends more than another one that does not.
 
-    If both changed places, each would send its bytes at the rate of the other one. At most the waits are saved: where they
-    are not known (NCCL, but for `fully_shard`), nothing is found.
+    If both changed places, each would send its bytes at the rate of the other one. At most the waits are saved: where
+    they are not known (NCCL, but for `fully_shard`), nothing is found.
     """
     for outer, inner in product(facts.dimensions, facts.dimensions):
         if not (outer.between_hosts and not inner.between_hosts and outer.bytes > inner.bytes > 0):
