@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -17,12 +18,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddp_lab.engine.groups import registry
+from ddp_lab.engine.groups import registry, sockets
 from tests.leftovers import wait_until
 from tests.ranks.conftest import Ranks
 
 _TIMEOUT = timedelta(seconds=2)
 _LARGE = 1 << 25  # elements: more than the sockets' buffers take
+_ACKNOWLEDGED_SECONDS = 0.3  # more than a peer delays that it received something
+_OF_THE_TENSOR = 1 << 14  # bytes: more than what Gloo says before it
 
 
 def _like_gloos(rank: int, size: int) -> dict[str, Any]:
@@ -82,6 +85,18 @@ def _waits(wait: Callable[[], Any]) -> tuple[threading.Thread, list[str]]:
     return thread, ends
 
 
+def _begun(group: Any, least: int, call: Callable[[], Any]) -> Any:
+    """What `call` returns, once it moved at least so many bytes over this group's connections."""
+    (connections,) = (record.sockets for record in registry.alive() if record.group is group)
+    before = -1
+    while before != (before := sockets.bytes_moved(connections)):
+        time.sleep(_ACKNOWLEDGED_SECONDS)
+    work = call()
+    assert work is not None
+    wait_until(lambda: sockets.bytes_moved(connections) >= before + least, 20, "the call to begin")
+    return work
+
+
 def _forgotten(rank: int, size: int, call: str) -> str:
     """Rank 1 is stopped while a large tensor is on its way to it, and goes on when rank 0's sockets are closed."""
     registry.install()
@@ -90,25 +105,21 @@ def _forgotten(rank: int, size: int, call: str) -> str:
         dist.all_gather_object(pids, os.getpid())
         group, large = dist.new_group(list(range(size)), timeout=_TIMEOUT), torch.ones(_LARGE)
         dist.barrier(group)
-        if rank == 1:
+
+        def start() -> Any:
             if call == "send":
-                work = dist.irecv(large, 0, group=group)
-                assert work is not None
-            else:
-                work = dist.broadcast(large, 0, group=group, async_op=True)
+                return (dist.isend if rank == 0 else dist.irecv)(large, 1 - rank, group=group)
+            return dist.broadcast(large, 0, group=group, async_op=True)
+
+        if rank == 1:
+            work = _begun(group, 1, start)
             dist.barrier()
             os.kill(os.getpid(), signal.SIGSTOP)
-            wait: Callable[[], Any] = work.wait
         else:
             dist.barrier()
             wait_until(lambda: psutil.Process(pids[1]).status() == psutil.STATUS_STOPPED, 20, "rank 1 to be stopped")
-            if call == "send":
-                work = dist.isend(large, 1, group=group)
-                assert work is not None
-                wait = work.wait
-            else:
-                work = dist.broadcast(large, 0, group=group, async_op=True)
-                wait = work.get_future().wait
+            work = _begun(group, _OF_THE_TENSOR, start)
+        wait = work.get_future().wait if (rank, call) == (0, "broadcast") else work.wait
         thread, ends = _waits(wait)
         registry.free()
         if rank == 0:
