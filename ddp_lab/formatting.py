@@ -30,23 +30,18 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in the largest unit that fits (powers of 1,000)."""
-    return _in_units(count, ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), digits=3)
-
-
-def binary_size(count: float) -> str:
-    """Bytes in the largest unit that fits (powers of 1,024)."""
-    return _in_units(count, ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), digits=4)
-
-
-def _in_units(count: float, *units: tuple[str, float], digits: int) -> str:
-    found = (f"{count / factor:.{digits}g} {unit}" for unit, factor in units if count >= factor)
-    return next(found, f"{count:.0f} B")
+    """Bytes in the largest unit that fits (powers of 1,024, as in `bucket_cap_mb`), as the dashboard has them."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= factor:
+            digits = 2 if count < 10 * factor else 1
+            return f"{count / factor:.{digits}f}".rstrip("0").removesuffix(".") + f" {unit}"
+    return f"{count:.0f} B"
 
 
 def rate(gb_s: float) -> str:
     """GB/s (10⁹ bytes), below 0.01 in the largest unit that fits: as the dashboard's table has it."""
-    return f"{gb_s:.3g} GB/s" if gb_s >= 0.01 else f"{size(1e9 * gb_s)}/s"
+    units = (("GB/s", 0.01, 1.0), ("MB/s", 1e-3, 1e-3), ("kB/s", 1e-6, 1e-6), ("B/s", 0.0, 1e-9))
+    return next(f"{gb_s / factor:.3g} {unit}" for unit, least, factor in units if gb_s >= least)
 
 
 def counted(count: int, noun: str) -> str:

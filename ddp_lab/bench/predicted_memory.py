@@ -21,7 +21,7 @@ from torch import nn
 
 from .. import recording
 from ..command_line import count
-from ..formatting import binary_size
+from ..formatting import size
 from ..parallel.distributed import DistributedDataParallel
 from ..parallel.monitoring.memory import measure_memory
 from ..simulation.parameter_groups import numbered_modules
@@ -132,8 +132,8 @@ def measure(
     cases: list[dict[str, Any]] = []
     how = _How(keep, 2 if pairs else 1)
     for model in models:
-        for size in ranks:
-            cases.append({"model": model, "ranks": size, "strategies": _case(model, size, how)})
+        for count in ranks:
+            cases.append({"model": model, "ranks": count, "strategies": _case(model, count, how)})
     errors = {name: [abs(one["strategies"][name]["error"]) for one in cases] for name in STRATEGIES}
     medians = {name: statistics.median(found) for name, found in errors.items()}
     return {"torch": torch.__version__, "keep": keep, "pairs": pairs, "cases": cases, "medians": medians}
@@ -143,7 +143,7 @@ def _table(found: dict[str, Any]) -> str:
     lines = [["model", "ranks", "strategy", "predicted", "measured", "error", "where, predicted", "measured"]]
     for case in found["cases"]:
         for name, one in case["strategies"].items():
-            sizes = [binary_size(one["predicted"]), binary_size(one["measured"])]
+            sizes = [size(one["predicted"]), size(one["measured"])]
             error = f"{100 * one['error']:+.1f} %"
             lines.append([case["model"], str(case["ranks"]), name, *sizes, error, one["where"], one["measured where"]])
     medians = ", ".join(f"{name} {100 * one:.1f} %" for name, one in found["medians"].items())

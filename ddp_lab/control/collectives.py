@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..analysis.collectives import ALGORITHMS, CollectiveRun, Holds, impossible, schedule
 from ..errors import ClusterError
-from ..formatting import binary_size, ms
+from ..formatting import size, ms
 from ..output.board import SilentBoard
 from ..protocol.entry_points import DEMONSTRATE
 
@@ -47,11 +47,11 @@ class ShownCollective(CollectiveRun):
         return frame
 
     def __str__(self) -> str:
-        title = f"{self.collective} by {self.algorithm} over {self.ranks} ranks, {binary_size(self.bytes)} on each"
+        title = f"{self.collective} by {self.algorithm} over {self.ranks} ranks, {size(self.bytes)} on each"
         if not self.steps:
             return f"{title}: nothing needs to be sent."
         count = f"{len(self.steps)} step{'s' if len(self.steps) > 1 else ''} (α each)"
-        busiest = f"{binary_size(self.busiest_bytes)} = {self.busiest_bytes / self.bytes:.3g} × buffer"
+        busiest = f"{size(self.busiest_bytes)} = {self.busiest_bytes / self.bytes:.3g} × buffer"
         return f"{title}: {count}, {busiest} from the busiest ranks (β), {ms(self.ms)}."
 
     def to_dict(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..formatting import binary_size, duration, label_of
+from ..formatting import size, duration, label_of
 
 __all__ = ["SKEW_S", "Collective", "Distance", "Distances", "Flight", "GroupFlights", "Mismatch", "distances"]
 __all__ += ["find_mismatch", "in_flight_words", "on_group", "open_words"]
@@ -40,7 +40,7 @@ class Collective:
 
     def called(self, number: int) -> str:
         """E.g. ``"all_reduce #18 of 4 MiB (float32 [1048576])"``."""
-        return f"{self.name} #{number}" + (f" of {binary_size(self.bytes)} ({self.what})" if self.what else "")
+        return f"{self.name} #{number}" + (f" of {size(self.bytes)} ({self.what})" if self.what else "")
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Flight:
 
     def __str__(self) -> str:
         carried = f", {self.bucket}," if self.bucket else ""
-        size = f" of {binary_size(self.collective.bytes)}" if self.collective.what else ""
-        return f"{self.collective.name} #{self.number}{size}{carried} for {_seconds(self.seconds)}"
+        of_bytes = f" of {size(self.collective.bytes)}" if self.collective.what else ""
+        return f"{self.collective.name} #{self.number}{of_bytes}{carried} for {_seconds(self.seconds)}"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..formatting import binary_size, enumeration, names
+from ..formatting import size, enumeration, names
 from .calls import SAME_CALLS, SAME_TENSORS, Diagnosis, diagnose_mismatch, launched_alone, mismatch_of
 from .rank_state import Call, Examined, label
 
@@ -308,7 +308,7 @@ def _in_calls(calls: dict[int, Call], words: str, uneven: bool) -> Diagnosis:
     if uneven:
         return Diagnosis("ahead", f"Ranks are out of step: {words}.", "One rank skipped or repeated a collective.")
     if len({(one.bytes, one.what) for one in some}) > 1:
-        sizes = enumeration([f"{binary_size(one.bytes)} on rank {rank}" for rank, one in calls.items()])
+        sizes = enumeration([f"{size(one.bytes)} on rank {rank}" for rank, one in calls.items()])
         return Diagnosis("sizes", f"{some[0].name} was called with different tensors: {sizes} ({words}).", SAME_TENSORS)
     return Diagnosis("slow", f"{label(calls)} are all in {some[0]}, which is in progress.", _SLOW_LINK)
 

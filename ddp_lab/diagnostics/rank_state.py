@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..formatting import binary_size, enumeration, label_of, line_name, names
+from ..formatting import size, enumeration, label_of, line_name, names
 from .flights import GroupFlights, on_group, open_words
 
 __all__ = ["BucketStage", "Call", "Examined", "Model", "Place", "label"]
@@ -62,12 +62,12 @@ class Call:
 
     def __str__(self) -> str:
         number = f" #{self.sequence}" if self.sequence is not None and self.kind == "collective" else ""
-        size = f" of {binary_size(self.bytes)} ({self.what})" if self.what else ""
+        of_bytes = f" of {size(self.bytes)} ({self.what})" if self.what else ""
         if self.kind == "point to point":
             whom = "" if self.peer is None else f" {'from' if 'recv' in self.name else 'to'} rank {self.peer}"
             return f"{self.name}{whom or (' from any rank' if self.name == 'recv' else '')}"
         root = f" with root {self.peer}" if self.peer is not None else ""
-        return f"{self.name}{number}{size}{on_group(self.description, self.ranks)}{root}"
+        return f"{self.name}{number}{of_bytes}{on_group(self.description, self.ranks)}{root}"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..analysis.step_metrics import EDGES
-from ..formatting import binary_size, counted
+from ..formatting import size, counted
 from ..timeline.timeline import Timeline
 from .layout_words import LayoutWords, layout_words
 from .paint.palette import LABELS, PARTS, TITLES
@@ -140,7 +140,7 @@ def _tips(
             lengths = [*np.diff(at[:5]), at[4] - at[5]]
             lines = [
                 f"step {frame.step}, rank {frame.ranks[row]}, {words.name(bucket)}",
-                f"{binary_size(frame.bucket_bytes[bucket])}"
+                f"{size(frame.bucket_bytes[bucket])}"
                 + (f", {counted(sizes[bucket], 'parameter')}" if bucket in sizes else ""),
                 *(
                     f"{titles[part][0]}: {ms:.2f} ms"

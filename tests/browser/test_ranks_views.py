@@ -233,7 +233,7 @@ def test_watching_is_switched_on_while_a_cell_trains(gradients: BarePage, cluste
     leftovers.wait_until(of_all_ranks, 60, "steps are watched on all ranks")
     gradients.says(".ddp-gradients", "Gradients of every 2nd step are monitored.")
     text = gradients.page.locator(".ddp-gradients").inner_text()
-    assert "0.12 ms per MB" in text
+    assert "0.13 ms per MiB" in text
     assert "Noise scale" in text
     assert "equal" in gradients.page.locator(".ddp-checks tbody tr").inner_text()
     assert gradients.page.locator(".ddp-gradients canvas").count() == 2

@@ -78,7 +78,7 @@ def runs_5_and_6(suspects, run_5, run_6, parameter):
     if parameter != "old_head.weight":
         return f"Not yet: a parameter {parameter!r} gets a gradient in every step, or does not exist."
     return (
-        "Right: in run 5 no forward uses old_head.weight, and 25 of 27 MB are sent for it; all other buckets wait "
+        "Right: in run 5 no forward uses old_head.weight, and 24 of 25.8 MiB are sent for it; all other buckets wait "
         "behind them.\nIn run 6 each of 15 collectives costs 5 ms before a byte is sent, and they run one after the "
         "other."
     )

@@ -55,7 +55,7 @@ def _mebibytes(cap: float) -> str:
 def _assumption(facts: Facts) -> str:
     line = facts.replay.line
     how = "assumed, because all buckets have the same size" if line.assumed else "fitted to the recorded buckets"
-    return f"a collective takes {ms(line.start_ns / 1e6)} + {line.ns_per_byte:.3g} ms per MB, {how}"
+    return f"a collective takes {ms(line.start_ns / 1e6)} + {line.ns_per_byte * 2**20 / 1e6:.3g} ms per MiB, {how}"
 
 
 def sizes(facts: Facts) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...control.records import RankHealth
-from ...formatting import binary_size, exit_words
+from ...formatting import size, exit_words
 from ...timeline.timeline import RankStatus
 from .processes import ProcessUse
 
@@ -110,7 +110,7 @@ def row_texts(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[s
             str(row["rank"]),
             row["words"] + (f" for {row['seconds']:.0f} s" if row["seconds"] is not None else ""),
             row["device"],
-            binary_size(row["memory"]) if row["memory"] is not None else "",
+            size(row["memory"]) if row["memory"] is not None else "",
             f"{row['cpu']:.0f} %" if row["cpu"] is not None else "",
             _of(row["gpuUsed"], row["gpuTotal"]),
             f"{row['gpu']} %" if row["gpu"] is not None else "",
@@ -127,7 +127,7 @@ def row_texts(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[s
 def _of(used: int | None, total: int | None) -> str:
     if used is None:
         return ""
-    return binary_size(used) + (f" of {binary_size(total)}" if total is not None else "")
+    return size(used) + (f" of {size(total)}" if total is not None else "")
 
 
 def rank_rows(

@@ -560,7 +560,7 @@ def test_parameters_that_are_gathered_again(two: Callable[..., list[Any]]) -> No
     timeline, rows = rows_of(two(_kept, True))
     found = {one.kind: one for one in timeline.findings(int(rows["reducer"].iloc[0]))}["exposed-backward-unshard"]
     assert 3 < found.gain_percent < 100
-    assert "reshard_after_forward=False). That takes up to 5.25 MB more" in found.remedy
+    assert "reshard_after_forward=False). That takes up to 5.01 MiB more" in found.remedy
     timeline, rows = rows_of(two(_kept, False))
     kinds = {one.kind for one in timeline.findings(int(rows["reducer"].iloc[0]))}
     assert "exposed-backward-unshard" not in kinds

@@ -74,7 +74,7 @@ def test_buckets_too_big_gain_what_is_told() -> None:
     one = found(model, "bucket-too-big")
     assert one.gain_percent == pytest.approx(really_gained(model, rebuilt(model, one)), abs=3)
     assert one.gain_percent > 10
-    assert "2 buckets (16 MB in total)" in one.evidence
+    assert "2 buckets (15.3 MiB in total)" in one.evidence
 
 
 def test_buckets_too_small_gain_what_is_told() -> None:
@@ -226,7 +226,7 @@ def test_unused_parameters() -> None:
         unused=lambda rank, step: {12, 13, 14},
     )
     one = found(model, "unused-parameters")
-    assert "layer12.weight, layer13.weight, layer14.weight: 3 MB of 16 MB" in one.evidence
+    assert "layer12.weight, layer13.weight, layer14.weight: 2.86 MiB of 15.3 MiB" in one.evidence
     gone = replace(model, sizes=[MB] * 12 + [0, 0, 0] + [MB])
     assert one.gain_percent == pytest.approx(really_gained(model, gone), abs=1)
 
@@ -269,9 +269,9 @@ def test_copies_and_small_tensors() -> None:
         tail=2.0,
     )
     copies = found(model, "copy-cost")
-    assert "30.1 MB each way: copying in takes about 9.0 ms of the backward; 2.0 ms" in copies.evidence
+    assert "28.7 MiB each way: copying in takes about 9.0 ms of the backward; 2.0 ms" in copies.evidence
     alike = found(replace(TUNED, options={}, tail=2.0), "copy-cost")  # tells nothing of the rate
-    assert alike.evidence == "16 MB each way: 2.0 ms pass between the last all-reduce and the end of the backward."
+    assert alike.evidence == "15.3 MiB each way: 2.0 ms pass between the last all-reduce and the end of the backward."
     step = model.step_ms()
     assert copies.gain_percent == pytest.approx(100 * (2.0 + 0.3 * 30.06 / 2) / step, rel=0.1)
     small = found(model, "small-tensors")

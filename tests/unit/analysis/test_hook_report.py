@@ -66,7 +66,7 @@ def test_one_element_is_singular(shapes: Shapes, words: str) -> None:
 def test_a_drift_report_names_ranks() -> None:
     """In words: what differs first, who holds equal values, and what it cost."""
     made = DriftReport(False, 5, "a.weight", ((0, 2), (1,)), ("a.weight", "b"), ("c",), 7, 4_000_000, 0.002)
-    for part in ("'a.weight'", "ranks 0, 2 | rank 1", "after step 4", "2 differ in total", "4 MB", "2.0 ms"):
+    for part in ("'a.weight'", "ranks 0, 2 | rank 1", "after step 4", "2 differ in total", "3.81 MiB", "2.0 ms"):
         assert part in str(made)
     assert "All ranks" in str(DriftReport(True, 5, None, (), (), (), 7, 4_000, 0.002))
 

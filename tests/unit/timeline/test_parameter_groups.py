@@ -311,7 +311,7 @@ def test_a_device_waits() -> None:
     again, found = timeline.findings()
     assert (again.kind, again.bucket) == ("exposed-backward-unshard", 2)
     assert again.gain_percent == pytest.approx(4.1, abs=0.01)
-    assert "fully_shard(module, reshard_after_forward=False). That takes up to 2 kB more" in again.remedy
+    assert "fully_shard(module, reshard_after_forward=False). That takes up to 1.95 KiB more" in again.remedy
     assert found.kind == "exposed-unshard"
     assert found.gain_percent == pytest.approx(3.1, abs=0.01)  # what runs before the first one can't hide it
     assert "set_modules_to_forward_prefetch() of fully_shard's modules" in found.remedy
@@ -406,7 +406,7 @@ def test_the_view() -> None:
     shown = parameter_groups_trait(scene)
     assert {len(one) for one in shown["spans"]} == {6}
     assert len(shown["table"]) == 6
-    assert shown["table"][3][-3:] == ["in the forward of blocks.0, by 6.0 ms", "1 kB", "500 B"]
+    assert shown["table"][3][-3:] == ["in the forward of blocks.0, by 6.0 ms", "1000 B", "500 B"]
     assert shown["table"][0][4:6] == ["–", "–"]  # the root is gathered once
     assert shown["words"] == [f"Step 7. {scene.summary}"]
     assert parameter_groups_trait(parameter_groups_scene(Timeline())) == {

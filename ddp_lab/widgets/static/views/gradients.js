@@ -7,7 +7,7 @@ import { button, element, field, fill, legend, makeTable, number, read, scrolled
 import { drawScene, robustTop } from "../charts/scene.js";
 import { bytes, count, milliseconds, significant } from "../charts/theme.js";
 
-const COST = "Monitoring has a cost: a monitored step reads each bucket twice more (0.12 ms per MB on one CPU core) and gathers some numbers; a comparison reads all parameters once (0.3 ms per MB).";
+const COST = "Monitoring has a cost: a monitored step reads each bucket twice more (0.13 ms per MiB on one CPU core) and gathers some numbers; a comparison reads all parameters once (0.3 ms per MiB).";
 const NONE = "No step has been monitored. Start monitoring above, or call model.watch_gradients(every=10) in the training code.";
 const NONE_HERE = "No step has been monitored. Call model.watch_gradients(every=10) in the training code.";
 const MOST_LINES = 8;
