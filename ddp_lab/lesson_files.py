@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import sysconfig
@@ -22,6 +23,7 @@ _PACKAGE = Path(__file__).resolve().parent
 _ROOT_OPTIONS = ("--ServerApp.root_dir", "--notebook-dir", "--ServerApp.notebook_dir")
 _FIRST_OPTION = "--LabApp.default_url"
 _LAB_EXTENSIONS = _PACKAGE / "labextensions"  # in a clone; a wheel installs it where every JupyterLab searches
+_KERNELS = _PACKAGE / "kernels"  # likewise
 
 
 def home() -> Path:
@@ -79,3 +81,11 @@ def lab_command(folder: Path | None, options: Sequence[str] = (), first: Path | 
     if _LAB_EXTENSIONS.is_dir():
         command.append(f"--LabApp.extra_labextensions_path={_LAB_EXTENSIONS}")
     return [*command, *options]
+
+
+def lab_environment() -> dict[str, str]:
+    """The environment in which JupyterLab's launcher offers the kernel *Python 3 (ddp_lab)*, too."""
+    if not _KERNELS.is_dir():
+        return dict(os.environ)
+    places = (str(_KERNELS.parent), os.environ.get("JUPYTER_PATH"))
+    return {**os.environ, "JUPYTER_PATH": os.pathsep.join(filter(None, places))}

@@ -127,7 +127,7 @@ def lab(arguments: argparse.Namespace) -> int:
     if shutil.which("jupyter-lab", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}") is None:
         raise DdpLabError("JupyterLab is not installed: run `pip install 'ddp_lab[notebooks]'`")
     command = _jupyterlab(arguments.options)
-    os.execv(command[0], command)
+    os.execve(command[0], command, lesson_files.lab_environment())
 
 
 def _jupyterlab(given: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -20,7 +21,6 @@ import psutil
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from ddp_lab.errors import DdpLabError
-from ddp_lab.lesson_files import lab_command
 from ddp_lab.views.catalogue import VIEWS
 
 __all__ = ["PROJECT", "Lab", "NotebookPage", "chromium", "chromium_browser", "jupyterlab", "open_tab", "printed"]
@@ -108,7 +108,7 @@ def jupyterlab(root: Path) -> Iterator[Lab]:
         "--LabApp.expose_app_in_browser=True",
     ]
     with (root / "jupyterlab.log").open("w") as log:
-        command = lab_command(notebooks, arguments)
+        command = [sys.executable, "-m", "ddp_lab", "lab", str(notebooks), *arguments]
         server = subprocess.Popen(command, env=environment, cwd=notebooks, stdout=log, stderr=log)
         family: list[psutil.Process] = []
         try:

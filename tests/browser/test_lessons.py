@@ -41,7 +41,7 @@ def _picture(page: Page, tmp_path: Path, name: str) -> None:
 
 
 def test_the_launcher_opens_lessons(page: Page, lab: Lab, tmp_path: Path) -> None:
-    """A card for the quickstart and for each lesson, in order; a click opens the notebook itself."""
+    """A card for the quickstart and for each lesson, in order; a click opens the notebook itself. Both kernels, too."""
     page.goto(f"{lab.url}lab/workspaces/launcher?reset&token={lab.token}")
     cards = page.locator(_CARD)
     until(lambda: cards.count() == len(running.LESSONS), 90, "a card for each lesson")
@@ -50,6 +50,7 @@ def test_the_launcher_opens_lessons(page: Page, lab: Lab, tmp_path: Path) -> Non
         running.module_of(path.stem).replace("_0", " ").replace("_", " ").title() for path in running.LESSONS
     ]
     assert page.locator(".jp-LauncherCard[title='The whole path once']").count() == 1
+    assert page.locator(".jp-LauncherCard[data-category='Notebook'][title^='Python 3 (ddp_lab)']").count() == 1
     cards.first.scroll_into_view_if_needed()
     _picture(page, tmp_path, "launcher")
     cards.first.click()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,14 +16,13 @@ from typing import Any
 import pytest
 
 import ddp_lab
-from ddp_lab import ClusterError, documentation
+from ddp_lab import ClusterError, documentation, lesson_files
 from ddp_lab.cluster.processes import early
 from ddp_lab.notebook import commands
 from tests import leftovers
 from tests.cluster.conftest import Lab
 from tests.cluster.pages import Notebook
 
-ROOT = Path(__file__).parents[2]
 _THREADS = """import os, numpy, threadpoolctl
 [openblas] = threadpoolctl.ThreadpoolController().select(user_api="blas").info()
 int(os.environ["OMP_NUM_THREADS"]), torch.get_num_threads(), openblas["num_threads"]"""
@@ -359,8 +357,7 @@ def test_a_kernel_that_starts_early_processes(tmp_path: Path, monkeypatch: pytes
     """The kernel "Python 3 (ddp_lab)" does, before its first cell. It imports nothing from the notebook's folder."""
     (tmp_path / "ipykernel.py").write_text("raise RuntimeError")
     (tmp_path / "mine.py").write_text("found = True")
-    shutil.copytree(ROOT / "ddp_lab" / "notebook" / "kernelspec", tmp_path / "kernels" / "ddp_lab")  # as a wheel's
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    monkeypatch.setenv("JUPYTER_PATH", lesson_files.lab_environment()["JUPYTER_PATH"])
     monkeypatch.delenv("DDP_LAB_EARLY")
     with contextlib.closing(Notebook("ddp_lab", tmp_path)) as notebook:
         children = notebook.run(
