@@ -132,8 +132,8 @@ def measure(
     cases: list[dict[str, Any]] = []
     how = _How(keep, 2 if pairs else 1)
     for model in models:
-        for count in ranks:
-            cases.append({"model": model, "ranks": count, "strategies": _case(model, count, how)})
+        for world_size in ranks:
+            cases.append({"model": model, "ranks": world_size, "strategies": _case(model, world_size, how)})
     errors = {name: [abs(one["strategies"][name]["error"]) for one in cases] for name in STRATEGIES}
     medians = {name: statistics.median(found) for name, found in errors.items()}
     return {"torch": torch.__version__, "keep": keep, "pairs": pairs, "cases": cases, "medians": medians}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..analysis.collectives import ALGORITHMS, CollectiveRun, Holds, impossible, schedule
 from ..errors import ClusterError
-from ..formatting import size, ms
+from ..formatting import ms, size
 from ..output.board import SilentBoard
 from ..protocol.entry_points import DEMONSTRATE
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..formatting import size, duration, label_of
+from ..formatting import duration, label_of, size
 
 __all__ = ["SKEW_S", "Collective", "Distance", "Distances", "Flight", "GroupFlights", "Mismatch", "distances"]
 __all__ += ["find_mismatch", "in_flight_words", "on_group", "open_words"]

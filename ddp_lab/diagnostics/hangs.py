@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..formatting import size, enumeration, names
+from ..formatting import enumeration, names, size
 from .calls import SAME_CALLS, SAME_TENSORS, Diagnosis, diagnose_mismatch, launched_alone, mismatch_of
 from .rank_state import Call, Examined, label
 

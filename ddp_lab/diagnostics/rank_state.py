@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..formatting import size, enumeration, label_of, line_name, names
+from ..formatting import enumeration, label_of, line_name, names, size
 from .flights import GroupFlights, on_group, open_words
 
 __all__ = ["BucketStage", "Call", "Examined", "Model", "Place", "label"]

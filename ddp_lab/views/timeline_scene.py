@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..analysis.step_metrics import EDGES
-from ..formatting import size, counted
+from ..formatting import counted, size
 from ..timeline.timeline import Timeline
 from .layout_words import LayoutWords, layout_words
 from .paint.palette import LABELS, PARTS, TITLES

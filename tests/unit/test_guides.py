@@ -149,7 +149,9 @@ def test_the_gallery_quotes_its_reports(site_module: SiteModule) -> None:
         assert phrase in cards[name]
     assert f"the bucket is too big, which costs {share['one_bucket']} % of the step" in page
     [unused] = [one for one in runs["unused"].assignment(0)["parameters"] if one["name"] == "old_head.weight"]
-    assert f"`old_head.weight` never gets a gradient, and yet its {round(unused['bytes'] / 2**20)} MiB" in cards["unused"]
+    assert (
+        f"`old_head.weight` never gets a gradient, and yet its {round(unused['bytes'] / 2**20)} MiB" in cards["unused"]
+    )
 
 
 def test_printed_texts_are_those_that_the_page_explains(site_module: SiteModule) -> None:

@@ -87,8 +87,8 @@ def _exposed(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
     yield Finding(
         kind="exposed-unshard",
         title="The forward waits for parameters that could be gathered earlier.",
-        evidence=f"All-gathers in the forward make it wait {ms(float(waited.sum()) / 1e6)} in each step (for each group, "
-        f"median of the rank that waits least), most for {found.names[most]} ({ms(float(waited[most]) / 1e6)}).",
+        evidence=f"All-gathers in the forward make it wait {ms(float(waited.sum()) / 1e6)} in each step (for each "
+        f"group, median of the rank that waits least), most for {found.names[most]} ({ms(float(waited[most]) / 1e6)}).",
         remedy=remedy,
         gain_percent=gain,
         bucket=most,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...control.records import RankHealth
-from ...formatting import size, exit_words
+from ...formatting import exit_words, size
 from ...timeline.timeline import RankStatus
 from .processes import ProcessUse
 
