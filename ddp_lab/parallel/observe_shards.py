@@ -22,6 +22,7 @@ the last one (`set_requires_gradient_sync`, `set_is_last_backward`); earlier one
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
 import warnings
 import weakref
@@ -48,6 +49,8 @@ _FORWARD, _FORWARD_AHEAD, _BACKWARD, _BACKWARD_AHEAD, _REDUCTION, _EVALUATION = 
 _READY, _LAUNCHED, _REDUCED = int(Kind.BUCKET_READY), int(Kind.BUCKET_LAUNCHED), int(Kind.BUCKET_REDUCED)
 _record = _C.record
 _current_backward = torch._C._current_graph_task_id
+_prefetches_of = operator.attrgetter("_states_to_forward_prefetch", "_states_to_backward_prefetch")  # new lists if set
+_reshards_of = operator.attrgetter("_reshard_after_forward", "unshard_async_op")
 _METHODS: Final = ("unshard", "use_training_state", "post_backward", "_wait_for_post_backward", "finalize_backward")
 _STATES: Final = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _observations: weakref.WeakKeyDictionary[nn.Module, ShardObservation] = weakref.WeakKeyDictionary()
@@ -376,11 +379,7 @@ class ShardObservation:
 
     def _read_settings(self) -> tuple[object, ...]:
         """What a program may change about parameter groups while it trains; it is compared in each forward."""
-        of_states = [
-            (tuple(map(id, one._states_to_forward_prefetch)), tuple(map(id, one._states_to_backward_prefetch)))
-            for one in self._states
-        ]
-        return (*of_states, *((one._reshard_after_forward, one.unshard_async_op) for one in self._groups))
+        return (*map(_prefetches_of, self._states), *map(_reshards_of, self._groups))
 
     def _description(self, root: nn.Module, settings: list[dict[str, Any]]) -> dict[str, Any]:
         parameters: list[dict[str, Any]] = []
