@@ -2,6 +2,8 @@
 
 Each episode does one thing to two ranks (a cell, a failure, an interrupt, a kill, ...) and then runs a cell that must
 give what it gives on ranks that nothing has happened to: a collective's sum, and what earlier episodes left behind.
+
+``python -m tests.cluster.soak CELLS SEED`` prints what was seen, and in its last line `Figures.trends` as JSON.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import json
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -483,3 +487,18 @@ def _target(link: Path) -> str:
         return os.readlink(link)
     except OSError:  # closed meanwhile
         return ""
+
+
+def main(cells: int, seed: int) -> None:
+    """Runs so many random cells on two ranks."""
+    with Lab(2, hang_seconds=None) as lab:
+        soak = Soak(lab, seed)
+        try:
+            soak.run(cells)
+        finally:
+            print(f"seed {seed}: {soak.figures.report()}")
+    print(json.dumps(soak.figures.trends()))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
