@@ -152,6 +152,20 @@ def _read_everything(path: Path, folder: Path) -> None:
     hostile.answers(read_run([path], partial=True).timeline, folder)
 
 
+@pytest.mark.parametrize("kind", [events.Kind.ACTIVITY, events.Kind.SAMPLE])
+@pytest.mark.parametrize("place", [5, 2**16])
+def test_a_place_that_nobody_described(
+    saved: dict[str, np.ndarray], folder: Path, kind: events.Kind, place: int
+) -> None:
+    """Time that was spent at such a place is read, and has no name."""
+    path, made = folder / "changed.npz", saved["events"].copy()
+    chosen = (made["kind"] == events.Kind.GRAD_READY) & (made["parameter"] == 1)
+    made["kind"][chosen], made["parameter"][chosen] = kind, place
+    path.write_bytes(hostile.npz({**saved, "events": made}))
+    _read_everything(path, folder)
+    assert "10.0 ms per step (median)" in Timeline.load(path).summary()
+
+
 @few
 @given(st.data())
 def test_saved_timelines(saved: dict[str, np.ndarray], folder: Path, data: st.DataObject) -> None:

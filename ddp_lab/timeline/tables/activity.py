@@ -97,11 +97,11 @@ class ActivityTable:
             self._take_activities(events[kind == _ACTIVITY], parts)
         if there[_SAMPLE]:
             seen = kind == _SAMPLE
-            self._samples.add(at[seen], events["parameter"][seen].astype(np.int64), events["bytes"][seen])
+            self._samples.add(at[seen], _known(events["parameter"][seen], len(places)), events["bytes"][seen])
 
     def _take_activities(self, events: npt.NDArray[np.void], parts: npt.NDArray[np.int64]) -> None:
-        """Adds spans; `parts` are the numbers in `SPANS` of all places, -1 where a place is none of them."""
-        place = events["parameter"].astype(np.int64)
+        """Adds spans; `parts` are the numbers in `SPANS` of all places, -1 where a place is none of them, and last -1."""
+        place = _known(events["parameter"], len(parts) - 1)
         begin, end, part = events["device_begin_ns"], events["host_ns"], parts[place]
         for number in np.unique(part[part >= 0]).tolist():
             chosen = part == number
@@ -180,6 +180,11 @@ class ActivityTable:
         for spans in self._spans:
             blank &= ~_inside(at, spans.rows)
         return place[blank], weight[blank]
+
+
+def _known(places: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.int64]:
+    """The numbers of places, -1 for those that were not described: a damaged recording may name any."""
+    return np.where((places >= 0) & (places < count), places, -1).astype(np.int64)
 
 
 def _inside(at: _Times, spans: _Times) -> npt.NDArray[np.bool_]:
