@@ -200,7 +200,7 @@ def as_stored(timeline: ddp_lab.Timeline, comm_hook: str | None = None) -> ddp_l
         made.describe(rank, {**description, "reducer": 0, "options": options, "session": 0})
     for rank in raw.ranks:
         events = np.concatenate([events for of, events in raw.chunks if of == rank])
-        events = events[(events["step"] >= WARM_UP) & (events["step"] <= last)]
+        events = events[(events["reducer"] >= 0) & (events["step"] >= WARM_UP) & (events["step"] <= last)]
         events["reducer"] = 0
         made.set_status(rank, {"state": "finished", "session": 0})
         made.extend(Batch(rank, 0, 0, 0, events))
