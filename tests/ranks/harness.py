@@ -55,6 +55,7 @@ def _serve(rank: int, size: int, folder: str, environment: dict[str, str], pipe:
     import torch.distributed as dist
 
     faulthandler.register(signal.SIGUSR1)
+    faulthandler.enable()  # where a rank was that crashes
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size)
     pipe.send(("ready", None))
