@@ -100,7 +100,7 @@ class ActivityTable:
             self._samples.add(at[seen], _known(events["parameter"][seen], len(places)), events["bytes"][seen])
 
     def _take_activities(self, events: npt.NDArray[np.void], parts: npt.NDArray[np.int64]) -> None:
-        """Adds spans; `parts`: each place's number in `SPANS`, -1 if it is none of them; one more -1 for unknown places."""
+        """Adds spans; `parts`: each place's number in `SPANS`, -1 if it is none; last -1 for unknown places."""
         place = _known(events["parameter"], len(parts) - 1)
         begin, end, part = events["device_begin_ns"], events["host_ns"], parts[place]
         for number in np.unique(part[part >= 0]).tolist():
