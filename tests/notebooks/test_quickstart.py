@@ -62,7 +62,7 @@ def test_timeline_is_told_in_words(executed: running.Notebook) -> None:
     """The closing cell says which bucket was exposed and how much communication overlapped, and shows the table."""
     told = running.text(running.cell(executed, "in-words"))
     assert re.search(r"DigitReader on 2 ranks, steps \d+–\d+: [\d.]+ ms per step", told)
-    assert re.search(r"4 buckets \(\d+ kB\) per step", told)
+    assert re.search(r"4 buckets \([\d.]+ KiB\) per step", told)
     assert re.search(r"\d+ % of the communication overlapped", told)
     assert re.search(r"Bucket \d \([^)]+ and \d more\) has the most exposed communication, [\d.]+ ms", told)
     assert "No event was dropped." in told
