@@ -22,8 +22,6 @@ _PACKAGE = Path(__file__).resolve().parent
 # JupyterLab refuses either if it is given twice.
 _ROOT_OPTIONS = ("--ServerApp.root_dir", "--notebook-dir", "--ServerApp.notebook_dir")
 _FIRST_OPTION = "--LabApp.default_url"
-_LAB_EXTENSIONS = _PACKAGE / "labextensions"  # in a clone; a wheel installs it where every JupyterLab searches
-_KERNELS = _PACKAGE / "kernels"  # likewise
 
 
 def home() -> Path:
@@ -66,7 +64,7 @@ def names_a_folder(options: Sequence[str]) -> bool:
 
 
 def lab_command(folder: Path | None, options: Sequence[str] = (), first: Path | None = None) -> list[str]:
-    """The command that opens JupyterLab on a folder, with the lessons in its launcher.
+    """The command that opens JupyterLab on a folder.
 
     Args:
         folder: the folder of the file browser; None if the options set it.
@@ -78,14 +76,14 @@ def lab_command(folder: Path | None, options: Sequence[str] = (), first: Path | 
         command.append(f"--ServerApp.root_dir={folder}")
     if first is not None and not any(one.startswith(_FIRST_OPTION) for one in options):
         command.append(f"{_FIRST_OPTION}=/lab/tree/{quote(first.as_posix())}")
-    if _LAB_EXTENSIONS.is_dir():
-        command.append(f"--LabApp.extra_labextensions_path={_LAB_EXTENSIONS}")
     return [*command, *options]
 
 
 def lab_environment() -> dict[str, str]:
-    """The environment in which JupyterLab's launcher offers the kernel *Python 3 (ddp_lab)*, too."""
-    if not _KERNELS.is_dir():
-        return dict(os.environ)
-    places = (str(_KERNELS.parent), os.environ.get("JUPYTER_PATH"))
+    """The environment in which JupyterLab's launcher shows the lessons and the kernel *Python 3 (ddp_lab)*.
+
+    In a clone the package holds both, in `labextensions` and `kernels`. A wheel installs them where every JupyterLab of
+    its environment searches.
+    """
+    places = (str(_PACKAGE), os.environ.get("JUPYTER_PATH"))
     return {**os.environ, "JUPYTER_PATH": os.pathsep.join(filter(None, places))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -53,7 +54,6 @@ def test_without_lessons_the_remedy_is_named(installed: Path, tmp_path: Path) ->
 
 def test_the_launcher_is_told_where_its_extension_is() -> None:
     """JupyterLab of a clone looks for the extension there, and the extension is whole."""
-    [extra] = [one for one in lesson_files.lab_command(ROOT) if "extra_labextensions_path" in one]
-    extension = Path(extra.partition("=")[2]) / "ddp_lab"
+    extension = Path(lesson_files.lab_environment()["JUPYTER_PATH"].split(os.pathsep)[0]) / "labextensions" / "ddp_lab"
     assert (extension / "package.json").is_file()
     assert (extension / "static" / "launcher.js").is_file()

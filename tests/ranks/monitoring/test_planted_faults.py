@@ -36,6 +36,7 @@ FAULTS = {
     "starved_workers": Cause("data-loading", None, ("1 worker", "can't keep up")),
     "new_loader_each_step": Cause("data-loading", None, ("persistent_workers=True",)),
     "starved_rank": Cause("straggler", 1, ("data loading",)),
+    "long_starved_rank": Cause("straggler", 1, ("data loading",)),
     "uneven_batches": Cause("straggler", 1, ("the gradient of",)),
     "slow_forward": Cause("straggler", 1, ("forward",)),
     "slow_layer": Cause("straggler", 1, ("second",)),
@@ -55,7 +56,7 @@ FAULTS = {
     "communication": Cause("communication-bound"),
     "shared_cores": Cause("shared-cores", None, ("threads run on",)),
 }
-QUICK = ("starved_rank", "scalar_all_reduce", "sleep")
+QUICK = ("long_starved_rank", "scalar_all_reduce", "sleep")
 CLEAN = 10  # runs
 
 

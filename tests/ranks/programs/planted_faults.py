@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 BATCH, WIDTH = 128, 128
 _SLEEP = 0.006
-_STARVED = 0.02  # more than a busy machine holds up the other rank in most steps
+_LONG = 0.02  # more than a busy machine holds up the other rank in most steps
 
 
 class Batches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -124,8 +124,9 @@ def plant(run: Run) -> None:
     log = logging.getLogger("training")
     log.addHandler(logging.FileHandler(folder / "log.txt"))
     log.setLevel(logging.INFO)
-    if fault in ("slow_loader", "starved_workers", "starved_rank"):
-        run.seconds = _SLEEP if fault != "starved_rank" else _STARVED * (rank == 1)
+    if fault in ("slow_loader", "starved_workers", "starved_rank", "long_starved_rank"):
+        seconds = _LONG if fault == "long_starved_rank" else _SLEEP
+        run.seconds = seconds if not fault.endswith("starved_rank") or rank == 1 else 0.0
         run.workers = 1 if fault == "starved_workers" else 0
     if fault == "uneven_batches" and rank == 1:
         run.batch = 16 * BATCH
