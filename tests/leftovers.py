@@ -25,12 +25,14 @@ class Belongings:
     sockets: frozenset[str]
     shared_memory: frozenset[str]
     directories: frozenset[str]
+    elsewhere: frozenset[str]  # of the shared memory, what somebody else seems to have
 
     def __sub__(self, other: Belongings) -> dict[str, list[str]]:
+        """What is here now, was nowhere then, and is nobody else's."""
         found = {}
         for field in fields(self):
-            more = getattr(self, field.name) - getattr(other, field.name)
-            if more:
+            more = getattr(self, field.name) - getattr(other, field.name) - self.elsewhere
+            if more and field.name != "elsewhere":
                 found[field.name] = sorted(more)
         return found
 
@@ -42,6 +44,7 @@ def look(sockets: bool = True) -> Belongings:
         sockets: whether to look at this process's sockets: a connected cluster opens and closes them as it likes.
     """
     ours = processes()
+    segments = frozenset(os.listdir("/dev/shm"))
     return Belongings(
         processes=frozenset(f"{pid}: {command}" for pid, command in ours.items()),
         threads=frozenset(
@@ -52,8 +55,9 @@ def look(sockets: bool = True) -> Belongings:
             if type(thread).__module__ != "zmq.utils.garbage" and not isinstance(thread, threading._DummyThread)
         ),
         sockets=frozenset(_tcp_sockets() if sockets else ()),
-        shared_memory=frozenset(_shared_memory({os.getpid(), *ours})),
+        shared_memory=segments,
         directories=frozenset(_directories({os.getpid(), *ours})),
+        elsewhere=frozenset(_elsewhere(segments, {os.getpid(), *ours})),
     )
 
 
@@ -94,20 +98,20 @@ def wait_until(condition: Callable[[], object], seconds: float, what: str) -> fl
     return time.monotonic() - begin
 
 
-def _shared_memory(ours: set[int]) -> set[str]:
-    """Segments that no living process of somebody else has mapped: those are nobody's business here.
+def _elsewhere(segments: frozenset[str], ours: set[int]) -> set[str]:
+    """Segments that a living process of somebody else has mapped: those are nobody's business here.
 
-    Nor are semaphores of `multiprocessing` while somebody else's tracker lives: it removes those of killed processes.
+    So are semaphores of `multiprocessing` while somebody else's tracker lives: it removes those of killed processes.
     """
-    found = set(os.listdir("/dev/shm"))
+    found: set[str] = set()
     others = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit() and int(entry.name) not in ours)
     mark = f"{MARK}={os.environ[MARK]}".encode()
-    for entry in others if found else ():
+    for entry in others if segments else ():
         with contextlib.suppress(OSError):  # ended meanwhile
-            found -= set(re.findall(r"/dev/shm/(\S+)", (entry / "maps").read_text()))
+            found |= segments & set(re.findall(r"/dev/shm/(\S+)", (entry / "maps").read_text()))
             tracks = b"multiprocessing.resource_tracker" in (entry / "cmdline").read_bytes()
             if tracks and mark not in (entry / "environ").read_bytes().split(b"\0"):
-                found = {name for name in found if not name.startswith("sem.mp-")}
+                found |= {name for name in segments if name.startswith("sem.mp-")}
     return found
 
 
