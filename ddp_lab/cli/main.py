@@ -27,6 +27,8 @@ from . import docs, doctor, lessons, mcp, scripts
 __all__ = ["main", "run_notebook"]
 
 _NETWORK_SCRIPT = re.compile(r"<script[^>]*\ssrc=['\"]https?://[^>]*>\s*</script>")
+# The exporter's own style breaks lines within words.
+_WHOLE_WORDS = "<style>.jp-RenderedText pre { word-break: normal !important; overflow-wrap: anywhere }</style>"
 _SLOWER = 3  # exit code of `compare`
 _USAGE = 2  # exit code of an invalid command line
 _WRITTEN = "`ddp-lab run` writes such a folder, `lab.timeline.save(path)` a file"
@@ -107,7 +109,7 @@ def _to_html(notebook: Any) -> str:
         if exporter.has_trait(trait):
             setattr(exporter, trait, "")
     body, _ = exporter.from_notebook_node(page)
-    return _NETWORK_SCRIPT.sub("", str(body))
+    return _NETWORK_SCRIPT.sub("", str(body)).replace("</head>", f"{_WHOLE_WORDS}</head>", 1)
 
 
 def _printed(notebook: Any, tag: str) -> list[str]:

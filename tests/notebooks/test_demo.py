@@ -44,7 +44,9 @@ def test_the_page_needs_no_network(demo: tuple[str, Path]) -> None:
         page.wait_for_selector(".js-plotly-plot .bars, .js-plotly-plot .barlayer")
         text = page.inner_text("body")
         pictures = page.locator("svg").count()
+        breaks = page.eval_on_selector(".jp-RenderedText pre", "pre => getComputedStyle(pre).wordBreak")
         browser.close()
     assert [url for url in asked if url.startswith("http")] == []
     assert "held-out accuracy" in text
     assert pictures >= 3
+    assert breaks == "normal"  # between words

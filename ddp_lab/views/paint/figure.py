@@ -224,5 +224,6 @@ def _lay_out_lanes(made: go.Figure, panel: Panel) -> None:
     )
     made.update_layout(
         xaxis={"rangemode": "normal" if panel.x.low < 0 else "tozero", "range": None},
-        yaxis={"categoryorder": "array", "categoryarray": shown, "autorange": "reversed"},
+        # No lines along the lanes: they would strike the phases' texts out.
+        yaxis={"categoryorder": "array", "categoryarray": shown, "autorange": "reversed", "showgrid": False},
     )
