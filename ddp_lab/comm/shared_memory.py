@@ -27,7 +27,7 @@ from ..documentation import with_help
 from ..errors import FallbackWarning
 from . import registration
 
-__all__ = ["NAME", "is_broken", "register"]
+__all__ = ["NAME", "gloo_of_one_thread", "is_broken", "register"]
 
 NAME = "shm"
 
@@ -48,7 +48,6 @@ def is_broken(backend: Any) -> bool:
 
 def _create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     """A backend for one group, created for c10d on each of its ranks."""
-    gloo = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout=timeout)
     meeting = _Meeting(store, rank, size)
     segment = meeting.segment()
     why_not = unnamed = meeting.agree()
@@ -63,9 +62,29 @@ def _create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     said = _in_words(why_not, unnamed, meeting.why_no_pools)
     if said and rank == 0:
         warnings.warn(with_help(f"shm: {said}", "shm-falls-back"), FallbackWarning, stacklevel=2)
+    within = PrefixStore("gloo", store)
     if why_not:
-        return gloo
+        return ProcessGroupGloo(within, rank, size, timeout=timeout)
+    gloo = gloo_of_one_thread(within, rank, size, timeout)
     return _C.shared_memory_backend(segment, gloo, rank, meeting.pids, meeting.pools, timeout)
+
+
+def gloo_of_one_thread(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroupGloo:
+    """Gloo as torch makes it, but it runs one collective at a time.
+
+    [Note: threads of Gloo]
+    Torch's threads (two for each device) all write the name of the collective that they have just ended into one
+    std::string of the group, without a lock (`ProcessGroupGloo::runLoop`, torch 2.13). A name of more than 15
+    characters lies in memory of its own: "_ALLREDUCE_SPARSE". So where sparse tensors are summed, a thread that is
+    held up there writes into freed memory or frees it twice, and the process crashes, rarely and later.
+    """
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    options._devices = [ProcessGroupGloo.create_device(interface=name) for name in names] or [
+        ProcessGroupGloo.create_default_device()
+    ]
+    options._timeout, options._threads = timeout, 1
+    return ProcessGroupGloo(store, rank, size, options)
 
 
 def _in_words(why_not: str, unnamed: str, why_no_pools: str) -> str:

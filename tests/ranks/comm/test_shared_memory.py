@@ -38,6 +38,26 @@ def _group(**options: Any) -> Any:
     return group
 
 
+def _threads_of_gloo(rank: int, size: int) -> tuple[int, int]:
+    """How many threads a group of torch's Gloo starts, and the one within a group of shm."""
+
+    def started(backend: str) -> int:
+        before = len(os.listdir("/proc/self/task"))
+        group = dist.new_group(backend=backend)
+        dist.barrier(group)
+        made = len(os.listdir("/proc/self/task")) - before
+        dist.destroy_process_group(group)
+        return made
+
+    ddp_lab.comm.register()
+    return started("gloo"), started("shm")
+
+
+def test_the_gloo_within_runs_one_collective_at_a_time(ranks: Ranks) -> None:
+    """See [Note: threads of Gloo]: torch's own group has two threads, and with those a sparse sum can crash."""
+    assert [torchs - ours for torchs, ours in ranks(2, _threads_of_gloo)] == [1, 1]
+
+
 def _values(draw: random.Random, dtype: torch.dtype, shape: tuple[int, ...], rank: int) -> torch.Tensor:
     """Of this rank; small, so that float16 holds their sums and products exactly enough."""
     made = torch.Generator().manual_seed(draw.randrange(1 << 30) + rank)

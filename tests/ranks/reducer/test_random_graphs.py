@@ -33,18 +33,30 @@ BLOCKS = [*range(3), *(pytest.param(block, marks=pytest.mark.soak) for block in 
 GIVEN = os.environ.get("DDP_LAB_CASE")
 SEED = int(os.environ.get("DDP_LAB_SEED", "0"))
 
-_groups: dict[int, Any] = {}
+_groups: dict[tuple[int, bool], Any] = {}
 
 
 # -- on a rank
 
 
-def _group(world: int, size: int) -> Any:
-    """The group of the first `world` ranks; None, the default group, if these are all. Made once on all ranks."""
-    if not _groups:
-        _groups.update({n: dist.new_group(list(range(n))) for n in range(1, size)})
-        _groups[size] = None
-    return _groups[world]
+def _group(case: Case) -> Any:
+    """The group of the first `case["world"]` ranks; None, the default group, if these are all.
+
+    Sparse gradients need another one: see [Note: threads of Gloo] in ddp_lab/comm/shared_memory.py.
+    """
+    return _groups[case["world"], any(node["kind"] == "embedding" for node in case["nodes"])]
+
+
+def _make_groups(size: int) -> None:
+    from ddp_lab.comm.shared_memory import gloo_of_one_thread
+
+    if _groups:
+        return
+    dist.Backend.register_backend("gloo_of_one_thread", gloo_of_one_thread, devices=["cpu"])
+    for world in range(1, size + 1):
+        ranks = list(range(world))
+        _groups[world, False] = dist.new_group(ranks) if world < size else None
+        _groups[world, True] = dist.new_group(ranks, backend="gloo_of_one_thread")
 
 
 def _wrapped(case: Case, module: nn.Module, theirs: bool, size: int) -> Any:
@@ -52,7 +64,7 @@ def _wrapped(case: Case, module: nn.Module, theirs: bool, size: int) -> Any:
 
     from ddp_lab import DistributedDataParallel
 
-    group = _group(case["world"], size)
+    group = _group(case)
     arguments = {
         **case["arguments"],
         "process_group": group,
@@ -154,7 +166,7 @@ def _run_case(case: Case, rank: int, size: int) -> str:
 
 def _run_on_rank(rank: int, size: int, cases: list[Case], progress: str) -> list[str]:
     """What differs in each case. Other errors end all ranks; then `progress` tells in which case."""
-    _group(1, size)
+    _make_groups(size)
     differences = []
     for index, case in enumerate(cases):
         Path(f"{progress}/{rank}").write_text(str(index))
