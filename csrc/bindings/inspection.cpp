@@ -150,13 +150,24 @@ py::list new_calls() {
   return list;
 }
 
-using PlainPurpose = std::tuple<std::int32_t, std::int32_t, int>;
-
-PlainPurpose exchange_purpose(std::int32_t reducer, std::int32_t bucket, int use) {
-  TORCH_CHECK_INDEX(use >= 0 && use < static_cast<int>(std::size(kUses)), "there is no use ", use);
-  const Purpose before = set_purpose({reducer, bucket, static_cast<Use>(use)});
-  return {before.reducer, before.bucket, static_cast<int>(before.use)};
+// See [Note: plain functions].
+PyObject* exchange_purpose(PyObject* /*module*/, PyObject* arguments) {
+  Purpose purpose;
+  int use = 0;
+  if (!PyArg_ParseTuple(arguments, "iii:set_purpose", &purpose.reducer, &purpose.bucket, &use)) return nullptr;
+  if (use < 0 || use >= static_cast<int>(std::size(kUses))) {
+    return PyErr_Format(PyExc_IndexError, "there is no use %d", use);
+  }
+  purpose.use = static_cast<Use>(use);
+  const Purpose before = set_purpose(purpose);
+  return Py_BuildValue("iii", before.reducer, before.bucket, static_cast<int>(before.use));
 }
+
+PyMethodDef plain_functions[] = {
+    {"set_purpose", &exchange_purpose, METH_VARARGS,
+     "set_purpose($module, reducer, bucket, use, /)\n--\n\n"
+     "What collectives of this thread are for, from now on: model, bucket, number of the use. Returns the former."},
+    {nullptr, nullptr, 0, nullptr}};
 
 void bind_group_collectives(py::module_& module) {
   module.def(
@@ -177,10 +188,7 @@ void bind_group_collectives(py::module_& module) {
       "index_of_group", [](const c10::intrusive_ptr<c10d::ProcessGroup>& group) { return index_of_group(*group); },
       "This rank's number for the group.", py::arg("group"));
   module.def("forget_group", &forget_group, py::arg("index"));
-  module.def(
-      "set_purpose", &exchange_purpose,
-      "What collectives of this thread are for, from now on: model, bucket, number of the use. Returns the former.",
-      py::arg("reducer"), py::arg("bucket"), py::arg("use"));
+  if (PyModule_AddFunctions(module.ptr(), plain_functions) != 0) throw py::error_already_set();
   module.attr("USES") = py::tuple(py::cast(std::vector<std::string>(std::begin(kUses), std::end(kUses))));
   module.def("take_new_groups", &new_groups);
   module.def("take_new_calls", &new_calls, "Descriptions of type \"call\".");

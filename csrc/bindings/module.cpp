@@ -36,20 +36,31 @@ py::tuple drain(std::uint64_t cursor) {
   return py::make_tuple(py::array_t<std::uint8_t>(size, bytes, owner), dropped, next);
 }
 
-void record(std::uint8_t kind, std::int32_t reducer, std::int64_t step, std::int32_t bucket, std::int32_t parameter,
-            std::int64_t bytes, std::int32_t process_group, std::uint16_t generation, std::int64_t host_ns) {
+// See [Note: plain functions].
+PyObject* record(PyObject* /*module*/, PyObject* arguments, PyObject* keywords) {
+  static const char* const names[] = {"kind",  "reducer",       "step",       "bucket",  "parameter",
+                                      "bytes", "process_group", "generation", "host_ns", nullptr};
+  std::uint8_t kind = 0;
   Event event;
-  event.host_ns = host_ns;
+  long long step = -1, bytes = -1, host_ns = 0;  // what CPython stores
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "b|iLiiLiHL:record", const_cast<char**>(names), &kind,
+                                   &event.reducer, &step, &event.bucket, &event.parameter, &bytes, &event.process_group,
+                                   &event.generation, &host_ns)) {
+    return nullptr;
+  }
   event.kind = static_cast<Kind>(kind);
-  event.reducer = reducer;
   event.step = step;
-  event.bucket = bucket;
-  event.parameter = parameter;
   event.bytes = bytes;
-  event.process_group = process_group;
-  event.generation = generation;
+  event.host_ns = host_ns;
   ddp_lab::recorder().record(event);
+  Py_RETURN_NONE;
 }
+
+PyMethodDef plain_functions[] = {
+    {"record", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&record)), METH_VARARGS | METH_KEYWORDS,
+     "record($module, /, kind, reducer=-1, step=-1, bucket=-1, parameter=-1, bytes=-1, process_group=-1, "
+     "generation=0, host_ns=0)\n--\n\nRecords one event."},
+    {nullptr, nullptr, 0, nullptr}};
 
 void record_activity(std::int32_t place, std::int64_t begin_ns) {
   Event event;
@@ -62,9 +73,7 @@ void record_activity(std::int32_t place, std::int64_t begin_ns) {
 void bind_recorder(py::module_& module) {
   module.attr("SCHEMA_VERSION") = ddp_lab::kSchemaVersion;
   module.def("now_ns", &ddp_lab::now_ns, "The time that events carry: CLOCK_MONOTONIC in nanoseconds.");
-  module.def("record", &record, "Records one event.", py::arg("kind"), py::arg("reducer") = -1, py::arg("step") = -1,
-             py::arg("bucket") = -1, py::arg("parameter") = -1, py::arg("bytes") = -1, py::arg("process_group") = -1,
-             py::arg("generation") = 0, py::arg("host_ns") = 0);
+  if (PyModule_AddFunctions(module.ptr(), plain_functions) != 0) throw py::error_already_set();
   module.def("record_activity", &record_activity, "Records that the main thread was at a place until now.",
              py::arg("place"), py::arg("begin_ns"));
   module.def("drain", &drain, "(events as an array of bytes, dropped, next cursor).", py::arg("cursor"));
