@@ -126,6 +126,7 @@ def test_the_phases_of_a_whole_step_touch() -> None:
     assert found[0].end - found[0].begin == pytest.approx(1.0)
     whole = figure(made, step=2, whole=True)
     assert {"rank 0", "rank 1"} <= set(whole.layout.yaxis.categoryarray)
+    assert whole.layout.yaxis.showgrid is False  # lines would strike the phases' names out
     assert min(min(trace.base) for trace in whole.data if trace.type == "bar" and trace.base) < -2.5
 
 
