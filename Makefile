@@ -124,7 +124,7 @@ batch:
 	  echo "missing slurmctld, slurmd or munged (Debian: apt install slurmctld slurmd slurm-client munge)"
 
 test: build browser hosts mpi $(TEST_PACKAGES)  ## the whole suite (12 minutes on 2 fast cores, 26 on slow ones)
-	$(PYTEST) $(PYTEST_ARGS)
+	$(PYTEST) --again $(PYTEST_ARGS)
 
 # Trainers that the soak alone tries.
 $(SOAK_PACKAGES): $(TEST_PACKAGES)
@@ -134,11 +134,12 @@ $(SOAK_PACKAGES): $(TEST_PACKAGES)
 quick: build $(TEST_PACKAGES)  ## what a developer runs after each change (90 seconds on 2 cores)
 	$(PYTEST) -q $(QUICK) $(PYTEST_ARGS)
 
+soak looks coverage: export DDP_LAB_TEST_PATIENCE ?= 6
 soak: build browser hosts mpi batch $(SOAK_PACKAGES)  ## what is too long for `make test`
-	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
 
 looks: build browser $(TEST_PACKAGES)  ## a picture of every view in every state, light and dark: build/looks/index.html
-	DDP_LAB_LOOKS=$(CURDIR)/build/looks $(BIN)/python -m pytest -q -m soak --timeout 3600 tests/browser/test_looks.py
+	DDP_LAB_LOOKS=$(CURDIR)/build/looks $(BIN)/python -m pytest -q -m soak tests/browser/test_looks.py
 
 picture: build browser $(TEST_PACKAGES)  ## the moving pictures of README and the site, light and dark, from real trainings
 	$(BIN)/python -m tests.browser.moving_picture
@@ -155,7 +156,7 @@ PTH = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib")
 coverage: build browser hosts mpi $(TEST_PACKAGES)  ## lines and branches of ddp_lab that `make test` runs: build/coverage
 	@rm -rf build/coverage && mkdir -p build/coverage
 	@echo '$(CURDIR)' >"$(PTH)"
-	-$(BIN)/python -m coverage run -m pytest $(SIDE_BY_SIDE) --timeout 900 $(PYTEST_ARGS)
+	-$(BIN)/python -m coverage run -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 	@rm "$(PTH)"
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage html --quiet --directory build/coverage/html

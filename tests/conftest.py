@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import leftovers
+from tests import leftovers, unsteady
+from tests.waiting import TEST_LIMIT_S
 
 # Machines differ in speed: an example may take as long as it takes.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-os.environ[leftovers.MARK] = str(os.getpid())
+leftovers.mark()
 os.environ["DDP_LAB_EARLY"] = "0"  # most notebooks here start no cluster, or soon another one
 # Some machines keep no bytecode: each of hundreds of processes would compile torch's source anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -32,13 +33,58 @@ sys.dont_write_bytecode = False
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_LEFT = "left_behind"  # of a worker, for the session that started it
+_before = pytest.StashKey[leftovers.Belongings]()
+_found = pytest.StashKey[list[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds what `make test` passes."""
+    unsteady.add_option(parser)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """A temporary folder of its own for each of several workers: none finds what the others' clusters leave there."""
+    if config.option.timeout is None:
+        config.option.timeout = TEST_LIMIT_S
+    config.stash[_found] = []
     if hasattr(config, "workerinput"):
         tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="ddp_lab_tests-")
         # After multiprocessing has removed its own folder there.
         util.Finalize(None, shutil.rmtree, [tempfile.tempdir], exitpriority=-200)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Notes what is there before the first test."""
+    session.config.stash[_before] = leftovers.look()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Takes over what a worker has found when all its tests had ended."""
+    node.config.stash[_found] += getattr(node, "workeroutput", {}).get(_LEFT, [])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The suite is red if a process, thread, socket, shared memory or a folder is left; then failures run again."""
+    config = session.config
+    more = leftovers.left_since(config.stash[_before])
+    config.stash[_found] += [f"{kind}: {name}" for kind, names in more.items() for name in names]
+    if hasattr(config, "workeroutput"):
+        config.workeroutput[_LEFT] = config.stash[_found]
+        return
+    unsteady.run_again(session)
+    if config.stash[_found]:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Names what is left behind, and the tests that passed only when they ran again."""
+    for name in config.stash[_found]:
+        terminalreporter.write_line(f"LEFT BEHIND by the suite: {name}", red=True)
+    unsteady.summarise(terminalreporter)
 
 
 # Files that share what is dear to start: JupyterLab in Chromium, the executed quickstart, servers of torch's tests.
@@ -63,26 +109,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith("tests/torch_suite/"))
 
 
-def nothing_more_than_before(sockets: bool = True) -> Iterator[None]:
-    """Fails if there is more when it is resumed than there was when it was started."""
-    before = leftovers.look(sockets)
-    yield
-    try:
-        leftovers.wait_until(lambda: not leftovers.look(sockets) - before, 3, "")
-    except AssertionError:
-        pytest.fail(f"left behind: {leftovers.look(sockets) - before}")
-
-
-@pytest.fixture(autouse=True, scope="session")
-def nothing_left_by_session() -> Iterator[None]:
-    """Fails the session if a process, thread, socket, shared-memory segment or directory of a cluster is left."""
-    yield from nothing_more_than_before()
-
-
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
     """The same for one test, but for sockets; a folder whose tests share nothing lazily asks for it for all of them."""
-    yield from nothing_more_than_before(sockets=False)
+    yield from leftovers.nothing_more_than_before(sockets=False)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,9 @@
-"""What a test may leave behind: processes, threads, TCP sockets, shared memory, files of clusters."""
+"""What a test may leave behind: processes, threads, TCP sockets, shared memory, files of clusters.
+
+Each is found by a mark of this test session, so that nothing that others do on the machine counts: processes inherit a
+variable, folders and shared memory carry a process's id or a prefix of ours in their names, or a process of ours has
+mapped them.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,21 @@ import os
 import re
 import tempfile
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from multiprocessing import process as multiprocessing_process
 from pathlib import Path
+
+import pytest
+
+from tests.waiting import wait_until
 
 # Inherited by every process that a test starts, so that one is found even if its parent is gone.
 MARK = "DDP_LAB_TEST_SESSION"
+_SHARED = Path("/dev/shm")
+_OWNER = re.compile(r"(?:torch_|ddp_lab-)(\d+)")
+
+_seen: set[int] = set()  # ids of processes that were ours once
 
 
 @dataclass(frozen=True)
@@ -25,16 +38,18 @@ class Belongings:
     sockets: frozenset[str]
     shared_memory: frozenset[str]
     directories: frozenset[str]
-    elsewhere: frozenset[str]  # of the shared memory, what somebody else seems to have
 
     def __sub__(self, other: Belongings) -> dict[str, list[str]]:
-        """What is here now, was nowhere then, and is nobody else's."""
-        found = {}
-        for field in fields(self):
-            more = getattr(self, field.name) - getattr(other, field.name) - self.elsewhere
-            if more and field.name != "elsewhere":
-                found[field.name] = sorted(more)
-        return found
+        """What is here now, and was nowhere then."""
+        pairs = {field.name: getattr(self, field.name) - getattr(other, field.name) for field in fields(self)}
+        return {name: sorted(more) for name, more in pairs.items() if more}
+
+
+def mark() -> None:
+    """Begins a test session: what this process and its descendants make from now on is its own."""
+    os.environ[MARK] = str(os.getpid())
+    # The names of semaphores begin so, here and in processes that multiprocessing starts.
+    multiprocessing_process.current_process()._config["semprefix"] = f"/{_prefix()}"  # type: ignore[attr-defined]
 
 
 def look(sockets: bool = True) -> Belongings:
@@ -43,10 +58,9 @@ def look(sockets: bool = True) -> Belongings:
     Args:
         sockets: whether to look at this process's sockets: a connected cluster opens and closes them as it likes.
     """
-    ours = processes()
-    segments = frozenset(os.listdir("/dev/shm"))
+    ours = _processes()
     return Belongings(
-        processes=frozenset(f"{pid}: {command}" for pid, command in ours.items()),
+        processes=frozenset(f"{pid}: {command}{_test_of(pid)}" for pid, command in _commands(ours).items()),
         threads=frozenset(
             f"{thread.name} ({thread.ident})"
             for thread in threading.enumerate()
@@ -55,28 +69,65 @@ def look(sockets: bool = True) -> Belongings:
             if type(thread).__module__ != "zmq.utils.garbage" and not isinstance(thread, threading._DummyThread)
         ),
         sockets=frozenset(_tcp_sockets() if sockets else ()),
-        shared_memory=segments,
+        shared_memory=frozenset(_shared_memory({os.getpid(), *ours})),
         directories=frozenset(_directories({os.getpid(), *ours})),
-        elsewhere=frozenset(_elsewhere(segments, {os.getpid(), *ours})),
     )
+
+
+def nothing_more_than_before(sockets: bool = True) -> Iterator[None]:
+    """Fails if there is more when it is resumed than there was when it was started."""
+    before = look(sockets)
+    yield
+    more = left_since(before, sockets)
+    if more:
+        pytest.fail(f"left behind: {more}")
+
+
+def left_since(before: Belongings, sockets: bool = True) -> dict[str, list[str]]:
+    """What is still there, and was not before, when all had time to end."""
+    try:
+        wait_until(lambda: not look(sockets) - before, "")
+    except AssertionError:
+        return look(sockets) - before
+    return {}
 
 
 def processes() -> dict[int, str]:
     """Process id -> command of every living process that this session started, directly or not."""
+    return _commands(_processes())
+
+
+def _processes() -> set[int]:
+    """Ids of this session's processes, and of trackers of multiprocessing that remove what killed ones leave."""
     mark = f"{MARK}={os.environ[MARK]}".encode()
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
+    found = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if mark not in (entry / "environ").read_bytes().split(b"\0"):
-                continue
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if int(name) != os.getpid() and mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                found.add(int(name))
         except OSError:  # ended meanwhile, or somebody else's
             continue
-        if command and "multiprocessing.resource_tracker" not in command:
-            found[int(entry.name)] = command.strip()
+    _seen.update(found)
     return found
+
+
+def _commands(pids: set[int]) -> dict[int, str]:
+    """Process id -> command; trackers end after the others, by themselves."""
+    found: Mapping[int, str] = {pid: _read(pid, "cmdline").replace("\0", " ").strip() for pid in pids}
+    return {pid: text for pid, text in found.items() if text and "multiprocessing.resource_tracker" not in text}
+
+
+def _test_of(pid: int) -> str:
+    """The test in which a process was started."""
+    found = re.search(r"(?:^|\0)PYTEST_CURRENT_TEST=([^\0]*)", _read(pid, "environ"))
+    return f" (of {found[1]})" if found else ""
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
+    except OSError:  # ended meanwhile
+        return ""
 
 
 def alive(pid: int) -> bool:
@@ -88,31 +139,34 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], object], seconds: float, what: str) -> float:
-    """Polls until `condition` holds; returns after how many seconds it did, fails after `seconds`."""
-    begin = time.monotonic()
-    while not condition():
-        elapsed = time.monotonic() - begin
-        assert elapsed < seconds, f"{what}: not within {seconds} s"
-        time.sleep(0.01)
-    return time.monotonic() - begin
+def _prefix() -> str:
+    return f"ddp-{os.environ[MARK]}"
 
 
-def _elsewhere(segments: frozenset[str], ours: set[int]) -> set[str]:
-    """Segments that a living process of somebody else has mapped: those are nobody's business here.
+def _shared_memory(ours: set[int]) -> set[str]:
+    """Names in /dev/shm that carry the id of a process of ours, or our prefix, or that one of ours has mapped."""
+    inodes = dict(_inodes())  # a semaphore is mapped under another name, before it gets its own
+    mapped = {inode for pid in (ours if inodes else ()) for inode in _mapped(pid)}
+    return {
+        name
+        for name, inode in inodes.items()
+        if inode in mapped
+        or name.startswith(f"sem.{_prefix()}-")
+        or ((owner := _OWNER.match(name)) and int(owner[1]) in _seen | ours)
+    }
 
-    So are semaphores of `multiprocessing` while somebody else's tracker lives: it removes those of killed processes.
-    """
-    found: set[str] = set()
-    others = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit() and int(entry.name) not in ours)
-    mark = f"{MARK}={os.environ[MARK]}".encode()
-    for entry in others if segments else ():
-        with contextlib.suppress(OSError):  # ended meanwhile
-            found |= segments & set(re.findall(r"/dev/shm/(\S+)", (entry / "maps").read_text()))
-            tracks = b"multiprocessing.resource_tracker" in (entry / "cmdline").read_bytes()
-            if tracks and mark not in (entry / "environ").read_bytes().split(b"\0"):
-                found |= {name for name in segments if name.startswith("sem.mp-")}
-    return found
+
+def _inodes() -> Iterator[tuple[str, int]]:
+    """Name and inode of each file in /dev/shm."""
+    with os.scandir(_SHARED) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                yield entry.name, entry.inode()
+
+
+def _mapped(pid: int) -> set[int]:
+    """Inodes of what a process has mapped of /dev/shm."""
+    return {int(line.split()[4]) for line in _read(pid, "maps").splitlines() if f" {_SHARED}/" in line}
 
 
 def _directories(ours: set[int]) -> list[str]:

@@ -9,12 +9,11 @@ import secrets
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import nbformat
 import psutil
@@ -22,11 +21,9 @@ from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from ddp_lab.errors import DdpLabError
 from ddp_lab.views.catalogue import VIEWS
+from tests.waiting import wait_until
 
 __all__ = ["PROJECT", "Lab", "NotebookPage", "chromium", "chromium_browser", "jupyterlab", "open_tab", "printed"]
-__all__ += ["until"]
-
-Result = TypeVar("Result")
 
 PROJECT = Path(__file__).resolve().parents[2]
 CHROMIUM_FLAGS = (
@@ -61,17 +58,6 @@ def printed(cell: Any) -> Any:
     if output.output_type == "error":
         raise DdpLabError(f"a cell of the notebook failed: {output.ename}: {output.evalue}")
     return json.loads(output.text)
-
-
-def until(probe: Callable[[], Result], seconds: float = 60.0, what: str = "the condition") -> Result:
-    """Calls `probe` until it returns something true; fails after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        found = probe()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise TimeoutError(f"{what} did not happen within {seconds:g} s")
 
 
 def open_tab(page: Page, title: str) -> None:
@@ -131,7 +117,7 @@ def _address(root: Path, server: subprocess.Popen[bytes]) -> str:
             return str(json.loads(text)["url"]) if text.endswith("}") else ""
         return ""
 
-    return until(found, 120, "the start of JupyterLab")
+    return wait_until(found, "the start of JupyterLab")
 
 
 def _see_gone(family: list[psutil.Process]) -> None:
@@ -248,11 +234,11 @@ class NotebookPage:
             )
         )
 
-    def wait_for_status(self, status: str, seconds: float = 60.0) -> None:
+    def wait_for_status(self, status: str) -> None:
         """Waits until the kernel's status is `status`."""
-        until(lambda: self.status() == status, seconds, f"kernel status {status!r}")
+        wait_until(lambda: self.status() == status, f"kernel status {status!r}")
 
-    def run_cell(self, index: int, wait: bool = True, seconds: float = 120.0) -> None:
+    def run_cell(self, index: int, wait: bool = True) -> None:
         """Runs one cell; by default waits until it has ended."""
         self.page.evaluate(
             "(index) => { const { content } = window.jupyterapp.shell.currentWidget; content.activeCellIndex = index;"
@@ -261,7 +247,7 @@ class NotebookPage:
             index,
         )
         if wait:
-            until(lambda: self.executions(index) is not None, seconds, f"the end of cell {index}")
+            wait_until(lambda: self.executions(index) is not None, f"the end of cell {index}")
 
     def code_cells(self) -> list[int]:
         """Indices of the code cells."""

@@ -20,6 +20,7 @@ from ddp_lab.bench.measuring.workloads import WORKLOADS
 from ddp_lab.command_line import count, number_from
 from ddp_lab.errors import DdpLabError
 from ddp_lab.views.catalogue import VIEWS
+from tests.waiting import wait_until
 
 __all__ = ["main", "measure"]
 
@@ -56,7 +57,7 @@ def measure(
     Raises:
         DdpLabError: Chromium is missing, or the training failed.
     """
-    from tests.benchmarks.browser import NotebookPage, chromium, chromium_browser, jupyterlab, printed, until
+    from tests.benchmarks.browser import NotebookPage, chromium, chromium_browser, jupyterlab, printed
 
     if chromium() is None:
         raise DdpLabError("this benchmark needs Chromium (on Debian: apt-get install chromium)")
@@ -74,7 +75,7 @@ def measure(
                 notebook.run_cell(cell)
             notebook.run_cell(last, wait=False)
             page.locator(".ddp-lab").first.scroll_into_view_if_needed()
-            until(lambda: notebook.executions(last), 600, "the end of the training")
+            wait_until(lambda: notebook.executions(last), "the end of the training")
             found = printed(notebook.save().cells[last])
         finally:
             notebook.run_cell(last + 1)

@@ -18,6 +18,7 @@ from typing import Any
 from ddp_lab.bench.measuring.command import new_parser, show
 from ddp_lab.command_line import count, seconds
 from ddp_lab.errors import DdpLabError
+from tests.waiting import wait_until
 
 __all__ = ["main", "measure"]
 
@@ -109,7 +110,7 @@ def measure(ranks: int = 8, rate: int = 1_000, seconds: float = 30.0) -> dict[st
     Raises:
         DdpLabError: Chromium is missing, or a cell failed.
     """
-    from tests.benchmarks.browser import NotebookPage, chromium, chromium_browser, jupyterlab, printed, until
+    from tests.benchmarks.browser import NotebookPage, chromium, chromium_browser, jupyterlab, printed
 
     if chromium() is None:
         raise DdpLabError("this benchmark needs Chromium (on Debian: apt-get install chromium)")
@@ -130,7 +131,7 @@ def measure(ranks: int = 8, rate: int = 1_000, seconds: float = 30.0) -> dict[st
                 page.evaluate(_WATCH.replace("INDEX", str(cell)))
                 before = _busy(chrome)
                 notebook.run_cell(cell, wait=False)
-                until(partial(notebook.executions, cell), 3 * seconds + 60, f"the end of cell {cell}")
+                wait_until(partial(notebook.executions, cell), f"the end of cell {cell}")
                 found[name] = _summary(page.evaluate("() => window.stopWatching()"), _busy(chrome) - before)
                 if cell == 1:
                     text = str(page.evaluate(_SHOWN, cell))

@@ -20,6 +20,7 @@ from typing import Any
 from ddp_lab.bench.measuring.command import new_parser
 from ddp_lab.command_line import count, number_from, seconds, write_json
 from ddp_lab.errors import DdpLabError
+from tests.waiting import wait_until
 
 __all__ = ["main", "measure"]
 
@@ -121,7 +122,7 @@ def measure(
     Raises:
         DdpLabError: Chromium is missing, or the model got another number of buckets.
     """
-    from tests.benchmarks.browser import NotebookPage, chromium, chromium_browser, jupyterlab, open_tab, printed, until
+    from tests.benchmarks.browser import NotebookPage, chromium, chromium_browser, jupyterlab, open_tab, printed
 
     if chromium() is None:
         raise DdpLabError("this benchmark needs Chromium (on Debian: apt-get install chromium)")
@@ -148,11 +149,11 @@ def measure(
             tasks = page.evaluate("() => window.tasks")
             if notebook.executions(3) is not None:
                 raise DdpLabError("the cell had ended before the measurement")
-            until(lambda: notebook.executions(3), 60, "the end of the training cell")
+            wait_until(lambda: notebook.executions(3), "the end of the training cell")
             page.evaluate(_WATCH)
             notebook.run_cell(4, wait=False)
             page.locator(".ddp-lab").scroll_into_view_if_needed()  # out of sight nothing is drawn
-            until(lambda: notebook.executions(4), 2 * seconds + 60, "the end of the slow training")
+            wait_until(lambda: notebook.executions(4), "the end of the slow training")
             page.wait_for_timeout(500)
             shown = page.evaluate("() => window.shown")
             notebook.run_cell(5)

@@ -12,7 +12,8 @@ from ddp_lab.views.catalogue import VIEWS
 from ddp_lab.widgets import bundle
 from ddp_lab.widgets.dashboard import Dashboard
 from ddp_lab.widgets.live_widget import LiveWidget
-from tests.benchmarks.browser import open_tab, until
+from tests.benchmarks.browser import open_tab
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,7 +108,7 @@ class BarePage:
 
         self.page.set_default_timeout(1000)
         try:
-            return until(pumped, seconds, what)
+            return wait_until(pumped, what)
         finally:
             self.page.set_default_timeout(30_000)
 

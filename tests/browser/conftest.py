@@ -47,7 +47,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not _is_here(item):
             continue
         item.add_marker(pytest.mark.browser)
-        item.add_marker(pytest.mark.timeout(300))
         if missing and os.environ.get("CI") != "true":
             item.add_marker(pytest.mark.skip(reason=f"missing: {missing}"))
 

@@ -15,7 +15,7 @@ from ddp_lab import CellError, Cluster
 from ddp_lab.output.board import SilentBoard
 from ddp_lab.timeline.recorded.player import Player
 from ddp_lab.timeline.timeline import Timeline
-from tests.benchmarks.browser import until
+from tests.waiting import wait_until
 
 __all__ = ["STATES", "Stage", "State"]
 
@@ -71,7 +71,7 @@ class Stage:
         self._number += 1
         begun = self._last
         self._cell = self.run(LOOP.format(path=str(self._gate)), wait=False)
-        until(lambda: self._last > begun + 30, 60, "some steps")
+        wait_until(lambda: self._last > begun + 30, "some steps")
 
     def finish(self) -> None:
         """Ends the training."""
@@ -90,7 +90,7 @@ class Stage:
         self.train()
         self.lab.reconfigure(bucket_cap_mb=0.01)
         begun = self._last
-        until(lambda: self._last > begun + 30, 60, "steps after the change")
+        wait_until(lambda: self._last > begun + 30, "steps after the change")
         self.finish()
 
     def fail(self) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ddp_lab.protocol import journal
-from tests.benchmarks.browser import NotebookPage, until
+from tests.benchmarks.browser import NotebookPage
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -48,11 +49,11 @@ def job(tmp_path: Path) -> Iterator[Path]:
         stderr=subprocess.STDOUT,
     )
     try:
-        until(lambda: all(_bytes(journal.path_of(folder, rank)) > 20_000 for rank in range(2)), 200, "two journals")
+        wait_until(lambda: all(_bytes(journal.path_of(folder, rank)) > 20_000 for rank in range(2)), "two journals")
         yield folder
     finally:
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate()
 
 
 def _bytes(path: Path) -> int:
@@ -72,9 +73,9 @@ def test_a_running_job_is_followed_live(lab_page: Page, lab: Lab, job: Path) -> 
         notebook.run_cell(0)
         page.wait_for_selector(".ddp-lab")
         page.locator(".ddp-lab").scroll_into_view_if_needed()
-        until(lambda: page.evaluate(_STATISTICS)["step"] is not None, 60, "a step")
+        wait_until(lambda: page.evaluate(_STATISTICS)["step"] is not None, "a step")
         before = page.evaluate(_STATISTICS)
-        until(lambda: page.evaluate(_STATISTICS)["updates"] >= before["updates"] + 5, 60, "five more pictures")
+        wait_until(lambda: page.evaluate(_STATISTICS)["updates"] >= before["updates"] + 5, "five more pictures")
         assert page.evaluate(_STATISTICS)["step"] > before["step"]
         assert not {"Step through", "Fault injection"} & set(page.locator(".ddp-tab").all_inner_texts())
         assert page.get_by_role("button", name="Compare gradients").count() == 0

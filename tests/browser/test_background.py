@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from nbconvert import MarkdownExporter
 
-from tests.benchmarks.browser import NotebookPage, until
+from tests.benchmarks.browser import NotebookPage
 from tests.browser.waiting import has, says
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
@@ -75,12 +76,12 @@ def test_a_cell_that_is_stopped(notebook: NotebookPage) -> None:
         found = re.search(r"step ([\d,]+)", line.inner_text())
         return int(found[1].replace(",", "")) if found else 0
 
-    first = until(step, 60, "a step")
-    until(lambda: step() > first, 60, "another step")
+    first = wait_until(step, "a step")
+    wait_until(lambda: step() > first, "another step")
     line.get_by_role("button", name="■ Stop").click()
     says(line, "train [2]: ■ interrupted after ")
     assert not line.get_by_role("button").is_visible()
-    until(lambda: _saved(notebook, 1).startswith("train [2]: ■ interrupted after "), 60, "the saved line")
+    wait_until(lambda: _saved(notebook, 1).startswith("train [2]: ■ interrupted after "), "the saved line")
 
 
 def test_a_cell_that_fails(notebook: NotebookPage) -> None:
@@ -90,7 +91,7 @@ def test_a_cell_that_fails(notebook: NotebookPage) -> None:
     error = notebook.page.locator(".jp-CodeCell").nth(2).locator("[data-mime-type='application/vnd.jupyter.stderr']")
     says(error, "ValueError: end of data")
     says(error, "rank 0 waited for rank 1 in barrier")
-    until(lambda: "error" in [one.output_type for one in notebook.save().cells[2].outputs], 60, "the saved block")
+    wait_until(lambda: "error" in [one.output_type for one in notebook.save().cells[2].outputs], "the saved block")
     assert re.match(r"fails \[3\]: ✗ rank 1 failed after .* ValueError: end of data", _saved(notebook, 2))
 
 
@@ -110,17 +111,17 @@ def test_a_page_that_is_loaded_again(notebook: NotebookPage, gate: Path) -> None
     notebook.run_cell(3)
     says(_line(notebook, 3), "counts [4]: running for ")
     box = notebook.page.locator(".jp-CodeCell").nth(3).locator(".jp-RenderedText")
-    until(lambda: "line 40" in box.inner_text(), 60, "more text than the box is high")
-    until(lambda: box.evaluate(AT_END), 60, "the end of the text in view")
+    wait_until(lambda: "line 40" in box.inner_text(), "more text than the box is high")
+    wait_until(lambda: box.evaluate(AT_END), "the end of the text in view")
     assert box.bounding_box()["height"] <= 320  # type: ignore[index]
     assert not notebook.page.locator(".ddp-late-text").locator("visible=true").count()
     notebook.save()
     notebook.reload()
     text = _line(notebook, 3).locator(".ddp-late-text")
     has(text, 1)
-    until(lambda: "line " in text.inner_text(), 60, "the end of the text")
+    wait_until(lambda: "line " in text.inner_text(), "the end of the text")
     before = text.inner_text()
-    until(lambda: text.inner_text() != before, 60, "more text")
+    wait_until(lambda: text.inner_text() != before, "more text")
     gate.touch()
     says(_line(notebook, 3), "counts [4]: ✓ done in ")
 

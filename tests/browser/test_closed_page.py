@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.browser import NotebookPage, printed, until
+from tests.benchmarks.browser import NotebookPage, printed
 from tests.browser.waiting import has, says
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.benchmarks.browser import Lab
@@ -51,13 +52,13 @@ def test_a_page_that_is_closed_in_the_middle_of_a_cell(shared: Shared, lab: Lab,
         first.save()
         first.run_cell(1, wait=False)
         page.wait_for_selector(".ddp-main canvas", timeout=60_000)
-        until(begun.exists, 60, "the first step")
+        wait_until(begun.exists, "the first step")
         has(first.page.locator(".ddp-background"), 1)
         assert not first.page.locator(".ddp-background").is_visible()
         first.save()
         page.close()
     begun.unlink()
-    until(begun.exists, 60, "a step without a page")
+    wait_until(begun.exists, "a step without a page")
     with shared.page() as page:
         _goes_on(NotebookPage(page, lab, name), gate)
 
@@ -70,7 +71,7 @@ def _goes_on(second: NotebookPage, gate: Path) -> None:
         says(cell, "If it is still running, its result will appear here.")
         assert "model not found" not in cell.inner_text()
         gate.touch()
-        second.wait_for_status("idle", 120)
+        second.wait_for_status("idle")
         says(cell, "%%distributed [2]: ✓ done in ")
         says(cell.locator(".ddp-late-text"), "ranks 0–1 │ at ")
         assert "If it is still running" not in cell.inner_text()

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.benchmarks.browser import NotebookPage, open_tab, printed, until
+from tests.benchmarks.browser import NotebookPage, open_tab, printed
 from tests.browser.waiting import has, says
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -112,7 +113,7 @@ def test_widgets_of_ranks(notebook: NotebookPage) -> None:
         notebook.run_cell(7)
         return bool(printed(notebook.save().cells[7]) == [0, 2])
 
-    until(moved, 60, "rank 1's new value")
+    wait_until(moved, "rank 1's new value")
 
 
 def test_buttons_while_a_cell_trains_in_the_foreground(notebook: NotebookPage) -> None:
@@ -125,8 +126,8 @@ def test_buttons_while_a_cell_trains_in_the_foreground(notebook: NotebookPage) -
         text = _rows(page).first.locator("td").nth(6).inner_text().replace(",", "")
         return text.isdigit() and int(text)
 
-    first = until(step, 60, "a step")
-    until(lambda: step() > first, 60, "another step")
+    first = wait_until(step, "a step")
+    wait_until(lambda: step() > first, "another step")
     _press(page, "Rejoin")
     says(status, "Ranks 0–1 are running a cell. Interrupt it or wait")
     _press(page, "Restart …")
@@ -134,9 +135,9 @@ def test_buttons_while_a_cell_trains_in_the_foreground(notebook: NotebookPage) -
     assert not page.get_by_role("alertdialog").is_visible()
     _press(page, "Interrupt rank 1")
     says(status, "Interrupt sent to rank 1")
-    until(lambda: notebook.executions(2), 60, "the end of the cell")
+    wait_until(lambda: notebook.executions(2), "the end of the cell")
     assert printed(notebook.save().cells[2])[0] == "KeyboardInterrupt"
-    until(lambda: "runs" not in "".join(_rows(page).all_inner_texts()), 60, "ranks that run nothing")
+    wait_until(lambda: "runs" not in "".join(_rows(page).all_inner_texts()), "ranks that run nothing")
     _press(page, "Rejoin")
     says(status, "variables kept")
     says(_rows(page).first, "idle")
@@ -159,7 +160,7 @@ def test_a_stopped_rank_and_a_dead_one(notebook: NotebookPage) -> None:
     _press(page, "Restart …")
     says(page.get_by_role("alertdialog"), "all variables on the ranks are lost")
     _press(page, "Cancel")
-    until(lambda: not page.get_by_role("alertdialog").is_visible(), 60, "no question")
+    wait_until(lambda: not page.get_by_role("alertdialog").is_visible(), "no question")
     says(_rows(page).first, "killed")
     _press(page, "Restart …")
     _press(page, "Restart")
@@ -205,7 +206,7 @@ def test_what_has_ended_says_so(notebook: NotebookPage) -> None:
     line = page.locator(".ddp-life").last
     open_tab(page, "Step through")
     pause = page.get_by_role("button", name="Pause", exact=True)
-    until(pause.is_enabled, 60, "a button that can be pressed")
+    wait_until(pause.is_enabled, "a button that can be pressed")
     os.kill(_pids(notebook)["rank 0"], signal.SIGKILL)
     _sees(line, "Rank 0 was killed by SIGKILL (signal 9): this is the last state, of step 2, ")
     notebook.run_cell(5)
@@ -217,7 +218,7 @@ def test_what_has_ended_says_so(notebook: NotebookPage) -> None:
     _sees(line, "another one is running")
     _sees(page.locator(".ddp-cluster"), "another one is running. Show it with ddp_lab.current_cluster()")
     page.get_by_role("button", name="Show the running cluster").click()
-    until(lambda: not line.is_visible() and pause.is_enabled(), 60, "a dashboard of the other cluster")
+    wait_until(lambda: not line.is_visible() and pause.is_enabled(), "a dashboard of the other cluster")
     assert pause.get_attribute("title") == "set these breakpoints (key p)"
     notebook.run_cell(11)
     page.evaluate(_RESTART)

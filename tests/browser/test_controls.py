@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddp_lab.timeline.timeline import Timeline
-from tests.benchmarks.browser import NotebookPage, open_tab, until
+from tests.benchmarks.browser import NotebookPage, open_tab
 from tests.browser.bare_page import BarePage
 from tests.browser.test_views import training_of
 from tests.browser.waiting import says
 from tests.training_events import Training
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -56,11 +57,11 @@ def training(shared: Shared, lab: Lab, tmp_path_factory: pytest.TempPathFactory)
             opened.run_cell(cell)
         page.locator(".ddp-lab").scroll_into_view_if_needed()
         opened.run_cell(CELL, wait=False)
-        until(lambda: (_step(page) or 0) > 3, 60, "the first steps")
+        wait_until(lambda: (_step(page) or 0) > 3, "the first steps")
         yield opened
         assert opened.executions(CELL) is None, "the training ended early"
         stop.touch()
-        until(lambda: opened.executions(CELL), 60, "the end of the training")
+        wait_until(lambda: opened.executions(CELL), "the end of the training")
         opened.run_cell(CELL + 1)
         opened.shut_down()
         assert not opened.errors
@@ -80,13 +81,13 @@ def test_buckets_are_changed_by_the_form(training: NotebookPage) -> None:
     page = training.page
     _open(page, "Buckets")
     rows = page.locator(".ddp-buckets > .ddp-table-scroll tbody tr")
-    until(lambda: rows.count() == 1, 60, "one bucket")
+    wait_until(lambda: rows.count() == 1, "one bucket")
     page.get_by_label("bucket size limits").select_option("cap")
     page.get_by_label("size limit of a bucket in MiB").fill("0.01")
     page.keyboard.press("Enter")
     says(page.locator(".ddp-reconfigure .ddp-status"), "There are 4 buckets now")
-    until(lambda: rows.count() == 4, 60, "four buckets")
-    says(page.locator(".ddp-verdict-line"), "99 %", seconds=60)
+    wait_until(lambda: rows.count() == 4, "four buckets")
+    says(page.locator(".ddp-verdict-line"), "99 %")
     page.get_by_label("comm hook").fill("fp61")
     page.get_by_role("button", name="Apply").click()
     says(page.locator(".ddp-reconfigure .ddp-status"), "did you mean 'fp16'")
@@ -122,8 +123,8 @@ def test_a_backward_is_stepped_through(training: NotebookPage) -> None:
     page.locator(".ddp-twin summary").last.click()
     page.locator(".ddp-step").press("c")
     says(page.locator(".ddp-step"), "No breakpoints")
-    until(lambda: not page.get_by_role("group", name="Paused").is_visible(), 60, "no buttons of a pause")
-    until(lambda: _step(page) > held + 3, 60, "more steps")
+    wait_until(lambda: not page.get_by_role("group", name="Paused").is_visible(), "no buttons of a pause")
+    wait_until(lambda: _step(page) > held + 3, "more steps")
 
 
 def test_a_fault_is_injected_seen_and_ended(training: NotebookPage) -> None:
@@ -143,7 +144,7 @@ def test_a_fault_is_injected_seen_and_ended(training: NotebookPage) -> None:
     _open(page, "Fault injection")
     page.get_by_role("button", name="End", exact=True).click()
     says(page.locator(".ddp-past"), f"end of {mark}")
-    until(lambda: not sign.is_visible(), 60, "no sign")
+    wait_until(lambda: not sign.is_visible(), "no sign")
 
 
 @pytest.mark.parametrize("view", ["step", "fault_injection"])
@@ -170,8 +171,8 @@ def test_a_control_means_a_model_that_exists(page: Page) -> None:
     offered = page.locator(".ddp-step").get_by_label("model", exact=True).locator("option")
     shown.until(lambda: offered.all_text_contents() == ["the one that is training", "DigitsNet (model 0)"], "one model")
     page.get_by_role("button", name="Pause").click()
-    asked = until(
-        lambda: page.title() + "." and [one for one in shown._asked if one["type"] == "step"], 60, "a request"
+    asked = wait_until(
+        lambda: page.title() + "." and [one for one in shown._asked if one["type"] == "step"], "a request"
     )
     assert asked[0]["reducer"] == 0
     shown.close()

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.benchmarks.browser import NotebookPage, open_tab, printed, until
+from tests.benchmarks.browser import NotebookPage, open_tab, printed
 from tests.browser.waiting import has, says
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -68,7 +69,7 @@ def shown(shared: Shared, lab: Lab) -> Iterator[NotebookPage]:
             opened.run_cell(cell)
         open_tab(page, "Timeline")
         page.locator(".ddp-lab").scroll_into_view_if_needed()
-        until(lambda: _step(page) == 4, 60, "step 4")
+        wait_until(lambda: _step(page) == 4, "step 4")
         yield opened
         opened.shut_down()
         assert not opened.errors
@@ -86,7 +87,7 @@ def _settled(page: Page) -> list[int]:
         seen.append(_pixels(page))
         return len(seen) > 4 and all(each == seen[-1] for each in seen[-4:])
 
-    until(same, 60, "a picture that stays")
+    wait_until(same, "a picture that stays")
     return seen[-1]
 
 
@@ -127,12 +128,12 @@ def test_draws_while_a_cell_blocks_and_answers_meanwhile(notebook: Open, tmp_pat
     opened = notebook(blocks, "print(answered)")
     page = opened.page
     opened.run_cell(2, wait=False)
-    until(lambda: _step(page) is not None and _step(page) >= 5, 60, "the fifth step")
+    wait_until(lambda: _step(page) is not None and _step(page) >= 5, "the fifth step")
     page.get_by_role("button", name="Compare gradients").click()
-    until(lambda: "requested" in page.locator(".ddp-verdict").inner_text(), 60, "the kernel's answer to the button")
+    wait_until(lambda: "requested" in page.locator(".ddp-verdict").inner_text(), "the kernel's answer to the button")
     assert opened.executions(2) is None, "the cell had ended before the answer"
     gate.touch()
-    until(lambda: opened.executions(2), 60, "the end of the cell")
+    wait_until(lambda: opened.executions(2), "the end of the cell")
     opened.run_cell(3)
     assert opened.save().cells[3].outputs[0].text.strip() != "0"
 
@@ -142,16 +143,16 @@ def test_a_chosen_step_stays(notebook: Open) -> None:
     opened = notebook("feed(20)", "feed(20)")
     page = opened.page
     opened.run_cell(2)
-    until(lambda: _step(page) == 19, 60, "step 19")
+    wait_until(lambda: _step(page) == 19, "step 19")
     page.get_by_role("spinbutton", name="step number").click(click_count=3)
     page.keyboard.type("7")
     page.keyboard.press("Enter")
-    until(lambda: _step(page) == 7, 60, "step 7")
+    wait_until(lambda: _step(page) == 7, "step 7")
     opened.run_cell(3)
-    until(lambda: page.locator(".ddp-held").inner_text().endswith("39"), 60, "the arrival of step 39")
+    wait_until(lambda: page.locator(".ddp-held").inner_text().endswith("39"), "the arrival of step 39")
     assert _step(page) == 7
     page.get_by_label("follow latest").check()
-    until(lambda: _step(page) == 39, 60, "step 39")
+    wait_until(lambda: _step(page) == 39, "step 39")
 
 
 def test_follows_the_model_that_trains(notebook: Open) -> None:
@@ -159,15 +160,15 @@ def test_follows_the_model_that_trains(notebook: Open) -> None:
     opened = notebook("feed(3)", "training, steps = Training(2, 5, reducer=1), iter(range(10))\nfeed(3)", "feed(3)")
     page = opened.page
     opened.run_cell(2)
-    until(lambda: _step(page) == 2, 60, "step 2")
+    wait_until(lambda: _step(page) == 2, "step 2")
     models = page.get_by_label("model")
     assert not models.is_visible()
     opened.run_cell(3)
-    until(lambda: models.is_visible() and models.input_value() == "1", 60, "the second model")
+    wait_until(lambda: models.is_visible() and models.input_value() == "1", "the second model")
     has(page.locator(".ddp-sync-table tbody tr"), 5)
     models.select_option("0")
     opened.run_cell(4)
-    until(lambda: page.locator(".ddp-sync-table tbody tr").count() == 3, 60, "the chosen model's buckets")
+    wait_until(lambda: page.locator(".ddp-sync-table tbody tr").count() == 3, "the chosen model's buckets")
     assert models.input_value() == "0"
 
 
@@ -180,10 +181,10 @@ def test_a_reloaded_page_shows_the_steps_again(notebook: Open) -> None:
     opened.reload()
     page.wait_for_selector(".ddp-lab")
     open_tab(page, "Timeline")
-    until(lambda: _step(page) == 29, 60, "step 29")
-    until(lambda: page.locator(".ddp-held").inner_text() == "of 0–29", 60, "all thirty steps")
+    wait_until(lambda: _step(page) == 29, "step 29")
+    wait_until(lambda: page.locator(".ddp-held").inner_text() == "of 0–29", "all thirty steps")
     opened.run_cell(3)
-    until(lambda: _step(page) == 34, 60, "step 34")
+    wait_until(lambda: _step(page) == 34, "step 34")
 
 
 def test_reopened_without_its_kernel_the_picture_is_there(notebook: Open) -> None:
@@ -197,11 +198,11 @@ def test_reopened_without_its_kernel_the_picture_is_there(notebook: Open) -> Non
     opened.save()
     opened.shut_down()
     opened.reload()
-    until(lambda: picture.is_visible(), 60, "the saved picture")
+    wait_until(lambda: picture.is_visible(), "the saved picture")
     assert page.locator(".ddp-lab").count() == 0
     assert "DigitsNet on 2 ranks" in (picture.get_attribute("alt") or "")
     for words in ("Error displaying widget", "Loading widget"):
-        until(lambda words=words: not page.get_by_text(words).is_visible(), 60, f"the end of {words!r}")
+        wait_until(lambda words=words: not page.get_by_text(words).is_visible(), f"the end of {words!r}")
 
 
 def test_an_idle_kernel_is_left_alone_and_its_end_is_told(notebook: Open, lab: Lab) -> None:
@@ -219,7 +220,7 @@ def test_an_idle_kernel_is_left_alone_and_its_end_is_told(notebook: Open, lab: L
         return (datetime.now(timezone.utc) - datetime.fromisoformat(last.replace("Z", "+00:00"))).total_seconds()
 
     line = opened.page.locator(".ddp-life")
-    until(lambda: idle_for() > 4, 60, "a kernel without activity")
+    wait_until(lambda: idle_for() > 4, "a kernel without activity")
     assert not line.is_visible()
     opened.shut_down()
     says(line, "The kernel has stopped: this is the last state, of step 4")
@@ -246,7 +247,7 @@ def test_a_dashboard_whose_output_was_replaced_does_nothing_more(notebook: Open)
     again = opened.page.locator(
         ".jp-Cell", has=opened.page.locator(".jp-InputArea", has_text=re.compile(r"made\[0\]\s*$"))
     )
-    until(lambda: again.locator(".ddp-main canvas").count(), 60, "the first dashboard, drawn once more")
+    wait_until(lambda: again.locator(".ddp-main canvas").count(), "the first dashboard, drawn once more")
     for cell in (6, 7):
         opened.run_cell(cell)
     said = [printed(opened.save().cells[cell]) for cell in (3, 4, 7)]
@@ -259,15 +260,14 @@ def test_many_ranks_and_buckets_scroll(notebook: Open) -> None:
     opened = notebook("feed(2)", training="64, 50, compute_ms=60")
     page = opened.page
     opened.run_cell(2)
-    until(lambda: _step(page) == 1, 60, "step 1")
+    wait_until(lambda: _step(page) == 1, "step 1")
     scroller = page.locator(".ddp-scroll")
     height, content = scroller.evaluate("(node) => [node.clientHeight, node.scrollHeight]")
     assert height < 600 < 9_000 < content
     first = page.evaluate("() => document.querySelector('.ddp-timeline canvas').toDataURL()")
     scroller.evaluate("(node) => { node.scrollTop = 5000 }")
-    until(
+    wait_until(
         lambda: page.evaluate("() => document.querySelector('.ddp-timeline canvas').toDataURL()") != first,
-        5,
         "a scrolled picture",
     )
 
@@ -286,7 +286,7 @@ def test_bars_by_pointer_and_keyboard(shown: NotebookPage) -> None:
     says(detail.get_by_role("heading"), "Bucket 1 in step 4")
     says(detail, "layers.2.weight")
     page.keyboard.press("Escape")
-    until(lambda: not detail.is_visible(), 60, "the end of the details")
+    wait_until(lambda: not detail.is_visible(), "the end of the details")
     for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight", "Enter"):
         page.keyboard.press(key)
     says(page.locator(".ddp-voice"), "rank 1 · bucket 2")
@@ -300,18 +300,18 @@ def test_zoom_and_reset(shown: NotebookPage) -> None:
     page.keyboard.press("0")
     whole = _settled(page)
     page.keyboard.press("+")
-    until(lambda: _pixels(page) != whole, 60, "a zoomed picture")
+    wait_until(lambda: _pixels(page) != whole, "a zoomed picture")
     page.keyboard.press("0")
-    until(lambda: _pixels(page) == whole, 60, "the whole picture")
+    wait_until(lambda: _pixels(page) == whole, "the whole picture")
 
 
 def test_follows_the_theme(shown: NotebookPage) -> None:
     """The canvas's text is dark in the light theme and light in the dark one."""
     page = shown.page
-    until(lambda: 0 <= _ink(page) < 80, 60, "dark text")
+    wait_until(lambda: 0 <= _ink(page) < 80, "dark text")
     shown.set_theme("JupyterLab Dark")
     try:
-        until(lambda: _ink(page) > 180, 60, "light text")
+        wait_until(lambda: _ink(page) > 180, "light text")
     finally:
         shown.set_theme("JupyterLab Light")
-    until(lambda: 0 <= _ink(page) < 80, 60, "dark text")
+    wait_until(lambda: 0 <= _ink(page) < 80, "dark text")

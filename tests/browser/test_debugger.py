@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.benchmarks.browser import NotebookPage, until
+from tests.benchmarks.browser import NotebookPage
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -59,7 +60,7 @@ class Debugged:
     def press_the_gutter(self, line: int) -> None:
         """Sets a breakpoint, and waits until JupyterLab shows it: then the debugger has it."""
         gutter = self.cell().locator(".cm-gutter.cm-breakpoint-gutter .cm-gutterElement")
-        until(lambda: gutter.count() > line, 30, "the gutter")
+        wait_until(lambda: gutter.count() > line, "the gutter")
         number = self.cell().locator(".cm-line").nth(line - 1).bounding_box()
         box = self.cell().locator(".cm-gutter.cm-breakpoint-gutter").bounding_box()
         assert number is not None
@@ -72,7 +73,7 @@ class Debugged:
         highlighted = self.cell().locator(".jp-DebuggerEditor-highlight")
         highlighted.wait_for(timeout=60_000)
         wanted = _CODE.splitlines()[line - 1]
-        until(lambda: highlighted.first.text_content() == wanted, 30, f"the highlight of {wanted!r}")
+        wait_until(lambda: highlighted.first.text_content() == wanted, f"the highlight of {wanted!r}")
 
     def variables(self) -> dict[str, str]:
         """What the panel shows, by name."""
@@ -108,13 +109,13 @@ def test_break_step_inspect_and_go_on(debugged: Debugged) -> None:
     debugged.press_the_gutter(_LINE)
     debugged.notebook.run_cell(CELL, wait=False)
     debugged.wait_for_stop(_LINE)
-    until(lambda: debugged.variables().get("rank") == "1", 30, "the rank's values")
+    wait_until(lambda: debugged.variables().get("rank") == "1", "the rank's values")
     _take_pictures(debugged)
     debugged.notebook.command("debugger:next")
     debugged.wait_for_stop(_LINE + 1)
-    until(lambda: debugged.variables().get("y") == "101", 30, "the value that the step made")
+    wait_until(lambda: debugged.variables().get("y") == "101", "the value that the step made")
     debugged.notebook.command("debugger:continue")
-    until(lambda: debugged.notebook.executions(CELL), 60, "the end of the cell")
+    wait_until(lambda: debugged.notebook.executions(CELL), "the end of the cell")
     assert "sum [10.0, 10.0]" in debugged.output()
     debugged.press_the_bug(on=False)
     debugged.notebook.run_cell(CELL)
@@ -139,12 +140,11 @@ def test_turned_off_while_stopped(debugged: Debugged) -> None:
     debugged.notebook.run_cell(CELL, wait=False)
     debugged.wait_for_stop(_LINE)
     debugged.press_the_bug(on=False)
-    until(lambda: debugged.notebook.executions(CELL), 60, "the end of the cell")
+    wait_until(lambda: debugged.notebook.executions(CELL), "the end of the cell")
     assert "sum [10.0, 10.0]" in debugged.output()
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
 def test_twenty_rounds_on_four_ranks(lab_page: Page, lab: Lab) -> None:
     """Break, inspect, step, continue, on one of four ranks after the other: it works 20 times of 20."""
     debugged = Debugged(lab_page, lab, 4)
@@ -157,13 +157,13 @@ def test_twenty_rounds_on_four_ranks(lab_page: Page, lab: Lab) -> None:
             debugged.choose(rank)
             debugged.notebook.run_cell(CELL, wait=False)
             debugged.wait_for_stop(_LINE)
-            until(lambda rank=rank: debugged.variables().get("rank") == str(rank), 30, "the rank's values")
+            wait_until(lambda rank=rank: debugged.variables().get("rank") == str(rank), "the rank's values")
             debugged.notebook.command("debugger:next")
             debugged.wait_for_stop(_LINE + 1)
             y = str(rank + 100)
-            until(lambda y=y: debugged.variables().get("y") == y, 30, "the value that the step made")
+            wait_until(lambda y=y: debugged.variables().get("y") == y, "the value that the step made")
             debugged.notebook.command("debugger:continue")
-            until(lambda: debugged.notebook.executions(CELL), 60, "the end of the cell")
+            wait_until(lambda: debugged.notebook.executions(CELL), "the end of the cell")
             assert "sum [60.0, 60.0]" in debugged.output()
             print(f"round {round_ + 1} of 20, rank {rank}: works", flush=True)
     finally:

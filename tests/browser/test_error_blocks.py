@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ddp_lab.diagnostics.calls import HANGS
-from tests.benchmarks.browser import until
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -124,5 +124,5 @@ def test_the_doctors_lesson_opens(notebook: NotebookPage) -> None:
     assert "ends <that>" in output.inner_text()
     resolved = f"/files/{HANGS}"  # JupyterLab's own, for a link to a file that its server has
     link = output.locator("a")
-    until(lambda: resolved in str(link.get_attribute("href")), 30, "the link")
+    wait_until(lambda: resolved in str(link.get_attribute("href")), "the link")
     assert str(link.get_attribute("href")).endswith("#A-busy-rank")

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ddp_lab.lesson_files import VERDICT
-from tests.benchmarks.browser import PROJECT, NotebookPage, until
+from tests.benchmarks.browser import PROJECT, NotebookPage
 from tests.notebooks import running
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -44,7 +45,7 @@ def test_the_launcher_opens_lessons(page: Page, lab: Lab, tmp_path: Path) -> Non
     """A card for the quickstart and for each lesson, in order; a click opens the notebook itself. Both kernels, too."""
     page.goto(f"{lab.url}lab/workspaces/launcher?reset&token={lab.token}")
     cards = page.locator(_CARD)
-    until(lambda: cards.count() == len(running.LESSONS), 90, "a card for each lesson")
+    wait_until(lambda: cards.count() == len(running.LESSONS), "a card for each lesson")
     titles = [str(card.get_attribute("title")) for card in cards.all()]
     assert [title.split(":")[0] for title in titles] == [
         running.module_of(path.stem).replace("_0", " ").replace("_", " ").title() for path in running.LESSONS
@@ -55,7 +56,7 @@ def test_the_launcher_opens_lessons(page: Page, lab: Lab, tmp_path: Path) -> Non
     _picture(page, tmp_path, "launcher")
     cards.first.click()
     opened = "() => window.jupyterapp.shell.currentWidget?.context?.path"
-    until(lambda: page.evaluate(opened) == f"tutorials/{running.LESSONS[0].name}", 60, "the lesson")
+    wait_until(lambda: page.evaluate(opened) == f"tutorials/{running.LESSONS[0].name}", "the lesson")
     lesson = NotebookPage(page, lab, f"tutorials/{running.LESSONS[0].name}")
     lesson.start_kernel()
     lesson.shut_down()
@@ -72,7 +73,7 @@ def test_a_lesson_from_start_to_end(page: Page, lab: Lab, tmp_path: Path, name: 
     notebook.start_kernel()
     try:
         for index in notebook.code_cells():
-            notebook.run_cell(index, seconds=200)
+            notebook.run_cell(index)
             _picture(page, tmp_path, f"{name}-{index:02}")
         after = notebook.save()
         for cell in after.cells:
@@ -95,7 +96,7 @@ def test_a_verdict_is_shown_as_a_badge(page: Page, lab: Lab) -> None:
         for index in notebook.code_cells():
             notebook.run_cell(index)
         shown = page.locator(".jp-OutputArea-output")
-        until(lambda: shown.count() == 2, 30, "two verdicts")
+        wait_until(lambda: shown.count() == 2, "two verdicts")
         right, wrong = (one.inner_text() for one in shown.all())
         assert right.split() == ["✓", "Right:", "it", "is.", "1", "of", "2", "exercises", "solved"]
         assert wrong.split() == ["✗", "Not", "yet:", "look", "again.", "1", "of", "2", "exercises", "solved"]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from nbconvert import HTMLExporter
 
-from tests.benchmarks.browser import NotebookPage, until
+from tests.benchmarks.browser import NotebookPage
 from tests.browser.waiting import has, says
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
@@ -79,14 +80,14 @@ def test_the_switch(notebook: NotebookPage) -> None:
     has(cell.get_by_role("radiogroup"), 1)
     assert _merged(cell).is_visible()
     _choose(cell, "tabs")
-    until(lambda: not _merged(cell).is_visible(), 60, "tabs in place of the merged output")
+    wait_until(lambda: not _merged(cell).is_visible(), "tabs in place of the merged output")
     assert cell.get_by_role("tab").all_inner_texts() == ["rank 0", "rank 1", "ranks 2–3"]
     says(cell.get_by_role("tabpanel"), "epoch 1\nloss 0")
     notebook.run_cell(3)
     following = _cell(notebook, 3)
     says(following.get_by_role("tabpanel"), "epoch 1\nloss 0")
     _choose(cell, "merged")
-    until(lambda: _merged(cell).is_visible(), 60, "the merged output")
+    wait_until(lambda: _merged(cell).is_visible(), "the merged output")
     assert cell.get_by_role("tab").count() == 0
     assert following.get_by_role("tab").count() == 3  # a cell keeps its view
 
@@ -97,7 +98,7 @@ def test_tabs_by_keyboard(notebook: NotebookPage) -> None:
     cell.get_by_role("tab", name="rank 0").focus()
     notebook.page.keyboard.press("ArrowLeft")
     says(cell.get_by_role("tabpanel"), "epoch 1")
-    until(lambda: "loss" not in cell.get_by_role("tabpanel").inner_text(), 60, "the last tab")
+    wait_until(lambda: "loss" not in cell.get_by_role("tabpanel").inner_text(), "the last tab")
     assert notebook.page.evaluate("() => document.activeElement.textContent") == "ranks 2–3"
     cell.get_by_role("radio", name="tabs").focus()
     notebook.page.keyboard.press("ArrowRight")
@@ -125,7 +126,9 @@ def test_figures_and_tables_side_by_side(notebook: NotebookPage) -> None:
     merged = cell.locator(".jp-OutputArea-child:not(:has(ddp-lab-output)) img")
     assert not any(one.is_visible() for one in merged.all())
     notebook.page.set_viewport_size({"width": 500, "height": 1000})
-    until(lambda: pages.nth(1).bounding_box()["x"] == pages.nth(0).bounding_box()["x"], 60, "ranks one below the other")  # type: ignore[index]
+    wait_until(
+        lambda: pages.nth(1).bounding_box()["x"] == pages.nth(0).bounding_box()["x"], "ranks one below the other"
+    )  # type: ignore[index]
     notebook.page.set_viewport_size({"width": 1360, "height": 1000})
 
 
@@ -136,13 +139,13 @@ def test_a_running_cell(notebook: NotebookPage, gate: Path) -> None:
     has(cell.get_by_role("tab"), 4)
     cell.get_by_role("tab", name="rank 2").click()
     panel = cell.get_by_role("tabpanel")
-    until(lambda: "lines not shown here" in panel.inner_text(), 60, "many lines")
+    wait_until(lambda: "lines not shown here" in panel.inner_text(), "many lines")
     before = panel.inner_text()
-    until(lambda: panel.inner_text() != before, 60, "more lines")
+    wait_until(lambda: panel.inner_text() != before, "more lines")
     assert "of rank 2" in before
     assert "of rank 1" not in before
     gate.touch()
-    until(lambda: notebook.executions(5) is not None, 60, "the end of the cell")
+    wait_until(lambda: notebook.executions(5) is not None, "the end of the cell")
     says(cell.get_by_role("tab", name="rank 2"), "true", attribute="aria-selected")
 
 
@@ -181,5 +184,5 @@ def test_readers_without_the_kernel(notebook: NotebookPage) -> None:
     notebook.wait_for_status("idle")
     notebook.reload()
     cell = _cell(notebook, 3)
-    until(lambda: _merged(cell).is_visible(), 60, "the merged output")
+    wait_until(lambda: _merged(cell).is_visible(), "the merged output")
     assert cell.get_by_role("radiogroup").count() == 0

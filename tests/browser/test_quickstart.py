@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.browser import PROJECT, NotebookPage, open_tab, until
+from tests.benchmarks.browser import PROJECT, NotebookPage, open_tab
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -37,7 +38,7 @@ def test_quickstart_draws_the_training_while_it_runs(lab_page: Page, lab: Lab) -
         open_tab(page, "Timeline")
         page.locator(".ddp-lab").scroll_into_view_if_needed()
         _sees_the_canvas_change(page, notebook, training)
-        until(lambda: notebook.executions(training), 120, "the end of the training")
+        wait_until(lambda: notebook.executions(training), "the end of the training")
         _chooses_steps(page)
         _compares_gradients(page)
         assert not notebook.errors
@@ -55,14 +56,14 @@ def _sees_the_canvas_change(page: Page, notebook: NotebookPage, training: int) -
         pictures.add(page.evaluate(_CANVAS))
         return len(pictures) >= 5
 
-    until(enough, 120, "five pictures of the timeline")
+    wait_until(enough, "five pictures of the timeline")
     assert notebook.executions(training) is None, "the cell had ended when the fifth picture was seen"
 
 
 def _last_step(page: Page) -> int:
     """Waits until the page shows the last step that it holds, and returns its number."""
     newest = page.get_by_role("spinbutton", name="step number")
-    until(lambda: page.evaluate(_STATISTICS)["step"] == int(newest.get_attribute("max") or -1), 60, "the last step")
+    wait_until(lambda: page.evaluate(_STATISTICS)["step"] == int(newest.get_attribute("max") or -1), "the last step")
     return int(newest.get_attribute("max") or -1)
 
 
@@ -73,17 +74,17 @@ def _chooses_steps(page: Page) -> None:
     slider.focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
-    until(lambda: page.evaluate(_STATISTICS)["step"] < last, 60, "an earlier step")
+    wait_until(lambda: page.evaluate(_STATISTICS)["step"] < last, "an earlier step")
     assert not page.get_by_label("follow latest").is_checked()
     page.get_by_label("follow latest").check()
-    until(lambda: page.evaluate(_STATISTICS)["step"] == last, 60, "the latest step")
+    wait_until(lambda: page.evaluate(_STATISTICS)["step"] == last, "the latest step")
 
 
 def _compares_gradients(page: Page) -> None:
     """Asserts that the ranks find their gradients equal."""
     page.get_by_role("button", name="Compare gradients").click()
     verdict = page.locator(".ddp-verdict")
-    until(lambda: "equal on all 2 ranks" in verdict.inner_text(), 60, "the comparison of gradients")
+    wait_until(lambda: "equal on all 2 ranks" in verdict.inner_text(), "the comparison of gradients")
 
 
 def _keeps_the_picture(page: Page, notebook: NotebookPage, training: int) -> None:

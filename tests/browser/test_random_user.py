@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.benchmarks.browser import NotebookPage, printed, until
+from tests.benchmarks.browser import NotebookPage, printed
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
@@ -156,7 +157,7 @@ class User:
             notebook.wait_for_status("idle")
             self.alive, self._restarted = False, True
             return ""
-        notebook.run_cell(list(CELLS).index(name), seconds=180)
+        notebook.run_cell(list(CELLS).index(name))
         failed = _failed(notebook, name)
         if failed and failed.partition(":")[0] not in FAILS.get(name, ()):
             pytest.fail(f"{name} failed after {', '.join(self.said[-6:])}: {failed}")
@@ -176,7 +177,7 @@ class User:
         views = [self._cell("panel").locator(".ddp-cluster")]
         views += [self._cell(name).locator(".ddp-ranks") for name in ("dashboard", "second")]
         try:
-            return until(lambda: all(one.count() for one in views), 60, "live views")
+            return wait_until(lambda: all(one.count() for one in views), "live views")
         except TimeoutError:
             print("the live views did not come back: loaded again", flush=True)
             return False
@@ -184,7 +185,7 @@ class User:
     def _settle(self) -> None:
         """Waits until the page says what is so: it follows within moments."""
         try:
-            until(lambda: not self._false(), 90, "a true page")
+            wait_until(lambda: not self._false(), "a true page")
         except TimeoutError:
             picture(self.notebook, "false")
             pytest.fail(f"after {', '.join(self.said[-6:])}: {self._false()}")
@@ -202,7 +203,7 @@ class User:
         )
 
     def _facts(self) -> dict[str, Any]:
-        self.notebook.run_cell(len(CELLS), seconds=180)
+        self.notebook.run_cell(len(CELLS))
         found: dict[str, Any] = printed(self.notebook.save().cells[len(CELLS)])
         return found
 
@@ -328,13 +329,12 @@ def notebook(shared: Shared, lab: Lab) -> Iterator[NotebookPage]:
         opened = NotebookPage(page, lab, lab.write(*cells, FACTS, END))
         opened.start_kernel()
         yield opened
-        opened.run_cell(len(CELLS) + 1, seconds=180)
+        opened.run_cell(len(CELLS) + 1)
         assert not opened.save().cells[len(CELLS) + 1].outputs
         opened.shut_down()
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300 + 20 * ACTIONS)
 def test_what_a_random_user_sees_is_so(notebook: NotebookPage) -> None:
     """After each action panel, dashboards and the line of the last cell in the background agree with the cluster."""
     print(f"seed {SEED}: DDP_LAB_SOAK_SEED={SEED} repeats it")

@@ -9,8 +9,8 @@ import pytest
 
 from ddp_lab import Cluster, ClusterError
 from ddp_lab.output.board import SilentBoard
-from tests import leftovers
 from tests.browser.bare_page import BarePage
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator
@@ -230,7 +230,7 @@ def test_watching_is_switched_on_while_a_cell_trains(gradients: BarePage, cluste
     def of_all_ranks() -> bool:  # what a rank says of the newest step may be on its way
         return all(len(one["before"]) == RANKS for one in cluster.timeline.watched_gradients(reducer))
 
-    leftovers.wait_until(of_all_ranks, 60, "steps are watched on all ranks")
+    wait_until(of_all_ranks, "steps are watched on all ranks")
     gradients.says(".ddp-gradients", "Gradients of every 2nd step are monitored.")
     text = gradients.page.locator(".ddp-gradients").inner_text()
     assert "0.13 ms per MiB" in text

@@ -20,9 +20,9 @@ from ddp_lab.views.model_map import cell_rows, map_cells
 from ddp_lab.views.paint.palette import PHASES
 from ddp_lab.widgets import bundle
 from ddp_lab.widgets.controls.collectives import CollectiveStage, no_ranks
-from tests.benchmarks.browser import until
 from tests.browser.bare_page import DARK, BarePage
 from tests.training_events import Training
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -314,10 +314,10 @@ def test_a_link_that_is_not_known_says_why(shown: BarePage) -> None:
     limits = {**told["limits"], "gbit": None, "recordedGbit": None, "measured": False}
     page.evaluate("(prediction) => window.fromKernel({prediction}, [])", {**told, "limits": limits})
     row = page.locator(".ddp-what-if-row", has_text="bandwidth")
-    until(lambda: "Measure it with lab.measure_communication()" in row.inner_text(), 60, "the reason")
+    wait_until(lambda: "Measure it with lab.measure_communication()" in row.inner_text(), "the reason")
     assert not row.locator("input").is_visible()
     page.evaluate("(prediction) => window.fromKernel({prediction}, [])", told)
-    until(row.locator("input").is_visible, 60, "a slider")
+    wait_until(row.locator("input").is_visible, "a slider")
     shown.open("Timeline")
 
 
@@ -329,10 +329,10 @@ def test_equal_pauses_are_one_phrase(shown: BarePage) -> None:
     now = {"control": {**before["control"], "live": True}, "stepping": {"ranks": ranks, "paused": [0, 1, 2]}}
     page.evaluate("(now) => window.fromKernel(now, [])", now)
     words = page.get_by_role("group", name="Paused")
-    until(words.is_visible, 60, "the pause")
+    wait_until(words.is_visible, "the pause")
     assert "ranks 0–2 pause: bucket 0 is ready, not yet launched (" in words.inner_text()
     page.evaluate("(before) => window.fromKernel(before, [])", before)
-    until(lambda: not words.is_visible(), 60, "its end")
+    wait_until(lambda: not words.is_visible(), "its end")
 
 
 def test_ranks_that_are_busy_run_no_collective(browser: Browser) -> None:
@@ -372,7 +372,7 @@ def test_a_kernel_that_is_gone(browser: Browser) -> None:
         made.until(lambda: made.page.locator(".ddp-ranks tbody tr").count() == 2, "the ranks")
         assert not line.is_visible()
         page.clock.run_for(7_000)
-        until(line.is_visible, 60, "the words")
+        wait_until(line.is_visible, "the words")
         assert line.inner_text().startswith("No message from the kernel for ")
         assert compare.is_disabled()
         made.pump()
@@ -381,7 +381,7 @@ def test_a_kernel_that_is_gone(browser: Browser) -> None:
         page.evaluate("() => { window.model.send = () => { throw new Error('Cannot send') } }")
         page.evaluate("() => window.emit('comm_live_update')")
         page.clock.run_for(1_500)
-        until(line.is_visible, 60, "the words")
+        wait_until(line.is_visible, "the words")
         assert line.inner_text() == (
             "The kernel was restarted: this is the last state, of step 2. Run its cell again for a new dashboard."
         )
@@ -404,7 +404,7 @@ def test_a_kernel_that_does_not_answer(browser: Browser) -> None:
         page.clock.run_for(8_000)
         assert not line.is_visible()
         page.clock.run_for(4_000)
-        until(line.is_visible, 60, "the words")
+        wait_until(line.is_visible, "the words")
         assert line.inner_text().startswith(
             "No answer from the kernel: it is busy, or this page has lost the connection"
         )
@@ -435,7 +435,7 @@ def test_a_page_that_knows_its_kernel_speaks_only_while_there_is_news(browser: B
         assert page.evaluate(here) > silent
         page.evaluate("() => { window.model.widget_manager.kernel.status = 'dead' }")
         page.clock.run_for(1_500)
-        until(lambda: page.locator(".ddp-life").inner_text().startswith("The kernel has stopped"), 60, "its end")
+        wait_until(lambda: page.locator(".ddp-life").inner_text().startswith("The kernel has stopped"), "its end")
     finally:
         made.close()
         context.close()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.browser import until
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
 
 
-def says(node: Locator, words: str, *, attribute: str = "", seconds: float = 60) -> None:
+def says(node: Locator, words: str, *, attribute: str = "") -> None:
     """Waits until the first such node, or its attribute, says these words."""
     node = node.first
 
@@ -18,11 +18,11 @@ def says(node: Locator, words: str, *, attribute: str = "", seconds: float = 60)
         return (node.get_attribute(attribute) or "") if attribute else node.inner_text()
 
     try:
-        until(lambda: words in text(), seconds, f"{words!r} in {node}")
+        wait_until(lambda: words in text(), f"{words!r} in {node}")
     except TimeoutError as error:
         raise TimeoutError(f"{error}; it says {text()!r}") from None
 
 
-def has(nodes: Locator, count: int, *, seconds: float = 60) -> None:
+def has(nodes: Locator, count: int) -> None:
     """Waits until there are so many such nodes."""
-    until(lambda: nodes.count() == count, seconds, f"{count} of {nodes}")
+    wait_until(lambda: nodes.count() == count, f"{count} of {nodes}")

@@ -9,7 +9,7 @@ import pytest
 
 from ddp_lab import Cluster
 from ddp_lab.output.board import SilentBoard
-from tests.conftest import nothing_more_than_before
+from tests.leftovers import nothing_more_than_before
 
 
 class Lab(Cluster):

@@ -12,7 +12,7 @@ from ddp_lab import CellError
 from ddp_lab.diagnostics.hang_report import HangReport
 from ddp_lab.output.board import SilentBoard
 from tests.cluster.conftest import Lab
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 MODEL = """
 torch.manual_seed(0)
@@ -191,7 +191,7 @@ def settled(lab: Lab, kind: str) -> HangReport:
         return len(seen) > 1 and len(last) == 1 and seen[-1].diagnosis.kind == kind
 
     try:
-        wait_until(same, 20, f"a diagnosis of the kind {kind}")
+        wait_until(same, f"a diagnosis of the kind {kind}")
     except AssertionError as error:
         raise AssertionError(f"{error}; last: {seen[-1]}") from None
     return seen[-1]
@@ -203,7 +203,7 @@ def told_apart(lab: Lab, name: str) -> None:
     board, before, lab.hang_seconds = Announced(), lab.hang_seconds, 0.6
     try:
         with running(lab, code, board=board):
-            wait_until(lambda: bool(board.said), 20, "the word")
+            wait_until(lambda: bool(board.said), "the word")
     finally:
         lab.hang_seconds = before
     [text] = [said for _, said in board.said if "`%cluster doctor`" in said]

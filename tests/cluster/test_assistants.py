@@ -19,7 +19,7 @@ from ddp_lab.protocol import registry
 from tests.assistants import Assistant, text_of
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import HANGS, MODEL, running
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 READING = {"cluster_status", "doctor", "timeline_summary", "findings", "what_if", "report"}
 TRAIN = MODEL + "for _ in range(30):\n    model.zero_grad(); model(x).sum().backward()"
@@ -71,7 +71,7 @@ def test_status(lab: Lab, served: kernel_server.KernelServer) -> None:
 def test_a_training_is_read(lab: Lab, served: kernel_server.KernelServer) -> None:
     """Summary, findings, a prediction and the report of a training on the ranks; the ranks run nothing for it."""
     lab.run(TRAIN)
-    wait_until(lambda: lab.timeline.judgement() is not None, SECONDS, "steps")
+    wait_until(lambda: lab.timeline.judgement() is not None, "steps")
     assistant = Assistant()
     summary = assistant.call("timeline_summary")
     assert summary.structured_content is not None
@@ -110,7 +110,7 @@ def test_a_hang_is_explained_while_the_notebook_waits(lab: Lab, served: kernel_s
             return bool((found["hang"].structured_content or {}).get("kind") == kind)
 
         try:
-            wait_until(explained, SECONDS, "a diagnosis")
+            wait_until(explained, "a diagnosis")
             found["status"] = assistant.call("cluster_status")
         finally:
             lab.interrupt()
@@ -188,11 +188,11 @@ def test_stopping_interrupts_the_assistants_cell(lab: Lab) -> None:
     code = "import time\nwhile True: time.sleep(0.01)"
     thread = threading.Thread(target=lambda: found.append(Assistant("--allow-run").call("run_cell", code=code)))
     thread.start()
-    wait_until(lab.busy_ranks, SECONDS, "the cell")
+    wait_until(lab.busy_ranks, "the cell")
     server.stop()
     thread.join()
     assert found[0].is_error
-    wait_until(lambda: not lab.busy_ranks(), SECONDS, "the cell's end")
+    wait_until(lambda: not lab.busy_ranks(), "the cell's end")
     assert not server.serving
     assert not folder.exists()
     with pytest.raises(ClusterError, match="run `%cluster mcp` in the notebook"):

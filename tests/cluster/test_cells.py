@@ -19,6 +19,7 @@ from ddp_lab.output.board import OutputBoard, SilentBoard
 from ddp_lab.output.terminal import plain
 from tests.cluster.conftest import Lab
 from tests.cluster.pages import Page
+from tests.waiting import wait_until
 
 
 def until(condition: Callable[[], Any]) -> None:
@@ -49,7 +50,9 @@ def test_output_comes_while_the_cell_runs(lab: Lab, tmp_path: Path) -> None:
     code = f"import os, time\nprint('begun', rank)\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.005)"
     page = Page()
     run = lab.run(code, board=OutputBoard(page), wait=False)
-    until(lambda: "rank 0 │ begun 0\nrank 1 │ begun 1" in page.text)
+    wait_until(
+        lambda: "rank 0 │ begun 0\nrank 1 │ begun 1" in page.text, '"rank 0 │ begun 0\\nrank 1 │ begun 1" in page.text'
+    )
     assert not run.done
     assert set(run.status().ranks.values()) == {"running"}
     go_on.touch()
@@ -330,7 +333,9 @@ def test_a_caller_that_looks_in(lab: Lab, tmp_path: Path, wait: bool) -> None:
 def test_an_interrupt_of_who_waits_for_a_followed_cell(lab: Lab) -> None:
     """Ctrl-C while a cell in the background is waited for interrupts its ranks, which are idle then."""
     run = lab.run("import time\nprint('begun')\ntime.sleep(600)", wait=False)
-    until(lambda: all("begun" in run.text(rank) for rank in (0, 1)))
+    wait_until(
+        lambda: all("begun" in run.text(rank) for rank in (0, 1)), 'all("begun" in run.text(rank) for rank in (0, 1))'
+    )
     with pytest.raises(KeyboardInterrupt):
         run.wait(tick=lambda: signal.raise_signal(signal.SIGINT))
     assert run.done
@@ -350,7 +355,7 @@ def test_a_followed_cell_that_can_not_be_shown(lab: Lab) -> None:
     with pytest.raises(OSError, match="the page is gone"):
         run.wait()
     assert (run.state, run.headline) == ("failed", "✗ can no longer be followed: OSError: the page is gone")
-    until(lambda: not lab.busy_ranks())
+    wait_until(lambda: not lab.busy_ranks(), "not lab.busy_ranks()")
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
@@ -358,7 +363,7 @@ def test_interrupting_a_followed_cell(lab: Lab) -> None:
     """`CellRun.interrupt` ends a cell that nobody waits for; `wait` then says so."""
     page = Page()
     run = lab.run("print('begun')\nimport time\ntime.sleep(600)", board=OutputBoard(page), wait=False)
-    until(lambda: "begun" in page.text)
+    wait_until(lambda: "begun" in page.text, '"begun" in page.text')
     run.interrupt()
     with pytest.raises(CellError, match="interrupted"):
         run.wait()
@@ -373,7 +378,10 @@ def test_one_rank_goes_on_after_another_failed(lab: Lab, tmp_path: Path) -> None
     )
     page = Page()
     run = lab.run(code, board=OutputBoard(page), wait=False)
-    until(lambda: "rank 1 │ ✗ ValueError: early (rank 0 continues" in page.text)
+    wait_until(
+        lambda: "rank 1 │ ✗ ValueError: early (rank 0 continues" in page.text,
+        '"rank 1 │ ✗ ValueError: early (rank 0 continues" in page.text',
+    )
     go_on.touch()
     with pytest.raises(CellError, match="rank 1 failed: ValueError: early"):
         run.wait()

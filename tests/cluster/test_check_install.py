@@ -27,7 +27,7 @@ def _of(found: list[dict[str, Any]], name: str) -> dict[str, Any]:
 @pytest.mark.soak
 def test_this_installation_works() -> None:
     """Here everything works, a gradient averaged by two real ranks included: exit code 0, and JSON alone on stdout."""
-    done = subprocess.run(_COMMAND, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(_COMMAND, capture_output=True, text=True, check=False)
     found = json.loads(done.stdout)
     assert (done.returncode, found["ok"]) == (0, True), found
     assert {one["name"] for one in found["checks"]} >= {
@@ -61,7 +61,6 @@ def test_what_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         (*_COMMAND, str(path)),
         capture_output=True,
         text=True,
-        timeout=280,
         check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)),
     )

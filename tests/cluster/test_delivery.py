@@ -11,7 +11,7 @@ import pytest
 
 from ddp_lab import CellError
 from tests.cluster.conftest import Lab
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 # Breaks the rank's connections to the client, as a network does.
 _BREAK = """
@@ -47,12 +47,12 @@ def test_cells_and_requests_take_turns(lab: Lab, view: Any, tmp_path: Path) -> N
         "for _ in range(20): await asyncio.sleep(0.02)\norder.append('px')",
         block=False,
     )
-    wait_until(lambda: all(path.exists() for path in begun), 10, "ipyparallel's cell")
+    wait_until(lambda: all(path.exists() for path in begun), "ipyparallel's cell")
     lab.run("order.append('cell')")
     waits.get()
     gate = tmp_path / "gate"
     run = lab.run(f"while not os.path.exists({str(gate)!r}): time.sleep(0.005)\norder.append('second')", wait=False)
-    wait_until(lambda: {one.state for one in lab.status()} == {"running"}, 10, "the second cell")
+    wait_until(lambda: {one.state for one in lab.status()} == {"running"}, "the second cell")
     last = view.execute("order.append('last')", block=False)
     gate.touch()
     run.wait()

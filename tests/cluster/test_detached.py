@@ -25,6 +25,7 @@ from ddp_lab.protocol import registry
 from ddp_lab.widgets.cluster_panel.panel import ClusterPanel
 from tests import leftovers
 from tests.cluster.conftest import Lab
+from tests.waiting import wait_until
 
 CHECK = "t = torch.ones(1); dist.all_reduce(t); kept, t.item()"
 WAIT_FOR_EVER = "import time\nprint('begun', rank)\nwhile True: time.sleep(0.01)"
@@ -80,14 +81,13 @@ def abandoned() -> Iterator[Callable[[], Lab]]:
 
 def test_found_again_after_the_client_was_killed(abandoned: Callable[[], Lab]) -> None:
     """Its cell still runs, says what it printed and can be interrupted; variables, groups and models are kept."""
-    leftovers.wait_until(lambda: Lab.detached()[0].attached is None, 5, "the end of the first client")
+    wait_until(lambda: Lab.detached()[0].attached is None, "the end of the first client")
     assert 3500 < (Lab.detached()[0].left_seconds or 0) <= 3600
     with abandoned() as lab:
         _interrupts_the_orphan(lab)
         assert lab.values(CHECK) == {0: (40, 2.0), 1: (40, 2.0)}
-        leftovers.wait_until(
+        wait_until(
             lambda: lab.timeline.reducers() and lab.timeline.reducers()[0].last_step == 2,
-            5,
             "events of the first client",
         )
         lab.run("model(torch.ones(1, 2)).sum().backward(); kept = 41")
@@ -104,7 +104,7 @@ def _interrupts_the_orphan(lab: Lab) -> None:
     with pytest.raises(ClusterError, match=r"rank \d is still running a cell"):
         lab.run("1")
     lab.interrupt()
-    leftovers.wait_until(lambda: not lab.busy_ranks(), 5, "the end of the cell")
+    wait_until(lambda: not lab.busy_ranks(), "the end of the cell")
 
 
 def test_what_ended_meanwhile_is_reported(abandoned: Callable[[], Lab], tmp_path: Path) -> None:
@@ -114,19 +114,19 @@ def test_what_ended_meanwhile_is_reported(abandoned: Callable[[], Lab], tmp_path
     with abandoned() as lab:
         run = lab.run(hold, wait=False, label="held")
         pid = lab.pids()["rank 1"]
-        leftovers.wait_until(lambda: {record.state for record in lab.status()} == {"running"}, 5, "the cell")
+        wait_until(lambda: {record.state for record in lab.status()} == {"running"}, "the cell")
     with pytest.raises(CellError, match="kept running without this process"):
         run.wait()
     gate.touch()
     with abandoned() as lab:
-        leftovers.wait_until(lambda: not lab.missed_cells[0].running, 10, "the end of the cell")
+        wait_until(lambda: not lab.missed_cells[0].running, "the end of the cell")
         [left] = lab.missed_cells
         assert (left.label, left.ranks, left.text) == ("held", (0, 1), {0: "last words\n", 1: "last words\n"})
         assert left.errors == {0: "ZeroDivisionError: division by zero"}
     with abandoned() as lab:
         assert lab.missed_cells == ()
     os.kill(pid, signal.SIGKILL)
-    leftovers.wait_until(lambda: Lab.detached()[0].ranks == (1, 2), 5, "the end of rank 1")
+    wait_until(lambda: Lab.detached()[0].ranks == (1, 2), "the end of rank 1")
     with abandoned() as lab:
         assert lab.status()[1].state == "lost"
         code = "t = torch.ones(1); dist.all_reduce(t); t.item(), 'kept' in globals()"
@@ -166,12 +166,12 @@ def test_a_controller_that_is_killed_while_nobody_is_there(abandoned: Callable[[
         lab.run("mine = rank + 60")
         pid = lab.pids()["controller"]
     os.kill(pid, signal.SIGKILL)
-    leftovers.wait_until(lambda: not leftovers.alive(pid), 5, "the controller's end")
+    wait_until(lambda: not leftovers.alive(pid), "the controller's end")
     with abandoned() as lab:
         assert lab.values("mine") == {0: 60, 1: 61}
         pid = lab.pids()["controller"]
         os.kill(pid, signal.SIGKILL)
-        leftovers.wait_until(lambda: not leftovers.alive(pid), 5, "the controller's end")
+        wait_until(lambda: not leftovers.alive(pid), "the controller's end")
         assert lab.values("mine") == {0: 60, 1: 61}
         assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
@@ -190,9 +190,9 @@ def test_one_client_at_a_time(abandoned: Callable[[], Lab]) -> None:
         """
     with abandoned() as lab:
         run = lab.run(WAIT_FOR_EVER, wait=False, label="first")
-        leftovers.wait_until(lambda: all("begun" in run.text(rank) for rank in (0, 1)), 5, "the cell")
+        wait_until(lambda: all("begun" in run.text(rank) for rank in (0, 1)), "the cell")
         with client(second) as process:
-            said, _ = process.communicate(timeout=60)
+            said, _ = process.communicate()
         assert f"process {os.getpid()} has been attached to cluster 'train' since " in said
         assert "--take-over" in said
         assert said.splitlines()[-1] == "[(0, 1)]"
@@ -204,7 +204,7 @@ def test_one_client_at_a_time(abandoned: Callable[[], Lab]) -> None:
 def _made_idle(lab: Lab) -> Lab:
     """The cluster, whose ranks run no cell of an earlier client any more."""
     lab.interrupt()
-    leftovers.wait_until(lambda: not lab.busy_ranks(), 30, "the end of the cell")
+    wait_until(lambda: not lab.busy_ranks(), "the end of the cell")
     return lab
 
 
@@ -219,7 +219,7 @@ def test_a_client_that_does_not_let_go(abandoned: Callable[[], Lab]) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "attached\n"
         os.kill(process.pid, signal.SIGSTOP)
-        leftovers.wait_until(lambda: machine.stopped(process.pid), 30, "its stop")
+        wait_until(lambda: machine.stopped(process.pid), "its stop")
         try:
             with pytest.raises(
                 ClusterError, match=rf"taken over: process {process.pid} did not disconnect; stop that process"
@@ -240,7 +240,7 @@ def test_a_name_that_is_taken(abandoned: Callable[[], Lab]) -> None:
         ClusterError, match=r"a detached cluster 'train' is already running: use `%cluster attach train`"
     ):
         Lab(1, detach=True, name="train", backend="gloo").start()
-    leftovers.wait_until(lambda: set(leftovers.processes()) <= before, 10, "the end of the second keeper")
+    wait_until(lambda: set(leftovers.processes()) <= before, "the end of the second keeper")
 
 
 def test_a_fork_server_that_is_killed() -> None:
@@ -248,7 +248,7 @@ def test_a_fork_server_that_is_killed() -> None:
     lab = Lab(1, detach=True, name="bare", backend="gloo").start()
     try:
         os.kill(lab.pids()["fork server"], signal.SIGKILL)
-        leftovers.wait_until(lambda: lab.status()[0].state == "lost", 10, "the rank's end is known")
+        wait_until(lambda: lab.status()[0].state == "lost", "the rank's end is known")
         with pytest.raises((CellError, ClusterError), match="fork server was killed by SIGKILL"):
             lab.run("1")
         lab.detach()
@@ -280,7 +280,7 @@ def test_magics_of_a_detached_cluster(capsys: pytest.CaptureFixture[str], tmp_pa
         gate = tmp_path / "gate"
         code = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)"
         lab.run(code, wait=False, label="long", board=SilentBoard())
-        leftovers.wait_until(lambda: lab.status()[0].state == "running", 30, "the cell")
+        wait_until(lambda: lab.status()[0].state == "running", "the cell")
         commands.on_current("leave", commands.detach)
         assert f"detached from mine: {later}" in said()
         commands.list_clusters()
@@ -325,7 +325,7 @@ def test_the_idle_timeout_ends_it(tmp_path: Path, abandoned: Callable[[], Lab]) 
     again.detach()
     panel.refresh()
     assert panel.about["why"] == "This notebook no longer uses the cluster lab-1 (re-attach: %cluster attach lab-1)."
-    leftovers.wait_until(lambda: set(leftovers.processes()) <= before, 10, "the end of the idle timeout")
+    wait_until(lambda: set(leftovers.processes()) <= before, "the end of the idle timeout")
     panel.refresh()
     assert panel.about["why"].startswith("The cluster was stopped. ")
     panel.close()
@@ -341,7 +341,7 @@ def test_a_keeper_that_is_killed_leaves_nothing() -> None:
     lab = Lab(1, detach=True, name="short", backend="gloo").start()
     pids = lab.pids()
     os.kill(pids["keeper"], signal.SIGKILL)
-    leftovers.wait_until(lambda: not [pid for pid in pids.values() if leftovers.alive(pid)], 5, "the end of all")
+    wait_until(lambda: not [pid for pid in pids.values() if leftovers.alive(pid)], "the end of all")
     with pytest.raises((CellError, ClusterError)):
         lab.run("1")
     lab.restart()
@@ -383,7 +383,7 @@ def test_a_start_that_fails(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('this torch is broken')")
     with pytest.raises(ClusterError, match="this torch is broken"):
         Lab(1, detach=True, name="broken", env={"PYTHONPATH": str(tmp_path)}).start()
-    leftovers.wait_until(lambda: set(leftovers.processes()) <= before, 10, "the end of all")
+    wait_until(lambda: set(leftovers.processes()) <= before, "the end of all")
     assert "broken" not in [one.name for one in Lab.detached()]
 
 

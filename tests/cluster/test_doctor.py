@@ -15,7 +15,7 @@ from ddp_lab.diagnostics.hang_report import HangReport
 from ddp_lab.diagnostics.rank_state import Examined, Place
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import APART, HANGS, MODEL, Announced, diagnosed, running, settled, told_apart
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_a_cell_without_progress_says_so_once(lab: Lab) -> None:
     board, lab.hang_seconds = Announced(), 0.6
     try:
         with running(lab, HANGS["sleep"][0], board=board):
-            wait_until(lambda: bool(board.said), 20, "the word")
+            wait_until(lambda: bool(board.said), "the word")
             settled(lab, "busy")
         ((ranks, text),) = board.said
         assert ranks == [0, 1]
@@ -136,7 +136,7 @@ def test_a_wait_for_a_rank_that_has_ended(lab: Lab) -> None:
     board, lab.hang_seconds = Announced(), 0.6
     try:
         with running(lab, "if rank == 0: dist.all_reduce(torch.ones(1))", board=board):
-            wait_until(lambda: bool(board.said), 20, "the word")
+            wait_until(lambda: bool(board.said), "the word")
     finally:
         lab.hang_seconds = 10.0
     text = board.said[0][1]
@@ -170,7 +170,7 @@ def test_what_is_in_flight(lab: Lab) -> None:
     """Launched collectives that have not ended are told with the oldest and its age, by doctor, status and health."""
     code = "import time\nwork = [dist.all_reduce(torch.ones(1 << 18), async_op=True) for _ in range(3)]\n"
     with running(lab, code.replace("= [", "= rank == 0 and [") + "time.sleep(600)"):
-        wait_until(lambda: lab.doctor().diagnosis.kind == "ahead", 20, "the diagnosis")
+        wait_until(lambda: lab.doctor().diagnosis.kind == "ahead", "the diagnosis")
         report = lab.doctor()
         health, status = lab.health(), lab.status()
     assert "rank 1 has not entered it" in report.diagnosis.sentence

@@ -10,7 +10,7 @@ import pytest
 from ddp_lab.errors import CellError
 from tests.benchmarks import events
 from tests.cluster.conftest import Lab
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 MODEL = """
 model = ddp_lab.DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)]))
@@ -39,7 +39,7 @@ def test_the_last_step_is_there_when_the_cell_fails(lab: Lab) -> None:
     lab.run(MODEL)
     with pytest.raises(CellError, match="on purpose"):
         lab.run("step()\nstep()\nraise ValueError('on purpose')")
-    wait_until(lambda: _complete(lab) == [0, 0, 1, 1], 1, "the failed cell's steps")
+    wait_until(lambda: _complete(lab) == [0, 0, 1, 1], "the failed cell's steps")
 
 
 def test_events_arrive_while_the_cell_runs(lab: Lab, tmp_path: Path) -> None:
@@ -49,12 +49,12 @@ def test_events_arrive_while_the_cell_runs(lab: Lab, tmp_path: Path) -> None:
     wait = f"import pathlib, time\nwhile not pathlib.Path({str(go_on)!r}).exists(): time.sleep(0.01)"
     running = lab.run(f"step()\n{wait}\nstep()", wait=False)
     try:
-        wait_until(lambda: _complete(lab) == [0, 0], 30, "the first step of the running cell")
+        wait_until(lambda: _complete(lab) == [0, 0], "the first step of the running cell")
         assert not running.done
     finally:
         go_on.touch()
         running.wait()
-    wait_until(lambda: _complete(lab) == [0, 0, 1, 1], 10, "the second step")
+    wait_until(lambda: _complete(lab) == [0, 0, 1, 1], "the second step")
 
 
 def test_fully_shard_is_recorded_in_cells(lab: Lab) -> None:

@@ -29,6 +29,7 @@ from ddp_lab.protocol import registry
 from tests import leftovers
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import Announced
+from tests.waiting import wait_until
 
 SECONDS = 30.0  # a safety net: what is told is told within three on a machine that is not busy; the table says how long
 GATE = "import os, time\nwhile not os.path.exists({gate!r}): {work}\nrank"
@@ -115,10 +116,10 @@ def strike(pid: int, fault: str) -> None:
     """Lets something happen to a process: from now on it is dead, stopped, or gets no file or page more than it has."""
     if fault == "SIGKILL":
         os.kill(pid, signal.SIGKILL)
-        leftovers.wait_until(lambda: not leftovers.alive(pid), SECONDS, "its end")
+        wait_until(lambda: not leftovers.alive(pid), "its end")
     elif fault == "SIGSTOP":
         os.kill(pid, signal.SIGSTOP)
-        leftovers.wait_until(lambda: machine.stopped(pid), SECONDS, "its stop")
+        wait_until(lambda: machine.stopped(pid), "its stop")
     elif fault == "descriptors":
         taken = files_of(pid)
         free = next(number for number in itertools.count() if number not in taken)
@@ -169,7 +170,7 @@ def until_said(case: Case, look: Callable[[], str], pattern: str) -> str:
         return re.search(pattern, seen[0], re.DOTALL) is not None
 
     try:
-        seconds = leftovers.wait_until(found, SECONDS, f"{case}: {pattern}")
+        seconds = wait_until(found, f"{case}: {pattern}")
     except AssertionError as error:
         raise AssertionError(f"{error}; said: {seen[0]!r}") from None
     TABLE.append(f"{case!s:45} {seconds:5.1f} s  {re.search(pattern, seen[0], re.DOTALL)[0]}")  # type: ignore[index]
@@ -243,7 +244,7 @@ def hit_while_stopping(case: Case) -> None:
         strike(pid, case.fault)
     begin = time.monotonic()
     lab.stop()
-    leftovers.wait_until(lambda: not [one for one in pids.values() if leftovers.alive(one)], SECONDS, "the end of all")
+    wait_until(lambda: not [one for one in pids.values() if leftovers.alive(one)], "the end of all")
     TABLE.append(f"{case!s:45} {time.monotonic() - begin:5.1f} s  all gone")
 
 
@@ -263,7 +264,7 @@ def hit_while_detached(case: Case, lab: Lab) -> None:
     pid = pid_of(lab, case.process)
     lab.detach()
     # A rank closes some files when its client has gone; what it has then is what it can do with.
-    leftovers.wait_until(lambda: files_of(pid) == (time.sleep(0.3) or files_of(pid)), SECONDS, "files that stay")
+    wait_until(lambda: files_of(pid) == (time.sleep(0.3) or files_of(pid)), "files that stay")
     strike(pid, case.fault)
     if case.process == "keeper" and case.fault == "SIGKILL":
         with pytest.raises(ClusterError, match="no detached cluster is named 'away'"):
@@ -308,7 +309,7 @@ def hit_while_up(case: Case, gate: Path) -> None:
             if case.moment != "idle":
                 code = COLLECTIVE if case.moment == "in a collective" else GATE.replace("{work}", WORK[case.moment])
                 cell = Watched(lab, code.replace("{gate!r}", repr(str(gate))), wait=case.moment != "background cell")
-                leftovers.wait_until(lambda: {one.state for one in lab.status()} == {"running"}, SECONDS, "the cell")
+                wait_until(lambda: {one.state for one in lab.status()} == {"running"}, "the cell")
             strike(pid, case.fault)
             if case.fault == "SIGKILL" and cell is None:
                 look = lambda: words_of_next(lab)  # noqa: E731
@@ -341,7 +342,6 @@ def hit_while_up(case: Case, gate: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_the_user_sees(case: Case, tmp_path: Path) -> None:
     """A sentence names the process and what happened to it, no call hangs, and the cluster works again."""
@@ -380,9 +380,9 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             lab.push({"much": bytes(8 << 20)})
             assert {len(one) for one in lab.pull("much").values()} == {8 << 20}
             os.kill(lab.pids()["controller"], signal.SIGKILL)
-            leftovers.wait_until(lambda: works(lab), SECONDS, "a new controller")
+            wait_until(lambda: works(lab), "a new controller")
             os.kill(lab.pids()["rank 1"], signal.SIGKILL)
-            leftovers.wait_until(lambda: "rank 1" not in lab.pids(), SECONDS, "the rank's end")
+            wait_until(lambda: "rank 1" not in lab.pids(), "the rank's end")
             assert works(lab)
         fill(filler)
         with pytest.raises((ClusterError, OSError), match="No space left on device"):

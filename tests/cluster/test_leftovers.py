@@ -17,6 +17,7 @@ from jupyter_client.manager import KernelManager, start_new_kernel
 from ddp_lab import CellError
 from tests import leftovers
 from tests.cluster.conftest import Lab
+from tests.waiting import wait_until
 
 SECONDS = 3.0
 START = "from ddp_lab import Cluster; lab = Cluster(2).start()"
@@ -34,9 +35,7 @@ def script(code: str) -> subprocess.Popen[str]:
 
 def all_gone(but: set[int]) -> float:
     """Waits until no process of this test but these is left; returns after how many seconds that was."""
-    return leftovers.wait_until(
-        lambda: not set(leftovers.processes()) - but, SECONDS, f"end of {leftovers.processes()}"
-    )
+    return wait_until(lambda: not set(leftovers.processes()) - but, f"end of {leftovers.processes()}")
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ def test_a_rank_that_is_asked_to_end(tmp_path: Path) -> None:
             f"atexit.register(pathlib.Path({str(ran)!r}).touch)"
         )
         os.kill(lab.pids()["rank 0"], signal.SIGTERM)
-        leftovers.wait_until(lambda: lab.status()[0].state == "lost", 60, "the rank's end")
+        wait_until(lambda: lab.status()[0].state == "lost", "the rank's end")
         assert lab.status()[0].exit_code == 0
         assert ran.exists()
         assert "Traceback" not in lab.session.processes.fork_server.log_of(0).read_text()
@@ -81,7 +80,7 @@ def test_stop_while_a_rank_hangs() -> None:
     """stop() ends ranks that sit in a collective, too."""
     with Lab(2) as lab:
         run = lab.run("if rank == 0: dist.all_reduce(torch.ones(1))", wait=False)
-        leftovers.wait_until(lambda: lab.status()[1].state == "idle", 10, "rank 1's end")
+        wait_until(lambda: lab.status()[1].state == "idle", "rank 1's end")
         pids = lab.pids()
     assert not [pid for pid in pids.values() if leftovers.alive(pid)]
     run._follower.join(10)
@@ -194,7 +193,7 @@ def test_end_of_a_kernel(way: str, others: set[int], kernel: tuple[KernelManager
         manager.shutdown_kernel()
     else:
         os.kill(manager.provisioner.pid, signal.SIGKILL)
-    leftovers.wait_until(lambda: not [pid for pid in before if leftovers.alive(pid)], SECONDS, f"end after {way}")
+    wait_until(lambda: not [pid for pid in before if leftovers.alive(pid)], f"end after {way}")
 
 
 def test_sigkill_of_the_fork_server() -> None:
@@ -203,10 +202,8 @@ def test_sigkill_of_the_fork_server() -> None:
         pids = lab.pids()
         run = lab.run("import time; time.sleep(600)", wait=False)
         os.kill(pids["fork server"], signal.SIGKILL)
-        leftovers.wait_until(
-            lambda: not leftovers.alive(pids["rank 0"]) and not leftovers.alive(pids["rank 1"]), SECONDS, "ranks' end"
-        )
-        leftovers.wait_until(lambda: {record.state for record in lab.status()} == {"lost"}, SECONDS, "status")
+        wait_until(lambda: not leftovers.alive(pids["rank 0"]) and not leftovers.alive(pids["rank 1"]), "ranks' end")
+        wait_until(lambda: {record.state for record in lab.status()} == {"lost"}, "status")
         with pytest.raises(CellError, match=r"ended: the fork server was killed by SIGKILL \(signal 9\) \(`%cluster r"):
             run.wait()
         lab.restart()

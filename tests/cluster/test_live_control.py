@@ -14,7 +14,7 @@ from ddp_lab import CellError, ClusterError, faults
 from ddp_lab.simulation.workload import shares
 from ddp_lab.widgets.controls.controls import Controls
 from tests.cluster.conftest import Lab
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 MODEL = """
 torch.manual_seed(0)
@@ -54,7 +54,7 @@ def _steps(lab: Lab) -> int:
 
 def _wait_steps(lab: Lab, more: int) -> None:
     target = _steps(lab) + more
-    wait_until(lambda: _steps(lab) >= target, 60, f"{more} steps more")
+    wait_until(lambda: _steps(lab) >= target, f"{more} steps more")
 
 
 def _trained(lab: Lab, steps: int) -> set[int]:
@@ -70,7 +70,7 @@ def training(lab: Lab, folder: Path, code: str = MODEL, fails: str | None = None
     path = folder / f"stop-{time.monotonic_ns()}"
     running = lab.run((BARE if fails else LOOP).format(path=str(path)), wait=False, timeout=180)
     try:
-        wait_until(lambda: _trained(lab, 3) - before != set(), 60, "the first steps")
+        wait_until(lambda: _trained(lab, 3) - before != set(), "the first steps")
         yield running
         if fails is not None:
             with pytest.raises(CellError, match=fails):
@@ -154,7 +154,7 @@ def _shown_instead(lab: Lab, gone: int) -> None:
     controls = Controls(lab.timeline, lab, lambda: None)
     try:
         controls.look("page", ["step"], gone)
-        wait_until(lambda: len(controls.traits()["stepping"]["ranks"]) == 2, 60, "where the ranks stand")
+        wait_until(lambda: len(controls.traits()["stepping"]["ranks"]) == 2, "where the ranks stand")
         assert gone not in controls.traits()["control"]["living"]
     finally:
         controls.stop()
@@ -166,9 +166,9 @@ def test_controls_that_nobody_sees_rest(lab: Lab) -> None:
     try:
         assert controls._refresher.running
         controls.rest()
-        wait_until(lambda: not controls._refresher.running, 60, "the end of their thread")
+        wait_until(lambda: not controls._refresher.running, "the end of their thread")
         controls.ask({"type": "fault", "id": "asked", "do": "end"})
-        wait_until(lambda: "asked" in controls.traits()["control"]["heard"], 60, "the request")
+        wait_until(lambda: "asked" in controls.traits()["control"]["heard"], "the request")
     finally:
         controls.stop()
 
@@ -221,7 +221,7 @@ def test_faults_while_a_cell_trains(lab: Lab, tmp_path: Path) -> None:
     with training(lab, tmp_path):
         number = lab.inject(faults.SlowLayer(rank=1, parameter="2.weight", seconds=0.1))
         # Steps are short without the fault: some twenty may still be on their way to the timeline when it begins.
-        wait_until(lambda: _found_late(lab, 1, "2.weight"), 60, "the name of the late layer")
+        wait_until(lambda: _found_late(lab, 1, "2.weight"), "the name of the late layer")
         (fault,) = lab.faults()[1]
         assert (fault["kind"], fault["begun"], fault["number"]) == ("SlowLayer", True, number)
         lab.clear_faults(rank=1, number=number)
@@ -285,7 +285,7 @@ def test_an_interrupt_ends_a_pause(lab: Lab, tmp_path: Path, point: str) -> None
     before = {one.reducer for one in lab.timeline.reducers()}
     lab.run(MODEL)
     running = lab.run(LOOP.format(path=str(tmp_path / "never")), wait=False, timeout=180)
-    wait_until(lambda: _trained(lab, 3) - before != set(), 60, "the first steps")
+    wait_until(lambda: _trained(lab, 3) - before != set(), "the first steps")
     lab.breakpoints(point, ranks=[1])
     assert lab.wait_paused([1])[1].point == point
     assert {rank: state.armed for rank, state in lab.step_state().items()} == {0: False, 1: True}

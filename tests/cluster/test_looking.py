@@ -8,7 +8,7 @@ import pytest
 
 from ddp_lab import CellError, ClusterError
 from tests.cluster.conftest import Lab
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 MODEL = """
 torch.manual_seed(0)
@@ -29,7 +29,7 @@ while not pathlib.Path({path!r}).exists():
 def _wait_more(lab: Lab, kind: str) -> None:
     """Waits for three more looks at the first model."""
     target = lab.timeline.inspection_count(0, kind) + 3
-    wait_until(lambda: lab.timeline.inspection_count(0, kind) >= target, 30, f"three times {kind}")
+    wait_until(lambda: lab.timeline.inspection_count(0, kind) >= target, f"three times {kind}")
 
 
 def test_watches_begin_and_end_while_a_cell_trains(lab: Lab, tmp_path: Path) -> None:
@@ -45,13 +45,11 @@ def test_watches_begin_and_end_while_a_cell_trains(lab: Lab, tmp_path: Path) -> 
             assert lab.monitoring()["gradients"] == every
             assert lab.check_drift().ok
             lab.watch_gradients(0)
-            wait_until(
-                lambda: lab.monitoring() == {"gradients": 0, "drift": 0, "pending": 0}, 30, "the end of the watch"
-            )
+            wait_until(lambda: lab.monitoring() == {"gradients": 0, "drift": 0, "pending": 0}, "the end of the watch")
         lab.watch_drift(5)
         _wait_more(lab, "drift")
         lab.watch_drift(0)
-        wait_until(lambda: lab.monitoring()["drift"] == 0, 30, "the end of the comparisons")
+        wait_until(lambda: lab.monitoring()["drift"] == 0, "the end of the comparisons")
     finally:
         lab.interrupt()
         with pytest.raises((CellError, KeyboardInterrupt)):
@@ -68,7 +66,7 @@ def test_inside_join_the_check_says_why_not(lab: Lab, tmp_path: Path) -> None:
     loop = BARE.format(path=str(end)).replace("\n", "\n    ").rstrip()
     running = lab.run(f"with model.join():\n    {loop}", wait=False)
     try:
-        wait_until(lambda: lab.timeline.reducers()[0].last_step > 5, 30, "steps")
+        wait_until(lambda: lab.timeline.reducers()[0].last_step > 5, "steps")
         found = lab.check_drift()
         assert not found.ok
         assert "check after join()" in found.error

@@ -15,7 +15,7 @@ from IPython.core.formatters import DisplayFormatter
 from ddp_lab.engine.status.gpu import Gpu
 from ddp_lab.widgets.cluster_panel.panel import ClusterPanel
 from tests.cluster.conftest import Lab
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 _numbers = itertools.count()
 WAITS = "import time\nwhile True: time.sleep(0.01)"
@@ -52,7 +52,7 @@ def press(panel: ClusterPanel, do: str, **more: Any) -> dict[str, Any]:
     """Presses a button; returns what the panel says once the kernel has taken it and done it."""
     number = str(next(_numbers))
     ask(panel, type="cluster", id=number, do=do, **more)
-    wait_until(lambda: number in panel.control.get("heard", ()) and not panel.control["doing"], 20, number)
+    wait_until(lambda: number in panel.control.get("heard", ()) and not panel.control["doing"], number)
     return dict(panel.control)
 
 
@@ -64,8 +64,8 @@ def states(panel: ClusterPanel) -> list[str]:
 def test_a_cell_is_shown_and_interrupted(lab: Lab, panel: ClusterPanel) -> None:
     """The panel names the cell that ranks run; what needs idle ranks is refused with the remedy; its button ends it."""
     run = lab.run(WAITS, wait=False, label="my cell")
-    wait_until(lambda: [row["words"] for row in panel.ranks] == ["runs my cell"] * 2, 10, "the cell's name")
-    wait_until(lambda: all(row["cpu"] is not None for row in panel.ranks), 10, "processor shares")
+    wait_until(lambda: [row["words"] for row in panel.ranks] == ["runs my cell"] * 2, "the cell's name")
+    wait_until(lambda: all(row["cpu"] is not None for row in panel.ranks), "processor shares")
     assert all(0 <= row["silent"] < 5 and row["memory"] > 1 << 20 and row["seconds"] >= 0 for row in panel.ranks)
     assert panel.about["busy"] == [0, 1]
     assert "Ranks 0–1 are running a cell. Interrupt it" in press(panel, "rejoin")["error"]
@@ -75,7 +75,7 @@ def test_a_cell_is_shown_and_interrupted(lab: Lab, panel: ClusterPanel) -> None:
         press(panel, "interrupt", ranks=[1])["said"]
         == "Interrupt sent to rank 1; ranks that wait for it are unblocked."
     )
-    wait_until(lambda: panel.about["busy"] == [0], 10, "the end of rank 1's cell")
+    wait_until(lambda: panel.about["busy"] == [0], "the end of rank 1's cell")
     assert "Rank 1 is not running a cell" in press(panel, "interrupt", ranks=[1])["said"]
     assert press(panel, "interrupt", ranks=None)["said"] == "Interrupt sent to rank 0."
     with pytest.raises(Exception, match="interrupted"):
@@ -90,12 +90,12 @@ def test_a_process_that_is_paused(lab: Lab, panel: ClusterPanel) -> None:
     pid = lab.pids()["rank 1"]
     os.kill(pid, signal.SIGSTOP)
     try:
-        wait_until(lambda: states(panel) == ["idle", "stopped"], 10, "the stop")
-        wait_until(lambda: panel.ranks[1]["silent"] > 1.0, 10, "silence")
+        wait_until(lambda: states(panel) == ["idle", "stopped"], "the stop")
+        wait_until(lambda: panel.ranks[1]["silent"] > 1.0, "silence")
         assert "Rank 1 can't rejoin: no response" in press(panel, "rejoin")["error"]
     finally:
         os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: states(panel) == ["idle", "idle"] and panel.ranks[1]["silent"] < 1.0, 10, "an answer")
+    wait_until(lambda: states(panel) == ["idle", "idle"] and panel.ranks[1]["silent"] < 1.0, "an answer")
 
 
 def test_restart_ends_a_cell_and_replaces_a_dead_rank() -> None:
@@ -104,10 +104,10 @@ def test_restart_ends_a_cell_and_replaces_a_dead_rank() -> None:
         run = lab.run(WAITS, ranks=[0], wait=False)
         before = lab.pids()
         os.kill(before["rank 1"], signal.SIGKILL)
-        wait_until(lambda: panel.ranks[1]["words"] == "killed by SIGKILL (signal 9)", 10, "the death")
+        wait_until(lambda: panel.ranks[1]["words"] == "killed by SIGKILL (signal 9)", "the death")
         said = press(panel, "restart", sure=True)
         assert "variables are lost" in said["said"], said
-        wait_until(lambda: states(panel) == ["idle", "idle"], 10, "new ranks")
+        wait_until(lambda: states(panel) == ["idle", "idle"], "new ranks")
         assert not set(before.values()) & {lab.pids()["rank 0"], lab.pids()["rank 1"]}
         with pytest.raises(Exception, match="rank 0 ended when the cluster was restarted"):
             run.wait()
@@ -119,12 +119,12 @@ def test_its_thread_lives_as_long_as_it_is_seen(lab: Lab, panel: ClusterPanel) -
     ask(panel, type="look", id="other", seen=True)
     ask(panel, type="look", id="page", seen=False)
     at = panel.about["at"]
-    wait_until(lambda: panel.about["at"] > at, 10, "news for the other page")
+    wait_until(lambda: panel.about["at"] > at, "news for the other page")
     ask(panel, type="look", id="other", seen=False)
-    wait_until(lambda: not panel._refresher.running, 10, "the end of the thread")
+    wait_until(lambda: not panel._refresher.running, "the end of the thread")
     at = panel.about["at"]
     ask(panel, type="look", id="page", seen=True)
-    wait_until(lambda: panel.about["at"] > at, 10, "news")
+    wait_until(lambda: panel.about["at"] > at, "news")
 
 
 def test_after_stop() -> None:
@@ -135,9 +135,9 @@ def test_after_stop() -> None:
         assert "The cluster is not running" in str(panel)
         lab.start()
         ask(panel, type="look", id="page", seen=True)
-        wait_until(lambda: states(panel) == ["idle", "idle"], 10, "ranks")
+        wait_until(lambda: states(panel) == ["idle", "idle"], "ranks")
         lab.stop()
-        wait_until(lambda: not panel._refresher.running, 10, "the end of the thread")
+        wait_until(lambda: not panel._refresher.running, "the end of the thread")
         assert (panel.ranks, panel.about["running"]) == ([], False)
         assert press(panel, "interrupt", ranks=None)["error"] == "The cluster is not running."
 

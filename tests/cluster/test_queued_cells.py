@@ -16,13 +16,13 @@ from ddp_lab.cluster.cells.run import CellRun
 from ddp_lab.output.board import LineBoard
 from ddp_lab.output.terminal import plain
 from tests.cluster.conftest import Lab
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 SUM = "t = torch.ones(1); dist.all_reduce(t); t.item()"
 
 
 def until(condition: Callable[[], Any]) -> None:
-    wait_until(lambda: bool(condition()), 30, "the condition did not come true")
+    wait_until(lambda: bool(condition()), "the condition did not come true")
 
 
 @pytest.fixture
@@ -38,7 +38,10 @@ def held(gate: Path) -> str:
 def test_a_running_cell_can_be_asked(lab: Lab, gate: Path) -> None:
     """Status, outputs so far and repr are there while it runs, the result once it is done."""
     run = lab.run(f"print('begun', rank)\n{held(gate)}\nrank", wait=False, label="asked")
-    until(lambda: all(run.text(rank) == f"begun {rank}\n" for rank in (0, 1)))
+    wait_until(
+        lambda: all(run.text(rank) == f"begun {rank}\n" for rank in (0, 1)),
+        'all(run.text(rank) == f"begun {rank}\\n" for rank in (0, 1))',
+    )
     assert run.outputs()[1][0]["output_type"] == "stream"
     assert re.match(r"<CellRun asked at \d\d:\d\d:\d\d: ranks 0–1 running, for 0\.\d s>", repr(run))
     with pytest.raises(ClusterError, match="cell asked is still running on ranks 0–1"):
@@ -101,7 +104,7 @@ def test_a_cell_behind_one_that_fails_on_a_single_rank(lab: Lab, gate: Path) -> 
     """A rank that had begun the second cell is freed, and named as one that waited."""
     first = lab.run(f"{held(gate)}\n1 / 0", ranks=[1], wait=False, label="first")
     second = lab.run(SUM, wait=False, label="second")
-    until(lambda: second.status().ranks[0] == "running")
+    wait_until(lambda: second.status().ranks[0] == "running", 'second.status().ranks[0] == "running"')
     gate.touch()
     with pytest.raises(CellError, match="rank 1 did not run the cell: cell first") as caught:
         second.wait()
@@ -117,7 +120,7 @@ def test_a_cell_behind_one_that_is_interrupted(lab: Lab, waiting: str) -> None:
     """It is not run and says so; nothing hangs, whatever the first one waited in."""
     first = lab.run(f"import time; print('begun')\n{waiting}", wait=False, label="first")
     second = lab.run(SUM, wait=False, label="second")
-    until(lambda: all(first.text(rank) for rank in (0, 1)))
+    wait_until(lambda: all(first.text(rank) for rank in (0, 1)), "all(first.text(rank) for rank in (0, 1))")
     first.interrupt()
     with pytest.raises(CellError, match="ranks 0–1 were interrupted"):
         first.wait()
@@ -138,7 +141,7 @@ def test_an_interrupt_ends_no_later_cell(lab: Lab) -> None:
     )
     try:
         run = lab.run("dist.recv(torch.ones(1), 1 - rank)", wait=False)
-        until(lambda: lab.doctor().diagnosis.stuck)
+        wait_until(lambda: lab.doctor().diagnosis.stuck, "lab.doctor().diagnosis.stuck")
         run.interrupt()
         with pytest.raises(CellError, match="ranks 0–1 were interrupted"):
             run.wait()
@@ -164,7 +167,7 @@ def test_a_waiting_cell_that_is_given_up(lab: Lab, gate: Path) -> None:
     first = lab.run(held(gate), wait=False, label="first")
     second = lab.run("1", wait=False, label="second")
     second.give_up(dict.fromkeys([0, 1], "was given up"))
-    until(lambda: second.done)
+    wait_until(lambda: second.done, "second.done")
     assert re.fullmatch(r"✗ lost after \d\.\d s: ranks 0–1 were given up", second.headline)
     assert not first.done
     gate.touch()
@@ -175,7 +178,7 @@ def test_a_time_limit_begins_with_the_cell(lab: Lab, gate: Path) -> None:
     """The time that a cell waits for its turn does not count."""
     first = lab.run(held(gate), wait=False, label="first")
     second = lab.run("time.sleep(600)", wait=False, timeout=0.2, label="second")
-    until(lambda: second.status().seconds > 0.5)
+    wait_until(lambda: second.status().seconds > 0.5, "second.status().seconds > 0.5")
     assert set(second.status().ranks.values()) == {"queued"}
     gate.touch()
     first.wait()
@@ -204,7 +207,7 @@ def test_a_collective_of_all_on_some_ranks(lab: Lab) -> None:
     shown: list[str] = []
     code = f"print('begun')\n{SUM}"
     run: CellRun = lab.run(code, ranks=[0], wait=False, board=LineBoard(lambda _, line: shown.append(line)))
-    until(lambda: any("no progress" in line for line in shown))
+    wait_until(lambda: any("no progress" in line for line in shown), 'any("no progress" in line for line in shown)')
     told = next(line for line in shown if "no progress" in line)
     assert "which rank 1 must enter too; the cell was not sent to it" in told
     assert "→ Run the cell on all ranks of the group, or pass `group=` a group of only those that run it" in told
@@ -243,10 +246,13 @@ def test_ends_of_cells_in_the_background() -> None:
         def ends(name: str, end: Callable[[], Any]) -> Headlines:
             shown = Headlines()
             run = lab.run(sleep, wait=False, label=name, view=shown)
-            until(lambda: lab.timeline.ranks() and all(rank.cell for rank in lab.timeline.ranks()))
+            wait_until(
+                lambda: lab.timeline.ranks() and all(rank.cell for rank in lab.timeline.ranks()),
+                "lab.timeline.ranks() and all(rank.cell for rank in lab.timeline.ranks())",
+            )
             assert (run.state, shown.states) == ("running", ["running"])
             end()
-            until(lambda: shown.states[-1] != "running")
+            wait_until(lambda: shown.states[-1] != "running", 'shown.states[-1] != "running"')
             assert run.state == shown.states[-1] == run.status().state
             assert lab.results[name] is run
             assert set(run.failures) == {0, 1}

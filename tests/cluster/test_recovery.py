@@ -24,6 +24,7 @@ from tests import leftovers
 from tests.benchmarks.recovery import SETUP, STATES, State, interrupted
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import Announced
+from tests.waiting import wait_until
 
 # A cell that does not end by itself, for each state a rank may be in when it is interrupted.
 AWAIT = State(
@@ -59,7 +60,7 @@ def interrupt_when(condition: Callable[[], bool], sent: list[float]) -> threadin
     """Presses the interrupt button once `condition` holds, and notes when."""
 
     def press() -> None:
-        leftovers.wait_until(condition, 30, "the moment to interrupt")
+        wait_until(condition, "the moment to interrupt")
         sent.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -122,7 +123,7 @@ def test_peers_of_a_failed_rank_wait_for_events(steady: Lab, tmp_path: Path) -> 
         "dist.all_reduce(t)",
         wait=False,
     )
-    leftovers.wait_until(in_line(steady, 0, "work.wait()"), 30, "rank 0 in the collective")
+    wait_until(in_line(steady, 0, "work.wait()"), "rank 0 in the collective")
     flag.touch()
     with pytest.raises(CellError) as caught:
         run.wait()
@@ -138,7 +139,7 @@ def test_a_killed_rank_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     with Lab(2, backend="gloo") as lab:
         lab.run(_NO_FIXED_WAITS, ranks=[0])
         run = lab.run("if rank == 0: dist.all_reduce(torch.ones(4))\nelse: import time; time.sleep(600)", wait=False)
-        leftovers.wait_until(in_line(lab, 0, "all_reduce("), 10, "rank 0 in the collective")
+        wait_until(in_line(lab, 0, "all_reduce("), "rank 0 in the collective")
         os.kill(lab.pids()["rank 1"], signal.SIGKILL)
         with pytest.raises(CellError, match=r"rank 1 was killed by SIGKILL \(signal 9\)") as caught:
             run.wait()
@@ -162,7 +163,7 @@ def test_an_error_that_takes_long_to_tell(steady: Lab) -> None:
     refused."""
     slow = "class Slow(Exception):\n    def __str__(self):\n        time.sleep(1.5)\n        return 'slow'\n"
     running = steady.run(f"import time\n{slow}if rank == 0: raise Slow\ndist.all_reduce(t)", wait=False)
-    leftovers.wait_until(lambda: steady.status()[0].state == "unblocked", 30, "the end of rank 0's code")
+    wait_until(lambda: steady.status()[0].state == "unblocked", "the end of rank 0's code")
     assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
     with pytest.raises(CellError, match="rank 0 failed: Slow: slow"):
         running.wait()
@@ -179,7 +180,7 @@ def test_a_worker_that_dies_between_cells_ends_no_rank(steady: Lab) -> None:
     workers = steady.values("[worker.pid for worker in batches._workers]")
     for pid in (pid for pids in workers.values() for pid in pids):
         os.kill(pid, signal.SIGKILL)
-        leftovers.wait_until(lambda: not leftovers.alive(pid), 10, "the worker's end")  # noqa: B023  it is called here
+        wait_until(lambda: not leftovers.alive(pid), "the worker's end")  # noqa: B023  it is called here
     assert state(steady) == before
     with pytest.raises(CellError, match=r"DataLoader worker .* exited unexpectedly"):
         steady.run("for batch in batches: pass")
@@ -229,11 +230,11 @@ def test_an_interrupt_leaves_no_command_running(steady: Lab, tmp_path: Path) -> 
         "ptyprocess.PtyProcess.spawn = slowly"
     )
     running = steady.run("get_ipython().system('sleep 600')", wait=False)
-    leftovers.wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 30, "commands that start on both ranks")
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, "commands that start on both ranks")
     steady.interrupt()
     running.wait()
     steady.run("ptyprocess.PtyProcess.spawn = starts")
-    leftovers.wait_until(lambda: not leftovers.processes().keys() - before.keys(), 10, "the commands' end")
+    wait_until(lambda: not leftovers.processes().keys() - before.keys(), "the commands' end")
 
 
 def test_an_interrupt_in_a_backward_discards_it(steady: Lab) -> None:
@@ -245,7 +246,7 @@ def test_an_interrupt_in_a_backward_discards_it(steady: Lab) -> None:
     )
     before = steady.values("[p.grad.tolist() for p in net.parameters()]")
     run = steady.run("if rank == 1: time.sleep(600)\n(net(x).sum() * 1e6).backward()", wait=False)
-    leftovers.wait_until(in_line(steady, 0, "run_backward("), 10, "rank 0 in its backward")
+    wait_until(in_line(steady, 0, "run_backward("), "rank 0 in its backward")
     run.interrupt()
     with pytest.raises(CellError) as caught:
         run.wait()
@@ -305,9 +306,9 @@ def test_an_interrupt_while_a_tensor_is_on_its_way(steady: Lab, call: str) -> No
         wait=False,
     )
     try:
-        leftovers.wait_until(in_line(steady, 0, call), 20, "rank 0 in the call")
+        wait_until(in_line(steady, 0, call), "rank 0 in the call")
         run.interrupt()
-        leftovers.wait_until(lambda: run.status().ranks[0] == "interrupted", 20, "the end of rank 0's cell")
+        wait_until(lambda: run.status().ranks[0] == "interrupted", "the end of rank 0's cell")
     finally:
         os.kill(pid, signal.SIGCONT)
     with pytest.raises(CellError) as caught:
@@ -324,7 +325,7 @@ def test_an_interrupt_reaches_who_has_not_begun(steady: Lab, code: str) -> None:
     cell is not disturbed."""
     earlier = steady.run("import time; time.sleep(1); 'whole'", ranks=[1], wait=False)
     run = steady.run(code, wait=False)
-    leftovers.wait_until(in_line(steady, 0, code.split("; ")[-1]), 10, "rank 0 in the cell")
+    wait_until(in_line(steady, 0, code.split("; ")[-1]), "rank 0 in the cell")
     run.interrupt()
     with pytest.raises(CellError) as caught:
         run.wait()
@@ -338,7 +339,7 @@ def test_an_interrupt_reaches_who_has_not_begun(steady: Lab, code: str) -> None:
 def test_interrupted_collective_is_reported_as_an_interrupt(steady: Lab) -> None:
     """A rank that was interrupted in a collective reports KeyboardInterrupt at the cell's line, not a closed socket."""
     run = steady.run("a = 1\nif rank == 0:\n    dist.all_reduce(t)\nelse:\n    dist.barrier()", wait=False)
-    leftovers.wait_until(in_line(steady, 0, "all_reduce(t)"), 10, "rank 0 in the collective")
+    wait_until(in_line(steady, 0, "all_reduce(t)"), "rank 0 in the collective")
     run.interrupt()
     with pytest.raises(CellError) as caught:
         run.wait()
@@ -408,7 +409,7 @@ def test_freeing_needs_more_than_destroying(steady: Lab, holder: str) -> None:
     steady.run(holder)
     code = "if rank == 0: dist.all_reduce(t)\ndist.destroy_process_group()\nimport time\ntime.sleep(600)"
     run = steady.run(code, wait=False)
-    leftovers.wait_until(in_line(steady, 1, "time.sleep(600)"), 10, "rank 1 after the group's end")
+    wait_until(in_line(steady, 1, "time.sleep(600)"), "rank 1 after the group's end")
     threading.Event().wait(0.5)
     assert in_line(steady, 0, "all_reduce(t)")()
     steady.interrupt([1])
@@ -551,7 +552,7 @@ def kill_controller(lab: Lab) -> int:
     """Kills it as the system does that has no memory left; returns its process id once it is gone."""
     pid = lab.pids()["controller"]
     os.kill(pid, signal.SIGKILL)
-    leftovers.wait_until(lambda: not leftovers.alive(pid), 10, "the controller's end")
+    wait_until(lambda: not leftovers.alive(pid), "the controller's end")
     return pid
 
 
@@ -566,9 +567,9 @@ def test_a_controller_that_is_killed_costs_nothing(tmp_path: Path) -> None:
         code = f"while not os.path.exists({str(gate)!r}): pass\ndist.all_reduce(t)\nrank + 40"
         first = lab.run(code, wait=False, board=said)
         second = lab.run("rank + 50", wait=False)
-        leftovers.wait_until(lambda: {one.state for one in lab.status()} == {"running"}, 10, "the cell")
+        wait_until(lambda: {one.state for one in lab.status()} == {"running"}, "the cell")
         former = kill_controller(lab)
-        leftovers.wait_until(lambda: said.said, 10, "what is said")
+        wait_until(lambda: said.said, "what is said")
         restarted = "the controller was killed by SIGKILL (signal 9). The controller was restarted."
         assert said.said[0][1].startswith(restarted)
         gate.touch()
@@ -600,13 +601,13 @@ def test_rank_and_controller_are_killed() -> None:
     with Lab(2) as lab:
         lab.run("kept = rank")
         os.kill(lab.pids()["rank 1"], signal.SIGKILL)
-        leftovers.wait_until(lambda: "rank 1" not in lab.pids(), 10, "the end of rank 1")
+        wait_until(lambda: "rank 1" not in lab.pids(), "the end of rank 1")
         kill_controller(lab)
         assert lab.values("globals().get('kept')") == {0: 0, 1: None}
         controller = lab.pids()["controller"]
         [heart_monitor] = psutil.Process(controller).children()
         heart_monitor.kill()
-        leftovers.wait_until(lambda: not leftovers.alive(controller), 10, "the controller's end")
+        wait_until(lambda: not leftovers.alive(controller), "the controller's end")
         assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
         lab.restart()
         assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
@@ -628,7 +629,7 @@ def test_a_controller_that_is_gone_for_good(tmp_path: Path) -> None:
                         os.kill(pid, signal.SIGKILL)
                 return any("`%cluster restart` starts new ones" in text for _, text in said.said)  # noqa: B023
 
-            leftovers.wait_until(given_up, 60, "that it is given up")
+            wait_until(given_up, "that it is given up")
             assert any("the controller was killed by SIGKILL" in text for _, text in said.said)
             gate.touch()
             assert run.wait().values == {0: 0, 1: 1}
@@ -644,7 +645,7 @@ def test_a_stopped_controller_keeps_no_cell_waiting(steady: Lab) -> None:
         assert steady.values("rank") == {0: 0, 1: 1}
         run = steady.run("import time\nwhile True: time.sleep(0.01)", wait=False, board=said)
         wanted = f"the controller is stopped (SIGSTOP): `kill -CONT {pid}` resumes it"
-        leftovers.wait_until(lambda: [text for _, text in said.said if text == wanted], 10, "what is said")
+        wait_until(lambda: [text for _, text in said.said if text == wanted], "what is said")
         assert wanted in str(steady.doctor())
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -678,7 +679,7 @@ def test_dead_ranks_get_new_processes() -> None:
             assert new == {f"rank {victim}" for victim in victims}
         assert lab.values("globals().get('kept')") == {0: None, 1: None, 2: None}
         os.kill(lab.pids()["rank 2"], signal.SIGKILL)
-        leftovers.wait_until(lambda: "rank 2" not in lab.pids(), 10, "the end of rank 2")
+        wait_until(lambda: "rank 2" not in lab.pids(), "the end of rank 2")
         assert lab.rejoin() == {2: "was killed by SIGKILL (signal 9)"}
         assert lab.rejoin(replace=[0]) == {0: "was terminated to be replaced"}
         assert lab.sum_of_ones() == dict.fromkeys(range(3), 3.0)
@@ -748,4 +749,4 @@ worker.start()
 time.sleep(600)
 """
     interrupted(steady, State(code, ("time.sleep(600)", "time.sleep(600)")))
-    leftovers.wait_until(lambda: steady.values("worker.is_alive()") == {0: False, 1: False}, 20, "the workers end")
+    wait_until(lambda: steady.values("worker.is_alive()") == {0: False, 1: False}, "the workers end")

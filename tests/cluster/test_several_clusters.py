@@ -10,7 +10,7 @@ from ddp_lab import ClusterError, current_cluster
 from ddp_lab.control.records import CellText
 from ddp_lab.notebook import commands, completion
 from tests.cluster.conftest import Lab
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_a_cell_in_the_background_is_told_in_a_terminal(
         return words in said
 
     run("if rank == 1: raise ValueError('end of data')\ndist.barrier()", "fails", "first", wait=False)
-    wait_until(lambda: ended("rank 0 waited for rank 1"), 30, "the report")
+    wait_until(lambda: ended("rank 0 waited for rank 1"), "the report")
     assert said.startswith("fails is running …\n")
     assert "fails: ✗ rank 1 failed after " in said
     assert "ValueError: end of data" in said

@@ -30,7 +30,6 @@ def limit(figure: str) -> float:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
 def test_a_thousand_cells() -> None:
     """Random cells, interrupts, kills and errors: after each the ranks work and know what they knew; no memory, file,
     thread, process or segment stays behind. The client is a process of its own: in this one other tests left memory."""

@@ -22,6 +22,7 @@ from ddp_lab.notebook import commands
 from tests import leftovers
 from tests.cluster.conftest import Lab
 from tests.cluster.pages import Notebook
+from tests.waiting import wait_until
 
 _THREADS = """import os, numpy, threadpoolctl
 [openblas] = threadpoolctl.ThreadpoolController().select(user_api="blas").info()
@@ -219,7 +220,7 @@ def test_too_few_files() -> None:
     """Where the system lets a process open too few files, the start says so at once, and how to raise the limit."""
     code = "from ddp_lab import Cluster; Cluster(2).start()"
     command = f'ulimit -n 64; exec "$0" -c "{code}"'
-    done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True)
     assert "this process may open only 64 files, but a cluster needs 128" in done.stderr
     assert "`ulimit -n 1024`" in done.stderr
 
@@ -243,7 +244,7 @@ def test_gpus_that_torch_does_not_see(tmp_path: Path) -> None:
     program = tmp_path / "start.py"
     program.write_text("import ddp_lab\nif __name__ == '__main__':\n    ddp_lab.Cluster().start()\n")
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True)
     words, more = done.stderr.splitlines()[-2:]
     assert re.search(r"can't use cuda:[01], which the driver reports: .*%cluster start --backend gloo", words)
     assert more == documentation.more("torch-without-gpus")
@@ -308,7 +309,7 @@ with Cluster(2) as lab:
 assert "torch" not in sys.modules
 assert "ipywidgets" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "on 0" in done.stdout
     assert "on 1" in done.stdout
@@ -385,7 +386,7 @@ def test_ranks_start_in_the_notebooks_folder(
     with Lab(1, detach=detach) as lab:
         assert lab.values("import os, mine; os.getcwd(), mine.found") == {0: (str(tmp_path), True)}
         os.kill(lab.pids()["rank 0"], signal.SIGKILL)
-        leftovers.wait_until(lambda: "rank 0" not in lab.pids(), 10, "the end of rank 0")
+        wait_until(lambda: "rank 0" not in lab.pids(), "the end of rank 0")
         assert lab.values("import os, mine; os.getcwd()") == {0: str(tmp_path)}
         lab.stop()  # leaving the block would only detach
 
@@ -403,10 +404,10 @@ def test_a_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_early_processes_end_with_who_loaded_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     """`%load_ext` starts them; unused, they end with the process, and leave no folder."""
     monkeypatch.delenv("DDP_LAB_EARLY")
-    done = subprocess.run([sys.executable, "-c", _LOAD], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", _LOAD], capture_output=True, text=True, check=True)
     server, controller, run_dir = done.stdout.split()
     for pid in (int(server), int(controller)):
-        leftovers.wait_until(lambda pid=pid: not leftovers.alive(pid), 10, "the end of the early processes")  # type: ignore[misc]
+        wait_until(lambda pid=pid: not leftovers.alive(pid), "the end of the early processes")  # type: ignore[misc]
     assert not Path(run_dir).exists()
 
 

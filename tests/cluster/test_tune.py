@@ -17,7 +17,7 @@ from ddp_lab.control import turns as tune_turns
 from ddp_lab.simulation.settings import Setting
 from tests.cluster.conftest import Lab
 from tests.cluster.test_live_control import LOOP
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 MODEL = """
 torch.manual_seed(0)
@@ -130,7 +130,7 @@ def test_a_cell_that_has_not_begun_counts(lab: Lab) -> None:
         for pid in ranks:
             os.kill(pid, signal.SIGCONT)
     running.wait()
-    wait_until(lambda: not turns.training, 10, "the end of the cell is known")
+    wait_until(lambda: not turns.training, "the end of the cell is known")
 
 
 def test_training_that_stands_still(lab: Lab, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_training_that_stands_still(lab: Lab, tmp_path: Path) -> None:
     loop = f"import pathlib, time\nfor _ in range(5): step()\n{wait}\nfor _ in range(20): step()"
     running = lab.run(loop, wait=False, timeout=180)
     try:
-        wait_until(lambda: lab.timeline.reducers()[-1].last_step >= 14, 30, "the last step before it waits")
+        wait_until(lambda: lab.timeline.reducers()[-1].last_step >= 14, "the last step before it waits")
         turns = tune_turns.LiveTurns(lab.training, lab.timeline.reducers()[-1].reducer, 4, patience=0.5)
         with pytest.raises(tune_turns.TrainingEnded, match="did not train a step for 0 s"):
             turns.take(turns.users)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.front_end import FrontEnd
 from tests.cluster.pages import Notebook, notebook_with_cluster
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 CELL = """%%distributed
 x = torch.full((2,), 10.0 * rank)
@@ -158,7 +158,7 @@ def test_the_doctor_says_who_is_stopped(notebook: Notebook, front: FrontEnd) -> 
     thread, _ = front.stopped()
     assert notebook.run("print(lab.doctor())").text.startswith("rank 1 is stopped in the debugger at stopped [")
     waits = lambda: "line 2. rank 0 waits in all_reduce" in notebook.run("print(lab.doctor())").text  # noqa: E731
-    wait_until(waits, 20, "rank 0 waits")
+    wait_until(waits, "rank 0 waits")
     front.body("continue", threadId=thread)
     shown = notebook.run("print(lab.results['stopped'].wait(), lab.last_result)")
     assert "no progress" not in shown.text, shown.text
@@ -175,7 +175,7 @@ def test_a_rank_that_fails_while_stopped(notebook: Notebook, front: FrontEnd) ->
     shown = notebook.finish(cell)
     assert "rank 1" in shown.error[1], (shown.text, shown.error)
     assert notebook.run("%cluster rejoin").status == "ok"
-    wait_until(lambda: front.ask("debugInfo")["body"]["isStarted"], 20, "the new process is debugged")
+    wait_until(lambda: front.ask("debugInfo")["body"]["isStarted"], "the new process is debugged")
     cell = notebook.begin(CELL)
     thread, frames = front.stopped()
     assert frames[0]["line"] == 6
@@ -216,7 +216,7 @@ def test_a_kernel_that_is_lost() -> None:
     try:
         second.run("%load_ext ddp_lab")
         assert second.run(f"%cluster attach {name}").status == "ok"
-        wait_until(lambda: "1.0" in second.run("%%distributed\ny.item()").text, 20, "the end of the stopped cell")
+        wait_until(lambda: "1.0" in second.run("%%distributed\ny.item()").text, "the end of the stopped cell")
         assert "rank 1" in second.run("%cluster debug 1").text
     finally:
         second.run("%cluster stop")
@@ -256,7 +256,7 @@ def test_a_debugger_that_is_on_already(notebook: Notebook) -> None:
         front.body("continue", threadId=thread)
         assert notebook.finish(cell).status == "ok"
         assert notebook.run("%cluster debug off").status == "ok"
-        wait_until(lambda: front.ask("debugInfo")["body"]["isStarted"], 20, "the notebook is debugged again")
+        wait_until(lambda: front.ask("debugInfo")["body"]["isStarted"], "the notebook is debugged again")
         time.sleep(1)
         cell = notebook.begin(plain)
         thread, frames = front.stopped()

@@ -13,7 +13,7 @@ from ddp_lab.widgets.controls.buckets import compared
 from ddp_lab.widgets.controls.what_if import WhatIfStage
 from ddp_lab.widgets.slow_facts import SlowFacts
 from tests.cluster.conftest import Lab
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 TRAINING = """
 model = ddp_lab.DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)]))
@@ -118,13 +118,13 @@ def test_a_rejoin_keeps_the_analysis(lab: Lab, tmp_path: Path) -> None:
     lab.run(STRAGGLER)
     number = lab.timeline.reducers()[-1].reducer
     run = lab.run(STUCK, wait=False)
-    wait_until(lambda: _judged(lab.timeline)[-1] == 40 and lab.timeline.reducers()[-1].last_step == 41, 30, "the steps")
+    wait_until(lambda: _judged(lab.timeline)[-1] == 40 and lab.timeline.reducers()[-1].last_step == 41, "the steps")
     before = _told(lab.timeline)
     run.interrupt()
     with pytest.raises(CellError):
         run.wait()
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
-    wait_until(lambda: len(lab.timeline.reducers()[-1].generations) > 2, 10, "the first assignment is back")
+    wait_until(lambda: len(lab.timeline.reducers()[-1].generations) > 2, "the first assignment is back")
     assert lab.timeline.reducers()[-1].reducer == number
     found = lab.timeline.findings()
     assert (found[0].kind, found[0].rank, found[0].steps) == ("straggler", 1, (4, 40))

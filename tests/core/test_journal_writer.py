@@ -16,7 +16,7 @@ from ddp_lab.protocol.events import Batch
 from ddp_lab.timeline.recorded import journal_messages
 from ddp_lab.timeline.timeline import read_run
 from tests.disks import full
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 ABOUT = {"rank": 3, "world_size": 4, "restart": 0, "run": "r"}
 
@@ -46,7 +46,7 @@ def _mark(times: int) -> None:
 
 
 def _caught_up(writer: JournalWriter) -> None:
-    wait_until(lambda: writer._cursor == recording.statistics().recorded, 60, "the events in the journal")
+    wait_until(lambda: writer._cursor == recording.statistics().recorded, "the events in the journal")
 
 
 def _sequence(path: Path) -> list[int]:
@@ -62,10 +62,10 @@ def test_a_disk_that_is_full_for_a_moment_costs_nothing(tmp_path: Path, told: Ca
     whose messages are all whole, and one line has said why it waited."""
     path = journal.path_of(tmp_path, 3)
     writer = JournalWriter(path, ABOUT)
-    wait_until(lambda: path.exists() and path.stat().st_size > 100, 60, "the journal")
+    wait_until(lambda: path.exists() and path.stat().st_size > 100, "the journal")
     with full(path.stat().st_size + 20_000):
         _mark(1_000)
-        wait_until(lambda: "can't write its journal" in told(), 60, "a word on the full disk")
+        wait_until(lambda: "can't write its journal" in told(), "a word on the full disk")
         _mark(1_000)
     _mark(1_000)
     writer.close("finished")
@@ -79,7 +79,7 @@ def test_a_disk_that_stays_full(tmp_path: Path, told: Callable[[], str], first: 
     """What was written before is read; the journal says how the program ended and how many events are missing."""
     path = journal.path_of(tmp_path, 3)
     writer = JournalWriter(path, ABOUT)
-    wait_until(lambda: path.exists() and path.stat().st_size > 100, 60, "the journal")
+    wait_until(lambda: path.exists() and path.stat().st_size > 100, "the journal")
     _mark(100)
     _caught_up(writer)
     with full(path.stat().st_size):
@@ -132,7 +132,7 @@ def test_a_folder_that_comes_late(tmp_path: Path, told: Callable[[], str], first
     folder = tmp_path / "folder"
     writer = JournalWriter(journal.path_of(folder, 3), ABOUT)
     _mark(10)
-    wait_until(lambda: "No such file or directory" in told(), 60, "a word on the folder")
+    wait_until(lambda: "No such file or directory" in told(), "a word on the folder")
     folder.mkdir()
     writer.close("finished")
     assert _sequence(journal.path_of(folder, 3)) == list(range(first, first + 10))
@@ -147,7 +147,7 @@ def test_a_journal_that_is_removed_begins_anew(tmp_path: Path, told: Callable[[]
     _caught_up(writer)
     shutil.rmtree(path.parent)
     _mark(1)
-    wait_until(lambda: "it was removed" in told(), 60, "a word on the removed file")
+    wait_until(lambda: "it was removed" in told(), "a word on the removed file")
     path.parent.mkdir()
     _mark(10)
     writer.close("finished")
@@ -166,7 +166,7 @@ def test_a_disk_that_does_not_answer(tmp_path: Path, told: Callable[[], str]) ->
     writer.close("finished")
     assert told() == f"ddp-lab: rank 3 could not finish its journal: {path} accepted no data for 5 s\n"
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # lets the thread go on, and end
-    wait_until(lambda: not writer._thread.is_alive(), 60, "the end of the thread")
+    wait_until(lambda: not writer._thread.is_alive(), "the end of the thread")
     os.close(reader)
 
 

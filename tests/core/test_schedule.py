@@ -141,5 +141,5 @@ def test_the_schedule_needs_no_torch() -> None:
         "except BucketStateError: print('no torch needed')\n"
         "assert not any('torch' in line for line in open('/proc/self/maps'))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "no torch needed\n", done.stderr

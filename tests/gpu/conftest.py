@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ddp_lab import DataParallel
-from tests.conftest import nothing_more_than_before
+from tests.leftovers import nothing_more_than_before
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -17,7 +17,7 @@ from torch.multiprocessing.spawn import spawn
 
 from ddp_lab import Cluster
 from ddp_lab.output.board import SilentBoard
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.gpu,
@@ -57,7 +57,7 @@ def _on_rank(rank: int, size: int, folder: str, built: str) -> None:
     def seen() -> list[Any]:
         return [one for one in flights.flights(began) if one["backend"] == built]
 
-    wait_until(lambda: bool(seen()), 60, "the first")
+    wait_until(lambda: bool(seen()), "the first")
     assert flights.left() == 0, "all that has ended is noted when it is asked for"
     [first] = seen()
     assert (first["entered"], first["open_count"]) == (1, 0)
@@ -67,17 +67,17 @@ def _on_rank(rank: int, size: int, folder: str, built: str) -> None:
         assert Path(__file__).name in [Path(file).name for file, _ in flights.frames_of(name, 1)]
     work = dist.all_reduce(large, async_op=True) if rank == 0 else None
     if rank == 0:
-        wait_until(lambda: flights.in_flight()["count"] == 1, 60, "the one in flight")
+        wait_until(lambda: flights.in_flight()["count"] == 1, "the one in flight")
         oldest = flights.in_flight()["oldest"]
         assert (oldest["name"], oldest["number"], oldest["bytes"]) == ("all_reduce", 2, 1 << 20)
     Path(folder, f"seen-{rank}").touch()
-    wait_until(lambda: all(Path(folder, f"seen-{other}").exists() for other in range(size)), 60, "the others")
+    wait_until(lambda: all(Path(folder, f"seen-{other}").exists() for other in range(size)), "the others")
     if work is None:
         dist.all_reduce(large)
     else:
         work.wait()
     torch.cuda.synchronize()
-    wait_until(lambda: not flights.in_flight()["count"], 60, "the end of all")
+    wait_until(lambda: not flights.in_flight()["count"], "the end of all")
     [last] = seen()
     assert (last["entered"], last["open_count"]) == (2, 0), "what has ended is still known"
     Path(folder, f"done-{rank}").touch()
@@ -114,7 +114,7 @@ def test_the_doctor_on_a_hang(built: str, code: str, words: tuple[str, ...]) -> 
     """Ranks that hang on the GPU are reported from what its backend has noted, and an interrupt frees them."""
     with Cluster(2, env={_SETTING: os.environ[_SETTING]}) as lab:
         cell = lab.run(code, wait=False, board=SilentBoard())
-        wait_until(lambda: all(some in str(lab.doctor()) for some in words), 60, f"words about {built}")
+        wait_until(lambda: all(some in str(lab.doctor()) for some in words), f"words about {built}")
         lab.interrupt()
         with pytest.raises(Exception, match="ranks 0–1 were interrupted"):
             cell.wait()

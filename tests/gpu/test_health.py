@@ -8,7 +8,7 @@ import torch
 from ddp_lab import Cluster
 from ddp_lab.engine.status.gpu import Gpu
 from ddp_lab.output.board import SilentBoard
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,7 +31,7 @@ def test_a_rank_tells_of_its_gpu() -> None:
         assert before.gpu_used is not None
         lab.run(FILL, board=SilentBoard())
         run = lab.run(BUSY, wait=False, board=SilentBoard())
-        wait_until(lambda: (lab.health()[0].gpu_percent or 0) > 20, 20, "a busy GPU")
+        wait_until(lambda: (lab.health()[0].gpu_percent or 0) > 20, "a busy GPU")
         (during,) = lab.health()
         assert during.record.state == "running"
         assert during.gpu_used is not None

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.conftest import Lab
-from tests.conftest import nothing_more_than_before
 from tests.hosts.network import Network, why_not
+from tests.leftovers import nothing_more_than_before
 
 CLOCKS = {"a": 5_000, "b": 90_000}  # seconds that the hosts' monotonic clocks are ahead
 

@@ -15,7 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.leftovers import MARK, wait_until
+from tests.leftovers import MARK
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 _NEEDED = ("ip", "tc", "sshd", "ssh", "ssh-keygen", "unshare")
@@ -110,7 +111,7 @@ class NamespaceHost:
                 env=_environment(),
                 start_new_session=True,
             )
-        wait_until(self._listens, 20, f"sshd of {self.name}")
+        wait_until(self._listens, f"sshd of {self.name}")
 
     def _listens(self) -> bool:
         try:
@@ -175,7 +176,7 @@ class NamespaceHost:
             self._sshd.kill()
             self._sshd.wait()
             self._sshd = None
-            wait_until(lambda: not self.processes(), 10, f"the end of {self.name}")
+            wait_until(lambda: not self.processes(), f"the end of {self.name}")
 
     def remove(self) -> None:
         """Ends it for good."""

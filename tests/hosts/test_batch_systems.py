@@ -14,7 +14,7 @@ import pytest
 
 from ddp_lab.errors import CellError
 from tests.cluster.conftest import Lab
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.soak
 
@@ -100,7 +100,7 @@ def slurm(tmp_path: Path) -> Iterator[dict[str, str]]:
                 shown = subprocess.run(command, env=environment, capture_output=True, text=True)
                 return shown.stdout.strip() == "idle"
 
-            wait_until(idle, 60, "Slurm's host is idle")
+            wait_until(idle, "Slurm's host is idle")
             yield environment
         finally:
             for daemon in reversed(daemons):
@@ -111,7 +111,7 @@ def slurm(tmp_path: Path) -> Iterator[dict[str, str]]:
 def test_slurm(slurm: dict[str, str]) -> None:
     """Inside of an allocation, ranks run in a step of it, as many as it has tasks; they train and are interrupted."""
     command = ["salloc", "--nodes=1", "--ntasks=2", sys.executable, "-c", _PROGRAM]
-    done = subprocess.run(command, env=slurm, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=slurm, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("step 0\n"), done.stdout
 
@@ -123,7 +123,7 @@ def test_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "1")
     with Lab(hosts={socket.gethostname(): 2}, launcher="mpi", hang_seconds=None) as lab:
         run = lab.run("dist.barrier() if rank else __import__('time').sleep(1000)", wait=False)
-        wait_until(lambda: set(run.status().ranks.values()) == {"running"}, 20, "the cell runs")
+        wait_until(lambda: set(run.status().ranks.values()) == {"running"}, "the cell runs")
         lab.interrupt()
         with pytest.raises(CellError, match="interrupted"):
             run.wait()

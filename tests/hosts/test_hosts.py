@@ -16,7 +16,8 @@ from ddp_lab.errors import CellError, ClusterError
 from tests.cluster.conftest import Lab
 from tests.hosts.conftest import CLOCKS
 from tests.hosts.network import Network
-from tests.leftovers import alive, wait_until
+from tests.leftovers import alive
+from tests.waiting import wait_until
 
 MODEL = """
 torch.manual_seed(rank)
@@ -84,7 +85,7 @@ def test_interrupt(lab: Lab) -> None:
     """A collective that hangs across hosts is interrupted; variables are kept and the next cell works."""
     lab.run("kept = rank")
     run = lab.run("if rank: dist.all_reduce(torch.ones(1))\nelse:\n  while True: pass", wait=False)
-    wait_until(lambda: set(run.status().ranks.values()) == {"running"}, 20, "the cell runs")
+    wait_until(lambda: set(run.status().ranks.values()) == {"running"}, "the cell runs")
     lab.interrupt()
     with pytest.raises(CellError, match="interrupted"):
         run.wait()
@@ -172,7 +173,7 @@ def test_a_controller_that_is_killed(lab: Lab) -> None:
     before = lab.values("import os; kept = rank + 70; os.getpid()")
     pid = lab.pids()["controller"]
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not alive(pid), 10, "the controller's end")
+    wait_until(lambda: not alive(pid), "the controller's end")
     assert lab.values("os.getpid()") == before
     assert lab.values("kept") == {0: 70, 1: 71, 2: 72}
     assert set(lab.sum_of_ones().values()) == {3.0}
@@ -185,13 +186,13 @@ def test_a_link_that_is_cut_for_5_s(lab: Lab, network: Network, tmp_path: Path) 
     told = tmp_path / "stop"
     lab.push({"told": str(told)})
     run = lab.run(TRAIN_UNTIL_TOLD, wait=False)
-    wait_until(lambda: _newest(lab) > 3, 30, "it trains")
+    wait_until(lambda: _newest(lab) > 3, "it trains")
     network.hosts["b"].cut()
     with pytest.raises(AssertionError, match="never"):
-        wait_until(lambda: False, 5, "never")
+        wait_until(lambda: False, "never")
     stood = _newest(lab)
     network.hosts["b"].mend()
-    wait_until(lambda: _newest(lab) > stood + 3, 60, "it trains again")
+    wait_until(lambda: _newest(lab) > stood + 3, "it trains again")
     told.touch()
     assert len(set(run.wait().values.values())) == 1
     assert _same(lab.pull("weights()"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.network import Network
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 SCRIPT = """
 import time, torch, torch.distributed as dist
@@ -42,9 +42,9 @@ def test_a_host_is_cut_off(network: Network, tmp_path: Path) -> None:
         return (tmp_path / f"errors-{name}").read_text()
 
     try:
-        wait_until(lambda: len(list(tmp_path.glob("begun-*"))) == 2, 150, "the ranks train")
+        wait_until(lambda: len(list(tmp_path.glob("begun-*"))) == 2, "the ranks train")
         network.hosts["b"].cut()
-        wait_until(lambda: "is cut off: " in told("a") and "is cut off: " in told("b"), 60, "both sides say it")
+        wait_until(lambda: "is cut off: " in told("a") and "is cut off: " in told("b"), "both sides say it")
         for name, other in (("a", "b"), ("b", "a")):
             named = f"({other}) does not answer", f"the job's store at {network.hosts['a'].address}:"
             assert any(words in told(name) for words in named), told(name)

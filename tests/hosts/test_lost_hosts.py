@@ -14,7 +14,8 @@ import pytest
 from ddp_lab.errors import CellError, ClusterError
 from tests.cluster.conftest import Lab
 from tests.hosts.network import ROOT, Network
-from tests.leftovers import processes, wait_until
+from tests.leftovers import processes
+from tests.waiting import wait_until
 
 MODEL = """
 model = ddp_lab.DistributedDataParallel(torch.nn.Linear(6, 2))
@@ -37,7 +38,7 @@ def impatient(network: Network) -> Iterator[Lab]:
 def _train_for_ever(lab: Lab) -> object:
     lab.run(MODEL)
     run = lab.run("while True: step()", wait=False)
-    wait_until(lambda: max((one.step for one in lab.timeline.ranks()), default=-1) > 3, 30, "it trains")
+    wait_until(lambda: max((one.step for one in lab.timeline.ranks()), default=-1) > 3, "it trains")
     return run
 
 
@@ -63,7 +64,7 @@ def test_a_link_that_stays_cut(impatient: Lab, network: Network) -> None:
     assert former  # it does not know yet
     host.mend()
     assert "lost with host b" in impatient.rejoin()[1]
-    wait_until(lambda: len(host.processes()) == len(former), 10, "the former rank's end")
+    wait_until(lambda: len(host.processes()) == len(former), "the former rank's end")
     _trains_again(impatient, 0)
 
 
@@ -99,10 +100,9 @@ def test_a_notebook_that_is_killed(network: Network) -> None:
         assert b"up" in client.stdout.readline()
         assert len(host.processes()) > before
         client.send_signal(signal.SIGKILL)
-    wait_until(lambda: len(host.processes()) == before, 20, "the ranks' end")
+    wait_until(lambda: len(host.processes()) == before, "the ranks' end")
     wait_until(
         lambda: {pid for pid, command in processes().items() if "host_server" in command} == connections,
-        20,
         "the connection's end",
     )
 
@@ -121,7 +121,7 @@ def test_a_rejoin_that_comes_too_early(impatient: Lab, network: Network) -> None
     assert former
     host.mend()
     impatient.rejoin()
-    wait_until(lambda: len(host.processes()) == len(former), 10, "the former rank's end")
+    wait_until(lambda: len(host.processes()) == len(former), "the former rank's end")
     _trains_again(impatient, 0)
 
 
@@ -136,5 +136,5 @@ def test_a_host_that_hears_nothing(network: Network) -> None:
         with pytest.raises(CellError, match="lost with host b"):
             run.wait()
         assert len(host.processes()) > before
-        wait_until(lambda: len(host.processes()) == before, 60, "the ranks' end")
+        wait_until(lambda: len(host.processes()) == before, "the ranks' end")
         host.mend()

@@ -160,9 +160,7 @@ def run_script(script: Path, folder: Path, environment: Mapping[str, str]) -> st
 def run(command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> str:
     """Runs a command that must succeed; returns its output."""
     given = {**os.environ, **running.KERNEL_ENVIRONMENT, **(environment or {})}
-    done = subprocess.run(
-        command, cwd=folder, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_SECONDS
-    )
+    done = subprocess.run(command, cwd=folder, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout[-6000:]
     return done.stdout
 

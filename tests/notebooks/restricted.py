@@ -19,8 +19,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.leftovers import MARK, wait_until
+from tests.leftovers import MARK
 from tests.notebooks.confined import WORK
+from tests.waiting import wait_until
 
 MEMORY_BYTES = 12 << 30
 REFUSED = ("ptrace", "process_vm_readv", "process_vm_writev")
@@ -112,7 +113,7 @@ class Container:
     def close(self) -> None:
         """Gives the limit of memory back. The folder is its owner's."""
         if self._cgroup is not None:
-            wait_until(lambda: not (self._cgroup / "cgroup.procs").read_text(), 10, "the end of the container")
+            wait_until(lambda: not (self._cgroup / "cgroup.procs").read_text(), "the end of the container")
             self._cgroup.rmdir()
 
     def _confined(self, command: Sequence[str | Path], refused: Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ import ddp_lab
 from ddp_lab import teaching
 from ddp_lab.cli.main import main
 from ddp_lab.teaching import run
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 from tutorials import checks
 
 from . import running
@@ -193,9 +193,9 @@ def test_ctrl_c_keeps_the_results(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("ada/")
-        wait_until(lambda: psutil.Process(process.pid).children(), 120, "bob's kernel")
+        wait_until(lambda: psutil.Process(process.pid).children(), "bob's kernel")
         process.send_signal(signal.SIGINT)
-        printed = process.communicate(timeout=120)[0]
+        printed = process.communicate()[0]
     assert process.returncode == 130, printed
     assert "interrupted: the following notebooks have not run" in printed
     assert "1 student, 1 notebook; all exercises passed in 0 of them" in printed
@@ -233,7 +233,6 @@ def planted(lesson: str) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_every_lesson(lesson: str, tmp_path: Path) -> None:
     """Of each lesson, solutions pass; other answers don't, and the table says why; they spoil no other exercise."""

@@ -59,7 +59,6 @@ def host(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cont
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_a_script_runs_beside_an_old_kernel(host: Container, wheel: Path) -> None:
     """In an environment of its own, as the page on Colab has it, a script is recorded; the host's packages stay."""
@@ -78,7 +77,6 @@ def test_a_script_runs_beside_an_old_kernel(host: Container, wheel: Path) -> Non
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_a_host_is_told_what_to_do(host: Container, wheel: Path) -> None:
     """Without a wheel, with a wrong path, and after pip replaced the kernel, the error says what to do. Then it trains.

@@ -20,7 +20,6 @@ from tests.unit.test_containers import CONTAINERS, named
 
 pytestmark = [
     pytest.mark.soak,
-    pytest.mark.timeout(3000),
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
 ]
 

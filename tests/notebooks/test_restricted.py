@@ -19,7 +19,6 @@ from tests.notebooks.restricted import FIRST_GRADIENT, PYTHON, REFUSED, Containe
 
 pytestmark = [
     pytest.mark.soak,
-    pytest.mark.timeout(1800),
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
 ]
 

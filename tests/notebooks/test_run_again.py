@@ -12,6 +12,7 @@ from jupyter_client.manager import KernelManager, start_new_kernel
 
 from tests import leftovers
 from tests.notebooks.running import KERNEL_ENVIRONMENT
+from tests.waiting import wait_until
 
 CELLS = (
     "%load_ext ddp_lab",
@@ -63,8 +64,8 @@ def test_run_all_after_a_restart(kernel: tuple[KernelManager, Any], nothing_left
     manager.restart_kernel()
     client.wait_for_ready(timeout=60)
     assert "2.0" in run_all(client, CELLS)
-    leftovers.wait_until(
-        lambda: not [pid for pid in first if leftovers.alive(pid) and pid != manager.provisioner.pid], 10, "their end"
+    wait_until(
+        lambda: not [pid for pid in first if leftovers.alive(pid) and pid != manager.provisioner.pid], "their end"
     )
     run_all(client, ("%cluster stop",))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.conftest import Lab
-from tests.conftest import nothing_more_than_before
+from tests.leftovers import nothing_more_than_before
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -37,9 +37,9 @@ from ddp_lab.timeline.timeline import Timeline, read_run
 from ddp_lab.views import pictures
 from ddp_lab.views.timeline_scene import find_step
 from tests import journals
-from tests.leftovers import wait_until
 from tests.security import hostile
 from tests.training_events import Training
+from tests.waiting import wait_until
 
 QUICK, LONG = 25, 5_000
 MEMORY = 256 << 20  # bytes that reading something small may take
@@ -310,7 +310,7 @@ def test_who_serves_journals_survives_what_is_none(tmp_path: Path) -> None:
         connection = _Connection(server.address, token)
         for question in (b"", b"[]", b"{", b'{"have": {"a": 1}}', b"[" * 100_000):
             connection._socket.send(question)
-        wait_until(lambda: server.unanswered == 5, 20, "five questions")
+        wait_until(lambda: server.unanswered == 5, "five questions")
         connection.close()
         with follow(server.address, token) as job:
             assert job.timeline.reducers()
@@ -604,4 +604,4 @@ def _still_serves(wire: Wire, data: Any, control: Any) -> None:
     assert wire.wait_for(marker, [0], 20)
     control.send(b'{"type": "bye", "rank": 5}')
     control.send(b'{"type": "hello", "rank": 5}')
-    wait_until(lambda: 5 in wire.connected(), 20, "the hello")
+    wait_until(lambda: 5 in wire.connected(), "the hello")

@@ -37,7 +37,7 @@ def _try(become: bool = True, **given: Any) -> dict[str, str]:
     done = subprocess.run(
         [sys.executable, str(_STRANGER)],
         input=json.dumps(asked | given, default=str),
-        env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told: dict[str, str] = json.loads(done.stdout)

@@ -17,9 +17,9 @@ import zmq
 
 import ddp_lab
 from tests.cluster.conftest import Lab
-from tests.leftovers import wait_until
 from tests.ranks.harness import ROOT
 from tests.security.looking import everything_in, listening, process_ids, run_folder
+from tests.waiting import wait_until
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
@@ -64,7 +64,7 @@ def test_the_wire_refuses_other_keys(lab: Lab) -> None:
         push.curve_publickey, push.curve_secretkey = zmq.curve_keypair()
         push.connect(endpoint["data"])
         push.send_multipart([b"j", b'{"type": "status", "rank": 0, "status": {"state": "stolen"}}'])
-        wait_until(lambda: lab.wire.refused > before, 10, "a refusal")  # type: ignore[union-attr]
+        wait_until(lambda: lab.wire.refused > before, "a refusal")  # type: ignore[union-attr]
     assert [one.state for one in lab.timeline.ranks()] == ["idle", "idle"]
 
 
@@ -105,7 +105,7 @@ def test_what_a_run_records_is_the_users_alone(tmp_path: Path) -> None:
     command = ["run", "--standalone", "--nproc-per-node", "1", "--record", str(folder), "--serve", "127.0.0.1"]
     done = subprocess.run(
         [sys.executable, "-m", "ddp_lab", *command, str(program), str(folder)],
-        capture_output=True, text=True, timeout=100, check=False, env={**os.environ, "PYTHONPATH": ROOT},
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": ROOT},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     modes = dict(line.split() for line in done.stdout.splitlines() if " 0o" in line)

@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +25,12 @@ from typing import Any
 
 import psutil
 
+from tests.waiting import DEADLINE_S, wait_until
+
 __all__ = ["OURS", "Construction", "Listed", "Outcome", "Suites", "read_list"]
 
 HERE = Path(__file__).resolve().parent
 OURS = "ddp_lab:DistributedDataParallel"
-_START_SECONDS = 300
-_STACKS_SECONDS = 20
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Listed:
     mode: str
     world_size: int
     test: str
-    seconds: int = 120
+    seconds: float = DEADLINE_S
     attempts: int = 1
     soak: bool = False
 
@@ -178,19 +177,19 @@ class _Server:
     def run(self, request: dict[str, str], seconds: float) -> bool:
         """Runs a test and ends all its processes; whether it ended in time."""
         if not self._started:
-            self._expect(_START_SECONDS)
+            self._expect()
             self._started = True
         assert self._process.stdin
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
-        started = self._expect(_START_SECONDS)
+        started = self._expect()
         ended = self._hear(seconds)
         if ended is None:
             _signal(started["pid"], signal.SIGUSR1)  # each process writes its stacks
             _wait_for_stacks(Path(request["log"]))
         _signal(started["pid"], signal.SIGKILL)
         if ended is None:
-            self._expect(_START_SECONDS)
+            self._expect()
         return ended is not None
 
     def ask_to_end(self) -> None:
@@ -199,15 +198,11 @@ class _Server:
 
     def close(self) -> None:
         assert self._process.stdout
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.wait()
         self._process.stdout.close()
 
-    def _expect(self, seconds: float) -> Any:
-        line = self._hear(seconds)
+    def _expect(self) -> Any:
+        line = self._hear(DEADLINE_S)
         if line is None:
             raise RuntimeError("the server of torch's tests does not answer")
         return line
@@ -221,7 +216,7 @@ class _Server:
             more = os.read(self._process.stdout.fileno(), 4096)
             if not more:
                 self.alive = False
-                raise RuntimeError(f"the server of torch's tests died, exit code {self._process.wait(10)}")
+                raise RuntimeError(f"the server of torch's tests died, exit code {self._process.wait()}")
             self._unread += more
         line, _, self._unread = self._unread.partition(b"\n")
         return json.loads(line)
@@ -234,12 +229,13 @@ def _no_result(in_time: bool, listed: Listed) -> dict[str, str]:
 
 def _wait_for_stacks(log: Path) -> None:
     """Until each living process has written its stacks to the end, the outermost frame of its main thread."""
-    deadline = time.monotonic() + _STACKS_SECONDS
-    while time.monotonic() < deadline and any(
-        not file.read_text().endswith("in <module>\n") and psutil.pid_exists(int(file.suffix[1:]))
-        for file in log.parent.glob(f"{log.name}.stacks.*")
-    ):
-        time.sleep(0.05)
+    wait_until(
+        lambda: all(
+            file.read_text().endswith("in <module>\n") or not psutil.pid_exists(int(file.suffix[1:]))
+            for file in log.parent.glob(f"{log.name}.stacks.*")
+        ),
+        "the stacks of all processes",
+    )
 
 
 def _signal(session: int, number: int) -> None:

@@ -7,7 +7,6 @@ import pytest
 from tests.torch_suite.running import OURS, Listed, Suites
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("test", ["test_threads_average", "test_lonely_group"])
 def test_passes(test: str, suites: Suites) -> None:
     """Ranks that are threads, and a group and works in Python: the case passes with torch's class and with ours."""

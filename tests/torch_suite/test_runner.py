@@ -8,8 +8,6 @@ import pytest
 
 from tests.torch_suite.running import OURS, Listed, Suites
 
-SLOW_START = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def ours(suites: Suites) -> Iterator[Suites]:
@@ -22,7 +20,6 @@ def ours(suites: Suites) -> Iterator[Suites]:
     own.close()
 
 
-@SLOW_START
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
 def test_every_process_constructs_our_class(start: str, ours: Suites) -> None:
     """In forked and in spawned ranks each of torch's names of the class constructs ours, and none torch's."""
@@ -36,7 +33,6 @@ def test_every_process_constructs_our_class(start: str, ours: Suites) -> None:
 
 
 @pytest.mark.soak
-@SLOW_START
 def test_torchs_own_class_is_the_control() -> None:
     """Asked for torch's own class, the ranks construct that."""
     suites = Suites("stock")
@@ -46,7 +42,6 @@ def test_torchs_own_class_is_the_control() -> None:
     assert {(made.cls.split(".")[0], made.by.split(".")[0]) for made in found.constructed} == {("torch", "torch")}
 
 
-@SLOW_START
 def test_failure_of_a_rank_is_told(ours: Suites) -> None:
     """A test that fails on one rank has failed, with that rank's traceback and the output of all ranks."""
     found = ours.run(Listed("plain", 2, "TwoRanks::test_fails_on_rank_1"))
@@ -56,7 +51,6 @@ def test_failure_of_a_rank_is_told(ours: Suites) -> None:
 
 
 @pytest.mark.soak
-@SLOW_START
 def test_hanging_test_is_ended(ours: Suites) -> None:
     """A test that hangs has failed when its time is over, and the output says where each process was."""
     found = ours.run(Listed("plain", 2, "TwoRanks::test_hangs", seconds=10))
@@ -66,7 +60,6 @@ def test_hanging_test_is_ended(ours: Suites) -> None:
     assert "in _join_processes" in found.log
 
 
-@SLOW_START
 @pytest.mark.parametrize(
     ("test", "outcome"),
     [

@@ -25,7 +25,7 @@ SOAK = [pytest.mark.soak]
 
 def _params(lists: dict[str, list[pytest.MarkDecorator]]) -> list[Any]:
     return [
-        pytest.param(listed, id=f"{listed.id}-{name}", marks=[*marks, pytest.mark.timeout(listed.seconds * 2 + 60)])
+        pytest.param(listed, id=f"{listed.id}-{name}", marks=marks)
         for name, marks in lists.items()
         for listed in read_list(name)
     ]

@@ -29,7 +29,7 @@ def _params() -> list[Any]:
         pytest.param(
             listed,
             id=f"{listed.id}-{name}",
-            marks=[*(SOAK if listed.soak else marks), pytest.mark.timeout(listed.seconds * 2 + 60)],
+            marks=SOAK if listed.soak else marks,
         )
         for name, marks in LISTS.items()
         for listed in read_list(name)

@@ -2,46 +2,53 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import signal
 import subprocess
 import sys
-from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+
+import pytest
 
 from tests import leftovers
 
 _HELD = """
-import multiprocessing, multiprocessing.resource_tracker, time
+import multiprocessing
 lock = multiprocessing.get_context("spawn").Lock()
-print(lock._semlock.name.lstrip("/"), multiprocessing.resource_tracker._resource_tracker._pid, flush=True)
-time.sleep(600)
+print(lock._semlock.name.lstrip("/"), flush=True)
+input()
 """
 
 
-def test_a_semaphore_of_a_killed_process_of_somebody_else() -> None:
-    """It lies there for good, since its tracker was killed, too; it was there before, so no test left it."""
+def test_a_semaphore_of_somebody_else() -> None:
+    """No test is blamed for what a process without our mark makes meanwhile."""
     environment = {name: value for name, value in os.environ.items() if name != leftovers.MARK}
-    command = [sys.executable, "-c", _HELD]
-    other = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert other.stdout is not None
-    name, tracker = other.stdout.readline().split()
     before = leftovers.look()
-    os.killpg(other.pid, signal.SIGKILL)
-    other.communicate()
-    leftovers.wait_until(lambda: not leftovers.alive(int(tracker)), 30, "the tracker's end")
-    semaphore = Path("/dev/shm", f"sem.{name}")
-    assert semaphore.exists()
-    blamed = (leftovers.look() - before).get("shared_memory", [])
-    semaphore.unlink()
-    assert semaphore.name not in blamed
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", _HELD], env=environment, text=True, **pipes) as other:
+        assert other.stdout is not None
+        name = other.stdout.readline().strip()
+        assert Path("/dev/shm", f"sem.{name}").exists()
+        assert not leftovers.look() - before
+        other.communicate("\n")
 
 
-def test_a_segment_of_ours() -> None:
-    """It is named until it is removed."""
+@pytest.mark.parametrize("ours", ["here", "in a child"])
+def test_a_semaphore_of_ours(ours: str) -> None:
+    """A semaphore of this process, or of one that a test started, is found until it is removed."""
     before = leftovers.look()
-    segment = SharedMemory(create=True, size=64)
-    assert segment.name in (leftovers.look() - before)["shared_memory"]
-    segment.close()
-    segment.unlink()
-    assert segment.name not in (leftovers.look() - before).get("shared_memory", [])
+    if ours == "here":
+        lock = multiprocessing.get_context("spawn").Lock()
+        name = f"sem.{lock._semlock.name.lstrip('/')}"  # type: ignore[attr-defined]
+        assert name in (leftovers.look() - before)["shared_memory"]
+        del lock
+    else:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen([sys.executable, "-c", _HELD], text=True, **pipes) as child:
+            assert child.stdout is not None
+            name = f"sem.{child.stdout.readline().strip()}"
+            more = leftovers.look() - before
+            assert name in more["shared_memory"]
+            assert f"(of {os.environ['PYTEST_CURRENT_TEST']})" in more["processes"][0]
+            child.communicate("\n")
+    assert not (leftovers.look() - before).get("shared_memory")

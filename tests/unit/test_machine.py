@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddp_lab import machine
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 _ENDLESS = resource.RLIM_INFINITY
 
@@ -61,7 +61,7 @@ def test_no_more_memory(full: subprocess.Popen[str]) -> None:
 def test_stopped_and_ended(full: subprocess.Popen[str]) -> None:
     """A stopped process comes first with what resumes it; nothing hinders one that has ended."""
     os.kill(full.pid, signal.SIGSTOP)
-    wait_until(lambda: machine.stopped(full.pid), 30, "its stop")
+    wait_until(lambda: machine.stopped(full.pid), "its stop")
     stop, files = machine.hindrances(full.pid)
     assert stop == f"is stopped (SIGSTOP): `kill -CONT {full.pid}` resumes it"
     assert files.startswith("has reached its limit of")

@@ -281,7 +281,6 @@ def test_a_plain_script_under_torchrun(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr

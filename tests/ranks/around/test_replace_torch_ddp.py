@@ -64,7 +64,6 @@ def _run(program: str, folder: Path, *arguments: str) -> None:
         env={**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
         capture_output=True,
         text=True,
-        timeout=240,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-6000:]

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from ddp_lab.comm import Capabilities, capabilities, capability_trial, mpi
-from tests.leftovers import processes, wait_until
+from tests.leftovers import processes
 from tests.ranks.comm.test_examples_distributed import outside
 from tests.ranks.conftest import Ranks
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def test_an_operation_that_ends_the_process_costs_itself_alone() -> None:
                     killed.set()
             return killed.is_set()
 
-        wait_until(chance, 60, "a rank in the middle of its trial")
+        wait_until(chance, "a rank in the middle of its trial")
 
     thread = threading.Thread(target=kill_one)
     thread.start()

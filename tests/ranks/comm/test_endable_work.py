@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from ddp_lab.engine.groups import registry, sockets
-from tests.leftovers import wait_until
 from tests.ranks.conftest import Ranks
+from tests.waiting import wait_until
 
 _TIMEOUT = timedelta(seconds=2)
 _LARGE = 1 << 25  # elements: more than the sockets' buffers take
@@ -93,7 +93,7 @@ def _begun(group: Any, least: int, call: Callable[[], Any]) -> Any:
         time.sleep(_ACKNOWLEDGED_SECONDS)
     work = call()
     assert work is not None
-    wait_until(lambda: sockets.bytes_moved(connections) >= before + least, 20, "the call to begin")
+    wait_until(lambda: sockets.bytes_moved(connections) >= before + least, "the call to begin")
     return work
 
 
@@ -117,7 +117,7 @@ def _forgotten(rank: int, size: int, call: str) -> str:
             os.kill(os.getpid(), signal.SIGSTOP)
         else:
             dist.barrier()
-            wait_until(lambda: psutil.Process(pids[1]).status() == psutil.STATUS_STOPPED, 20, "rank 1 to be stopped")
+            wait_until(lambda: psutil.Process(pids[1]).status() == psutil.STATUS_STOPPED, "rank 1 to be stopped")
             work = _begun(group, _OF_THE_TENSOR, start)
         wait = work.get_future().wait if (rank, call) == (0, "broadcast") else work.wait
         thread, ends = _waits(wait)
@@ -128,7 +128,7 @@ def _forgotten(rank: int, size: int, call: str) -> str:
             registry.end_forgotten()
             thread.join(0.1)
         del work, wait, thread
-        wait_until(lambda: large._use_count() == 1, 20, "Gloo's own threads to give up, and to say so to nobody")
+        wait_until(lambda: large._use_count() == 1, "Gloo's own threads to give up, and to say so to nobody")
         dist.barrier()
         return ends[0]
     finally:

@@ -34,7 +34,7 @@ def _run(words: list[str], code: int = 0) -> str:
     }
     done = subprocess.run(
         words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=240, check=False,
+        check=False,
     )  # fmt: skip
     assert (done.returncode == 0) == (code == 0), done.stdout
     return done.stdout

@@ -19,8 +19,8 @@ import zmq
 from ddp_lab.control.wire import Wire
 from ddp_lab.errors import ClusterError
 from ddp_lab.protocol import events
-from tests.leftovers import wait_until
 from tests.ranks.conftest import Ranks
+from tests.waiting import wait_until
 
 FLOOD = 300_000
 RATE = 150_000  # events a second and rank
@@ -166,7 +166,7 @@ def test_a_client_that_reads_slowly_stops_nobody(wire: Wire, ranks: Ranks, tmp_p
     wire.on_batch(lambda _: gate.wait(60))
     thread, counts = _in_background(ranks, 1, _against_a_reader_that_stands_still, wire.endpoint(), str(done))
     try:
-        wait_until(done.exists, 60, "the rank has recorded everything")
+        wait_until(done.exists, "the rank has recorded everything")
         assert len(received.batches) <= 1
         gate.set()
         assert wire.wait_for("read", [0], 60)
@@ -213,10 +213,10 @@ def test_what_cells_say_is_bounded_without_a_client(ranks: Ranks, tmp_path: Path
         endpoint, keys = first.endpoint(), first.keys()
     done, said = tmp_path / "done", []
     thread, _ = _in_background(ranks, 1, _says_much, endpoint, 200, str(done))
-    wait_until(done.exists, 60, "the rank has said everything")
+    wait_until(done.exists, "the rank has said everything")
     with Wire(str(tmp_path), keys) as wire:
         wire.on_cell(lambda rank, cell, kind, frames: said.append((rank, cell, int(kind), len(frames[0]))))
-        wait_until(lambda: said and said[-1] == (0, "much", 199, 1 << 20), 10, "the last of it")
+        wait_until(lambda: said and said[-1] == (0, "much", 199, 1 << 20), "the last of it")
         wire.send([0], {"op": "leave"})
         thread.join()
     numbers = [number for _, _, number, _ in said]
@@ -240,7 +240,7 @@ def test_a_client_that_dies_meanwhile_stops_nobody(ranks: Ranks) -> None:
     received = Received(wire)
     thread, told = _in_background(ranks, 1, _while_the_client_dies, wire.endpoint())
     try:
-        wait_until(lambda: received.batches, 60, "the first batch")
+        wait_until(lambda: received.batches, "the first batch")
     finally:
         wire.close()
         thread.join()
@@ -260,7 +260,7 @@ def test_unknown_keys_are_refused(wire: Wire, ranks: Ranks) -> None:
         sockets[1].send_multipart(batch)
         for dealer in sockets[2:]:
             dealer.send(b'{"type": "hello", "rank": 0}')
-        wait_until(lambda: wire.refused >= 2, 10, "both wrong keys are refused")
+        wait_until(lambda: wire.refused >= 2, "both wrong keys are refused")
         ranks(1, _hello, endpoint, "known")  # the channel works all the while
         assert wire.wait_for("known", [0], 10)
         wire.send([0], {"op": "secret"})
@@ -324,7 +324,7 @@ def test_control(wire: Wire, ranks: Ranks) -> None:
         wire.send(None, {"op": "leave"})
         thread.join()
     assert heard == [["early"], ["early"]]
-    wait_until(lambda: wire.connected() == set(), 10, "the ranks say goodbye")
+    wait_until(lambda: wire.connected() == set(), "the ranks say goodbye")
 
 
 def test_a_successor_gets_nothing_that_was_for_an_ended_process(wire: Wire, ranks: Ranks) -> None:
@@ -370,7 +370,7 @@ def test_what_was_said_before_a_close_still_leaves(ranks: Ranks) -> None:
         wire.send([0], {"op": "leave"})
         closing = threading.Thread(target=wire.close, args=(10.0,))
         closing.start()
-        wait_until(lambda: wire._closing, 30, "the close")
+        wait_until(lambda: wire._closing, "the close")
         go_on.set()
         closing.join()
         thread.join()
@@ -440,7 +440,7 @@ def test_a_rank_that_can_open_no_more_files_is_heard_again_when_it_can(wire: Wir
 def test_a_successor_takes_over(wire: Wire, ranks: Ranks) -> None:
     """What is sent to a rank that has left reaches the process that connects next under its number."""
     ranks(1, _hello, wire.endpoint(), "first")
-    wait_until(lambda: wire.connected() == set(), 10, "the first has gone")
+    wait_until(lambda: wire.connected() == set(), "the first has gone")
     wire.send([0], {"op": "early"})
     thread, heard = _in_background(ranks, 1, _controlled, wire.endpoint())
     assert wire.wait_connected([0], 60) == set()

@@ -21,8 +21,8 @@ from ddp_lab.diagnostics.flight_recorder import Entry, entries_of
 from ddp_lab.engine.groups import registry
 from ddp_lab.engine.status import flights
 from ddp_lab.engine.status.recorders import GpuFlights
-from tests.leftovers import wait_until
 from tests.ranks.conftest import Ranks
+from tests.waiting import wait_until
 
 
 def _flights_of(name: str, began: int) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def _on_rank(rank: int, size: int) -> list[dict[str, Any]]:
         large = torch.ones(1 << 18)
         work = dist.all_reduce(large, group=group, async_op=True) if rank == 0 else None
         dist.barrier()
-        wait_until(lambda: flights.in_flight()["count"] == (rank == 0), 20, "the end of all others")
+        wait_until(lambda: flights.in_flight()["count"] == (rank == 0), "the end of all others")
         seen += [_flights_of(group.group_name, began), flights.in_flight()]
         dist.barrier()
         if work is None:
@@ -51,7 +51,7 @@ def _on_rank(rank: int, size: int) -> list[dict[str, Any]]:
             work.wait()
         dist.send(torch.ones(1), 1, group=group) if rank == 0 else dist.recv(torch.ones(1), 0, group=group)
         dist.barrier(group)
-        wait_until(lambda: not flights.in_flight()["count"], 20, "the end of all")
+        wait_until(lambda: not flights.in_flight()["count"], "the end of all")
         return [*seen, _flights_of(group.group_name, began)]
     finally:
         registry.uninstall()
@@ -86,7 +86,7 @@ def _both_formats(rank: int, size: int, folder: str) -> None:
     began, group = time.time_ns(), dist.new_group()
     of_group = partial(_of_group, name=group.group_name, began=began)
     dist.all_reduce(torch.ones(4), group=group)
-    wait_until(lambda: all(one.done for one in of_group(_dump())), 20, "the end of all")
+    wait_until(lambda: all(one.done for one in of_group(_dump())), "the end of all")
     asked = GpuFlights(Path(folder), "fr_trace_json", seconds=20.0)
     try:
         told = asked.dump()
@@ -197,7 +197,7 @@ def _on_a_third_partys(rank: int, size: int) -> None:
         assert seen[0]["kinds"] == [("all_reduce", "float32 [4]", 16), ("broadcast", "float32 [2]", 8)]
         assert Path(__file__).name in [Path(file).name for file, _ in flights.frames_of(group.group_name, 2)]
         looked = time.monotonic()
-        wait_until(lambda: not flights.in_flight()["count"] and time.monotonic() > looked + 0.5, 20, "many looks")
+        wait_until(lambda: not flights.in_flight()["count"] and time.monotonic() > looked + 0.5, "many looks")
         dist.all_reduce(torch.ones(4), group=group)
         [again] = [one for one in flights.flights(began) if one["backend"] == "third"]
         assert again["entered"] == 3, "though such a backend has no sequence number for it"

@@ -21,6 +21,7 @@ from ddp_lab.diagnostics.hang_report import HangReport
 from ddp_lab.doctor.command import examined
 from ddp_lab.errors import DdpLabError
 from tests import leftovers
+from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("hanging_script.py")
 PATIENCE_S = 150.0
@@ -65,7 +66,7 @@ def _stuck(of: Sequence[str], words: Sequence[str], seconds: float = 1.0) -> Han
         return found.diagnosis.stuck and all(re.search(word, found.brief) for word in words)
 
     reports: list[HangReport] = []
-    leftovers.wait_until(says, PATIENCE_S, f"the doctor says {words}")
+    wait_until(says, f"the doctor says {words}")
     return reports[-1]
 
 
@@ -139,7 +140,7 @@ def test_dumps(tmp_path: Path, case: str, words: list[str]) -> None:
 def test_a_job_in_progress_is_not_stuck(tmp_path: Path) -> None:
     """Ranks that train wait for each other in each step, and nothing is said."""
     with _job(tmp_path, "trains") as pid:
-        leftovers.wait_until(lambda: (tmp_path / "trains").exists(), PATIENCE_S, "the job trains")
+        wait_until(lambda: (tmp_path / "trains").exists(), "the job trains")
         for _ in range(5):
             report = examined([str(pid)], 1.0)
             assert not report.diagnosis.stuck, str(report)
@@ -155,7 +156,7 @@ def test_the_command(tmp_path: Path) -> None:
         (str(os.getpid()), "somewhere"): "'somewhere' is not a file or folder, HOST:PORT or a process id",
         (): "the following arguments are required: JOB",
     }.items():
-        done = subprocess.run([*command, *given], capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run([*command, *given], capture_output=True, text=True, check=False)
         assert (done.returncode, words in done.stderr, done.stdout) == (2, True, ""), done.stderr
 
 
@@ -164,7 +165,7 @@ def test_json(tmp_path: Path) -> None:
     for rank in (0, 1):
         (tmp_path / f"trace_{rank}").write_text(json.dumps({"version": "2.10", "entries": []}))
     command = [sys.executable, "-m", "ddp_lab", "doctor", "--json", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["stuck"], [one["rank"] for one in told["ranks"]]) == (False, [0, 1])

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests import leftovers
+from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("hanging_script.py")
 SECONDS = "3"
@@ -28,7 +28,7 @@ def _command(folder: Path, case: str, *options: str) -> list[str]:
 
 def _run(folder: Path, case: str, *options: str) -> subprocess.CompletedProcess[str]:
     command = _command(folder, case, *options)
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def _line(text: str) -> int:
@@ -100,7 +100,7 @@ def test_an_interrupt_tells_it_again(tmp_path: Path) -> None:
         command = _command(tmp_path, "busy")
         run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True)
     try:
-        leftovers.wait_until(lambda: "no progress for" in errors.read_text(), 120, "the hang is told")
+        wait_until(lambda: "no progress for" in errors.read_text(), "the hang is told")
         os.killpg(run.pid, signal.SIGINT)
         assert run.wait(60) == 130
     finally:
@@ -126,7 +126,6 @@ def test_the_report_tells_it(tmp_path: Path) -> None:
             [sys.executable, "-m", "ddp_lab", "report", str(tmp_path / "run")],
             capture_output=True,
             text=True,
-            timeout=240,
             check=True,
         ).stdout,
     ):
@@ -206,16 +205,16 @@ def test_two_nodes(tmp_path: Path, case: str, words: list[str]) -> None:
 def test_a_node_that_is_cut_off(tmp_path: Path) -> None:
     """Who still has the job's store names it; when it is back, the run continues."""
     with _Nodes(tmp_path, "trains") as nodes:
-        leftovers.wait_until(lambda: (tmp_path / "trains").exists(), 200, "the ranks train")
+        wait_until(lambda: (tmp_path / "trains").exists(), "the ranks train")
         stopped = nodes.agents[1].pid
         os.killpg(stopped, signal.SIGSTOP)
         children = [child.pid for child in psutil.Process(stopped).children(recursive=True)]
         for child in children:
             os.kill(child, signal.SIGSTOP)
-        leftovers.wait_until(lambda: any("is cut off: " in told for told in nodes.told()), 60, "it is named")
+        wait_until(lambda: any("is cut off: " in told for told in nodes.told()), "it is named")
         for pid in (stopped, *children):
             os.kill(pid, signal.SIGCONT)
-        leftovers.wait_until(lambda: any("make progress again" in told for told in nodes.told()), 60, "it is back")
+        wait_until(lambda: any("make progress again" in told for told in nodes.told()), "it is back")
 
 
 @soak
@@ -232,6 +231,6 @@ def test_healthy_runs_are_not_commented(tmp_path: Path, case: str, seed: int) ->
     script = SCRIPT.with_name("healthy_script.py")
     ours = [sys.executable, "-m", "ddp_lab", "run", "--record", str(tmp_path / "run"), "--hang-seconds", "4"]
     command = [*ours, "--standalone", "--nproc-per-node", "2", str(script), case, str(seed)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     alarms = [line for line in done.stderr.splitlines() if "no progress" in line or "different calls" in line]
     assert (done.returncode, alarms) == (0, []), done.stderr

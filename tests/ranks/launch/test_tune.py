@@ -19,7 +19,7 @@ SLOW = str(PROGRAMS / "train_slow_hook.py")
 def _tune(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Runs `ddp-lab tune` on two ranks; it must end with this exit code."""
     command = [sys.executable, "-m", "ddp_lab", "tune", *TWO, *arguments]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr[-6000:] + done.stdout[-2000:]
     return done
 

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.leftovers import wait_until
 from tests.ranks.conftest import Ranks
+from tests.waiting import wait_until
 
 POINTS = ("gradient_ready", "bucket_ready", "launched", "reduced")
 
@@ -40,7 +40,7 @@ def _step(model: Any, rank: int, step: int) -> list[torch.Tensor]:
 
 def _paused(model: Any) -> dict[str, Any]:
     """The stage of a model once it pauses."""
-    wait_until(lambda: model._live.breakpoints.stage()["paused"] is not None, 20, "a pause")
+    wait_until(lambda: model._live.breakpoints.stage()["paused"] is not None, "a pause")
     return model._live.breakpoints.stage()
 
 
@@ -93,7 +93,7 @@ def _go_on(model: Any, until: str) -> None:
     """Lets a paused model go on, and waits until it pauses again."""
     before = _since(model)
     assert model._live.breakpoints.go_on(until)
-    wait_until(lambda: _since(model) not in (None, before), 20, f"the next {until}")
+    wait_until(lambda: _since(model) not in (None, before), f"the next {until}")
 
 
 def _since(model: Any) -> int | None:
@@ -246,7 +246,7 @@ def _timeouts_on_rank(rank: int, size: int) -> None:
         def wait() -> None:
             _paused(model)
             begin = time.monotonic()
-            wait_until(lambda: time.monotonic() - begin > 2, 10, "more than the timeout")
+            wait_until(lambda: time.monotonic() - begin > 2, "more than the timeout")
             model._live.breakpoints.clear()
 
         thread, errors = _beside(wait)

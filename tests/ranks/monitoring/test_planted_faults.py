@@ -66,7 +66,7 @@ def findings_of(folder: Path, fault: str, *options: str) -> list[Finding]:
     command = [sys.executable, "-m", "ddp_lab", "run", "--standalone", "--nproc-per-node", "2"]
     command += ["--record", str(folder), *options, SCRIPT, fault, str(STEPS)]
     environment = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": threads}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-6000:]
     timeline = read_run([folder]).timeline
     parts = timeline.parts()

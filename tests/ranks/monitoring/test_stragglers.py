@@ -52,7 +52,6 @@ def test_the_measurement_counts_right_and_wrong() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
 def test_a_straggler_on_busy_cores() -> None:
     """4 ms of one of three ranks on two cores are told in nearly all runs, with a place or without; no advice on
     communication stands in their place, and findings, stragglers and summary never contradict each other."""
@@ -63,7 +62,6 @@ def test_a_straggler_on_busy_cores() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
 def test_busy_cores_alone_name_nobody() -> None:
     """Three equal ranks on two cores: hardly ever is one of them called late."""
     found = busy_stragglers.measure(30, ms=0.0)

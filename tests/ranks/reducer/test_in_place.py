@@ -12,8 +12,8 @@ from torch import nn
 
 import ddp_lab.comm
 from ddp_lab import DistributedDataParallel
-from tests.leftovers import wait_until
 from tests.ranks.conftest import Ranks
+from tests.waiting import wait_until
 
 Gradients = list[torch.Tensor | None]
 
@@ -50,7 +50,7 @@ def _shared_memory_of_autograd(rank: int, group: Any) -> Gradients:
 
     def until_averaged(gradient: torch.Tensor) -> None:  # with the memory of the gradient of `table`
         bucket = next(number for number, members in enumerate(model._sync.assignment) if table in members)
-        wait_until(lambda: model.reducer.stage()["buckets"][bucket][-1], 20, "the average of the table's gradient")
+        wait_until(lambda: model.reducer.stage()["buckets"][bucket][-1], "the average of the table's gradient")
 
     for step in range(4):
         if step == 1:  # from now on buckets are in the order in which gradients arrive

@@ -70,7 +70,6 @@ def _train(rank: int, size: int, seed: int, folder: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(0)
 def test_many_backwards(ranks: Ranks, tmp_path: Path) -> None:
     """DDP_LAB_BACKWARDS sets how many. One that stands still leaves its ranks' stacks and collectives in the folder."""
     for seed in range(BACKWARDS // _OF_A_MODEL):

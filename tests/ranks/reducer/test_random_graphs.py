@@ -212,7 +212,6 @@ def _check(ranks: Ranks, cases: list[Case], folder: Path) -> None:
     )
 
 
-@pytest.mark.timeout(600)  # a failing case is made smaller
 @pytest.mark.skipif(GIVEN is not None, reason="DDP_LAB_CASE names one case")
 @pytest.mark.parametrize("block", BLOCKS)
 def test_random_graphs(ranks: Ranks, tmp_path: Path, block: int) -> None:

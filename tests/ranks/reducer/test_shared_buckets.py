@@ -15,8 +15,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 
 import ddp_lab.comm
 from ddp_lab import DistributedDataParallel, native
-from tests.leftovers import wait_until
 from tests.ranks.conftest import Ranks
+from tests.waiting import wait_until
 
 _C = native.load()
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def _pages() -> int:
 def _empty() -> None:
     """What earlier tests of these processes held is gone."""
     gc.collect()
-    wait_until(lambda: _pages() == 0, 20, "the end of what is in the pool")  # a thread may hold the last work a moment
+    wait_until(lambda: _pages() == 0, "the end of what is in the pool")  # a thread may hold the last work a moment
 
 
 def _tensor(group: Any, numel: int) -> torch.Tensor:
@@ -152,7 +152,7 @@ def _flights(rank: int, size: int) -> None:
     since, group = time.time_ns(), _group()
     works = [dist.all_reduce(torch.ones(3, 4), group=group, async_op=True) for _ in range(3)] if rank == 0 else []
     states = ["started", "scheduled", "scheduled"] if rank == 0 else []
-    wait_until(lambda: [one["state"] for one in _entries(since, group, False)] == states, 20, f"the states {states}")
+    wait_until(lambda: [one["state"] for one in _entries(since, group, False)] == states, f"the states {states}")
     before = _entries(since, group, True)
     dist.barrier()
     if rank:

@@ -17,8 +17,8 @@ from ddp_lab import machine
 from ddp_lab.cluster.processes.launchers import Controller
 from ddp_lab.engine.processes import host_server
 from ddp_lab.engine.processes.controller import hold_ports
-from tests.leftovers import wait_until
 from tests.security.looking import listening
+from tests.waiting import wait_until
 
 
 def test_ports_are_held() -> None:
@@ -45,7 +45,7 @@ def test_a_folder_that_is_still_written_to_is_removed(tmp_path: Path) -> None:
             pathlib.Path("{folder}/some", str(number)).parent.mkdir(parents=True, exist_ok=True)
             pathlib.Path("{folder}/some", str(number)).touch()
     """
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     assert not folder.exists()
 
 
@@ -59,21 +59,21 @@ def test_a_controller_and_its_successor(tmp_path: Path, address: str | None) -> 
         pid = controller.pid
         assert pid is not None
         with Mute(pid) as mute:
-            wait_until(lambda: (mute.connect(), controller.connection())[1], 60, "the controller")
+            wait_until(lambda: (mute.connect(), controller.connection())[1], "the controller")
             before = controller.connection()
             assert before is not None
             assert before["client"]["interface"] == f"ipc://{tmp_path}/c"
-            wait_until(lambda: reached(tmp_path / f"c:{before['client']['mux']}"), 60, "the controller's last socket")
-            wait_until(lambda: mute.connect() == (0 if address is None else 7), 10, "the ports")
+            wait_until(lambda: reached(tmp_path / f"c:{before['client']['mux']}"), "the controller's last socket")
+            wait_until(lambda: mute.connect() == (0 if address is None else 7), "the ports")
             mute.wait_until_closed()
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: controller.ended, 10, "its end")
+        wait_until(lambda: controller.ended, "its end")
         assert controller.ended == "the controller was killed by SIGKILL (signal 9)"
         controller.start_again()
         registration = Path(
             f"{before['client']['interface'].removeprefix('ipc://')}:{before['client']['registration']}"
         )
-        wait_until(lambda: reached(registration), 60, "its successor")
+        wait_until(lambda: reached(registration), "its successor")
         assert controller.connection() == before
     finally:
         controller.stop()

@@ -24,5 +24,5 @@ sys.stderr.write(ascii(stream.getvalue()[-3:]))
 
 def test_text_of_other_processes_is_complete_when_it_is_drained() -> None:
     """Each time, also if the file itself has no room, and across the border of two reads."""
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, ascii("9\n\u00e9"))

@@ -11,7 +11,7 @@ import pytest
 
 from ddp_lab.engine.groups.registry import sockets
 from ddp_lab.engine.groups.sockets import Socket
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -36,7 +36,7 @@ def test_bytes_both_ways_are_counted(pair: Pair) -> None:
     one.sendall(b"x" * 1000)
     assert other.recv(1000, socket.MSG_WAITALL)
     other.sendall(b"y" * 500)
-    wait_until(lambda: sockets.bytes_moved([_known(one)]) == before + 1500, 10, "both ways")
+    wait_until(lambda: sockets.bytes_moved([_known(one)]) == before + 1500, "both ways")
     assert sockets.bytes_moved([(one.fileno(), _known(one)[1] + 1)]) == 0
 
 
@@ -48,7 +48,7 @@ def test_a_silenced_socket_wakes_nobody(pair: Pair) -> None:
         poll.register(other, select.EPOLLIN)
         one.sendall(b"x")
         other.sendall(b"x")
-        wait_until(lambda: len(poll.poll(0)) == 2, 10, "both")
+        wait_until(lambda: len(poll.poll(0)) == 2, "both")
         assert sockets.silence([_known(one)]) == 1
         assert [descriptor for descriptor, _ in poll.poll(0.1)] == [other.fileno()]
         poll.unregister(one)  # which fails for one that it does not know any more

@@ -16,8 +16,8 @@ from ddp_lab.protocol.events import Batch
 from ddp_lab.timeline.recorded.merge import find_files
 from ddp_lab.timeline.timeline import Timeline, read_run
 from tests import journals
-from tests.leftovers import wait_until
 from tests.training_events import Training
+from tests.waiting import wait_until
 
 STEPS = 30
 
@@ -265,8 +265,8 @@ def test_what_stands_around_damage_is_read(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=notice):
         Timeline.load(tmp_path)
     with follow(str(tmp_path)) as job:
-        wait_until(lambda: any(notice in one for one in job.notices()), 60, "the notice of who follows")
-        wait_until(lambda: {one.state for one in job.timeline.ranks()} == {"finished"}, 60, "the end of both")
+        wait_until(lambda: any(notice in one for one in job.notices()), "the notice of who follows")
+        wait_until(lambda: {one.state for one in job.timeline.ranks()} == {"finished"}, "the end of both")
         assert [one.events for one in job.timeline.ranks()] == [one.events for one in run.timeline.ranks()]
 
 

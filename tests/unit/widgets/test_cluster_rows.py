@@ -18,7 +18,7 @@ from ddp_lab.output.status_table import cells_of
 from ddp_lab.timeline.timeline import RankStatus
 from ddp_lab.widgets.cluster_panel.processes import ProcessUse, ProcessWatch
 from ddp_lab.widgets.cluster_panel.rows import SILENT_SECONDS, cluster_rows, rank_rows, row_texts
-from tests.leftovers import wait_until
+from tests.waiting import wait_until
 
 
 def record(rank: int = 0, **fields: Any) -> RankRecord:
@@ -116,7 +116,7 @@ def test_gpu_columns() -> None:
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     """A process that sleeps."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
-        wait_until(lambda: psutil.Process(process.pid).memory_info().rss > 1 << 20, 20, "its begin")
+        wait_until(lambda: psutil.Process(process.pid).memory_info().rss > 1 << 20, "its begin")
         yield process
         process.kill()
 
@@ -128,10 +128,10 @@ def test_what_the_system_tells(sleeper: subprocess.Popen[bytes]) -> None:
     assert set(first) == {0}
     assert first[0].cpu_percent is None
     own = psutil.Process(sleeper.pid)
-    wait_until(lambda: ProcessWatch().look(ranks)[0].memory == own.memory_info().rss, 5, "its memory")
+    wait_until(lambda: ProcessWatch().look(ranks)[0].memory == own.memory_info().rss, "its memory")
     assert isinstance(watch.look(ranks)[0].cpu_percent, float)
     os.kill(sleeper.pid, signal.SIGSTOP)
-    wait_until(lambda: watch.look(ranks)[0].stopped, 5, "the stop")
+    wait_until(lambda: watch.look(ranks)[0].stopped, "the stop")
     sleeper.kill()
-    wait_until(lambda: psutil.Process(sleeper.pid).status() == psutil.STATUS_ZOMBIE, 5, "its end")
+    wait_until(lambda: psutil.Process(sleeper.pid).status() == psutil.STATUS_ZOMBIE, "its end")
     assert watch.look(ranks) == {}

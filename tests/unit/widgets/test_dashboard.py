@@ -31,8 +31,8 @@ from ddp_lab.widgets.life import life_of
 from ddp_lab.widgets.live_widget import Refresher, receive_while_busy
 from ddp_lab.widgets.step_feed import StepFeed
 from ddp_lab.widgets.step_messages import BLOCKS
-from tests.leftovers import wait_until
 from tests.training_events import Training
+from tests.waiting import wait_until
 
 Made = Callable[..., Dashboard]
 
@@ -92,7 +92,7 @@ def test_follows_on_its_own_thread(make: Made) -> None:
     timeline, training = Timeline(), Training()
     dashboard = make(timeline)
     training.feed(timeline, 0)
-    wait_until(lambda: _steps_sent(dashboard) == [0], 10, "the first step's message")
+    wait_until(lambda: _steps_sent(dashboard) == [0], "the first step's message")
 
 
 def test_a_rank_that_does_not_answer_holds_nobody_up(make: Made) -> None:
@@ -168,7 +168,7 @@ def test_a_page_that_says_hello_gets_every_step(make: Made) -> None:
     dashboard: Any = make(timeline)
     dashboard.sent.clear()
     dashboard._receive(dashboard, {"type": "hello"}, [])
-    wait_until(lambda: sorted(_steps_sent(dashboard)) == [0, 1, 2, 3, 4], 10, "the answer to hello")
+    wait_until(lambda: sorted(_steps_sent(dashboard)) == [0, 1, 2, 3, 4], "the answer to hello")
 
 
 def test_the_browser_knows_the_buckets(make: Made) -> None:
@@ -204,9 +204,9 @@ def test_a_cleared_timeline_has_no_findings(make: Made) -> None:
         training.feed(timeline, step, 10**12 + step * 10**8)
     dashboard: Any = make(timeline)
     dashboard._receive(dashboard, {"type": "look", "id": "page", "views": ["findings", "stragglers"], "reducer": 0}, [])
-    wait_until(lambda: dashboard.findings.get("items") and dashboard.late.get("places"), 10, "findings")
+    wait_until(lambda: dashboard.findings.get("items") and dashboard.late.get("places"), "findings")
     timeline.clear()
-    wait_until(lambda: (dashboard.findings, dashboard.late) == ({}, {}), 10, "none")
+    wait_until(lambda: (dashboard.findings, dashboard.late) == ({}, {}), "none")
 
 
 def test_stopped_it_keeps_its_steps(make: Made) -> None:
@@ -242,12 +242,12 @@ def test_compares_gradients_on_request(make: Made) -> None:
     Training().feed(timeline, 0, 10**9)
     dashboard: Any = make(timeline, request_inspection=lambda reducer, step: asked.append((reducer, step)))
     dashboard._receive(dashboard, {"type": "compare", "reducer": 0, "step": 0}, [])
-    wait_until(lambda: dashboard.inspection.get("state") == "asked", 10, "the question")
+    wait_until(lambda: dashboard.inspection.get("state") == "asked", "the question")
     assert asked[0] == (0, 0)
     for rank, checksum in ((0, "aa"), (1, "ab")):
         entries = [{"bucket": 0, "norm": 1.5, "checksum": "00"}, {"bucket": 1, "norm": 2.5, "checksum": checksum}]
         timeline.describe(rank, {"type": "inspection", "reducer": 0, "step": 0, "buckets": entries, "session": 1})
-    wait_until(lambda: dashboard.inspection["state"] == "differ", 10, "the verdict")
+    wait_until(lambda: dashboard.inspection["state"] == "differ", "the verdict")
     assert dashboard.inspection["buckets"]["0"] == {"equal": True, "norms": {"0": 1.5, "1": 1.5}}
     assert dashboard.inspection["buckets"]["1"]["equal"] is False
     assert "bucket 1" in dashboard.inspection["text"]
@@ -284,8 +284,8 @@ def test_sends_nothing_while_nothing_happens(make: Made, monkeypatch: pytest.Mon
     for step in range(2):
         training.feed(timeline, step)
         dashboard.sent.clear()
-        wait_until(lambda: {"type": "word"} in [content for content, _ in dashboard.sent], 10, "a word")
-        wait_until(lambda: ({"type": "word", "last": True}, None) in dashboard.sent, 10, "the last word")
+        wait_until(lambda: {"type": "word"} in [content for content, _ in dashboard.sent], "a word")
+        wait_until(lambda: ({"type": "word", "last": True}, None) in dashboard.sent, "the last word")
         dashboard.observe(lambda change: dashboard.sent.append((change, None)))
         told = len(dashboard.sent)
         for _ in range(20):
@@ -300,7 +300,7 @@ def test_without_ranks_it_says_so(make: Made) -> None:
     Training().feed(timeline, 0)
     dashboard: Any = make(timeline)
     dashboard._receive(dashboard, {"type": "compare", "reducer": 0, "step": 0}, [])
-    wait_until(lambda: dashboard.inspection.get("state") == "failed", 10, "the answer")
+    wait_until(lambda: dashboard.inspection.get("state") == "failed", "the answer")
     assert "no running ranks" in dashboard.inspection["text"]
 
 
@@ -359,8 +359,8 @@ def test_a_failing_refresh_is_shown(make: Made) -> None:
     timeline: Any = Timeline()
     dashboard: Any = make(timeline)
     dashboard._shown._status = status
-    wait_until(lambda: "the controller is gone" in dashboard.notice, 10, "the notice")
-    wait_until(lambda: not dashboard._refresher.running, 10, "the end of the thread")
+    wait_until(lambda: "the controller is gone" in dashboard.notice, "the notice")
+    wait_until(lambda: not dashboard._refresher.running, "the end of the thread")
 
 
 def test_a_forgotten_owner_ends_the_thread() -> None:
@@ -378,7 +378,7 @@ def test_a_forgotten_owner_ends_the_thread() -> None:
     refresher.start()
     assert refresher.running
     del owner
-    wait_until(lambda: not refresher.running, 10, "the end of the thread")
+    wait_until(lambda: not refresher.running, "the end of the thread")
 
 
 def test_a_thread_that_is_about_to_stop_goes_on_when_it_is_asked_to() -> None:
@@ -400,7 +400,7 @@ def test_a_thread_that_is_about_to_stop_goes_on_when_it_is_asked_to() -> None:
     for _ in range(100):
         refresher.start()
         assert rounds.acquire(timeout=10)
-    wait_until(lambda: not refresher.running, 10, "the end of the thread")
+    wait_until(lambda: not refresher.running, "the end of the thread")
 
 
 def test_the_workaround_is_guarded() -> None:
@@ -484,7 +484,7 @@ def test_a_bucket_is_asked_about(make: Made) -> None:
     Training().feed(timeline, 0)
     dashboard: Any = make(timeline)
     dashboard._receive(dashboard, {"type": "gradients", "reducer": 0, "step": 0, "bucket": 1}, [])
-    wait_until(lambda: any(content["type"] == "gradients" for content, _ in dashboard.sent), 10, "the answer")
+    wait_until(lambda: any(content["type"] == "gradients" for content, _ in dashboard.sent), "the answer")
     (answer,) = [content for content, _ in dashboard.sent if content["type"] == "gradients"]
     assert [len(row) for row in answer["ms"]] == [4, 4]
 
@@ -500,7 +500,7 @@ def test_a_step_that_grows_waits_before_it_is_sent() -> None:
         timeline.extend(Batch(rank, 1, 0, 0, events[: len(events) // 2]))
     feed.take()
     assert not feed.send()
-    wait_until(feed.send, 10, "the step as far as it is")
+    wait_until(feed.send, "the step as far as it is")
     for rank, events in enumerate(training.step(0, 10**12)):
         timeline.extend(Batch(rank, 1, 0, 0, events))
     feed.take()
