@@ -29,6 +29,7 @@ os.environ["DDP_LAB_EARLY"] = "0"  # most notebooks here start no cluster, or so
 # Some machines keep no bytecode: each of hundreds of processes would compile torch's source anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # see `need_nbclient`
 # A shell that starts the tests in the background lets them ignore interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -22,6 +22,7 @@ from ..command_line import Parser, file_to_write, folder_to_write, percent, writ
 from ..errors import DdpLabError
 from ..files import write_text
 from ..printable import printable_lines
+from ..teaching.run import need_nbclient
 from . import docs, doctor, lessons, mcp, scripts
 
 __all__ = ["main", "run_notebook"]
@@ -50,6 +51,7 @@ BENCHMARKS = {
 
 def demo(arguments: argparse.Namespace) -> int:
     """Runs the quickstart notebook on a cluster; writes the executed notebook and one HTML page."""
+    need_nbclient()
     import nbformat
 
     source = lesson_files.home() / lesson_files.QUICKSTART

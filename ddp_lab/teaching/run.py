@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -45,11 +46,15 @@ class Run:
 
 
 def need_nbclient() -> None:
-    """Refuses to run notebooks where the packages are missing.
+    """Imports what runs notebooks; refuses to where it is missing.
+
+    Without `rfc3987_syntax`, an option of jsonschema: it spends two seconds on grammars of addresses, and no field of
+    a notebook is checked for being one.
 
     Raises:
         DdpLabError: nbclient or nbformat is not installed.
     """
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     try:
         import nbclient  # noqa: F401
         import nbformat  # noqa: F401
