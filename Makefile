@@ -34,7 +34,7 @@ CXX_FILES := $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build demo test quick soak looks picture handouts matrix coverage lab check docs outputs site format bench-record browser hosts batch clean mpi wheel
+.PHONY: build demo test quick affected soak looks picture handouts matrix coverage lab check docs outputs site format bench-record browser hosts batch clean mpi wheel
 
 build: $(TORCH_IS_THERE)  ## set up .venv and compile the extensions
 	@$(MAKE) -s --no-print-directory -j 2 $(PACKAGES) $(COMPILED)
@@ -133,6 +133,10 @@ $(SOAK_PACKAGES): $(TEST_PACKAGES)
 
 quick: build $(TEST_PACKAGES)  ## what a developer runs after each change (90 seconds on 2 cores)
 	$(PYTEST) -q $(QUICK) $(PYTEST_ARGS)
+
+SINCE ?= HEAD
+affected: build browser hosts mpi $(TEST_PACKAGES)  ## the tests that the files changed SINCE a commit reach (default: uncommitted changes)
+	$(BIN)/python -m tests.affected $(SINCE) $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 soak looks coverage: export DDP_LAB_TEST_PATIENCE ?= 6
 soak: build browser hosts mpi batch $(SOAK_PACKAGES)  ## what is too long for `make test`

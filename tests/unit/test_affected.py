@@ -1,0 +1,48 @@
+"""`make affected` runs what a change can have broken."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests import affected
+from tests.affected import ROOT
+
+
+@pytest.mark.parametrize(
+    ("changed", "reached"),
+    [
+        ("ddp_lab/bucketing.py", "tests/unit/test_bucketing.py"),  # imported
+        ("ddp_lab/engine/rank.py", "tests/cluster/test_cells.py"),  # named to another process
+        ("ddp_lab/notebook/magics.py", "tests/cluster/test_magics.py"),  # loaded by a cell
+        ("ddp_lab/launch/agent.py", "tests/ranks/launch/test_run.py"),  # behind a command
+        ("csrc/reduce/reducer.cpp", "tests/ranks/reducer/test_gradients.py"),  # compiled
+        ("ddp_lab/widgets/static/app/bars.js", "tests/browser/test_views.py"),  # loaded by a page
+        ("tutorials/checks/lesson_14.py", "tests/notebooks/test_lesson_14.py"),
+        ("README.md", "tests/unit/test_documents.py"),  # read
+        ("tests/ranks/launch/hanging_script.py", "tests/ranks/launch/test_hang_watch.py"),  # run
+        ("tests/cluster/conftest.py", "tests/cluster/test_cells.py"),  # loaded by pytest
+    ],
+)
+def test_what_a_file_reaches(changed: str, reached: str) -> None:
+    """By every way in which tests use a file; most tests are not reached."""
+    found = affected.affected([changed])
+    assert reached in found
+    assert len(found) < len(affected.affected(["tests/conftest.py"]))
+
+
+def test_a_changed_test_is_reached() -> None:
+    """A test file reaches itself, and nothing else."""
+    assert affected.affected(["tests/unit/test_affected.py"]) == ["tests/unit/test_affected.py"]
+
+
+def test_the_command() -> None:
+    """It lists what differs from a revision's files, and refuses one that is none."""
+    command = [sys.executable, "-m", "tests.affected"]
+    done = subprocess.run([*command, "HEAD", "--list"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "tests/" in done.stdout or "no test is reached" in done.stdout
+    done = subprocess.run([*command, "no-such-revision", "--list"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "no-such-revision is not a revision" in done.stderr
