@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ddp_lab.views.paint.figure import import_nbformat
 from tests import leftovers, unsteady
 from tests.waiting import TEST_LIMIT_S
 
@@ -29,7 +30,7 @@ os.environ["DDP_LAB_EARLY"] = "0"  # most notebooks here start no cluster, or so
 # Some machines keep no bytecode: each of hundreds of processes would compile torch's source anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # see `need_nbclient`
+import_nbformat()  # many tests load it: without what costs two seconds in each worker
 # A shell that starts the tests in the background lets them ignore interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

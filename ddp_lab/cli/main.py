@@ -22,7 +22,6 @@ from ..command_line import Parser, file_to_write, folder_to_write, percent, writ
 from ..errors import DdpLabError
 from ..files import write_text
 from ..printable import printable_lines
-from ..teaching.run import need_nbclient
 from . import docs, doctor, lessons, mcp, scripts
 
 __all__ = ["main", "run_notebook"]
@@ -51,7 +50,9 @@ BENCHMARKS = {
 
 def demo(arguments: argparse.Namespace) -> int:
     """Runs the quickstart notebook on a cluster; writes the executed notebook and one HTML page."""
-    need_nbclient()
+    from ..views.paint.figure import import_nbformat
+
+    import_nbformat()
     import nbformat
 
     source = lesson_files.home() / lesson_files.QUICKSTART

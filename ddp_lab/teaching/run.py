@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -48,13 +47,12 @@ class Run:
 def need_nbclient() -> None:
     """Imports what runs notebooks; refuses to where it is missing.
 
-    Without `rfc3987_syntax`, an option of jsonschema: it spends two seconds on grammars of addresses, and no field of
-    a notebook is checked for being one.
-
     Raises:
         DdpLabError: nbclient or nbformat is not installed.
     """
-    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+    from ..views.paint.figure import import_nbformat
+
+    import_nbformat()
     try:
         import nbclient  # noqa: F401
         import nbformat  # noqa: F401

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +16,28 @@ from .palette import COLOURS, PATTERNS, plotly_text
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["GREY", "style", "to_plotly"]
+__all__ = ["GREY", "import_nbformat", "style", "to_plotly"]
 
 GREY = "#808080"
 _AXIS = {"gridcolor": "rgba(128, 128, 128, 0.3)", "zerolinecolor": "rgba(128, 128, 128, 0.3)", "linecolor": GREY}
 _GAP = 0.1  # between two panels
+
+
+def import_nbformat() -> None:
+    """Imports nbformat, if it is installed, in a tenth of the time; plotly loads it to display its first figure.
+
+    nbformat imports jsonschema, and that `rfc3987_syntax`, where another package has installed it: for two seconds it
+    compiles grammars of addresses, and no field of a notebook is checked for being one. So it is hidden meanwhile.
+    """
+    hidden = {"jsonschema", "rfc3987_syntax"}.isdisjoint(sys.modules)
+    if hidden:
+        sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
+    try:
+        with contextlib.suppress(ImportError):
+            import nbformat  # noqa: F401
+    finally:
+        if hidden:
+            del sys.modules["rfc3987_syntax"]
 
 
 def to_plotly(scene: Scene, height: int) -> go.Figure:
@@ -61,6 +80,7 @@ def to_plotly(scene: Scene, height: int) -> go.Figure:
 
 def style(made: go.Figure, title: str, height: int) -> None:
     """Sets a style that is legible on light and dark pages."""
+    import_nbformat()
     made.update_layout(
         # Above the legend, whose lines are more where there is less width.
         title={"text": plotly_text(title), "font": {"size": 15}, "y": 1, "yanchor": "top", "pad": {"t": 12}},
