@@ -49,12 +49,14 @@ class Trained:
     ignored: tuple[str, ...] = ()
 
 
+QUICK = "tutorials/05_data_parallel_in_fifty_lines.ipynb"
 TRAINED = [
+    Trained("notebooks/quickstart.ipynb", ("model", "optimizer", "ours")),
     Trained("notebooks/hosted.ipynb", ("model",)),
     Trained("notebooks/paper_convergence.ipynb", ("network",), sources=_WITHOUT_BENCHMARK),
     Trained("notebooks/paper_overlap.ipynb", ("model",), sources=_WITHOUT_BENCHMARK),
     Trained("tutorials/04_from_one_process_to_n.ipynb", ("model", "networks"), marked=("start", "pictures")),
-    Trained("tutorials/05_data_parallel_in_fifty_lines.ipynb", ("model",)),
+    Trained(QUICK, ("model",)),
     Trained("tutorials/06_buckets_and_overlap.ipynb", ("two_ways",)),
     Trained("tutorials/07_unused_parameters_and_static_graph.ipynb", ("model",)),
     Trained(
@@ -89,15 +91,15 @@ def _assert_equal(one: Trained, folder: Path) -> None:
     assert exporting.differing(cluster, script, one.ignored) == []
 
 
-def test_quickstart_is_equal_bit_for_bit(tmp_path: Path) -> None:
-    """All tensors of both ranks are equal at the end of the quickstart, on a cluster and in its script."""
-    _assert_equal(Trained("notebooks/quickstart.ipynb", ("model", "optimizer", "ours")), tmp_path)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("one", TRAINED, ids=[Path(one.path).stem for one in TRAINED])
+@pytest.mark.parametrize(
+    "one",
+    [
+        pytest.param(one, id=Path(one.path).stem, marks=[] if one.path == QUICK else [pytest.mark.soak])
+        for one in TRAINED
+    ],
+)
 def test_notebooks_that_train_are_equal_bit_for_bit(one: Trained, tmp_path: Path) -> None:
-    """So are those of every notebook and lesson that trains."""
+    """All tensors of both ranks are equal at the end of a notebook, on a cluster and in its script."""
     _assert_equal(one, tmp_path)
 
 

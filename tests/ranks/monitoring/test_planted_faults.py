@@ -56,7 +56,7 @@ FAULTS = {
     "communication": Cause("communication-bound"),
     "shared_cores": Cause("shared-cores", None, ("threads run on",)),
 }
-QUICK = ("long_starved_rank", "scalar_all_reduce", "sleep")
+QUICK = ("scalar_all_reduce", "sleep")  # the others depend on what else the machine does
 CLEAN = 10  # runs
 
 
