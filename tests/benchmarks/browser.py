@@ -208,7 +208,6 @@ class NotebookPage:
             "(name) => { const shown = window.jupyterapp?.shell?.currentWidget;"
             " return shown?.context?.path === name && shown.content?.widgets?.length > 0 }",
             arg=self.name,
-            timeout=90_000,
         )
 
     def reload(self) -> None:

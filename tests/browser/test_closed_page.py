@@ -51,7 +51,7 @@ def test_a_page_that_is_closed_in_the_middle_of_a_cell(shared: Shared, lab: Lab,
         first.run_cell(0)
         first.save()
         first.run_cell(1, wait=False)
-        page.wait_for_selector(".ddp-main canvas", timeout=60_000)
+        page.wait_for_selector(".ddp-main canvas")
         wait_until(begun.exists, "the first step")
         has(first.page.locator(".ddp-background"), 1)
         assert not first.page.locator(".ddp-background").is_visible()

@@ -39,7 +39,7 @@ while True:
     go = torch.tensor([0 if pathlib.Path({path!r}).exists() else 1])
     dist.broadcast(go, 0)
     if not go: break
-""", timeout=280)
+""")
 '''
 CELL = 3
 _STATISTICS = "() => document.querySelector('.ddp-lab')?.statistics()"

@@ -71,7 +71,7 @@ class Debugged:
     def wait_for_stop(self, line: int) -> None:
         """Waits until a line of the cell is highlighted: this one."""
         highlighted = self.cell().locator(".jp-DebuggerEditor-highlight")
-        highlighted.wait_for(timeout=60_000)
+        highlighted.wait_for()
         wanted = _CODE.splitlines()[line - 1]
         wait_until(lambda: highlighted.first.text_content() == wanted, f"the highlight of {wanted!r}")
 

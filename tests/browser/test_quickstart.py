@@ -34,7 +34,7 @@ def test_quickstart_draws_the_training_while_it_runs(lab_page: Page, lab: Lab) -
             if index < training:
                 notebook.run_cell(index)
         notebook.run_cell(training, wait=False)
-        page.wait_for_selector(".ddp-lab", timeout=60_000)
+        page.wait_for_selector(".ddp-lab")
         open_tab(page, "Timeline")
         page.locator(".ddp-lab").scroll_into_view_if_needed()
         _sees_the_canvas_change(page, notebook, training)

@@ -13,6 +13,7 @@ from ddp_lab.output.board import SilentBoard
 from ddp_lab.timeline.timeline import Timeline
 from tests.browser.bare_page import DARK, BarePage
 from tests.unit.step_model import History, StepModel
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -109,7 +110,7 @@ def test_a_prediction_is_run(shown: BarePage, lab: Cluster, tmp_path: Path) -> N
     """While a cell trains "Run it" tries the cap on the ranks, tells the error, and leaves them what they had."""
     before = lab.run("model.configuration()", board=SilentBoard()).values
     path = tmp_path / "stop"
-    running = lab.run(LOOP.format(path=str(path)), wait=False, board=SilentBoard(), timeout=240)
+    running = lab.run(LOOP.format(path=str(path)), wait=False, board=SilentBoard(), timeout=DEADLINE_S)
     try:
         shown.until(lambda: lab.timeline.reducers()[0].last_step > 20, "steps of that cell", 60)
         _move(shown, "bucket size limit", "End")

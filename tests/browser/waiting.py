@@ -17,10 +17,7 @@ def says(node: Locator, words: str, *, attribute: str = "") -> None:
     def text() -> str:
         return (node.get_attribute(attribute) or "") if attribute else node.inner_text()
 
-    try:
-        wait_until(lambda: words in text(), f"{words!r} in {node}")
-    except TimeoutError as error:
-        raise TimeoutError(f"{error}; it says {text()!r}") from None
+    wait_until(lambda: words in text(), lambda: f"{words!r} in {node}; it says {text()!r}")
 
 
 def has(nodes: Locator, count: int) -> None:

@@ -12,7 +12,7 @@ from ipykernel.compiler import murmur2_x86
 from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-LIMIT_S = 60.0
+from tests.waiting import DEADLINE_S
 
 
 class FrontEnd:
@@ -22,7 +22,7 @@ class FrontEnd:
         self._client = BlockingKernelClient(connection_file=manager.connection_file)  # with an identity of its own
         self._client.load_connection_file()
         self._client.start_channels()
-        self._client.wait_for_ready(timeout=LIMIT_S)
+        self._client.wait_for_ready(timeout=DEADLINE_S)
         self._numbers = itertools.count(1)
         self.events: list[Mapping[str, Any]] = []
 
@@ -36,7 +36,7 @@ class FrontEnd:
         message = self._client.session.msg("debug_request", content)
         self._client.control_channel.send(message)
         while True:
-            reply = self._client.get_control_msg(timeout=LIMIT_S)
+            reply = self._client.get_control_msg(timeout=DEADLINE_S)
             if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
                 return dict(reply["content"])
 
@@ -72,7 +72,7 @@ class FrontEnd:
         self.body("configurationDone")
         return path
 
-    def event(self, kind: str, seconds: float = LIMIT_S) -> Mapping[str, Any]:
+    def event(self, kind: str, seconds: float = DEADLINE_S) -> Mapping[str, Any]:
         """The next event of this kind."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

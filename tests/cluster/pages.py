@@ -14,8 +14,7 @@ from typing import Any
 from jupyter_client.manager import KernelManager
 
 from ddp_lab.output.terminal import plain
-
-LIMIT_S = 120.0
+from tests.waiting import DEADLINE_S
 
 
 class Page:
@@ -91,7 +90,7 @@ class Notebook:
         self.manager.start_kernel(cwd=None if folder is None else str(folder))
         self._client = self.manager.client()
         self._client.start_channels()
-        self._client.wait_for_ready(timeout=LIMIT_S)
+        self._client.wait_for_ready(timeout=DEADLINE_S)
         self._answers: deque[str] = deque()
         self.asked: list[str] = []
 
@@ -114,7 +113,7 @@ class Notebook:
     def finish(self, message_id: str, interrupt_when: str = "", presses: int = 1) -> Shown:
         """Follows a cell that was sent to its end."""
         shown, interrupted = Shown(), 0.0
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
             try:
                 message = self._client.get_iopub_msg(timeout=0.05)
@@ -130,16 +129,16 @@ class Notebook:
                 self.manager.interrupt_kernel()
         else:
             raise AssertionError(f"the cell did not end; it shows: {shown.text}")
-        reply = self._client.get_shell_msg(timeout=LIMIT_S)
+        reply = self._client.get_shell_msg(timeout=DEADLINE_S)
         while reply["parent_header"].get("msg_id") != message_id:
-            reply = self._client.get_shell_msg(timeout=LIMIT_S)
+            reply = self._client.get_shell_msg(timeout=DEADLINE_S)
         shown.status = reply["content"]["status"]
         shown.seconds_after_interrupt = time.monotonic() - interrupted if interrupted else 0.0
         return shown
 
     def watch(self, message_id: str, shown: Shown, until: Callable[[], Any]) -> Shown:
         """Follows what still comes for a cell that has ended, until `until()` is true."""
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + DEADLINE_S
         while not until():
             assert time.monotonic() < deadline, f"the cell shows: {shown.text}"
             with contextlib.suppress(Empty):
@@ -151,7 +150,7 @@ class Notebook:
     def _type(self) -> None:
         if not self._client.stdin_channel.msg_ready():
             return
-        self.asked.append(self._client.get_stdin_msg(timeout=LIMIT_S)["content"]["prompt"])
+        self.asked.append(self._client.get_stdin_msg(timeout=DEADLINE_S)["content"]["prompt"])
         if self._answers:
             self._client.input(self._answers.popleft())
 
@@ -159,7 +158,7 @@ class Notebook:
         """What Tab offers at the end of `code`."""
         message_id = self._client.complete(code, len(code))
         while True:
-            reply = self._client.get_shell_msg(timeout=LIMIT_S)
+            reply = self._client.get_shell_msg(timeout=DEADLINE_S)
             if reply["parent_header"].get("msg_id") == message_id:
                 return list(reply["content"]["matches"])
 
@@ -167,7 +166,7 @@ class Notebook:
         """What Shift-Tab shows at the place of `|` in `code`; "" if it finds nothing."""
         message_id = self._client.inspect(code.replace("|", ""), code.index("|"), detail)
         while True:
-            reply = self._client.get_shell_msg(timeout=LIMIT_S)
+            reply = self._client.get_shell_msg(timeout=DEADLINE_S)
             if reply["parent_header"].get("msg_id") == message_id:
                 content = reply["content"]
                 return plain(content["data"]["text/plain"]) if content["found"] else ""

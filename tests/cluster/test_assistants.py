@@ -19,11 +19,10 @@ from ddp_lab.protocol import registry
 from tests.assistants import Assistant, text_of
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import HANGS, MODEL, running
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 READING = {"cluster_status", "doctor", "timeline_summary", "findings", "what_if", "report"}
 TRAIN = MODEL + "for _ in range(30):\n    model.zero_grad(); model(x).sum().backward()"
-SECONDS = 120
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -225,24 +224,24 @@ def test_in_a_kernel(entries: Path, tmp_path: Path) -> None:
     client = manager.client()
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=SECONDS)
+        client.wait_for_ready(timeout=DEADLINE_S)
         for code in ("%load_ext ddp_lab\n%cluster start -n 2", "%cluster mcp --allow-run"):
-            reply = client.execute_interactive(code, timeout=SECONDS, output_hook=lambda message: None)
+            reply = client.execute_interactive(code, timeout=DEADLINE_S, output_hook=lambda message: None)
             assert reply["content"]["status"] == "ok"
         allowing = reply["parent_header"]["msg_id"]
         invitation = rendezvous.find()
-        client.execute_interactive("1", timeout=SECONDS)
+        client.execute_interactive("1", timeout=DEADLINE_S)
         result = Assistant("--allow-run").call("run_cell", code="print('seen by', rank)")
         assert not result.is_error, text_of(result)
         shown = []
         while not any("An assistant ran assistant [1] on ranks 0–1: ✓" in text for text in shown):
-            message = client.get_iopub_msg(timeout=SECONDS)
+            message = client.get_iopub_msg(timeout=DEADLINE_S)
             if message["msg_type"] in ("display_data", "update_display_data"):
                 assert message["parent_header"]["msg_id"] == allowing
                 shown.append(message["content"]["data"].get("text/plain", ""))
         assert any("seen by 1" in text for text in shown)
-        client.execute_interactive(f"%%distributed\n{TRAIN}", timeout=SECONDS, output_hook=lambda message: None)
-        client.execute_interactive("%cluster stop", timeout=SECONDS, output_hook=lambda message: None)
+        client.execute_interactive(f"%%distributed\n{TRAIN}", timeout=DEADLINE_S, output_hook=lambda message: None)
+        client.execute_interactive("%cluster stop", timeout=DEADLINE_S, output_hook=lambda message: None)
         assistant = Assistant()
         assert "Heads on 2 ranks" in text_of(assistant.call("timeline_summary"))
         assert "start it with `%cluster start`" in text_of(assistant.call("doctor"))

@@ -29,9 +29,8 @@ from ddp_lab.protocol import registry
 from tests import leftovers
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import Announced
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
-SECONDS = 30.0  # a safety net: what is told is told within three on a machine that is not busy; the table says how long
 GATE = "import os, time\nwhile not os.path.exists({gate!r}): {work}\nrank"
 WORK = {"in a cell": "time.sleep(0.01)", "background cell": "time.sleep(0.01)", "in a collective": ""}
 COLLECTIVE = "t = torch.zeros(1)\n" + GATE.replace("{work}", "dist.all_reduce(t)").replace(
@@ -169,10 +168,9 @@ def until_said(case: Case, look: Callable[[], str], pattern: str) -> str:
         seen[0] = look()
         return re.search(pattern, seen[0], re.DOTALL) is not None
 
-    try:
-        seconds = wait_until(found, f"{case}: {pattern}")
-    except AssertionError as error:
-        raise AssertionError(f"{error}; said: {seen[0]!r}") from None
+    begin = time.monotonic()
+    wait_until(found, lambda: f"{case}: {pattern}; said: {seen[0]!r}")
+    seconds = time.monotonic() - begin
     TABLE.append(f"{case!s:45} {seconds:5.1f} s  {re.search(pattern, seen[0], re.DOTALL)[0]}")  # type: ignore[index]
     return seen[0]
 
@@ -297,7 +295,7 @@ def hit_while_detached(case: Case, lab: Lab) -> None:
 def words_of_next(lab: Lab) -> str:
     """What the next cell says, and the doctor."""
     watched = Watched(lab, "rank", wait=True)
-    watched.thread.join(SECONDS)
+    watched.thread.join(DEADLINE_S)
     return f"{watched.said()}\n{lab.doctor()}"
 
 
@@ -324,7 +322,7 @@ def hit_while_up(case: Case, gate: Path) -> None:
                 do_as_told(case, said, pid)
             gate.touch()
             if cell is not None:
-                cell.thread.join(SECONDS)
+                cell.thread.join(DEADLINE_S)
                 assert not cell.thread.is_alive(), f"{case}: the cell hangs"
                 died = case.fault == "SIGKILL" or not leftovers.alive(pid)
                 lost = died and (case.process in TAKES_RANKS_ALONG or case.process == "rank 1")

@@ -17,9 +17,8 @@ from jupyter_client.manager import KernelManager, start_new_kernel
 from ddp_lab import CellError
 from tests import leftovers
 from tests.cluster.conftest import Lab
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
-SECONDS = 3.0
 START = "from ddp_lab import Cluster; lab = Cluster(2).start()"
 
 
@@ -33,9 +32,9 @@ def script(code: str) -> subprocess.Popen[str]:
     )
 
 
-def all_gone(but: set[int]) -> float:
-    """Waits until no process of this test but these is left; returns after how many seconds that was."""
-    return wait_until(lambda: not set(leftovers.processes()) - but, f"end of {leftovers.processes()}")
+def all_gone(but: set[int]) -> None:
+    """Waits until no process of this test but these is left."""
+    wait_until(lambda: not set(leftovers.processes()) - but, f"end of {leftovers.processes()}")
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ def test_stop_while_a_rank_hangs() -> None:
         wait_until(lambda: lab.status()[1].state == "idle", "rank 1's end")
         pids = lab.pids()
     assert not [pid for pid in pids.values() if leftovers.alive(pid)]
-    run._follower.join(10)
+    run._follower.join(DEADLINE_S)
 
 
 # The interpreter's own end, after an exception as without one, and the end by a signal.
@@ -101,7 +100,7 @@ def test_end_of_a_script_that_did_not_stop(end: str, others: set[int]) -> None:
     with process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
-        process.wait(30)
+        process.wait(DEADLINE_S)
     all_gone(others)
 
 
@@ -157,7 +156,7 @@ def test_sigkill_in_the_middle_of_a_start(stage: str, others: set[int]) -> None:
     with process:
         assert process.stdout is not None
         said = process.stdout.read()
-        assert process.wait(30) == (0 if said else -signal.SIGKILL)
+        assert process.wait(DEADLINE_S) == (0 if said else -signal.SIGKILL)
     all_gone(others)
 
 
@@ -166,7 +165,7 @@ def kernel() -> Iterator[tuple[KernelManager, Any]]:
     """A Jupyter kernel in which a cluster was started."""
     manager, client = start_new_kernel(kernel_name="python3", env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
     try:
-        reply = client.execute_interactive(START, timeout=60, output_hook=lambda _: None)
+        reply = client.execute_interactive(START, timeout=DEADLINE_S, output_hook=lambda _: None)
         assert reply["content"]["status"] == "ok"
         yield manager, client
     finally:

@@ -14,7 +14,7 @@ from ddp_lab import CellError, ClusterError, faults
 from ddp_lab.simulation.workload import shares
 from ddp_lab.widgets.controls.controls import Controls
 from tests.cluster.conftest import Lab
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 MODEL = """
 torch.manual_seed(0)
@@ -68,7 +68,7 @@ def training(lab: Lab, folder: Path, code: str = MODEL, fails: str | None = None
     before = {one.reducer for one in lab.timeline.reducers()}
     lab.run(code)
     path = folder / f"stop-{time.monotonic_ns()}"
-    running = lab.run((BARE if fails else LOOP).format(path=str(path)), wait=False, timeout=180)
+    running = lab.run((BARE if fails else LOOP).format(path=str(path)), wait=False, timeout=DEADLINE_S)
     try:
         wait_until(lambda: _trained(lab, 3) - before != set(), "the first steps")
         yield running
@@ -284,7 +284,7 @@ def test_an_interrupt_ends_a_pause(lab: Lab, tmp_path: Path, point: str) -> None
     pauses in the next cell."""
     before = {one.reducer for one in lab.timeline.reducers()}
     lab.run(MODEL)
-    running = lab.run(LOOP.format(path=str(tmp_path / "never")), wait=False, timeout=180)
+    running = lab.run(LOOP.format(path=str(tmp_path / "never")), wait=False, timeout=DEADLINE_S)
     wait_until(lambda: _trained(lab, 3) - before != set(), "the first steps")
     lab.breakpoints(point, ranks=[1])
     assert lab.wait_paused([1])[1].point == point
@@ -304,8 +304,8 @@ def test_a_failure_ends_a_pause(lab: Lab, tmp_path: Path) -> None:
     lab.breakpoints("bucket_ready", ranks=[1])
     path = tmp_path / "fail"
     fail = f"    while not pathlib.Path({str(path)!r}).exists(): time.sleep(0.01)\n    raise ValueError('on purpose')\n"
-    running = lab.run(f"import pathlib, time\nif rank == 0:\n{fail}step()", wait=False, timeout=180)
-    assert lab.wait_paused([1], timeout=60)[1].paused
+    running = lab.run(f"import pathlib, time\nif rank == 0:\n{fail}step()", wait=False, timeout=DEADLINE_S)
+    assert lab.wait_paused([1], timeout=DEADLINE_S)[1].paused
     path.touch()
     with pytest.raises(CellError, match="on purpose"):
         running.wait()

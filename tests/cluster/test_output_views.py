@@ -13,7 +13,8 @@ import pytest
 from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from tests.cluster.pages import LIMIT_S, Notebook, notebook_with_cluster
+from tests.cluster.pages import Notebook, notebook_with_cluster
+from tests.waiting import DEADLINE_S
 
 WAITS = """%%distributed
 import os, time
@@ -30,7 +31,7 @@ class WidgetPage:
         self._client = BlockingKernelClient(connection_file=manager.connection_file)
         self._client.load_connection_file()
         self._client.start_channels()
-        self._client.wait_for_ready(timeout=LIMIT_S)
+        self._client.wait_for_ready(timeout=DEADLINE_S)
         self._comm, self._subshell = "", self._new_subshell()
         self.state: dict[str, Any] = {}
         self.messages: list[dict[str, Any]] = []
@@ -43,11 +44,11 @@ class WidgetPage:
     def _new_subshell(self) -> str:
         """Of JupyterLab's for widgets: their messages arrive while the main thread runs a cell."""
         self._client.control_channel.send(self._client.session.msg("create_subshell_request"))
-        return str(self._client.get_control_msg(timeout=LIMIT_S)["content"]["subshell_id"])
+        return str(self._client.get_control_msg(timeout=DEADLINE_S)["content"]["subshell_id"])
 
     def until(self, condition: Callable[[], Any]) -> Any:
         """Takes messages until the condition holds."""
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + DEADLINE_S
         while not (found := condition()):
             assert time.monotonic() < deadline, (self.state.keys(), self.messages)
             try:

@@ -17,7 +17,7 @@ from ddp_lab.control import turns as tune_turns
 from ddp_lab.simulation.settings import Setting
 from tests.cluster.conftest import Lab
 from tests.cluster.test_live_control import LOOP
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 MODEL = """
 torch.manual_seed(0)
@@ -77,7 +77,7 @@ def test_while_a_cell_trains_an_interrupt_puts_all_back(slow: Lab, tmp_path: Pat
     """Steps of a cell are taken as they come; interrupted after a round the model has what it had, and trains on."""
     before = _settings(slow)
     path = tmp_path / "stop"
-    running = slow.run(LOOP.format(path=str(path)), wait=False, timeout=180)
+    running = slow.run(LOOP.format(path=str(path)), wait=False, timeout=DEADLINE_S)
 
     def interrupt(line: str) -> None:
         raise KeyboardInterrupt
@@ -103,7 +103,7 @@ def test_training_that_ends_too_early(lab: Lab, tmp_path: Path, how: str, monkey
     code = LOOP.format(path=str(path))
     if how == "thread":
         code = f"import threading\ntrainer = threading.Thread(target=exec, args=({code!r}, globals()))\ntrainer.start()"
-    running = lab.run(code, wait=False, timeout=180)
+    running = lab.run(code, wait=False, timeout=DEADLINE_S)
     found = lab.tune(steps=4, tell=lambda line: path.touch())
     running.wait()
     assert found.best is None
@@ -140,7 +140,7 @@ def test_training_that_stands_still(lab: Lab, tmp_path: Path) -> None:
     path = tmp_path / "go"
     wait = f"while not pathlib.Path({str(path)!r}).exists(): time.sleep(0.01)"
     loop = f"import pathlib, time\nfor _ in range(5): step()\n{wait}\nfor _ in range(20): step()"
-    running = lab.run(loop, wait=False, timeout=180)
+    running = lab.run(loop, wait=False, timeout=DEADLINE_S)
     try:
         wait_until(lambda: lab.timeline.reducers()[-1].last_step >= 14, "the last step before it waits")
         turns = tune_turns.LiveTurns(lab.training, lab.timeline.reducers()[-1].reducer, 4, patience=0.5)
@@ -166,7 +166,7 @@ def test_steps_that_are_forgotten(lab: Lab, tmp_path: Path) -> None:
     """A turn whose steps were forgotten before they were looked at has the next ones: they had the same setting."""
     lab.run(MODEL)
     path = tmp_path / "stop"
-    running = lab.run(LOOP.format(path=str(path)), wait=False, timeout=180)
+    running = lab.run(LOOP.format(path=str(path)), wait=False, timeout=DEADLINE_S)
     try:
         turns = _KeptWaiting(lab.training, lab.timeline.reducers()[-1].reducer, 4)
         assert len(turns.take(turns.users)) == 4

@@ -18,6 +18,7 @@ import torch
 
 from ddp_lab import native, recording
 from ddp_lab.protocol.events import DTYPE, SCHEMA_VERSION, Kind
+from tests.waiting import DEADLINE_S
 
 _C = native.load()
 
@@ -133,7 +134,7 @@ def test_marks_of_many_threads_get_one_index_for_each_name(cursor: int) -> None:
     together = threading.Barrier(4)
 
     def mark_all() -> None:
-        together.wait(timeout=30)
+        together.wait(timeout=DEADLINE_S)
         for name in names:
             recording.mark(name)
 
@@ -141,7 +142,7 @@ def test_marks_of_many_threads_get_one_index_for_each_name(cursor: int) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=DEADLINE_S)
     events, dropped, _ = recording.drain(cursor)
     found, _ = recording.descriptions(position)
     assert sorted(description["name"] for description in found) == sorted(names)

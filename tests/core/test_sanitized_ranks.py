@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.core.conftest import can_fix_addresses
+from tests.waiting import DEADLINE_S
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -75,7 +76,7 @@ def test_ranks_under_a_sanitizer(sanitizer: str, tmp_path: Path) -> None:
                 subprocess.Popen([*command, str(rank), str(SIZE)], env=environment, stdout=output, stderr=output)
             )
     try:
-        codes = [rank.wait(timeout=1800) for rank in ranks]
+        codes = [rank.wait(DEADLINE_S) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

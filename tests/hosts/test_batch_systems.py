@@ -14,7 +14,7 @@ import pytest
 
 from ddp_lab.errors import CellError
 from tests.cluster.conftest import Lab
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.soak
 
@@ -105,7 +105,7 @@ def slurm(tmp_path: Path) -> Iterator[dict[str, str]]:
         finally:
             for daemon in reversed(daemons):
                 daemon.terminate()
-                daemon.wait(30)
+                daemon.wait(DEADLINE_S)
 
 
 def test_slurm(slurm: dict[str, str]) -> None:

@@ -72,7 +72,6 @@ if __name__ == "__main__":
     main()
 '''
 """A script for torchrun, of the usual form."""
-_SECONDS = 300
 
 
 class _Trained(Protocol):

@@ -14,13 +14,14 @@ import nbformat
 import numpy as np
 from nbclient import NotebookClient
 
+from tests.waiting import TEST_LIMIT_S
+
 PROJECT = Path(__file__).resolve().parents[2]
 QUICKSTART = PROJECT / "notebooks" / "quickstart.ipynb"
 LESSONS = sorted((PROJECT / "tutorials").glob("*.ipynb"))
 NOTEBOOKS = [*sorted((PROJECT / "notebooks").glob("*.ipynb")), *LESSONS]
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PLOTLY = "application/vnd.plotly.v1+json"
-_SECONDS_A_CELL = 200
 GPU_ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")])),  # this checkout
 }
@@ -72,7 +73,7 @@ def copy_of(original: Cell, source: str | None = None, name: str | None = None) 
 
 def execute(notebook: Notebook, folder: Path, environment: Mapping[str, str] = KERNEL_ENVIRONMENT) -> Notebook:
     """Runs all cells in a new kernel, as "Run all" does: a cell tagged `raises-exception` may fail."""
-    client = NotebookClient(notebook, timeout=_SECONDS_A_CELL, resources={"metadata": {"path": str(folder)}})
+    client = NotebookClient(notebook, timeout=TEST_LIMIT_S, resources={"metadata": {"path": str(folder)}})
     client.execute(env={**os.environ, **environment})
     return notebook
 

@@ -12,7 +12,7 @@ from jupyter_client.manager import KernelManager, start_new_kernel
 
 from tests import leftovers
 from tests.notebooks.running import KERNEL_ENVIRONMENT
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 CELLS = (
     "%load_ext ddp_lab",
@@ -48,7 +48,7 @@ def run_all(client: Any, cells: tuple[str, ...]) -> str:
         said.append(content.get("text") or content.get("data", {}).get("text/plain", ""))
 
     for cell in cells:
-        reply = client.execute_interactive(cell, timeout=120, output_hook=take)
+        reply = client.execute_interactive(cell, timeout=DEADLINE_S, output_hook=take)
         assert reply["content"]["status"] == "ok", reply["content"]
     return "".join(said)
 
@@ -62,7 +62,7 @@ def test_run_all_after_a_restart(kernel: tuple[KernelManager, Any], nothing_left
     first = set(leftovers.processes()) - before
     assert len(first) >= 4
     manager.restart_kernel()
-    client.wait_for_ready(timeout=60)
+    client.wait_for_ready(timeout=DEADLINE_S)
     assert "2.0" in run_all(client, CELLS)
     wait_until(
         lambda: not [pid for pid in first if leftovers.alive(pid) and pid != manager.provisioner.pid], "their end"
@@ -81,7 +81,7 @@ def test_run_all_again_on_a_detached_cluster(kernel: tuple[KernelManager, Any], 
         client, DETACHED
     )
     manager.restart_kernel()
-    client.wait_for_ready(timeout=60)
+    client.wait_for_ready(timeout=DEADLINE_S)
     said = run_all(client, (*DETACHED[:2], "%cluster list", "%%distributed\nprint(kept)"))
     assert "attached to again: ranks 0–1 · cpu · shm in " in said
     assert re.search(r"→ +again +ranks 0–1, cpu, idle +this notebook +60 s", said)

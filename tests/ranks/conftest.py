@@ -33,7 +33,7 @@ def _pools(_server: None) -> Iterator[dict[int, RankPool]]:
 def ranks(_pools: dict[int, RankPool]) -> Ranks:
     """``ranks(n, function, *args)``: what ``function(rank, n, *args)`` returned in each of n processes."""
 
-    def run(size: int, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
-        return _pools.setdefault(size, RankPool(size)).run(function, *args, timeout=timeout)
+    def run(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        return _pools.setdefault(size, RankPool(size)).run(function, *args)
 
     return run

@@ -26,6 +26,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import DEADLINE_S
+
 __all__ = ["RankError", "RankPool", "end_server"]
 
 _GRACE_SECONDS = 3.0
@@ -84,18 +86,18 @@ class RankPool:
         self._pipes: list[Connection] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def run(self, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """What ``function(rank, world_size, *args)`` returned on each rank.
 
         Raises:
-            RankError: a rank raised, died, or had not answered after `timeout` seconds.
+            RankError: a rank raised, died, or had not answered before the deadline.
         """
         if not self._processes:
             self._start()
         job = pickle.dumps((function, args))
         for pipe in self._pipes:
             pipe.send_bytes(job)
-        return self._collect(time.monotonic() + timeout)
+        return self._collect(time.monotonic() + DEADLINE_S)
 
     def hang_up(self) -> None:
         """Tells all processes to end. In words: forked processes of other tests may hold copies of the pipes."""
@@ -122,7 +124,7 @@ class RankPool:
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
-        self._collect(time.monotonic() + 120)  # each imports torch
+        self._collect(time.monotonic() + DEADLINE_S)  # each imports torch
 
     def _collect(self, deadline: float) -> list[Any]:
         results: dict[int, Any] = {}

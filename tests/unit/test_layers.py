@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -24,6 +25,7 @@ MOST_FILES = 15
 OWN_NAMES = {"_version", "__version__", "_built_for"}
 
 
+@cache
 def _modules() -> dict[str, ast.Module]:
     """Dotted name of each module -> its source; a package's is that of its `__init__`."""
     found = {}
@@ -34,14 +36,13 @@ def _modules() -> dict[str, ast.Module]:
     return found
 
 
-MODULES = _modules()
 PACKAGES = {".".join(path.relative_to(ROOT).parts[:-1]) for path in PACKAGE.rglob("__init__.py")}
 
 
 def _named(name: str) -> Iterator[tuple[str, ...]]:
     """What a module names in its imports from anywhere: at its top, in functions, for the type checker."""
     own = _package(name)
-    for node in ast.walk(MODULES[name]):
+    for node in ast.walk(_modules()[name]):
         if isinstance(node, ast.Import):
             yield from (tuple(alias.name.split(".")) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -54,7 +55,7 @@ def _imported(name: str) -> Iterator[str]:
     """The modules behind these names, dotted."""
     for path in _named(name):
         full = ".".join(path)
-        yield full if full in MODULES or len(path) == 1 else ".".join(path[:-1])
+        yield full if full in _modules() or len(path) == 1 else ".".join(path[:-1])
 
 
 def _package(name: str) -> tuple[str, ...]:
@@ -64,7 +65,7 @@ def _package(name: str) -> tuple[str, ...]:
 
 def _face(package: str) -> set[str]:
     """What `__all__` of a package lists: its public names and modules."""
-    for node in MODULES[package].body:
+    for node in _modules()[package].body:
         for target in node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]:
             if isinstance(target, ast.Name) and target.id == "__all__":
                 return set(ast.literal_eval(node.value))
@@ -84,7 +85,7 @@ def test_every_package_has_its_row() -> None:
 def test_packages_import_only_from_those_above() -> None:
     """In the order of the table, and never from the other side of the wire; whatever kind of import it is."""
     wrong = []
-    for name in MODULES.keys() - {"ddp_lab"}:
+    for name in _modules().keys() - {"ddp_lab"}:
         side, row = PLACES[_room(name)]
         others = {_room(one) for one in _imported(name) if one.startswith("ddp_lab.")} & PLACES.keys()
         for other in others - {_room(name)}:
@@ -97,7 +98,7 @@ def test_packages_import_only_from_those_above() -> None:
 def test_the_sides_import_only_their_own_libraries() -> None:
     """The client never names torch, a rank never names ipywidgets, anywidget, plotly or pandas."""
     wrong = []
-    for name in MODULES.keys() - {"ddp_lab"}:
+    for name in _modules().keys() - {"ddp_lab"}:
         forbidden = LIBRARIES.get(PLACES[_room(name)][0], set())
         wrong += [f"{name} imports {one}" for one in _imported(name) if one.split(".")[0] in forbidden]
     assert wrong == []
@@ -105,7 +106,9 @@ def test_the_sides_import_only_their_own_libraries() -> None:
 
 def test_no_files_import_each_other() -> None:
     """Read in some order, each file needs only what was read before."""
-    needs = {name: {one for one in _imported(name) if one in MODULES} - {name} for name in MODULES.keys() - {"ddp_lab"}}
+    needs = {
+        name: {one for one in _imported(name) if one in _modules()} - {name} for name in _modules().keys() - {"ddp_lab"}
+    }
     try:
         list(TopologicalSorter(needs).static_order())
     except CycleError as error:
@@ -116,7 +119,7 @@ def test_what_a_package_does_not_list_is_its_own() -> None:
     """From outside of a package its `__all__` is all there is, and never a name with an underscore."""
     faces = {name: _face(name) for name in PACKAGES - {"ddp_lab"}}
     wrong = []
-    for name in MODULES:
+    for name in _modules():
         own, lazy = _package(name), name == "ddp_lab"
         named = {*_named(name), *(("ddp_lab", *path.split(".")) for path in ddp_lab._PUBLIC.values() if lazy)}
         for path in named:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import DEADLINE_S
+
 BROKEN_GROUPS = Path(__file__).parents[1] / "programs" / "broken_groups.py"
 TOLD = {
     "kill": "rank {} failed while",
@@ -53,7 +55,7 @@ def break_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Break]:
 
     yield run
     stdin.close()
-    process.wait(30)
+    process.wait(DEADLINE_S)
     stdout.close()
 
 

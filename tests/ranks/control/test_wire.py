@@ -20,7 +20,7 @@ from ddp_lab.control.wire import Wire
 from ddp_lab.errors import ClusterError
 from ddp_lab.protocol import events
 from tests.ranks.conftest import Ranks
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 FLOOD = 300_000
 RATE = 150_000  # events a second and rank
@@ -72,7 +72,7 @@ def _until_told(endpoint: dict[str, str], rank: int) -> Iterator[Any]:
     telemetry.on_control("leave", lambda _: left.set())
     telemetry.start()
     yield telemetry
-    assert left.wait(60)
+    assert left.wait(DEADLINE_S)
     telemetry.stop()
 
 
@@ -163,7 +163,7 @@ def test_a_client_that_reads_slowly_stops_nobody(wire: Wire, ranks: Ranks, tmp_p
     """While the client does not read, the rank records on to its end; what then arrives and what was dropped add up."""
     received = Received(wire)
     gate, done = threading.Event(), tmp_path / "done"
-    wire.on_batch(lambda _: gate.wait(60))
+    wire.on_batch(lambda _: gate.wait(DEADLINE_S))
     thread, counts = _in_background(ranks, 1, _against_a_reader_that_stands_still, wire.endpoint(), str(done))
     try:
         wait_until(done.exists, "the rank has recorded everything")
@@ -297,7 +297,7 @@ def _controlled(rank: int, size: int, endpoint: dict[str, str]) -> list[str]:
     telemetry.on_control("fail", lambda message: {}[message["op"]])
     telemetry.on_control("leave", lambda message: left.set())
     telemetry.start()
-    assert left.wait(60)
+    assert left.wait(DEADLINE_S)
     telemetry.stop()
     return heard
 
@@ -348,7 +348,7 @@ def _told_at_last(rank: int, size: int, endpoint: dict[str, str]) -> bool:
     telemetry.on_control("leave", lambda message: told.set())
     telemetry.on_control("begin", lambda message: _record(10))
     telemetry.start()
-    heard = told.wait(20)
+    heard = told.wait(DEADLINE_S)
     telemetry.stop()
     return heard
 
@@ -359,14 +359,14 @@ def test_what_was_said_before_a_close_still_leaves(ranks: Ranks) -> None:
 
     def hold(batch: events.Batch) -> None:
         busy.set()
-        go_on.wait(60)
+        go_on.wait(DEADLINE_S)
 
     with Wire() as wire:
         wire.on_batch(hold)
         thread, heard = _in_background(ranks, 1, _told_at_last, wire.endpoint())
         assert wire.wait_connected([0], 60) == set()
         wire.send([0], {"op": "begin"})
-        assert busy.wait(60)
+        assert busy.wait(DEADLINE_S)
         wire.send([0], {"op": "leave"})
         closing = threading.Thread(target=wire.close, args=(10.0,))
         closing.start()
@@ -389,7 +389,7 @@ def _flooded(rank: int, size: int, endpoint: dict[str, str]) -> tuple[int, list[
     left = threading.Event()
     telemetry.on_control("leave", lambda message: left.set())
     telemetry.start()
-    assert left.wait(60)
+    assert left.wait(DEADLINE_S)
     telemetry.stop()
     return telemetry._dropped.count, lines, telemetry.error and str(telemetry.error)
 
@@ -514,6 +514,6 @@ def test_waiting_ends() -> None:
     thread = threading.Thread(target=lambda: results.append(wire.wait_for("never", [0], 60)))
     thread.start()
     wire.close()
-    thread.join(10)
+    thread.join(DEADLINE_S)
     assert results == [False]
     wire.close()

@@ -166,7 +166,7 @@ def test_a_few_models_leave_no_objects(ranks: Ranks, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_many_steps_leak_nothing(ranks: Ranks, mode: str) -> None:
     """10,000 steps grow a rank by less than 26 bytes each, and by no tensor."""
-    for bytes_grown, grown in ranks(2, _steps, mode, 2000, 5000, True, timeout=1800):
+    for bytes_grown, grown in ranks(2, _steps, mode, 2000, 5000, True):
         assert bytes_grown < 128 * KIB
         assert max(grown["Tensor"], grown["Module"]) <= 0  # what an earlier program left may go meanwhile
         assert grown["objects"] < 100
@@ -176,7 +176,7 @@ def test_many_steps_leak_nothing(ranks: Ranks, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_many_constructions_leak_nothing(ranks: Ranks, mode: str) -> None:
     """1,000 models, wrapped, trained and dropped, grow a rank by less than half a KiB each and leave no reducer."""
-    for bytes_grown, grown, alive in ranks(2, _constructions, mode, 500, 500, True, timeout=1800):
+    for bytes_grown, grown, alive in ranks(2, _constructions, mode, 500, 500, True):
         assert bytes_grown < 250 * KIB
         assert (grown["Tensor"], grown["Module"], alive) == (0, 0, 0)
         assert grown["objects"] < 100

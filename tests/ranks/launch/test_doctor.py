@@ -24,7 +24,6 @@ from tests import leftovers
 from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("hanging_script.py")
-PATIENCE_S = 150.0
 soak = pytest.mark.soak
 
 

@@ -27,6 +27,7 @@ from ddp_lab.protocol import journal
 from ddp_lab.timeline.timeline import read_run
 from tests.disks import small_disk
 from tests.ranks.harness import ROOT
+from tests.waiting import DEADLINE_S
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 SCRIPT = str(PROGRAMS / "train_anything.py")
@@ -275,7 +276,7 @@ def test_ranks_end_with_an_agent_that_is_killed(running: subprocess.Popen[str], 
     ranks = psutil.Process(running.pid).children(recursive=True)
     assert len(ranks) >= 2
     running.kill()
-    _, alive = psutil.wait_procs(ranks, timeout=60)
+    _, alive = psutil.wait_procs(ranks, DEADLINE_S)
     assert not alive
     _, err = running.communicate()
     assert "the agent (process" in err

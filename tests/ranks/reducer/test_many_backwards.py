@@ -73,4 +73,4 @@ def _train(rank: int, size: int, seed: int, folder: Path) -> None:
 def test_many_backwards(ranks: Ranks, tmp_path: Path) -> None:
     """DDP_LAB_BACKWARDS sets how many. One that stands still leaves its ranks' stacks and collectives in the folder."""
     for seed in range(BACKWARDS // _OF_A_MODEL):
-        ranks(4, _train, seed, tmp_path, timeout=240.0)
+        ranks(4, _train, seed, tmp_path)

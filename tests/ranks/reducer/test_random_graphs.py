@@ -181,7 +181,7 @@ def _run_on_rank(rank: int, size: int, cases: list[Case], progress: str) -> list
 def _failure(ranks: Ranks, cases: list[Case], folder: Path) -> tuple[Case, str] | None:
     """The first case that fails and how, or None."""
     try:
-        by_rank = ranks(PROCESSES, _run_on_rank, cases, str(folder), timeout=240.0 if len(cases) > 1 else 30.0)
+        by_rank = ranks(PROCESSES, _run_on_rank, cases, str(folder))
     except RankError as error:
         reached = [int(file.read_text()) for file in folder.iterdir()]
         if not reached:

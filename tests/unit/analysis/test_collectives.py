@@ -16,6 +16,7 @@ from ddp_lab.views import pictures
 from ddp_lab.views.paint.figure import to_plotly
 from ddp_lab.views.scenes import collective_scene
 from ddp_lab.widgets.controls.collectives import CollectiveStage
+from tests.waiting import DEADLINE_S
 
 CASES = [(collective, algorithm) for collective, known in ALGORITHMS.items() for algorithm in known]
 
@@ -94,7 +95,7 @@ def test_the_newest_question_is_answered() -> None:
 
     def run(collective: str, algorithm: str, size: int) -> ShownCollective:
         asked.append(algorithm)
-        assert go.wait(10)
+        assert go.wait(DEADLINE_S)
         if algorithm == "tree":
             raise ClusterError("rank 1 is dead")
         return shown_of(collective, algorithm)

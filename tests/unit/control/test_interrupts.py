@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ddp_lab.control.interrupts import held_back, let_through
+from tests.waiting import DEADLINE_S
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +59,7 @@ def test_an_interrupt_is_let_through() -> None:
     def be_woken() -> None:
         with let_through():
             threading.Timer(0.05, interrupt).start()
-            threading.Event().wait(30)
+            threading.Event().wait(DEADLINE_S)
 
     with held_back():
         interrupt()
@@ -108,11 +109,11 @@ def test_other_threads_hold_nothing() -> None:
     def other() -> None:
         with held_back(), let_through():
             inside.set()
-            leave.wait(30)
+            leave.wait(DEADLINE_S)
 
     thread = threading.Thread(target=other)
     thread.start()
-    assert inside.wait(30)
+    assert inside.wait(DEADLINE_S)
 
     def be_interrupted() -> None:
         interrupt()

@@ -11,6 +11,7 @@ import pytest
 from ddp_lab.engine.agent import Agent
 from ddp_lab.engine.cells import cell
 from ddp_lab.engine.cells.cell import CellEnd
+from tests.waiting import DEADLINE_S
 
 
 class _Kept:
@@ -44,7 +45,7 @@ def test_that_groups_were_shut_down_is_told() -> None:
     agent._before_cell("1", "cell 1")
     threading.Thread(target=agent._free_unless_settled, args=("1",)).start()
     agent._on_done(CellEnd("1", "cell 1", ValueError("on purpose")))
-    assert channel.freed.wait(60)
+    assert channel.freed.wait(DEADLINE_S)
     assert channel.last["freed"] == "1"
 
 
@@ -64,7 +65,7 @@ def test_a_failure_that_cannot_be_told_frees_the_peers() -> None:
     agent._before_cell("1", "cell 1")
     with pytest.raises(MemoryError):
         agent._on_failure(CellEnd("1", "cell 1", ValueError("on purpose")))
-    assert channel.freed.wait(60)
+    assert channel.freed.wait(DEADLINE_S)
     assert channel.last["freed"] == "1"
 
 

@@ -18,7 +18,7 @@ from ddp_lab.cluster.processes.launchers import Controller
 from ddp_lab.engine.processes import host_server
 from ddp_lab.engine.processes.controller import hold_ports
 from tests.security.looking import listening
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 
 def test_ports_are_held() -> None:
@@ -130,5 +130,5 @@ def test_a_link_in_the_way_of_a_host_server(tmp_path: Path, monkeypatch: pytest.
         Path(tmp_path, f"ddp_lab-{former.pid}-evil").symlink_to("/nowhere")
         Path(tmp_path, f"ddp_lab-{former.pid}-files").mkdir()
         host_server._end_former({"pid": former.pid, "started": machine.started(former.pid)})
-        assert former.wait(10) == -signal.SIGKILL
+        assert former.wait(DEADLINE_S) == -signal.SIGKILL
     assert [path.name for path in tmp_path.iterdir()] == [f"ddp_lab-{former.pid}-evil"]

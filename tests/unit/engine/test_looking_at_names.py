@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ddp_lab.engine.cells import name_lookup
+from tests.waiting import DEADLINE_S
 
 
 class Touchy:
@@ -108,7 +109,7 @@ def test_a_look_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def look(request: Any, names: Any) -> dict[str, Any]:
         if request["wait"]:
-            assert gate.wait(60)
+            assert gate.wait(DEADLINE_S)
             return {}
         raise KeyError("nothing")
 

@@ -16,6 +16,7 @@ from torch import nn
 from ddp_lab import DataParallel
 from ddp_lab.parallel.data_parallel.parallel_apply import parallel_apply
 from ddp_lab.parallel.data_parallel.scatter_gather import gather, scatter, scatter_kwargs
+from tests.waiting import DEADLINE_S
 
 TWO = ["cpu:0", "cpu:1"]
 Pair = collections.namedtuple("Pair", "first second")
@@ -302,7 +303,7 @@ def test_one_module_runs_in_the_callers_thread() -> None:
 
 def test_all_replicas_run_at_the_same_time() -> None:
     """Parallel apply: replicas that wait for each other finish."""
-    meeting = threading.Barrier(3, timeout=20)
+    meeting = threading.Barrier(3, timeout=DEADLINE_S)
 
     class Meets(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

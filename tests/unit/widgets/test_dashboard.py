@@ -32,7 +32,7 @@ from ddp_lab.widgets.live_widget import Refresher, receive_while_busy
 from ddp_lab.widgets.step_feed import StepFeed
 from ddp_lab.widgets.step_messages import BLOCKS
 from tests.training_events import Training
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 Made = Callable[..., Dashboard]
 
@@ -102,14 +102,14 @@ def test_a_rank_that_does_not_answer_holds_nobody_up(make: Made) -> None:
     def status() -> tuple[()]:
         if made.is_set():
             asked.set()
-            answer.wait(10)
+            answer.wait(DEADLINE_S)
             over.set()
         return ()
 
     shown = make(Timeline(), status=status)
     made.set()
     try:
-        assert asked.wait(10)
+        assert asked.wait(DEADLINE_S)
         shown.snapshot()
         assert shown.svg().startswith("<svg")
         assert not over.is_set()
@@ -399,7 +399,7 @@ def test_a_thread_that_is_about_to_stop_goes_on_when_it_is_asked_to() -> None:
     refresher = Refresher(owner.act, owner.failed, 1000)
     for _ in range(100):
         refresher.start()
-        assert rounds.acquire(timeout=10)
+        assert rounds.acquire(timeout=DEADLINE_S)
     wait_until(lambda: not refresher.running, "the end of the thread")
 
 
