@@ -22,7 +22,7 @@ import pytest
 __all__ = ["add_option", "run_again"]
 
 MOST = 10  # failures that are run again
-FOLDER = Path(__file__).resolve().parents[1] / "build" / "unsteady"
+FOLDER = Path("build", "unsteady")  # in the project
 _FAILED = ("failed", "error")
 
 
@@ -41,13 +41,14 @@ def run_again(session: pytest.Session) -> None:
         or session.exitstatus != pytest.ExitCode.TESTS_FAILED
     ):
         return
-    shutil.rmtree(FOLDER, ignore_errors=True)
+    folder = config.rootpath / FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
     failed = list(dict.fromkeys(report.nodeid for report in _reports(reporter)))
     if not 0 < len(failed) <= MOST:
         return
     for nodeid in failed:
         first = [report for report in _reports(reporter) if report.nodeid == nodeid]
-        path = FOLDER / (re.sub(r"[^\w.-]+", "_", nodeid)[-150:] + ".txt")
+        path = folder / (re.sub(r"[^\w.-]+", "_", nodeid)[-150:] + ".txt")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(_text(report) for report in first))
         reporter.write_line(f"\nagain, alone: {nodeid}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +54,31 @@ def test_a_semaphore_of_ours(ours: str) -> None:
             assert f"(of {os.environ['PYTEST_CURRENT_TEST']})" in more["processes"][0]
             child.communicate("\n")
     assert not (leftovers.look() - before).get("shared_memory")
+
+
+_CONFTEST = """
+from tests.conftest import pytest_addoption, pytest_configure, pytest_sessionfinish, pytest_sessionstart
+from tests.conftest import pytest_terminal_summary, pytest_testnodedown
+"""
+_LEAVES = """
+import pathlib, subprocess
+def test_leaves():
+    child = subprocess.Popen(["sleep", "600"])
+    pathlib.Path(__file__).with_name("pid").write_text(str(child.pid))
+    child.returncode = 0  # Python does not wait for it
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_suite_that_leaves_a_process_is_red(tmp_path: Path, workers: int) -> None:
+    """Though each test passes, the suite fails and names the process and the test that started it."""
+    (tmp_path / "conftest.py").write_text(_CONFTEST)
+    (tmp_path / "test_it.py").write_text(_LEAVES)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "DDP_LAB_TEST_PATIENCE": "0.02"}
+    command = [sys.executable, "-m", "pytest", f"--numprocesses={workers}", "--rootdir", str(tmp_path), "test_it.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert done.returncode == 1, done.stdout
+    assert "1 passed" in done.stdout
+    assert re.search(r"LEFT BEHIND by the suite: processes: \d+: sleep 600 \(of test_it.py::test_leaves", done.stdout)
