@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +18,6 @@ from ddp_lab.output.terminal import plain
 from tests.cluster.conftest import Lab
 from tests.cluster.pages import Page
 from tests.waiting import wait_until
-
-
-def until(condition: Callable[[], Any]) -> None:
-    """Waits for a condition; fails after half a minute."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def page_of(lab: Lab, code: Any, **options: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +114,13 @@ def test_a_cell_that_was_lost_is_sent_again(lab: Lab, view: Any) -> None:
     """A cell that is lost with a connection is sent again, and runs once."""
     lab.run("count = 0\nfrom ddp_lab.engine.rank import _rank\ndelivery = _rank.telemetry._handlers['cell']")
     drop = (
-        "def lose_one(message):\n    _rank.telemetry._handlers['cell'] = delivery\n"
+        "lost = False\ndef lose_one(message):\n    global lost\n    lost = True\n"
+        "    _rank.telemetry._handlers['cell'] = delivery\n"
         "if rank == 1: _rank.telemetry._handlers['cell'] = lose_one"
     )
     lab.run(drop)
     run = lab.run("count += 1; count", wait=False)
-    time.sleep(0.5)
+    wait_until(lambda: view.client[1].pull("lost", block=True), "the loss")
     assert not run.done
     view.client[1].execute(_BREAK, block=True)
     assert run.wait().values == {0: 1, 1: 1}

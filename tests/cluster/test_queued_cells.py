@@ -21,10 +21,6 @@ from tests.waiting import wait_until
 SUM = "t = torch.ones(1); dist.all_reduce(t); t.item()"
 
 
-def until(condition: Callable[[], Any]) -> None:
-    wait_until(lambda: bool(condition()), "the condition did not come true")
-
-
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
     """A file for which cells wait: `gate.touch()` lets them go on."""

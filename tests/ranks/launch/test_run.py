@@ -10,10 +10,10 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -27,7 +27,7 @@ from ddp_lab.protocol import journal
 from ddp_lab.timeline.timeline import read_run
 from tests.disks import small_disk
 from tests.ranks.harness import ROOT
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 SCRIPT = str(PROGRAMS / "train_anything.py")
@@ -252,23 +252,18 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         [*command, "endless", "100000000"], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        deadline = time.monotonic() + 200
-        while not all(path.stat().st_size > 20_000 for path in _journals(tmp_path / "run")):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline, "nothing was recorded"
-            time.sleep(0.05)
+        wait_until(lambda: process.poll() is not None or _recorded(tmp_path / "run") > 20_000, "the first steps")
+        assert process.poll() is None, process.communicate()
         yield process
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate()
 
 
-def _journals(folder: Path) -> list[Path]:
-    return [journal.path_of(folder, rank) for rank in range(2)] if _both_began(folder) else [Path(os.devnull)]
-
-
-def _both_began(folder: Path) -> bool:
-    return all(journal.path_of(folder, rank).exists() for rank in range(2))
+def _recorded(folder: Path) -> int:
+    """Bytes of the shorter of both ranks' journals; 0 if there is none."""
+    journals = [journal.path_of(folder, rank) for rank in range(2)]
+    return min(path.stat().st_size if path.exists() else 0 for path in journals)
 
 
 def test_ranks_end_with_an_agent_that_is_killed(running: subprocess.Popen[str], tmp_path: Path) -> None:
@@ -292,11 +287,12 @@ def test_a_running_job_can_be_followed_and_interrupted(running: subprocess.Popen
     for arguments in ([str(tmp_path / "run")], [invitation["address"], invitation["token"]]):
         with ddp_lab.follow(*arguments) as job:
             before = {rank.rank: rank.step for rank in job.timeline.ranks()}
-            deadline = time.monotonic() + 60
-            while not all(rank.step > before.get(rank.rank, 0) + 20 for rank in job.timeline.ranks()):
+
+            def goes_on(job: Any = job, before: dict[int, int] = before) -> bool:
                 job.check()
-                assert time.monotonic() < deadline, "no step came"
-                time.sleep(0.05)
+                return all(rank.step > before.get(rank.rank, 0) + 20 for rank in job.timeline.ranks())
+
+            wait_until(goes_on, "more steps")
             assert {rank.state for rank in job.timeline.ranks()} == {"running"}
             assert "Sequential" in job.timeline.summary()
             assert job.following

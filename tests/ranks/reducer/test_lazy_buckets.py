@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 from tests.ranks.compare import assert_same, mlp, samples
 from tests.ranks.conftest import Ranks
 from tests.ranks.wrapping import wrap
+from tests.waiting import wait_until
 
 SMALL = 0.0005  # MiB: several buckets
 
@@ -172,15 +172,9 @@ def _held_on_rank(rank: int, size: int, as_view: bool) -> list[bool]:
         _backward(model, samples(rank, step))
     after = [reference() is not None for reference in seen]
     model.zero_grad()
-    _wait_until(lambda: not any(reference() for reference in seen))
+    # A backend's thread lets go of its work a moment later.
+    wait_until(lambda: not any(reference() for reference in seen), "the end of the buckets")
     return after
-
-
-def _wait_until(condition: Any, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds  # a backend's thread lets go of its work a moment later
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_only_views_keep_a_bucket(ranks: Ranks) -> None:
@@ -206,7 +200,7 @@ def _memory_on_rank(rank: int, size: int, lazy: bool) -> int:
         model(torch.ones(1, 4096)).sum().backward()
         model.zero_grad()
     if lazy:
-        _wait_until(lambda: _resident() - before < big.weight.nbytes // 2)
+        wait_until(lambda: _resident() - before < big.weight.nbytes // 2, "the return of its memory")
     return _resident() - before
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
 
 import pytest
 
@@ -16,7 +14,7 @@ from ddp_lab.views import pictures
 from ddp_lab.views.paint.figure import to_plotly
 from ddp_lab.views.scenes import collective_scene
 from ddp_lab.widgets.controls.collectives import CollectiveStage
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
 
 CASES = [(collective, algorithm) for collective, known in ALGORITHMS.items() for algorithm in known]
 
@@ -100,22 +98,17 @@ def test_the_newest_question_is_answered() -> None:
             raise ClusterError("rank 1 is dead")
         return shown_of(collective, algorithm)
 
-    def wait_until(probe: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 10
-        while not probe() and time.monotonic() < deadline:
-            time.sleep(0.001)
-
     stage = CollectiveStage(run, lambda: choices(4))
     go.set()
     stage.ask({"collective": "all_reduce", "algorithm": "ring", "bytes": 1024})
-    wait_until(lambda: not stage.running)
+    wait_until(lambda: not stage.running, "the end of the question")
     go.clear()
     for algorithm in ("halving", "ring", "tree"):
         stage.ask({"collective": "all_reduce", "algorithm": algorithm, "bytes": 1024})
-        wait_until(lambda: len(asked) > 1)
+        wait_until(lambda: len(asked) > 1, "the next question")
     assert stage.told()["state"] == "running"
     go.set()
-    wait_until(lambda: not stage.running)
+    wait_until(lambda: not stage.running, "the end of the question")
     assert asked == ["ring", "halving", "tree"]
     assert stage.told()["number"] == 1
     assert stage.told()["state"] == "failed"
