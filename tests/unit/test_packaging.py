@@ -178,37 +178,35 @@ def build_probe(folder: Path) -> Path:
     return wheels
 
 
-def test_a_wheel_installs_the_site(tmp_path: Path) -> None:
-    """Pages that are put into a wheel are installed where `ddp-lab docs` finds them, and the wheel stays one."""
+@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.soak)])
+def test_a_wheel_with_the_site_comes_from_where_pip_is_told(tmp_path: Path, installer: str) -> None:
+    """A wheel in a folder that only PIP_FIND_LINKS names is installed, without an index, by uv or else by pip.
+
+    Pages that were put into it are installed where `ddp-lab docs` finds them, and the wheel stays one.
+    """
     (wheel,) = build_probe(tmp_path).glob("*.whl")
     (tmp_path / "docs" / "guide").mkdir(parents=True)
     for name in ("index.html", "guide/dashboard.html"):
         (tmp_path / "docs" / name).write_text(name)
     call(sys.executable, "-c", ADD_DOCS, wheel, tmp_path / "docs", cwd=ROOT)
     assert [*wheel.parent.iterdir()] == [wheel]
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    call(python, "-m", "pip", "install", "--quiet", "--no-index", wheel, cwd=tmp_path)
-    find = f"import sys; sys.path.append({str(ROOT)!r}); from ddp_lab import documentation as d; print(d._FOLDERS[-1])"
-    folder = Path(call(python, "-c", find, cwd=tmp_path).strip())
-    assert (folder / "guide" / "dashboard.html").read_text() == "guide/dashboard.html"
-
-
-@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.soak)])
-def test_packages_come_from_where_pip_is_told(tmp_path: Path, installer: str) -> None:
-    """A wheel in a folder that only PIP_FIND_LINKS names is installed, without an index, by uv or else by pip."""
-    wheels, environment = build_probe(tmp_path), tmp_path / "venv"
+    environment = tmp_path / "venv"
     venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
     if installer == "uv":
         shutil.copy(Path(sys.executable).parent / "uv", environment / "bin" / "uv")
-    told = {"PIP_FIND_LINKS": str(wheels), "PIP_NO_INDEX": "1"}
+    told = {"PIP_FIND_LINKS": str(wheel.parent), "PIP_NO_INDEX": "1"}
     install = [python, ROOT / "csrc" / "install.py", "ddp-lab-probe==1.0"]
     done = subprocess.run(install, env={**os.environ, **told}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert ("uv can't be had here" in done.stdout) == (installer == "pip")
-    version = "import importlib.metadata as m; print(m.version('ddp-lab-probe'))"
-    assert call(python, "-c", version, cwd=tmp_path) == "1.0\n"
+    find = (
+        f"import sys; sys.path.append({str(ROOT)!r}); from ddp_lab import documentation as d; print(d._FOLDERS[-1]);"
+        " import importlib.metadata as m; print(m.version('ddp-lab-probe'))"
+    )
+    folder, version = call(python, "-c", find, cwd=tmp_path).splitlines()
+    assert version == "1.0"
+    assert (Path(folder) / "guide" / "dashboard.html").read_text() == "guide/dashboard.html"
     (record,) = environment.glob("lib/*/site-packages/ddp_lab_probe-1.0.dist-info/INSTALLER")
     assert record.read_text().strip() == installer
 
