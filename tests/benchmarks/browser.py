@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from ddp_lab.errors import DdpLabError
 from ddp_lab.views.catalogue import VIEWS
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 __all__ = ["PROJECT", "Lab", "NotebookPage", "chromium", "chromium_browser", "jupyterlab", "open_tab", "printed"]
 
@@ -102,7 +102,7 @@ def jupyterlab(root: Path) -> Iterator[Lab]:
         finally:
             family = psutil.Process(server.pid).children(recursive=True) if server.poll() is None else []
             server.terminate()
-            server.wait(30)
+            server.wait()
             _see_gone(family)
 
 
@@ -122,7 +122,7 @@ def _address(root: Path, server: subprocess.Popen[bytes]) -> str:
 
 def _see_gone(family: list[psutil.Process]) -> None:
     """Waits until these processes have ended; ends those that do not and says so."""
-    _, left = psutil.wait_procs(family, timeout=15)
+    _, left = psutil.wait_procs(family, timeout=DEADLINE_S)
     names = [f"{one.pid} {one.name()}" for one in left]
     for one in left:
         one.kill()
@@ -162,7 +162,7 @@ class Lab:
     def kernels(self) -> list[dict[str, Any]]:
         """Kernels that run, as the server describes them."""
         request = urllib.request.Request(f"{self.url}api/kernels", headers={"Authorization": f"token {self.token}"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
             found: list[dict[str, Any]] = json.load(answer)
         return found
 

@@ -13,7 +13,7 @@ from ddp_lab.widgets import bundle
 from ddp_lab.widgets.dashboard import Dashboard
 from ddp_lab.widgets.live_widget import LiveWidget
 from tests.benchmarks.browser import open_tab
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 _TRAITS = (*LiveWidget.class_own_traits(sync=True), *Dashboard.class_own_traits(sync=True))
+_PUMP_MS = 1000  # no deadline: how long a probe may look for a node before the next messages are passed on
 _BOOT = """async ({source, style, traits, theme, kernel}) => {
   document.head.insertAdjacentHTML("beforeend", `<style>${style} body { margin: 8px } ${theme}</style>`);
   const listeners = new Map();
@@ -96,7 +97,7 @@ class BarePage:
         messages = [[content, [base64.b64encode(body).decode() for body in buffers or ()]] for content, buffers in sent]
         self.page.evaluate("([changed, messages]) => window.fromKernel(changed, messages)", [self._changed(), messages])
 
-    def until(self, probe: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+    def until(self, probe: Callable[[], Any], what: str | Callable[[], str]) -> Any:
         """Pumps until `probe` returns something true; a node that it asks for may come with any pump."""
 
         def pumped() -> Any:
@@ -106,11 +107,11 @@ class BarePage:
             except NotThere:
                 return None
 
-        self.page.set_default_timeout(1000)
+        self.page.set_default_timeout(_PUMP_MS)
         try:
             return wait_until(pumped, what)
         finally:
-            self.page.set_default_timeout(30_000)
+            self.page.set_default_timeout(1000 * DEADLINE_S)
 
     def open(self, tab: str) -> None:
         """Opens a tab, as a reader does."""
@@ -135,10 +136,7 @@ class BarePage:
             return texts[-1] if words in texts[-1] else ""
 
         texts: list[str] = []
-        try:
-            return self.until(said, f"{words!r} in {selector}")
-        except TimeoutError as error:
-            raise TimeoutError(f"{error}; it says {texts[-1:]}") from None
+        return self.until(said, lambda: f"{words!r} in {selector}; it says {texts[-1:]}")
 
     def close(self) -> None:
         """Ends the dashboard; fails if the page's script had an error."""

@@ -11,7 +11,7 @@ import pytest
 from nbconvert import MarkdownExporter
 
 from tests.benchmarks.browser import NotebookPage
-from tests.browser.waiting import has, says
+from tests.browser.waiting import has, press, says
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def test_a_cell_that_is_stopped(notebook: NotebookPage) -> None:
 
     first = wait_until(step, "a step")
     wait_until(lambda: step() > first, "another step")
-    line.get_by_role("button", name="■ Stop").click()
+    press(line.get_by_role("button", name="■ Stop"))
     says(line, "train [2]: ■ interrupted after ")
     assert not line.get_by_role("button").is_visible()
     wait_until(lambda: _saved(notebook, 1).startswith("train [2]: ■ interrupted after "), "the saved line")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.benchmarks.browser import NotebookPage, open_tab, printed
-from tests.browser.waiting import has, says
+from tests.browser.waiting import has, press, says
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ except ddp_lab.CellError as error:
 PIDS = "print(json.dumps(lab.pids()))"
 HIDDEN = """
 import time
-follows, end = lab.panel()._refresher, time.monotonic() + 20
-while follows.running and time.monotonic() < end: time.sleep(0.05)
+follows = lab.panel()._refresher
+while follows.running: time.sleep(0.05)
 print(json.dumps(follows.running))
 """
 SLIDERS = """
@@ -91,7 +91,7 @@ def _rows(page: Page) -> Locator:
 
 
 def _press(page: Page, name: str) -> None:
-    page.locator(".ddp-cluster").get_by_role("button", name=name, exact=True).click()
+    press(page.locator(".ddp-cluster").get_by_role("button", name=name, exact=True))
 
 
 def _pids(notebook: NotebookPage) -> dict[str, int]:
@@ -217,7 +217,7 @@ def test_what_has_ended_says_so(notebook: NotebookPage) -> None:
     notebook.run_cell(10)
     _sees(line, "another one is running")
     _sees(page.locator(".ddp-cluster"), "another one is running. Show it with ddp_lab.current_cluster()")
-    page.get_by_role("button", name="Show the running cluster").click()
+    press(page.get_by_role("button", name="Show the running cluster"))
     wait_until(lambda: not line.is_visible() and pause.is_enabled(), "a dashboard of the other cluster")
     assert pause.get_attribute("title") == "set these breakpoints (key p)"
     notebook.run_cell(11)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.benchmarks.browser import NotebookPage, open_tab, printed
-from tests.browser.waiting import has, says
+from tests.browser.waiting import has, press, says
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -75,6 +75,24 @@ def shown(shared: Shared, lab: Lab) -> Iterator[NotebookPage]:
         assert not opened.errors
 
 
+@pytest.fixture(scope="module")
+def lived(shared: Shared, lab: Lab, gate: Path) -> Iterator[NotebookPage]:
+    """A notebook with an empty dashboard, which the tests go through one after the other until its kernel ends."""
+    blocks = f"import os\nwhile not os.path.exists({str(gate)!r}): feed(1)\nanswered = len(asked)"
+    cells = ("dashboard", "feed(20)", "feed(20)", "feed(5)", blocks, "print(answered)")
+    with shared.page() as page:
+        opened = NotebookPage(page, lab, lab.write(FEED.format(training="2, 3, delays={(1, 1): 2.0}"), *cells))
+        opened.start_kernel()
+        opened.run_cell(0)
+        opened.run_cell(1)
+        page.wait_for_selector(".ddp-lab")
+        open_tab(page, "Timeline")
+        yield opened
+        gate.touch()
+        opened.shut_down()
+        assert not opened.errors
+
+
 def _step(page: Page) -> Any:
     return page.evaluate(_STATISTICS)["step"]
 
@@ -114,45 +132,82 @@ def _ink(page: Page) -> int:
     )
 
 
-def test_says_what_to_do_before_the_first_step(notebook: Open) -> None:
+def test_says_what_to_do_before_the_first_step(lived: NotebookPage) -> None:
     """Without a recorded step the dashboard says how to get one, and draws no empty axes."""
-    page = notebook().page
-    says(page.locator(".ddp-empty"), "No step recorded yet")
-    assert not page.locator(".ddp-timeline canvas").is_visible()
+    says(lived.page.locator(".ddp-empty"), "No step recorded yet")
+    assert not lived.page.locator(".ddp-timeline canvas").is_visible()
 
 
-def test_draws_while_a_cell_blocks_and_answers_meanwhile(notebook: Open, tmp_path: Path) -> None:
-    """While a cell blocks the kernel, steps are drawn and a button's message reaches the kernel."""
-    gate = tmp_path / "gate"
-    blocks = f"import os\nwhile not os.path.exists({str(gate)!r}): feed(1)\nanswered = len(asked)"
-    opened = notebook(blocks, "print(answered)")
-    page = opened.page
-    opened.run_cell(2, wait=False)
-    wait_until(lambda: _step(page) is not None and _step(page) >= 5, "the fifth step")
-    page.get_by_role("button", name="Compare gradients").click()
-    wait_until(lambda: "requested" in page.locator(".ddp-verdict").inner_text(), "the kernel's answer to the button")
-    assert opened.executions(2) is None, "the cell had ended before the answer"
-    gate.touch()
-    wait_until(lambda: opened.executions(2), "the end of the cell")
-    opened.run_cell(3)
-    assert opened.save().cells[3].outputs[0].text.strip() != "0"
-
-
-def test_a_chosen_step_stays(notebook: Open) -> None:
+def test_a_chosen_step_stays(lived: NotebookPage) -> None:
     """Choosing a step stops following; new steps arrive without changing what is shown."""
-    opened = notebook("feed(20)", "feed(20)")
-    page = opened.page
-    opened.run_cell(2)
+    page = lived.page
+    lived.run_cell(2)
     wait_until(lambda: _step(page) == 19, "step 19")
     page.get_by_role("spinbutton", name="step number").click(click_count=3)
     page.keyboard.type("7")
     page.keyboard.press("Enter")
     wait_until(lambda: _step(page) == 7, "step 7")
-    opened.run_cell(3)
+    lived.run_cell(3)
     wait_until(lambda: page.locator(".ddp-held").inner_text().endswith("39"), "the arrival of step 39")
     assert _step(page) == 7
     page.get_by_label("follow latest").check()
     wait_until(lambda: _step(page) == 39, "step 39")
+
+
+def test_a_reloaded_page_shows_the_steps_again(lived: NotebookPage) -> None:
+    """After a reload of the page the live view comes back with its steps, and goes on."""
+    page = lived.page
+    lived.save()
+    lived.reload()
+    page.wait_for_selector(".ddp-lab")
+    open_tab(page, "Timeline")
+    wait_until(lambda: _step(page) == 39, "step 39")
+    wait_until(lambda: page.locator(".ddp-held").inner_text() == "of 0–39", "all forty steps")
+    lived.run_cell(4)
+    wait_until(lambda: _step(page) == 44, "step 44")
+
+
+def test_draws_while_a_cell_blocks_and_answers_meanwhile(lived: NotebookPage, gate: Path) -> None:
+    """While a cell blocks the kernel, steps are drawn and a button's message reaches the kernel."""
+    page = lived.page
+    lived.run_cell(5, wait=False)
+    wait_until(lambda: _step(page) >= 49, "the fifth step")
+    press(page.get_by_role("button", name="Compare gradients"))
+    wait_until(lambda: "requested" in page.locator(".ddp-verdict").inner_text(), "the kernel's answer to the button")
+    assert lived.executions(5) is None, "the cell had ended before the answer"
+    gate.touch()
+    wait_until(lambda: lived.executions(5), "the end of the cell")
+    lived.run_cell(6)
+    assert printed(lived.save().cells[6]) > 0
+
+
+def test_an_idle_kernel_is_left_alone_and_its_end_is_told(lived: NotebookPage, lab: Lab) -> None:
+    """In view, a dashboard without news is no activity of its kernel, by which servers end those that nobody uses.
+
+    That the kernel has ended is said. Reopened then, the notebook shows the last picture once, and no error.
+    """
+    page = lived.page
+    kernel = page.evaluate("() => window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel.id")
+
+    def idle_for() -> float:
+        (last,) = (one["last_activity"] for one in lab.kernels() if one["id"] == kernel)
+        return (datetime.now(timezone.utc) - datetime.fromisoformat(last.replace("Z", "+00:00"))).total_seconds()
+
+    line = page.locator(".ddp-life")
+    wait_until(lambda: idle_for() > 4, "a kernel without activity")
+    assert not line.is_visible()
+    picture = page.locator("div[class^='ddp-lab-static-'] img")
+    has(picture, 1)
+    assert not picture.is_visible(), "the saved picture shows beside the live view"
+    lived.save()
+    lived.shut_down()
+    says(line, "The kernel has stopped: this is the last state, of step ")
+    lived.reload()
+    wait_until(lambda: picture.is_visible(), "the saved picture")
+    assert page.locator(".ddp-lab").count() == 0
+    assert "DigitsNet on 2 ranks" in (picture.get_attribute("alt") or "")
+    for words in ("Error displaying widget", "Loading widget"):
+        wait_until(lambda words=words: not page.get_by_text(words).is_visible(), f"the end of {words!r}")
 
 
 def test_follows_the_model_that_trains(notebook: Open) -> None:
@@ -170,60 +225,6 @@ def test_follows_the_model_that_trains(notebook: Open) -> None:
     opened.run_cell(4)
     wait_until(lambda: page.locator(".ddp-sync-table tbody tr").count() == 3, "the chosen model's buckets")
     assert models.input_value() == "0"
-
-
-def test_a_reloaded_page_shows_the_steps_again(notebook: Open) -> None:
-    """After a reload of the page the live view comes back with its steps, and goes on."""
-    opened = notebook("feed(30)", "feed(5)")
-    page = opened.page
-    opened.run_cell(2)
-    opened.save()
-    opened.reload()
-    page.wait_for_selector(".ddp-lab")
-    open_tab(page, "Timeline")
-    wait_until(lambda: _step(page) == 29, "step 29")
-    wait_until(lambda: page.locator(".ddp-held").inner_text() == "of 0–29", "all thirty steps")
-    opened.run_cell(3)
-    wait_until(lambda: _step(page) == 34, "step 34")
-
-
-def test_reopened_without_its_kernel_the_picture_is_there(notebook: Open) -> None:
-    """Saved and reopened with another kernel, the notebook shows the last picture once, and no error."""
-    opened = notebook("feed(12)")
-    page = opened.page
-    opened.run_cell(2)
-    picture = page.locator("div[class^='ddp-lab-static-'] img")
-    has(picture, 1)
-    assert not picture.is_visible(), "the saved picture shows beside the live view"
-    opened.save()
-    opened.shut_down()
-    opened.reload()
-    wait_until(lambda: picture.is_visible(), "the saved picture")
-    assert page.locator(".ddp-lab").count() == 0
-    assert "DigitsNet on 2 ranks" in (picture.get_attribute("alt") or "")
-    for words in ("Error displaying widget", "Loading widget"):
-        wait_until(lambda words=words: not page.get_by_text(words).is_visible(), f"the end of {words!r}")
-
-
-def test_an_idle_kernel_is_left_alone_and_its_end_is_told(notebook: Open, lab: Lab) -> None:
-    """In view, a dashboard without news is no activity of its kernel, by which servers end those that nobody uses; that
-    the kernel has ended is said."""
-    opened = notebook("feed(5)")
-    opened.run_cell(2)
-
-    kernel = opened.page.evaluate(
-        "() => window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel.id"
-    )
-
-    def idle_for() -> float:
-        (last,) = (one["last_activity"] for one in lab.kernels() if one["id"] == kernel)
-        return (datetime.now(timezone.utc) - datetime.fromisoformat(last.replace("Z", "+00:00"))).total_seconds()
-
-    line = opened.page.locator(".ddp-life")
-    wait_until(lambda: idle_for() > 4, "a kernel without activity")
-    assert not line.is_visible()
-    opened.shut_down()
-    says(line, "The kernel has stopped: this is the last state, of step 4")
 
 
 def test_a_dashboard_whose_output_was_replaced_does_nothing_more(notebook: Open) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,7 +22,6 @@ y = rank + 100
 dist.all_reduce(x)
 print("sum", x.tolist())"""
 _LINE = 3  # of the breakpoint, in the notebook's cell
-_PICTURES = os.environ.get("DDP_LAB_PICTURES")  # a folder for pictures of the stopped state
 _VARIABLES = """() => [...document.querySelectorAll('.jp-DebuggerVariables-body .jp-DebuggerVariables-name')]
     .map((name) => [name.textContent, name.parentElement.querySelector('.jp-DebuggerVariables-detail')?.textContent])"""
 
@@ -103,44 +100,28 @@ def debugged(lab_page: Page, lab: Lab) -> Iterator[Debugged]:
 
 
 def test_break_step_inspect_and_go_on(debugged: Debugged) -> None:
-    """Rank 1 stops at the breakpoint, its line is lit, the panel has its values; a step, then all ranks end."""
+    """Rank 1 stops at the breakpoint, its line is lit, the panel has its values; a step, then all ranks end.
+
+    Pressing the bug while rank 1 is stopped lets the cell end on all ranks as well, and no cell stops any more.
+    """
     debugged.choose(1)
     debugged.press_the_bug(on=True)
     debugged.press_the_gutter(_LINE)
     debugged.notebook.run_cell(CELL, wait=False)
     debugged.wait_for_stop(_LINE)
     wait_until(lambda: debugged.variables().get("rank") == "1", "the rank's values")
-    _take_pictures(debugged)
     debugged.notebook.command("debugger:next")
     debugged.wait_for_stop(_LINE + 1)
     wait_until(lambda: debugged.variables().get("y") == "101", "the value that the step made")
     debugged.notebook.command("debugger:continue")
     wait_until(lambda: debugged.notebook.executions(CELL), "the end of the cell")
     assert "sum [10.0, 10.0]" in debugged.output()
-    debugged.press_the_bug(on=False)
-    debugged.notebook.run_cell(CELL)
-    assert "sum [10.0, 10.0]" in debugged.output()
-
-
-def _take_pictures(debugged: Debugged) -> None:
-    if not _PICTURES:
-        return
-    for name in ("Light", "Dark"):
-        debugged.notebook.set_theme(f"JupyterLab {name}")
-        debugged.page.wait_for_timeout(1500)
-        debugged.page.screenshot(path=Path(_PICTURES) / f"debugger-{name.lower()}.png")
-    debugged.notebook.set_theme("JupyterLab Light")
-
-
-def test_turned_off_while_stopped(debugged: Debugged) -> None:
-    """Pressing the bug while rank 1 is stopped lets the cell end on all ranks."""
-    debugged.choose(1)
-    debugged.press_the_bug(on=True)
-    debugged.press_the_gutter(_LINE)
     debugged.notebook.run_cell(CELL, wait=False)
     debugged.wait_for_stop(_LINE)
     debugged.press_the_bug(on=False)
     wait_until(lambda: debugged.notebook.executions(CELL), "the end of the cell")
+    assert "sum [10.0, 10.0]" in debugged.output()
+    debugged.notebook.run_cell(CELL)
     assert "sum [10.0, 10.0]" in debugged.output()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.benchmarks.browser import PROJECT, NotebookPage, open_tab
+from tests.browser.waiting import press
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _chooses_steps(page: Page) -> None:
 
 def _compares_gradients(page: Page) -> None:
     """Asserts that the ranks find their gradients equal."""
-    page.get_by_role("button", name="Compare gradients").click()
+    press(page.get_by_role("button", name="Compare gradients"))
     verdict = page.locator(".ddp-verdict")
     wait_until(lambda: "equal on all 2 ranks" in verdict.inner_text(), "the comparison of gradients")
 

@@ -81,7 +81,7 @@ def test_it_says_what_to_do_before_the_first(shown: Shown) -> None:
 def test_a_ring_is_run_and_played(shown: Shown) -> None:
     """Run on the ranks, stepped by keyboard and played to its end: cells fill, bytes add up, blocks move."""
     shown.page.get_by_role("button", name="Run on the ranks").click()
-    shown.until(lambda: "all_reduce by ring over 3 ranks, 64.0 KiB on each: 4 steps" in shown.sentence(), "a run", 60)
+    shown.until(lambda: "all_reduce by ring over 3 ranks, 64.0 KiB on each: 4 steps" in shown.sentence(), "a run")
     assert "1.33 × buffer" in shown.sentence()
     assert [[shown.fills(rank, part) for part in range(3)] for rank in range(3)] == [[1] * 3] * 3
     shown.stage.focus()
@@ -213,9 +213,9 @@ def gradients(browser: Browser, cluster: Cluster, tmp_path_factory: pytest.TempP
     made.page.get_by_label("monitor gradients every N steps").fill("2")
     made.page.get_by_role("button", name="Monitor").click()
     summary = made.page.locator(".ddp-gradients > .ddp-sentence")
-    made.until(lambda: "monitored steps" in summary.inner_text(), "monitored steps", 60)
+    made.until(lambda: "monitored steps" in summary.inner_text(), "monitored steps")
     made.page.get_by_role("button", name="Check now").click()
-    made.until(lambda: made.page.locator(".ddp-checks tbody tr").count() == 1, "a comparison", 60)
+    made.until(lambda: made.page.locator(".ddp-checks tbody tr").count() == 1, "a comparison")
     end.touch()
     running.wait()
     yield made
@@ -265,7 +265,7 @@ def test_nan_and_drift_are_named(gradients: BarePage, cluster: Cluster) -> None:
     )
     cluster.run("if rank == 2: net[0].bias.data[0] = 9.0", board=SilentBoard())
     gradients.page.get_by_role("button", name="Check now").click()
-    gradients.until(lambda: "ranks 0, 1 | rank 2" in notice.inner_text(), "the drift", 60)
+    gradients.until(lambda: "ranks 0, 1 | rank 2" in notice.inner_text(), "the drift")
     gradients.says(".ddp-checks", "differ: 0.bias")
 
 

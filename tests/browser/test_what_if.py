@@ -112,11 +112,11 @@ def test_a_prediction_is_run(shown: BarePage, lab: Cluster, tmp_path: Path) -> N
     path = tmp_path / "stop"
     running = lab.run(LOOP.format(path=str(path)), wait=False, board=SilentBoard(), timeout=DEADLINE_S)
     try:
-        shown.until(lambda: lab.timeline.reducers()[0].last_step > 20, "steps of that cell", 60)
+        shown.until(lambda: lab.timeline.reducers()[0].last_step > 20, "steps of that cell")
         _move(shown, "bucket size limit", "End")
         shown.page.get_by_role("button", name="Run it").click()
         scores = shown.page.locator(".ddp-what-if-scores tbody tr")
-        shown.until(lambda: scores.count() == 1 or shown.dashboard.trial["state"] == "failed", "the score", 180)
+        shown.until(lambda: scores.count() == 1 or shown.dashboard.trial["state"] == "failed", "the score")
         assert shown.dashboard.trial["state"] != "failed", shown.dashboard.trial["text"]
     finally:
         path.touch()

@@ -20,6 +20,15 @@ def says(node: Locator, words: str, *, attribute: str = "") -> None:
     wait_until(lambda: words in text(), lambda: f"{words!r} in {node}; it says {text()!r}")
 
 
+# Whether it was pressed; a node that is no longer in the page is not visible.
+_PRESS = "(node) => { const can = node.checkVisibility() && !node.disabled; if (can) node.click(); return can }"
+
+
+def press(button: Locator) -> None:
+    """Waits until a button can be pressed, and presses it in the same task of the page, which may disable it soon."""
+    wait_until(lambda: button.evaluate(_PRESS), f"a chance to press {button}")
+
+
 def has(nodes: Locator, count: int) -> None:
     """Waits until there are so many such nodes."""
     wait_until(lambda: nodes.count() == count, f"{count} of {nodes}")
