@@ -14,7 +14,7 @@ import pytest
 
 from ddp_lab.protocol import journal
 from tests.benchmarks.browser import NotebookPage
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -53,7 +53,7 @@ def job(tmp_path: Path) -> Iterator[Path]:
         yield folder
     finally:
         process.send_signal(signal.SIGTERM)
-        process.communicate()
+        process.communicate(timeout=DEADLINE_S)
 
 
 def _bytes(path: Path) -> int:

@@ -25,7 +25,7 @@ from ddp_lab.protocol import registry
 from ddp_lab.widgets.cluster_panel.panel import ClusterPanel
 from tests import leftovers
 from tests.cluster.conftest import Lab
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 CHECK = "t = torch.ones(1); dist.all_reduce(t); kept, t.item()"
 WAIT_FOR_EVER = "import time\nprint('begun', rank)\nwhile True: time.sleep(0.01)"
@@ -192,7 +192,7 @@ def test_one_client_at_a_time(abandoned: Callable[[], Lab]) -> None:
         run = lab.run(WAIT_FOR_EVER, wait=False, label="first")
         wait_until(lambda: all("begun" in run.text(rank) for rank in (0, 1)), "the cell")
         with client(second) as process:
-            said, _ = process.communicate()
+            said, _ = process.communicate(timeout=DEADLINE_S)
         assert f"process {os.getpid()} has been attached to cluster 'train' since " in said
         assert "--take-over" in said
         assert said.splitlines()[-1] == "[(0, 1)]"

@@ -16,6 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from ddp_lab import documentation, native
+from tests.waiting import DEADLINE_S
 
 HIDDEN_RANK = Path(__file__).parents[1] / "programs" / "hidden_rank.py"
 NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -68,7 +69,7 @@ def test_hidden_ranks_share_memory_all_the_same(how: str) -> None:
         assert _named() <= before
         ranks[1].send_signal(signal.SIGKILL)
         for rank in (0, 2):
-            text, _ = ranks[rank].communicate()
+            text, _ = ranks[rank].communicate(timeout=DEADLINE_S)
             assert "shm: rank 1 failed" in text
 
 

@@ -257,7 +257,7 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.send_signal(signal.SIGTERM)
-        process.communicate()
+        process.communicate(timeout=DEADLINE_S)
 
 
 def _recorded(folder: Path) -> int:
@@ -273,7 +273,7 @@ def test_ranks_end_with_an_agent_that_is_killed(running: subprocess.Popen[str], 
     running.kill()
     _, alive = psutil.wait_procs(ranks, DEADLINE_S)
     assert not alive
-    _, err = running.communicate()
+    _, err = running.communicate(timeout=DEADLINE_S)
     assert "the agent (process" in err
     timeline = read_run([tmp_path / "run"]).timeline
     assert min(_steps(timeline).values()) > 10
@@ -306,7 +306,7 @@ def test_a_running_job_can_be_followed_and_interrupted(running: subprocess.Popen
         ddp_lab.follow("nowhere")
 
     running.send_signal(signal.SIGINT)
-    out, err = running.communicate()
+    out, err = running.communicate(timeout=DEADLINE_S)
     assert running.returncode == 130, err
     assert "wrote" in out
     assert (tmp_path / "run" / "report.html").is_file()
