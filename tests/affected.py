@@ -26,7 +26,7 @@ _SOURCES = ("ddp_lab", "tests", "tutorials")
 _ALL = ("pyproject.toml", "setup.py", "Makefile", "tests/conftest.py")  # reach every test
 # List modules for others: what names one of their entries is followed to the module.
 _LISTS = ("ddp_lab/__init__.py", "ddp_lab/protocol/entry_points.py", "ddp_lab/renamed/table.py")
-# Files that are no Python -> the file through which they are reached.
+# Folders whose files no test imports -> the file through which they are reached.
 _HOLDERS = {
     "csrc/": "ddp_lab/native.py",
     "ddp_lab/widgets/static/": "ddp_lab/widgets/bundle.py",
@@ -40,6 +40,8 @@ _SPOKEN = {
     "%cluster": "ddp_lab/notebook/magics.py",
     "%reload_ext ddp_lab": "ddp_lab/notebook/magics.py",
 }
+# Modules whose names lead to other modules.
+_FACES = {"ddp_lab": "ddp_lab", "entry_points": "ddp_lab.protocol.entry_points"}
 _COMMANDS = ("ddp_lab", "ddp-lab")  # alone in a string: an argument
 _CLI = "ddp_lab/cli/main.py"
 
@@ -107,12 +109,8 @@ def _imports(name: str, tree: ast.AST) -> Iterator[str]:
             base = package[: len(package) - node.level + 1] if node.level else ()
             path = [*base, *(node.module.split(".") if node.module else [])]
             yield from (".".join([*path, alias.name]) for alias in node.names)
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if node.value.id == "ddp_lab":
-                yield f"ddp_lab.{node.attr}"
-            elif node.value.id == "entry_points":
-                entry = getattr(entry_points, node.attr, "")
-                yield str(getattr(entry, "module", entry))
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in _FACES:
+            yield f"{_FACES[node.value.id]}.{node.attr}"
 
 
 def _running(tree: ast.AST) -> Iterator[ast.AST]:

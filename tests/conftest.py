@@ -30,7 +30,7 @@ os.environ["DDP_LAB_EARLY"] = "0"  # most notebooks here start no cluster, or so
 # Some machines keep no bytecode: each of hundreds of processes would compile torch's source anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-import_nbformat()  # many tests load it: without what costs two seconds in each worker
+import_nbformat()  # before a test imports it plainly, which takes two seconds in each worker
 # A shell that starts the tests in the background lets them ignore interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -113,7 +113,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    """The same for one test, but for sockets; a folder whose tests share nothing lazily asks for it for all of them."""
+    """Fails a test that leaves a process, thread, shared memory or folder; a folder's conftest asks for it for all."""
     yield from leftovers.nothing_more_than_before(sockets=False)
 
 

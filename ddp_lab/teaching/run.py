@@ -45,7 +45,7 @@ class Run:
 
 
 def need_nbclient() -> None:
-    """Imports what runs notebooks; refuses to where it is missing.
+    """Imports nbclient and nbformat, which run notebooks.
 
     Raises:
         DdpLabError: nbclient or nbformat is not installed.

@@ -200,8 +200,9 @@ def test_an_idle_kernel_is_left_alone_and_its_end_is_told(lived: NotebookPage, l
     has(picture, 1)
     assert not picture.is_visible(), "the saved picture shows beside the live view"
     lived.save()
+    last = _step(page)
     lived.shut_down()
-    says(line, "The kernel has stopped: this is the last state, of step ")
+    says(line, f"The kernel has stopped: this is the last state, of step {last}")
     lived.reload()
     wait_until(lambda: picture.is_visible(), "the saved picture")
     assert page.locator(".ddp-lab").count() == 0

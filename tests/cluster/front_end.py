@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Mapping
-from queue import Empty
 from typing import Any
 
 from ipykernel.compiler import murmur2_x86
 from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
 
 
 class FrontEnd:
@@ -72,21 +70,20 @@ class FrontEnd:
         self.body("configurationDone")
         return path
 
-    def event(self, kind: str, seconds: float = DEADLINE_S) -> Mapping[str, Any]:
+    def event(self, kind: str) -> Mapping[str, Any]:
         """The next event of this kind."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            for event in self.events:
-                if event["event"] == kind:
-                    self.events.remove(event)
-                    return dict(event.get("body") or {})
-            try:
-                message = self._client.get_iopub_msg(timeout=0.1)
-            except Empty:
-                continue
-            if message["msg_type"] == "debug_event":
-                self.events.append(message["content"])
-        raise AssertionError(f"no event {kind}; there were {[one['event'] for one in self.events]}")
+
+        def next_one() -> Mapping[str, Any] | None:
+            while self._client.iopub_channel.msg_ready():
+                message = self._client.get_iopub_msg(timeout=0)
+                if message["msg_type"] == "debug_event":
+                    self.events.append(message["content"])
+            return next((event for event in self.events if event["event"] == kind), None)
+
+        found = wait_until(next_one, lambda: f"event {kind} (there were {[one['event'] for one in self.events]})")
+        assert found is not None
+        self.events.remove(found)
+        return dict(found.get("body") or {})
 
     def stopped(self) -> tuple[int, list[dict[str, Any]]]:
         """Waits for the next stop: the thread, and its frames from the innermost on."""

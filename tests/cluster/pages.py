@@ -14,7 +14,7 @@ from typing import Any
 from jupyter_client.manager import KernelManager
 
 from ddp_lab.output.terminal import plain
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
 
 
 class Page:
@@ -138,13 +138,15 @@ class Notebook:
 
     def watch(self, message_id: str, shown: Shown, until: Callable[[], Any]) -> Shown:
         """Follows what still comes for a cell that has ended, until `until()` is true."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not until():
-            assert time.monotonic() < deadline, f"the cell shows: {shown.text}"
-            with contextlib.suppress(Empty):
-                message = self._client.get_iopub_msg(timeout=0.05)
+
+        def taken() -> Any:
+            while not (found := until()) and self._client.iopub_channel.msg_ready():
+                message = self._client.get_iopub_msg(timeout=0)
                 if message["parent_header"].get("msg_id") == message_id:
                     self._take(message, shown)
+            return found
+
+        wait_until(taken, lambda: f"what is waited for; the cell shows: {shown.text}")
         return shown
 
     def _type(self) -> None:

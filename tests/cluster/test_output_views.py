@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 from tests.cluster.pages import Notebook, notebook_with_cluster
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
 
 WAITS = """%%distributed
 import os, time
@@ -48,15 +46,14 @@ class WidgetPage:
 
     def until(self, condition: Callable[[], Any]) -> Any:
         """Takes messages until the condition holds."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not (found := condition()):
-            assert time.monotonic() < deadline, (self.state.keys(), self.messages)
-            try:
-                message = self._client.get_iopub_msg(timeout=0.1)
-            except Empty:
-                continue
-            self._take(message["msg_type"], message["content"])
-        return found
+
+        def taken() -> Any:
+            while not (found := condition()) and self._client.iopub_channel.msg_ready():
+                message = self._client.get_iopub_msg(timeout=0)
+                self._take(message["msg_type"], message["content"])
+            return found
+
+        return wait_until(taken, lambda: f"what is waited for, in {(self.state.keys(), self.messages)}")
 
     def _take(self, kind: str, content: Mapping[str, Any]) -> None:
         data = content.get("data", {})

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from tests import affected
-from tests.affected import ROOT
 
 
 @pytest.mark.parametrize(
@@ -38,11 +34,13 @@ def test_a_changed_test_is_reached() -> None:
     assert affected.affected(["tests/unit/test_affected.py"]) == ["tests/unit/test_affected.py"]
 
 
-def test_the_command() -> None:
-    """It lists what differs from a revision's files, and refuses one that is none."""
-    command = [sys.executable, "-m", "tests.affected"]
-    done = subprocess.run([*command, "HEAD", "--list"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "tests/" in done.stdout or "no test is reached" in done.stdout
-    done = subprocess.run([*command, "no-such-revision", "--list"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "no-such-revision is not a revision" in done.stderr
+def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It lists what is reached by what differs from a revision, and refuses what is not a revision."""
+    assert affected.main("no-such-revision", "--list") == 2
+    assert "no-such-revision is not a revision" in capsys.readouterr().err
+    monkeypatch.setattr(affected, "changed", lambda revision: {"ddp_lab/bucketing.py", f"{revision}.txt"})
+    assert affected.main("HEAD", "--list") == 0
+    assert "tests/unit/test_bucketing.py\n" in capsys.readouterr().out
+    monkeypatch.setattr(affected, "changed", lambda revision: {"LICENSE-of-nobody"})
+    assert affected.main("HEAD", "--list") == 0
+    assert capsys.readouterr().out == "no test is reached by what has changed since HEAD\n"

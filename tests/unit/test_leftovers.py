@@ -75,7 +75,7 @@ def test_a_suite_that_leaves_a_process_is_red(tmp_path: Path, workers: int) -> N
     (tmp_path / "conftest.py").write_text(_CONFTEST)
     (tmp_path / "test_it.py").write_text(_LEAVES)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "DDP_LAB_TEST_PATIENCE": "0.02"}
+    environment |= {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "DDP_LAB_TEST_PATIENCE": "0.005"}
     command = [sys.executable, "-m", "pytest", f"--numprocesses={workers}", "--rootdir", str(tmp_path), "test_it.py"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

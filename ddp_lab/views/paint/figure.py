@@ -24,10 +24,11 @@ _GAP = 0.1  # between two panels
 
 
 def import_nbformat() -> None:
-    """Imports nbformat, if it is installed, in a tenth of the time; plotly loads it to display its first figure.
+    """Imports nbformat, if it is installed, in a tenth of a plain import's time.
 
-    nbformat imports jsonschema, and that `rfc3987_syntax`, where another package has installed it: for two seconds it
-    compiles grammars of addresses, and no field of a notebook is checked for being one. So it is hidden meanwhile.
+    plotly imports nbformat to display its first figure. nbformat imports jsonschema, which imports `rfc3987_syntax`
+    where JupyterLab's packages have installed it. That compiles grammars of web addresses for two seconds, but no
+    field of a notebook is checked with them. So it is hidden during the import.
     """
     hidden = {"jsonschema", "rfc3987_syntax"}.isdisjoint(sys.modules)
     if hidden:

@@ -7,7 +7,6 @@ import copy
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.ranks.conftest import Ranks
+from tests.waiting import wait_until
 
 
 def _error(action: Callable[[], Any], kind: type[BaseException] = RuntimeError) -> str:
@@ -204,9 +204,7 @@ def _freed_on_rank(rank: int, size: int) -> list[str]:
     steps = [int(ours.reducer.step())]
 
     def free() -> None:
-        deadline = time.monotonic() + 30
-        while not ours.reducer.in_flight() and time.monotonic() < deadline:
-            pass
+        wait_until(ours.reducer.in_flight, "a bucket in flight")
         for fd in {int(fd) for fd in os.listdir("/proc/self/fd")} - before:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
                 connection.getpeername()  # a socket that listens has no peer: gloo ends the process if it fails

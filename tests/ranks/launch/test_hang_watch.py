@@ -88,12 +88,13 @@ def test_a_hang_is_explained(tmp_path: Path, case: str, words: list[str]) -> Non
 
 
 def test_a_late_rank_is_told_and_that_it_goes_on(tmp_path: Path) -> None:
-    """A run that recovers ends well; a healthy one is not commented."""
+    """A run that recovers ends well; before it hangs and after, nothing is said of it."""
     done = _run(tmp_path, "late")
     assert done.returncode == 0, done.stderr
     told = done.stderr.partition("the ranks make progress again")
     assert f"rank 1 is in `time.sleep(late)` at {SCRIPT}:{_line('time.sleep(late)')}" in told[0]
     assert told[1], done.stderr
+    assert done.stderr.count("no progress for") == 1, done.stderr
     assert not list((tmp_path / "run").glob("hang-*"))
 
 

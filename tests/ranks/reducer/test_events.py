@@ -14,6 +14,7 @@ from torch import nn
 
 from ddp_lab.protocol.events import Kind
 from tests.ranks.conftest import Ranks
+from tests.waiting import wait_until
 
 
 def _mlp() -> nn.Module:
@@ -237,7 +238,6 @@ def test_reducer_ids_are_agreed_and_never_reused(ranks: Ranks) -> None:
 
 
 def _inspection_on_rank(rank: int, size: int) -> list[Any]:
-    import time
 
     from ddp_lab import DistributedDataParallel, recording
     from ddp_lab.parallel.monitoring.inspection import request_inspection
@@ -266,11 +266,10 @@ def _inspection_on_rank(rank: int, size: int) -> list[Any]:
     (now,) = [d for d in recording.descriptions(start)[0] if d["type"] == "inspection"]
     assert now["step"] == 5
     request_inspection(model.model_id, 100)  # never reached: when the model has been idle for a while
-    deadline = time.monotonic() + 30
-    found = [now]
-    while len(found) < 2 and time.monotonic() < deadline:
-        found = [d for d in recording.descriptions(start)[0] if d["type"] == "inspection"]
-    assert found[1]["step"] == 5
+    found = wait_until(
+        lambda: [d for d in recording.descriptions(start)[0] if d["type"] == "inspection"][1:], "an answer when idle"
+    )
+    assert found[0]["step"] == 5
 
     with torch.no_grad():  # one bit of one gradient on one rank
         if rank == 1:
