@@ -77,6 +77,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(config, "workeroutput"):
         config.workeroutput[_LEFT] = config.stash[_found]
         return
+    config.stash[_found] = list(dict.fromkeys([*config.stash[_found], *leftovers.left_by_workers()]))
     unsteady.run_again(session)
     if config.stash[_found]:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -23,6 +23,7 @@ from tests.waiting import wait_until
 
 # Inherited by every process that a test starts, so that one is found even if its parent is gone.
 MARK = "DDP_LAB_TEST_SESSION"
+_SUITE = "DDP_LAB_TEST_SUITE"  # the same for all workers of one run
 _SHARED = Path("/dev/shm")
 _OWNER = re.compile(r"(?:torch_|ddp_lab-)(\d+)")
 
@@ -48,6 +49,8 @@ class Belongings:
 def mark() -> None:
     """Begins a test session: what this process and its descendants make from now on is its own."""
     os.environ[MARK] = str(os.getpid())
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        os.environ[_SUITE] = str(os.getpid())
     # The names of semaphores begin so, here and in processes that multiprocessing starts.
     multiprocessing_process.current_process()._config["semprefix"] = f"/{_prefix()}"  # type: ignore[attr-defined]
 
@@ -92,14 +95,27 @@ def left_since(before: Belongings, sockets: bool = True) -> dict[str, list[str]]
     return {}
 
 
+def left_by_workers() -> list[str]:
+    """Processes of this run that are still there when its workers, also one that crashed, have had time to end."""
+
+    def look_again() -> list[str]:
+        return [f"processes: {pid}: {command}{_test_of(pid)}" for pid, command in _commands(_processes(_SUITE)).items()]
+
+    try:
+        wait_until(lambda: not look_again(), "")
+    except AssertionError:
+        return look_again()
+    return []
+
+
 def processes() -> dict[int, str]:
     """Process id -> command of every living process that this session started, directly or not."""
     return _commands(_processes())
 
 
-def _processes() -> set[int]:
+def _processes(variable: str = MARK) -> set[int]:
     """Ids of this session's processes, and of trackers of multiprocessing that remove what killed ones leave."""
-    mark = f"{MARK}={os.environ[MARK]}".encode()
+    mark = f"{variable}={os.environ[variable]}".encode()
     found = set()
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -69,16 +69,16 @@ def test_leaves():
 """
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_suite_that_leaves_a_process_is_red(tmp_path: Path, workers: int) -> None:
-    """Though each test passes, the suite fails and names the process and the test that started it."""
+@pytest.mark.parametrize(("workers", "crash"), [(0, ""), (2, ""), (2, "    import os; os._exit(1)\n")])
+def test_a_suite_that_leaves_a_process_is_red(tmp_path: Path, workers: int, crash: str) -> None:
+    """Whether its test passes or ends the worker, the suite fails, names the process and the test that started it."""
     (tmp_path / "conftest.py").write_text(_CONFTEST)
-    (tmp_path / "test_it.py").write_text(_LEAVES)
+    (tmp_path / "test_it.py").write_text(_LEAVES + crash)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment |= {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "DDP_LAB_TEST_PATIENCE": "0.005"}
     command = [sys.executable, "-m", "pytest", f"--numprocesses={workers}", "--rootdir", str(tmp_path), "test_it.py"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     assert done.returncode == 1, done.stdout
-    assert "1 passed" in done.stdout
+    assert ("crashed while running" if crash else "1 passed") in done.stdout
     assert re.search(r"LEFT BEHIND by the suite: processes: \d+: sleep 600 \(of test_it.py::test_leaves", done.stdout)

@@ -46,10 +46,10 @@ def test_that_begins_badly(unready): pass
 
 
 def _run(folder: Path, tests: str, *options: str) -> tuple[int, str]:
-    """Exit code and output of the tests on two workers."""
+    """Exit code and output of the tests."""
     (folder / "conftest.py").write_text(_CONFTEST)
     (folder / "test_it.py").write_text(tests)
-    command = [sys.executable, "-m", "pytest", "--numprocesses=2", "--rootdir", str(folder), *options, "test_it.py"]
+    command = [sys.executable, "-m", "pytest", "--rootdir", str(folder), *options, "test_it.py"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -58,7 +58,7 @@ def _run(folder: Path, tests: str, *options: str) -> tuple[int, str]:
 
 def test_what_passes_alone_is_unsteady(tmp_path: Path) -> None:
     """The run is green, counts and names such tests, whichever part failed, and keeps what they said first."""
-    code, printed = _run(tmp_path, _TESTS, "--again")
+    code, printed = _run(tmp_path, _TESTS, "--again", "--numprocesses=2")
     assert code == 0, printed
     assert re.search(r"=+ 1 passed, 3 unsteady in ", printed.splitlines()[-1])
     for name in ("test_unsteady", "test_that_ends_badly", "test_that_begins_badly"):
@@ -70,10 +70,12 @@ def test_what_passes_alone_is_unsteady(tmp_path: Path) -> None:
 
 def test_what_fails_again_is_red(tmp_path: Path) -> None:
     """Beside an unsteady test, too, which is named all the same."""
-    code, printed = _run(tmp_path, f"{_TESTS}\ndef test_wrong(): assert 1 == 2\n", "--again")
+    tests = f"{_TESTS.partition('@pytest')[0]}\ndef test_wrong(): assert 1 == 2\n"
+    code, printed = _run(tmp_path, f"{tests}def test_unsteady(): assert not first_time('once')\n", "--again")
     assert code == 1
     assert "FAILED test_it.py::test_wrong" in printed
-    assert re.search(r"=+ 1 failed, 1 passed, 3 unsteady in ", printed.splitlines()[-1])
+    assert "UNSTEADY test_it.py::test_unsteady" in printed
+    assert re.search(r"=+ 1 failed, 1 unsteady in ", printed.splitlines()[-1])
 
 
 @pytest.mark.parametrize(("options", "failed"), [((), 1), (("--again",), 11)])
