@@ -169,9 +169,10 @@ class Lab:
 
 @contextmanager
 def chromium_browser() -> Iterator[Browser]:
-    """Runs Chromium with a profile of its own."""
+    """Runs Chromium with a profile of its own; in all its pages Playwright waits as long as tests do."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=list(CHROMIUM_FLAGS))
+        browser.on("context", lambda context: context.set_default_timeout(1000 * DEADLINE_S))
         try:
             yield browser
         finally:

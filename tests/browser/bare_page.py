@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 _TRAITS = (*LiveWidget.class_own_traits(sync=True), *Dashboard.class_own_traits(sync=True))
-_PUMP_MS = 1000  # no deadline: how long a probe may look for a node before the next messages are passed on
+_PUMP_MS = 1000  # not a deadline: how long a probe may look for a node before the next messages are passed on
 _BOOT = """async ({source, style, traits, theme, kernel}) => {
   document.head.insertAdjacentHTML("beforeend", `<style>${style} body { margin: 8px } ${theme}</style>`);
   const listeners = new Map();

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.waiting import DEADLINE_S
-
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
@@ -97,7 +95,6 @@ class Shared:
             browser = self.browser()
             if self._context is None:
                 self._context = browser.new_context(viewport=_SIZE)
-                self._context.set_default_timeout(1000 * DEADLINE_S)
             page = self._context.new_page()
         try:
             yield page
@@ -193,7 +190,6 @@ def lab(shared: Shared) -> Iterator[Lab]:
 def page(browser: Browser) -> Iterator[Page]:
     """An empty page of 1360 by 1000 pixels with cookies of its own."""
     context = browser.new_context(viewport=_SIZE, device_scale_factor=1.5)
-    context.set_default_timeout(1000 * DEADLINE_S)
     try:
         yield context.new_page()
     finally:

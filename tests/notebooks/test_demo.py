@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import nbformat
 import pytest
-from playwright.sync_api import sync_playwright
+
+from tests.benchmarks.browser import chromium, chromium_browser
 
 
 def test_the_demo_sums_up_what_it_did(demo: tuple[str, Path]) -> None:
@@ -31,12 +31,10 @@ def test_the_executed_notebook_holds_its_outputs(demo: tuple[str, Path]) -> None
 
 def test_the_page_needs_no_network(demo: tuple[str, Path]) -> None:
     """Chromium shows the page, timeline and figures included, and asks for nothing but the file itself."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
+    if chromium() is None:
         message = "missing chromium, which shows the page (Debian: apt install chromium)"
         pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+    with chromium_browser() as browser:
         page = browser.new_page()
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
@@ -45,7 +43,6 @@ def test_the_page_needs_no_network(demo: tuple[str, Path]) -> None:
         text = page.inner_text("body")
         pictures = page.locator("svg").count()
         breaks = page.eval_on_selector(".jp-RenderedText pre", "pre => getComputedStyle(pre).wordBreak")
-        browser.close()
     assert [url for url in asked if url.startswith("http")] == []
     assert "held-out accuracy" in text
     assert pictures >= 3
