@@ -27,7 +27,7 @@ for _ in range(12): model(torch.ones(4, 256)).sum().backward()
 def slow(network: Network) -> Iterator[Lab]:
     """Ranks 0 and 1 on a, 2 and 3 on b."""
     for host in network.hosts.values():
-        host.slow_down("200mbit")
+        host.slow_down("50mbit")  # far less than ranks of one host exchange, also where other processes hold them up
     with Lab(hosts="a:2,b:2", hang_seconds=None) as cluster:
         yield cluster
 
