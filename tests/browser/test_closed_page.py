@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from tests.browser.conftest import Shared
 
 START = "%load_ext ddp_lab\n%cluster start -n 2 --backend gloo"
+# Outputs look for their widget once, and give up only after the widgets have come: see lost_outputs.js.
+LOOK_ONCE = """
+const real = window.setTimeout;
+window.setTimeout = (call, ms, ...rest) => real(call, ms === 100 ? 10_000 : ms, ...rest);
+"""
 TRAIN = """%%distributed --dashboard
 import os, time
 model, steps = ddp_lab.DistributedDataParallel(torch.nn.Linear(8, 8)), 0
@@ -40,7 +45,8 @@ print(json.dumps([pulled[0], pulled[1], lab.timeline.reducers()[0].last_step]))"
 def test_a_page_that_is_closed_in_the_middle_of_a_cell(shared: Shared, lab: Lab, tmp_path: Path) -> None:
     """The ranks train on; in the page that is opened again the cell's end is seen, and the next cells work.
 
-    As long as the cell runs, the page says that it may; then how it ended, with the end of its text.
+    As long as the cell runs, the page says that it may; then how it ended, with the end of its text. It does so even if
+    the widgets come after the outputs have looked for them.
     """
     gate, begun = tmp_path / "gate", tmp_path / "begun"
     train = TRAIN.format(gate=str(gate), begun=str(begun))
@@ -60,6 +66,7 @@ def test_a_page_that_is_closed_in_the_middle_of_a_cell(shared: Shared, lab: Lab,
     begun.unlink()
     wait_until(begun.exists, "a step without a page")
     with shared.page() as page:
+        page.add_init_script(LOOK_ONCE)
         _goes_on(NotebookPage(page, lab, name), gate)
 
 

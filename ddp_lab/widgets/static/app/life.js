@@ -1,5 +1,6 @@
 // Whether what a widget shows is current: its kernel may have stopped, or its cluster.
 
+import { watchLostOutputs } from "./lost_outputs.js";
 import { button, element, setText } from "../charts/dom.js";
 
 const SILENT_MS = 4000; // without a message from a kernel that sends one twice a second while something happens
@@ -23,6 +24,7 @@ export class Life {
 
   begin(model) {
     this.model = model;
+    watchLostOutputs(model.widget_manager);
     this.kernel = model.widget_manager?.kernel ?? null; // JupyterLab and Notebook know its status; others have to ask
     const heard = (content) => {
       this.heardAt = performance.now();
