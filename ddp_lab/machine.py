@@ -1,16 +1,18 @@
-"""Facts about the machine that a process runs on: clock, versions, GPUs, addresses (no torch)."""
+"""Facts about the machine that a process runs on: clock, versions, GPUs, addresses; Python's collector (no torch)."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import gc
 import hashlib
 import importlib.metadata
 import os
 import platform
 import resource
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +223,19 @@ def _digest() -> str:
     for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).parts):
         made.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return made.hexdigest()[:12]
+
+
+@contextlib.contextmanager
+def no_collector() -> Iterator[None]:
+    """Nothing is collected within the block, and what it has made is never looked at again, not even at the exit.
+
+    For imports, and for reading millions of objects that stay: the collector would visit them all again and again.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was:
+            gc.enable()

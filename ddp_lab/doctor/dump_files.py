@@ -7,8 +7,6 @@ tuples, dictionaries and sets alone. One that names a class or a function is ref
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
 import os
 import pickle
@@ -19,6 +17,7 @@ from typing import Any, NoReturn
 
 from ..diagnostics.dumps import Dump
 from ..errors import DdpLabError
+from ..machine import no_collector
 
 __all__ = ["read"]
 
@@ -50,7 +49,7 @@ def read(paths: Sequence[Path]) -> list[Dump]:
         DdpLabError: a file can't be read, is not a dump, or its rank is unknown; or there is none.
     """
     found: dict[int, list[tuple[Mapping[str, Any], int]]] = {}
-    with _no_collector():
+    with no_collector():
         for file, listed in (each for path in paths for each in _files(path)):
             parsed = _parsed(file, must=not listed)
             if parsed is not None:
@@ -65,19 +64,6 @@ def read(paths: Sequence[Path]) -> list[Dump]:
         Dump(rank, tuple(dump for dump, _ in of_rank), max(at for _, at in of_rank))
         for rank, of_rank in sorted(found.items())
     ]
-
-
-@contextlib.contextmanager
-def _no_collector() -> Iterator[None]:
-    """Python's collector would visit all objects again and again while millions are made, none of them garbage."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if was:
-            gc.enable()
 
 
 def _files(path: Path) -> Iterator[tuple[Path, bool]]:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ..command_line import Parser, file_to_write, folder_of_a_record, seconds_or_never, tell
 from ..errors import DdpLabError
+from ..machine import no_collector
 from ..protocol import journal
 from ..protocol.entry_points import WORKER
 from . import reports
@@ -46,7 +47,8 @@ class _TorchrunsHelp(argparse.Action):
 
 def torchrun_parser(program: str, description: str, examples: Sequence[str]) -> tuple[Parser, argparse._ArgumentGroup]:
     """A parser of torchrun's options, and a group for our command's own options, the only ones in its help."""
-    from torch.distributed.run import get_args_parser
+    with no_collector():
+        from torch.distributed.run import get_args_parser
 
     theirs = get_args_parser()
     for action in theirs._actions:

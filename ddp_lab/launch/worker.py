@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from ..command_line import tell
 from ..diagnostics.torch_calls import is_library
 from ..engine.processes.parent_watch import on_parent_exit
+from ..machine import no_collector
 from ..protocol import journal
 from .journal_writer import KEEP_EVENTS, JournalWriter
 
@@ -47,17 +48,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     given = parser.parse_args(argv)
     ending: list[Callable[[str], None]] = []
-    if given.folder is not None:
-        ending.append(_begin_journal(given.folder, given.program))
-    if given.control is not None:
-        ending.append(_let_control(given.control))
-    if given.doctor is not None:
-        ending.insert(0, _let_examine(given.doctor))
+    with no_collector():
+        if given.folder is not None:
+            ending.append(_begin_journal(given.folder, given.program))
+        if given.control is not None:
+            ending.append(_let_control(given.control))
+        if given.doctor is not None:
+            ending.insert(0, _let_examine(given.doctor))
     if given.agent is not None:
         _end_with_agent(given.agent, ending)
     how = "finished"
     try:
-        _reach_models(observe=given.observe)
+        with no_collector():
+            _reach_models(observe=given.observe)
         _run(given.program, given.arguments, module=given.module)
     except SystemExit as end:
         how = "finished" if end.code in (None, 0) else f"exit code {end.code}"

@@ -24,6 +24,7 @@ from typing import Any
 
 import psutil
 
+from ...machine import no_collector
 from . import parent_watch
 
 # And the signal's number: the exit code then; `ddp_lab.cluster.processes.launchers` knows it.
@@ -158,14 +159,16 @@ def main(argv: list[str]) -> None:
     os.register_at_fork(after_in_child=become_heart_monitor)
     # The heart monitor is a multiprocessing.Process: only a fork runs the hook above.
     multiprocessing.set_start_method("fork")
-    import zmq
+    with no_collector():
+        import zmq
 
+        controller_class = _controller_class()
     options = argv[2:]
     if "--IPController.engine_transport=tcp" in options:
         zmq.Context.instance().sockopts[zmq.HANDSHAKE_IVL] = _HANDSHAKE_MS
         held = hold_ports()
         options.append(f"--IPController.engine_ports={','.join(str(one.getsockname()[1]) for one in held)}")
-    _controller_class().launch_instance(argv=options, **_keys(Path(run_dir)))
+    controller_class.launch_instance(argv=options, **_keys(Path(run_dir)))
 
 
 if __name__ == "__main__":

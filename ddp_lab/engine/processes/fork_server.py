@@ -28,7 +28,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
-import gc
 import importlib
 import json
 import logging
@@ -45,6 +44,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...machine import no_collector
 from ...protocol import entry_points
 from . import parent_watch
 from .reach import Meeting
@@ -225,18 +225,16 @@ def _kill_group(pid: int) -> None:
 
 def preload(send: Callable[..., None]) -> None:
     """Imports what every rank needs; nothing here may start a thread, open a socket or touch a GPU."""
-    gc.disable()  # a collection during the import finds nothing to free, and costs a tenth of it
-    send("stage", name="importing torch")
-    # An engine has no debugger's channel, yet ipykernel would import a hundred modules for it in every rank.
-    sys.modules["debugpy"] = None  # type: ignore[assignment]
-    for name in _USED_BY_ENGINES:
-        importlib.import_module(name)
-    del sys.modules["debugpy"]
-    importlib.import_module("torch.distributed")
-    importlib.import_module(entry_points.RANK).preload()
-    _format_a_traceback()
-    gc.freeze()
-    gc.enable()
+    with no_collector():
+        send("stage", name="importing torch")
+        # An engine has no debugger's channel, yet ipykernel would import a hundred modules for it in every rank.
+        sys.modules["debugpy"] = None  # type: ignore[assignment]
+        for name in _USED_BY_ENGINES:
+            importlib.import_module(name)
+        del sys.modules["debugpy"]
+        importlib.import_module("torch.distributed")
+        importlib.import_module(entry_points.RANK).preload()
+        _format_a_traceback()
 
 
 def _format_a_traceback() -> None:
