@@ -256,8 +256,7 @@ def test_a_debugger_that_is_on_already(notebook: Notebook) -> None:
         front.body("continue", threadId=thread)
         assert notebook.finish(cell).status == "ok"
         assert notebook.run("%cluster debug off").status == "ok"
-        wait_until(lambda: front.ask("debugInfo")["body"]["isStarted"], "the notebook is debugged again")
-        time.sleep(1)
+        wait_until(lambda: front.ask("debugInfo")["body"]["breakpoints"], "the notebook is debugged again")
         cell = notebook.begin(plain)
         thread, frames = front.stopped()
         assert frames[0]["line"] == 2

@@ -153,8 +153,7 @@ for _ in range(int(sys.argv[2])):
     model(torch.ones(4, 16)).sum().backward()
 dist.destroy_process_group()
 if rank == 0:
-    deadline = time.monotonic() + 60
-    while os.path.exists(f"/proc/{other.item()}") and time.monotonic() < deadline:  # until torch's agent has noticed
+    while os.path.exists(f"/proc/{other.item()}"):  # until torch's agent has noticed
         time.sleep(0.05)
     torch.save(model.module.state_dict(), sys.argv[1])
 """

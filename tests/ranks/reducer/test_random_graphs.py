@@ -26,6 +26,7 @@ from torch import nn
 from tests.ranks.conftest import Ranks
 from tests.ranks.graph_cases import Case, RandomGraph, draw, inputs_of, loss_of, smallest, torch_can
 from tests.ranks.harness import RankError
+from tests.waiting import DEADLINE_S
 
 PROCESSES = 4
 BLOCK = 25  # cases that the ranks run in one go
@@ -198,7 +199,7 @@ def _check(ranks: Ranks, cases: list[Case], folder: Path) -> None:
     if failure is None:
         return
     case, text = failure
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + DEADLINE_S
 
     def fails(simpler: Case) -> bool:
         return time.monotonic() < deadline and _failure(ranks, [simpler], folder) is not None
