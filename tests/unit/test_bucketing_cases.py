@@ -42,3 +42,14 @@ def test_assignment_before_the_order_is_known() -> None:
 def test_assignment_when_gradients_arrive_in_reverse() -> None:
     """The order of arrival decides who shares a bucket, and the order within it."""
     assert assign_buckets([40, 80, 40, 40], [F32] * 4, [80], order=[3, 2, 1, 0]) == [[3, 2], [1], [0]]
+
+
+def test_a_parameter_that_shares_no_bucket() -> None:
+    """A sparse gradient has a bucket of its own; those after it fill the open one."""
+    alone = [False, True, False, False]
+    assert assign_buckets([40] * 4, [F32] * 4, [80], [0, 1, 2, 3], alone=alone) == [[1], [0, 2], [3]]
+
+
+def test_the_small_bucket_is_the_last() -> None:
+    """Limits that count from the last bucket: the small first limit is that of the gradient that is ready last."""
+    assert assign_buckets([40] * 5, [F32] * 5, [40, 80], [0, 1, 2, 3, 4], small_last=True) == [[1, 0], [3, 2], [4]]
