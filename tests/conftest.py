@@ -73,6 +73,7 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """The suite is red if a process, thread, socket, shared memory or a folder is left; then failures run again."""
     config = session.config
+    leftovers.end_tracker()
     more = leftovers.left_since(config.stash[_before])
     config.stash[_found] += [f"{kind}: {name}" for kind, names in more.items() for name in names]
     if hasattr(config, "workeroutput"):

@@ -15,7 +15,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from multiprocessing import process as multiprocessing_process
+from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,6 +95,14 @@ def left_since(before: Belongings, sockets: bool = True) -> dict[str, list[str]]
     except AssertionError:
         return look(sockets) - before
     return {}
+
+
+def end_tracker() -> None:
+    """Lets multiprocessing remove the semaphores of processes that were killed, as it does when this process ends."""
+    tracker: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]
+    if tracker._fd is not None:
+        os.close(tracker._fd)
+        tracker._fd = tracker._pid = None
 
 
 def left_by_workers() -> list[str]:

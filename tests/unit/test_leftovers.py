@@ -69,16 +69,51 @@ def test_leaves():
 """
 
 
+_KILLS = """
+import multiprocessing, signal
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+def hold(pipe):
+    lock = multiprocessing.get_context("spawn").Lock()
+    pipe.send(lock._semlock.name)
+    signal.pause()
+
+def test_kills():
+    resource_tracker.ensure_running()
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=hold, args=(theirs,))
+    child.start()
+    name = ours.recv()
+    child.kill()
+    child.join()
+    assert Path("/dev/shm", "sem." + name.lstrip("/")).exists()
+"""
+
+
+def _run_suite(folder: Path, test: str, workers: int, patience: str = "1") -> subprocess.CompletedProcess[str]:
+    """Runs a suite of one file that looks for what it leaves as this one does."""
+    (folder / "conftest.py").write_text(_CONFTEST)
+    (folder / "test_it.py").write_text(test)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "DDP_LAB_TEST_PATIENCE": patience}
+    command = [sys.executable, "-m", "pytest", f"--numprocesses={workers}", "--rootdir", str(folder), "test_it.py"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize(("workers", "crash"), [(0, ""), (2, ""), (2, "    import os; os._exit(1)\n")])
 def test_a_suite_that_leaves_a_process_is_red(tmp_path: Path, workers: int, crash: str) -> None:
     """Whether its test passes or ends the worker, the suite fails, names the process and the test that started it."""
-    (tmp_path / "conftest.py").write_text(_CONFTEST)
-    (tmp_path / "test_it.py").write_text(_LEAVES + crash)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "DDP_LAB_TEST_PATIENCE": "0.005"}
-    command = [sys.executable, "-m", "pytest", f"--numprocesses={workers}", "--rootdir", str(tmp_path), "test_it.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = _run_suite(tmp_path, _LEAVES + crash, workers, patience="0.005")
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     assert done.returncode == 1, done.stdout
     assert ("crashed while running" if crash else "1 passed") in done.stdout
     assert re.search(r"LEFT BEHIND by the suite: processes: \d+: sleep 600 \(of test_it.py::test_leaves", done.stdout)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_suite_that_kills_a_process_is_green(tmp_path: Path, workers: int) -> None:
+    """The semaphores of a process that was killed, as the ranks of a failed test are, go with the suite's end."""
+    done = _run_suite(tmp_path, _KILLS, workers)
+    assert done.returncode == 0, done.stdout
+    assert "LEFT BEHIND" not in done.stdout
