@@ -232,6 +232,7 @@ def no_collector() -> Iterator[None]:
     For imports, and for reading millions of objects that stay: the collector would visit them all again and again.
     """
     was = gc.isenabled()
+    gc.collect()  # else what is garbage already would stay, too
     gc.disable()
     try:
         yield

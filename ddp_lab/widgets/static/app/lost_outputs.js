@@ -30,8 +30,13 @@ function drawLostOutputs(manager, cells) {
     const output = node.closest(".jp-OutputArea-child");
     const number = cell.dataset.windowedListIndex ?? [...cell.closest(".jp-Notebook").querySelectorAll(".jp-Cell")].indexOf(cell);
     const index = [...output.parentElement.children].filter((one) => one.matches(".jp-OutputArea-child")).indexOf(output);
-    const outputs = cells.get(Number(number))?.outputs; // of another notebook, if the node is not in this one
+    const outputs = cells.get(Number(number))?.outputs;
     const found = index < (outputs?.length ?? 0) ? outputs.get(index) : null;
-    if (manager.has_model(found?.data[VIEW]?.model_id ?? "")) outputs.set(index, found.toJSON());
+    const name = found?.data[VIEW]?.model_id ?? "";
+    if (!manager.has_model(name)) continue;
+    manager.get_model(name).then((model) => {
+      // With a view it is shown: the node is at the same place of another notebook.
+      if (Object.keys(model.views).length === 0) outputs.set(index, found.toJSON());
+    });
   }
 }
