@@ -92,7 +92,7 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """Registers the magics: called by `%load_ext ddp_lab`."""
-    importlib.import_module(".cluster.processes.early", __name__).begin()  # its process starts during other imports
+    importlib.import_module(".cluster.processes.zygote", __name__).begin()  # its process starts during other imports
     importlib.import_module(".notebook.magics", __name__).load(shell)
 
 

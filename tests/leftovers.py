@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from ddp_lab.cluster.processes import zygote
 from tests.waiting import wait_until
 
 # Inherited by every process that a test starts, so that one is found even if its parent is gone.
@@ -63,7 +64,7 @@ def look(sockets: bool = True) -> Belongings:
     Args:
         sockets: whether to look at this process's sockets: a connected cluster opens and closes them as it likes.
     """
-    ours = _processes()
+    ours = _processes() - zygote.pids()  # which serve the clusters of all tests
     return Belongings(
         processes=frozenset(f"{pid}: {command}{_test_of(pid)}" for pid, command in _commands(ours).items()),
         threads=frozenset(

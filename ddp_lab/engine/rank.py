@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import os
 import socket
-import sys
 import threading
 import time
 import warnings
@@ -22,6 +21,7 @@ from ..documentation import with_help
 from ..errors import ClusterError, FallbackWarning
 from .groups import registry
 from .groups import rejoin as regroup
+from .processes import fork_server
 
 _PRELOADED = (
     *("..parallel.distributed", ".agent", ".model_control", ".telemetry", ".debugger.rank_debugger"),
@@ -131,7 +131,8 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
     )
     _rank.agent.gpu = Gpu.of(device)
     _rank.agent.joined()
-    threading.Thread(target=_warm_up_tracebacks, name="ddp_lab-warm-up", daemon=True).start()
+    if not fork_server.format_a_collectives_traceback.cache_info().currsize:
+        threading.Thread(target=_warm_up_tracebacks, name="ddp_lab-warm-up", daemon=True).start()
     return {"device": _device_name(device), "backend": _backend(), "warnings": told}
 
 
@@ -194,24 +195,15 @@ def rejoin(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _warm_up_tracebacks() -> None:
     """Pays the cost of the first traceback through `torch.distributed` before a user waits for it.
 
-    It takes 0.15 s, in which torch's source is parsed; a rank that waited for one that failed would keep its peers'
-    cell open for that long. So each rank formats one when no cell has run for a second.
+    Each rank pays, when no cell has run for a second, unless the process that forked it has paid.
     """
-    import torch.distributed as dist
-    from IPython.core import ultratb
-
     from .cells import cell
 
     before: tuple[str | None, str | None] | None = None
     while (now := (cell.latest(), cell.running())) != before or now[1] is not None:
         before = now
         time.sleep(_QUIET_SECONDS)
-    formatter: Any = ultratb.AutoFormattedTB
-    nothing: Any = None
-    try:
-        dist.all_reduce(nothing)
-    except TypeError:  # raised before any collective is entered
-        formatter(mode="Context").structured_traceback(*sys.exc_info())
+    fork_server.format_a_collectives_traceback()
 
 
 def _inspect(message: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """A notebook's kernel that prepares its cluster while it starts: `python -m ddp_lab.notebook.kernel -f FILE`.
 
-It is ipykernel's. What `%load_ext ddp_lab` would start (see [Note: early processes]) starts with it, and has imported
+It is ipykernel's. What `%load_ext ddp_lab` would start (see [Note: zygote]) starts with it, and has imported
 torch when the first cell asks for a cluster.
 """
 
@@ -11,12 +11,12 @@ import sys
 
 
 def main() -> None:
-    """Starts the early processes, then the kernel, whose own imports don't come from the notebook's folder."""
+    """Starts the zygote, then the kernel, whose own imports don't come from the notebook's folder."""
     if sys.path[0] in ("", os.getcwd()):
         del sys.path[0]  # IPython puts it back for cells
-    from ..cluster.processes import early
+    from ..cluster.processes import zygote
 
-    early.begin()
+    zygote.begin()
     from ipykernel.kernelapp import launch_new_instance
 
     launch_new_instance()

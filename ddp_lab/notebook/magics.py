@@ -11,7 +11,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from ..cluster.cells.failures import marked
-from ..cluster.processes import early
+from ..cluster.processes import zygote
 from ..control.records import CellText
 from ..errors import CellError, DdpLabError
 from ..output.by_rank import VIEWS
@@ -44,7 +44,7 @@ def load(shell: Any) -> None:
 def unload(shell: Any) -> None:
     """Stops the current cluster and removes the magics."""
     commands.stop_quietly()
-    early.end()
+    zygote.end()
     for part in _PARTS:
         part.unload(shell)
     for name, (kind, _, _) in _MAGICS.items():

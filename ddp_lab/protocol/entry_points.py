@@ -26,6 +26,7 @@ __all__ = [
     "READ",
     "STAGE",
     "WORKER",
+    "ZYGOTE",
     "RankFunction",
 ]
 
@@ -64,6 +65,7 @@ APPLY_CHANGE = RankFunction("ddp_lab.parallel.live.model", "apply_change")
 # Modules that are started.
 CONTROLLER = "ddp_lab.engine.processes.controller"
 FORK_SERVER = "ddp_lab.engine.processes.fork_server"
+ZYGOTE = "ddp_lab.engine.processes.zygote"
 KEEPER = "ddp_lab.engine.processes.keeper"
 HOST_SERVER = "ddp_lab.engine.processes.host_server"
 WORKER = "ddp_lab.launch.worker"

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import ddp_lab
-from ddp_lab import ClusterError, documentation, lesson_files
-from ddp_lab.cluster.processes import early
+from ddp_lab import ClusterError, documentation
 from ddp_lab.notebook import commands
-from tests import leftovers
 from tests.cluster.conftest import Lab
-from tests.cluster.pages import Notebook
 from tests.waiting import wait_until
 
 _THREADS = """import os, numpy, threadpoolctl
 [openblas] = threadpoolctl.ThreadpoolController().select(user_api="blas").info()
 int(os.environ["OMP_NUM_THREADS"]), torch.get_num_threads(), openblas["num_threads"]"""
-_LOAD = """
-from IPython.core.interactiveshell import InteractiveShell
-InteractiveShell.instance().run_line_magic("load_ext", "ddp_lab")
-from ddp_lab.cluster.processes import early
-found = early._early
-print(found.server.pid, found.controller.pid, found.run_dir)
-"""
 
 
 def test_names_in_the_namespace(lab: Lab) -> None:
@@ -315,70 +301,9 @@ assert "ipywidgets" not in sys.modules
     assert "on 1" in done.stdout
 
 
-@pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], early.Early]]:
-    """Starts what `%load_ext` starts."""
-
-    def begin() -> early.Early:
-        early.begin()
-        assert early._early is not None
-        return early._early
-
-    monkeypatch.delenv("DDP_LAB_EARLY")
-    yield begin
-    early.end()
-
-
-def test_a_cluster_takes_early_processes(begun: Callable[[], early.Early]) -> None:
-    """Once, if it would give its own the same variables, however many ranks it has; `begin` starts no others."""
-    found = begun()
-    assert begun() is found
-    server, controller = found.server.pid, found.controller.pid
-    for expected in (True, False):
-        with Lab(1) as lab:
-            test_threads_are_divided(lab)
-            assert lab.sum_of_ones() == dict.fromkeys(range(lab.world_size), float(lab.world_size))
-            assert (lab.pids()["fork server"] == server, lab.pids()["controller"] == controller) == (expected, expected)
-    assert not found.run_dir.exists()
-
-
-@pytest.mark.parametrize("options", [{"env": {"SOME": "thing"}}, {"detach": True}], ids=["variables", "detached"])
-def test_early_processes_that_do_not_fit_are_ended(begun: Callable[[], early.Early], options: Any) -> None:
-    """A cluster with other variables, or a detached one, starts its own processes, and ends the early ones."""
-    found = begun()
-    pids = [found.server.pid, found.controller.pid]
-    with Lab(**options) as lab:
-        assert set(lab.values("import os; os.environ.get('SOME')").values()) == {options.get("env", {}).get("SOME")}
-        assert not any(leftovers.alive(pid) for pid in pids if pid is not None)
-        assert not found.run_dir.exists()
-        lab.stop()  # leaving the block would only detach
-
-
-def test_a_kernel_that_starts_early_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel "Python 3 (ddp_lab)" does, before its first cell. It imports nothing from the notebook's folder."""
-    (tmp_path / "ipykernel.py").write_text("raise RuntimeError")
-    (tmp_path / "mine.py").write_text("found = True")
-    monkeypatch.setenv("JUPYTER_PATH", lesson_files.lab_environment()["JUPYTER_PATH"])
-    monkeypatch.delenv("DDP_LAB_EARLY")
-    with contextlib.closing(Notebook("ddp_lab", tmp_path)) as notebook:
-        children = notebook.run(
-            "import mine, psutil; print(sorted(child.pid for child in psutil.Process().children()))"
-        )
-        started = notebook.run("%load_ext ddp_lab\n%cluster start -n 1")
-        assert started.status == "ok", started.error
-        taken = notebook.run("print(sorted(lab.pids()[name] for name in ('controller', 'fork server')))")
-        assert taken.text == children.text != "[]\n"
-        backend = "import os; print(os.environ['MPLBACKEND'])"  # a variable that ipykernel sets
-        assert notebook.run(backend).text.strip() in notebook.run(f"%%distributed\n{backend}").text
-        notebook.run("%cluster stop")
-
-
 @pytest.mark.parametrize("detach", [False, True])
-def test_ranks_start_in_the_notebooks_folder(
-    begun: Callable[[], early.Early], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detach: bool
-) -> None:
+def test_ranks_start_in_the_notebooks_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detach: bool) -> None:
     """The one that is current when the cluster starts; their cells import from it, the cluster's processes don't."""
-    begun()
     for name in ("json", "torch"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError")
     (tmp_path / "mine.py").write_text("found = True")
@@ -399,35 +324,3 @@ def test_a_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     folder.rmdir()
     with pytest.raises(ClusterError, match=r"the current folder was removed: change to another, e.g. with `%cd ~`"):
         Lab(1).start()
-
-
-def test_early_processes_end_with_who_loaded_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`%load_ext` starts them; unused, they end with the process, and leave no folder."""
-    monkeypatch.delenv("DDP_LAB_EARLY")
-    done = subprocess.run([sys.executable, "-c", _LOAD], capture_output=True, text=True, check=True)
-    server, controller, run_dir = done.stdout.split()
-    for pid in (int(server), int(controller)):
-        wait_until(lambda pid=pid: not leftovers.alive(pid), "the end of the early processes")  # type: ignore[misc]
-    assert not Path(run_dir).exists()
-
-
-def test_no_early_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DDP_LAB_EARLY=0 turns them off."""
-    monkeypatch.setenv("DDP_LAB_EARLY", "0")
-    early.begin()
-    assert early._early is None
-
-
-def test_early_processes_that_can_not_start(begun: Callable[[], early.Early], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no folder, process or thread can be made, loading the extension is no error, and leaves nothing."""
-    with monkeypatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", "/nowhere")
-        early.begin()
-        assert early._early is None
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "executable", "/nowhere/python")
-        before = set(Path(tempfile.gettempdir()).iterdir())
-        early.begin()
-        assert early._early is None
-        assert set(Path(tempfile.gettempdir()).iterdir()) == before
-    assert begun().server.pid

@@ -2,7 +2,6 @@
 
 __all__ = [
     "devices",
-    "early",
     "host_commands",
     "host_processes",
     "hosts",
@@ -11,4 +10,5 @@ __all__ = [
     "process_watch",
     "remote_launchers",
     "startup",
+    "zygote",
 ]

@@ -17,7 +17,6 @@ from typing import Any
 from ... import machine
 from ...documentation import with_help
 from ...errors import ClusterError
-from . import early
 from . import hosts as hosts_
 from .hosts import Host
 from .launchers import RankProcess
@@ -57,7 +56,6 @@ class HostProcesses(Processes):
     fork_server: HostServers
 
     def __init__(self, settings: HostSettings) -> None:
-        early.end()  # its controller does not listen where hosts can reach it
         super().__init__(hosts_.provisional(settings.hosts))
         self._folder = None  # other hosts need not have it
         self._settings = settings

@@ -40,7 +40,8 @@ from ...errors import ClusterError
 from ...protocol import registry
 from ...protocol.entry_points import KEEPER
 from ...renamed import with_former_names
-from .launchers import Controller, ForkServer, check_client, make_run_dir, not_debugged, process_environment, tail
+from .launchers import Controller, ForkServer, check_client, make_run_dir, tail
+from .zygote import not_debugged, process_environment
 
 _ANSWER_SECONDS = 10.0
 _END_SECONDS = 10.0

@@ -20,12 +20,14 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 from ...documentation import with_help
 from ...errors import ClusterError
 from ...formatting import exit_words
 from ...protocol.entry_points import CONTROLLER, FORK_SERVER
+from . import zygote
+from .zygote import Forked, not_debugged, process_environment
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
 _TAIL_LINES = 15
@@ -74,7 +76,7 @@ class Controller:
         self._profile = run_dir / "profile"
         self._log = run_dir / "controller.log"
         self._log_begins = 0  # where the newest controller's log begins
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self._command: list[str] = []
 
     @property
@@ -100,7 +102,7 @@ class Controller:
             return None
         if code > _HEART_MONITOR_KILLED:
             code, who = _HEART_MONITOR_KILLED - code, "the controller's heart monitor"
-        return f"{who} {exit_words(code)}{because(_text_of(self._log)[self._log_begins :], code)}"
+        return f"{_of(self._process)}{who} {exit_words(code)}{because(_text_of(self._log)[self._log_begins :], code)}"
 
     def _exit_code(self) -> int | None:
         return None if self._process is None else self._process.poll()
@@ -140,7 +142,10 @@ class Controller:
     def start_again(self) -> None:
         """Starts a successor to one that has ended, and returns at once."""
         self._begin_log()
-        self._process = _started(self._command, self._log, {})
+        with open_log(self._log) as log:
+            self._process = zygote.fork_now("controller", self._command[4:], log.fileno()) or started(
+                self._command, log.fileno()
+            )
 
     def _begin_log(self) -> None:
         self._log_begins = len(_text_of(self._log))
@@ -221,7 +226,7 @@ class ForkServer:
         self._answers: dict[int, dict[str, Any]] = {}
         self._questions = itertools.count(1)
         self._writing = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self._reader: threading.Thread | None = None
         self._lock = threading.Lock()
         self.stage = "starting"
@@ -238,6 +243,12 @@ class ForkServer:
         return self._process.pid if self._process is not None else None
 
     @property
+    def zygote_pid(self) -> int | None:
+        """Process id of the zygote that has not forked it yet."""
+        process = self._process
+        return process.zygote.process.pid if isinstance(process, Forked) and process.pid is None else None
+
+    @property
     def failed(self) -> bool:
         """Whether it has ended or could not import what ranks need."""
         return self._failure is not None
@@ -250,9 +261,15 @@ class ForkServer:
         """Starts it and returns at once, also if it was started before; it imports torch meanwhile."""
         if self._process is not None:
             return
-        self._process = _started(self.command(str(os.getpid())), self._log, self._environment, pipes=True)
+        self.stage = "importing torch"
+        with open_log(self._log) as log:
+            self._process = self._started(log.fileno())
         self._reader = threading.Thread(target=self._read, name="ddp_lab-fork-server", daemon=True)
         self._reader.start()
+
+    def _started(self, log: int) -> subprocess.Popen[bytes] | Forked:
+        environment = process_environment(self._environment)
+        return zygote.fork("fork_server", [str(self._run_dir)], environment, log, pipes=True)
 
     def fork(self, connection: Mapping[str, Any], ranks: Mapping[int, RankProcess]) -> None:
         """Requests one engine per rank; they start when torch is imported.
@@ -323,12 +340,6 @@ class ForkServer:
         self._process.stdout.close()
         self._process = None
 
-    def kill(self) -> None:
-        """Ends it at once, whatever it does; it must have forked no rank."""
-        if self._process is not None:
-            self._process.kill()
-        self.stop()
-
     @property
     def _log(self) -> Path:
         return self._run_dir / "fork_server.log"
@@ -384,10 +395,14 @@ class ForkServer:
 
     def _ended(self, code: int) -> None:
         """On the reader's thread: the process has ended, and its ranks with it."""
-        self.take_end(self._how(code), f"; the end of its log:\n{tail(self._log)}")
+        self.take_end(self._how(code), f"; the end of its log:\n{last_lines(self._said)}")
 
     def _how(self, code: int) -> str:
-        return f"the fork server {exit_words(code)}{because(_text_of(self._log), code)}"
+        return f"{_of(self._process)}the fork server {exit_words(code)}{because(self._said, code)}"
+
+    @property
+    def _said(self) -> str:
+        return self._process.zygote.log if _orphaned(self._process) else _text_of(self._log)
 
     def take_end(self, why: str, more: str = "", of_rank: str | None = None) -> None:
         """No more events will arrive: the ranks have ended with the fork server.
@@ -406,39 +421,36 @@ class ForkServer:
                 self._failure = why + more
 
 
-def _started(
-    command: Sequence[str], log: Path, environment: Mapping[str, str], pipes: bool = False
-) -> subprocess.Popen[bytes]:
+def _orphaned(process: subprocess.Popen[bytes] | Forked | None) -> TypeGuard[Forked]:
+    return isinstance(process, Forked) and process.orphaned
+
+
+def _of(process: subprocess.Popen[bytes] | Forked | None) -> str:
+    """Begins a sentence on a process's end."""
+    return "the zygote of " if _orphaned(process) else ""
+
+
+def started(command: Sequence[str], log: int, pipes: bool = False) -> subprocess.Popen[bytes]:
     """Starts a process in a session of its own, and in the root folder: it imports nothing from the notebook's.
 
     Args:
         command: what to run.
-        log: receives its output.
-        environment: its variables, besides this process's.
+        log: descriptor that receives its errors, and its output if that is no pipe.
         pipes: whether its input and output are pipes.
     """
-    with open_log(log) as file, not_debugged():
+    with not_debugged():
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
-            stdout=subprocess.PIPE if pipes else file,
-            stderr=file,
-            env=process_environment(environment),
+            stdout=subprocess.PIPE if pipes else log,
+            stderr=log,
+            env=process_environment({}),
             cwd="/",
             start_new_session=True,
         )
 
 
-def not_debugged() -> contextlib.AbstractContextManager[None]:
-    """In this context, a debugger of this process does not make started processes wait for it.
-
-    ipykernel's does while JupyterLab's debugger is on, and no front end ever answers them.
-    """
-    tracer = sys.modules.get("pydevd")
-    return contextlib.nullcontext() if tracer is None else tracer.skip_subprocess_arg_patch()
-
-
-def _wait_for_end(process: subprocess.Popen[bytes], seconds: float) -> None:
+def _wait_for_end(process: subprocess.Popen[bytes] | Forked, seconds: float) -> None:
     """Waits until a process that was asked to end has ended; kills it after `seconds`."""
     process.send_signal(signal.SIGCONT)
     try:
@@ -507,12 +519,3 @@ def _text_of(path: Path) -> str:
 
 def last_lines(text: str) -> str:
     return "\n".join(text.rstrip().splitlines()[-_TAIL_LINES:])
-
-
-def process_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's variables and `extra`; modules are importable from where this process finds them, ddp_lab too."""
-    made = {**os.environ, **extra}
-    path = made.get("PYTHONPATH", "")
-    folders = [os.path.abspath(folder) for folder in path.split(os.pathsep)] if path else []
-    made["PYTHONPATH"] = os.pathsep.join([*folders, _PACKAGE_ROOT])
-    return made

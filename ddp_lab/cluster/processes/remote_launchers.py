@@ -15,6 +15,7 @@ import contextlib
 import json
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -28,7 +29,7 @@ from ...errors import ClusterError
 from ...formatting import exit_words
 from .host_commands import check_launcher, host_command
 from .hosts import Host
-from .launchers import ForkServer, RankProcess, last_lines, open_log, tail
+from .launchers import ForkServer, RankProcess, last_lines, open_log, started, tail
 
 _PINGS = 6  # within the time after which a host is lost
 _LEASE = 4  # multiple of that time after which a host gives up its client
@@ -152,8 +153,8 @@ class HostServer(ForkServer):
     def _log(self) -> Path:
         return self._run_dir / f"host-{self.host.ranks.start}.log"
 
-    def command(self, parent: str) -> list[str]:
-        return self._words
+    def _started(self, log: int) -> subprocess.Popen[bytes]:
+        return started(self._words, log, pipes=True)
 
     def _parsed(self, line: bytes) -> dict[str, Any]:
         """An event; lines printed by a login shell are not events."""
@@ -284,6 +285,11 @@ class HostServers:
     def pid(self) -> int | None:
         """Process id of this machine's own, if it has one."""
         return next((server.pid for server in self if isinstance(server, LocalServer)), None)
+
+    @property
+    def zygote_pid(self) -> int | None:
+        """Process id of the zygote that has not forked it yet."""
+        return next((server.zygote_pid for server in self if isinstance(server, LocalServer)), None)
 
     @property
     def stage(self) -> str:

@@ -29,7 +29,6 @@ from ...control.interrupts import held_back
 from ...errors import ClusterError
 from ...protocol.entry_points import RANK, RankFunction
 from ..cells.messages import CellMessages
-from . import early
 from .devices import Placement
 from .launchers import Controller, ForkServer, RankProcess, check_client, make_run_dir
 
@@ -78,19 +77,13 @@ class Processes:
         self._heard = 0  # controllers that had ended when the client connected
         self.keeper = keeper
         self._folder: str | None = None  # of ranks; None: their fork server's
-        self._set_by_kernel: dict[str, str] = {}  # variables of ranks that their fork server may lack
         if keeper is None:
             check_client()
             self._folder = os.getcwd()
-            taken = early.take(placement.environment)
-            self._set_by_kernel = early.set_by_kernel(placement.environment) if taken else {}
-            self._run_dir = taken.run_dir if taken else make_run_dir()
-            self.controller = taken.controller if taken else Controller(self._run_dir)
-            self.fork_server: ForkServer | HostServers = (
-                taken.server if taken else ForkServer(self._run_dir, placement.environment)
-            )
+            self._run_dir = make_run_dir()
+            self.controller = Controller(self._run_dir)
+            self.fork_server: ForkServer | HostServers = ForkServer(self._run_dir, placement.environment)
         else:
-            early.end()
             self._run_dir = keeper.run_dir
             self.controller, self.fork_server = keeper.controller, keeper.fork_server
         self.logs = self._run_dir / "outputs"  # of cells that print much
@@ -98,7 +91,8 @@ class Processes:
     @property
     def pids(self) -> dict[str, int]:
         """Name -> process id of everything that runs for this cluster."""
-        found = {"controller": self.controller.pid, "fork server": self.fork_server.pid}
+        server = self.fork_server
+        found = {"controller": self.controller.pid, "fork server": server.pid, "zygote": server.zygote_pid}
         if self.keeper is not None:
             found["keeper"] = self.keeper.pids["keeper"]
         ranks = {
@@ -333,7 +327,7 @@ class Processes:
         common = {"world_size": self.placement.world_size, "detached": self.keeper is not None}
         made = {
             rank: RankProcess(
-                {"DDP_LAB_RANK": str(rank), **self._set_by_kernel, **self.placement.rank_environments[rank]},
+                {"DDP_LAB_RANK": str(rank), **self.placement.rank_environments[rank]},
                 {**common, "endpoint": self.endpoint_of(rank, endpoint)},
                 self._folder,
                 gives_way=self.placement.devices[rank] == "cpu",

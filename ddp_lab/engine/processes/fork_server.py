@@ -28,6 +28,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import functools
 import importlib
 import json
 import logging
@@ -87,16 +88,20 @@ class ForkServer:
         # pid -> rank; forked by one thread, ended by whichever learns of the end first
         self._ranks: dict[int, int] = {}
         self._forking = threading.Lock()
+        self._ending = False
         self._buffer = b""
         self._heard_s = 0.0  # when the client was last heard
 
     def send(self, event: str, **content: Any) -> None:
         """Writes one event to the client; the parent watch handles a client that has exited."""
+        if self._ending:  # the end of a rank that this process kills for its own end is no news
+            return
         with contextlib.suppress(BrokenPipeError):
             os.write(self._events, json.dumps({"event": event, **content}).encode() + b"\n")
 
     def end_now(self) -> None:
         """Kills every rank with the processes it started, removes the cluster's files, ends this process."""
+        self._ending = True
         self._forking.acquire()  # permanently: no more ranks are forked, which would create files again
         for pid in list(self._ranks):
             _kill_group(pid)
@@ -223,10 +228,10 @@ def _kill_group(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def preload(send: Callable[..., None]) -> None:
-    """Imports what every rank needs; nothing here may start a thread, open a socket or touch a GPU."""
+@functools.cache
+def load() -> None:
+    """Imports what every rank needs, once; nothing here may start a thread, open a socket or touch a GPU."""
     with no_collector():
-        send("stage", name="importing torch")
         # An engine has no debugger's channel, yet ipykernel would import a hundred modules for it in every rank.
         sys.modules["debugpy"] = None  # type: ignore[assignment]
         for name in _USED_BY_ENGINES:
@@ -245,6 +250,23 @@ def _format_a_traceback() -> None:
         raise LookupError
     except LookupError:
         formatter: Any = ultratb.AutoFormattedTB
+        formatter(mode="Context").structured_traceback(*sys.exc_info())
+
+
+@functools.cache
+def format_a_collectives_traceback() -> None:
+    """Pays for the first traceback through `torch.distributed`, whose source is parsed (0.3 s), for all ranks to come.
+
+    A rank that paid when it fails would keep its peers' cell open for that long.
+    """
+    import torch.distributed as dist
+    from IPython.core import ultratb
+
+    formatter: Any = ultratb.AutoFormattedTB
+    nothing: Any = None
+    try:
+        dist.all_reduce(nothing)
+    except TypeError:  # raised before any collective is entered
         formatter(mode="Context").structured_traceback(*sys.exc_info())
 
 
@@ -323,7 +345,8 @@ def serve(server: ForkServer, parent: int, failed: Callable[[], None] = lambda: 
     """
     parent_watch.on_parent_exit(parent, server.end_now)
     try:
-        preload(server.send)
+        server.send("stage", name="importing torch")
+        load()
     except BaseException:
         server.send("failed", error=traceback.format_exc())
         failed()
@@ -336,5 +359,11 @@ def serve(server: ForkServer, parent: int, failed: Callable[[], None] = lambda: 
         child()
 
 
+def main(argv: list[str]) -> None:
+    """Serves the client of a cluster on this machine: the process to end with, and the cluster's folder."""
+    parent, run_dir = argv
+    serve(ForkServer(run_dir, *take_channel()), int(parent))
+
+
 if __name__ == "__main__":
-    serve(ForkServer(sys.argv[2], *take_channel()), int(sys.argv[1]))
+    main(sys.argv[1:])
