@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from ddp_lab.cluster.processes import zygote
 from ddp_lab.machine import no_collector
 from ddp_lab.views.paint.figure import import_nbformat
-from tests import leftovers, unsteady
+from tests import leftovers, unsteady, zygotes
 from tests.waiting import TEST_LIMIT_S
 
 # Machines differ in speed: an example may take as long as it takes.
@@ -76,6 +76,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     leftovers.end_tracker()
     zygote.end()
+    zygotes.end()
     more = leftovers.left_since(config.stash[_before])
     config.stash[_found] += [f"{kind}: {name}" for kind, names in more.items() for name in names]
     if hasattr(config, "workeroutput"):

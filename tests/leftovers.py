@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from ddp_lab.cluster.processes import zygote
+from tests import zygotes
 from tests.waiting import wait_until
 
 # Inherited by every process that a test starts, so that one is found even if its parent is gone.
@@ -64,7 +65,7 @@ def look(sockets: bool = True) -> Belongings:
     Args:
         sockets: whether to look at this process's sockets: a connected cluster opens and closes them as it likes.
     """
-    ours = _processes() - zygote.pids()  # which serve the clusters of all tests
+    ours = _processes() - zygote.pids() - zygotes.pids()  # which serve all tests
     return Belongings(
         processes=frozenset(f"{pid}: {command}{_test_of(pid)}" for pid, command in _commands(ours).items()),
         threads=frozenset(

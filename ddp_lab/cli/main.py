@@ -128,11 +128,18 @@ def _printed(notebook: Any, tag: str) -> list[str]:
 
 
 def lab(arguments: argparse.Namespace) -> int:
-    """Opens JupyterLab on the lessons or on the given place; never returns."""
+    """Opens JupyterLab on the lessons or on the given place, with a zygote for all its kernels; never returns."""
     if shutil.which("jupyter-lab", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}") is None:
         raise DdpLabError("JupyterLab is not installed: run `pip install 'ddp_lab[notebooks]'`")
     command = _jupyterlab(arguments.options)
-    os.execve(command[0], command, lesson_files.lab_environment())
+    from ..cluster.processes import zygote
+    from ..cluster.processes.launchers import make_run_dir
+
+    environment = lesson_files.lab_environment()
+    if zygote.wanted():
+        environment[zygote.OFFERED] = str(folder := make_run_dir())
+        zygote.offer(folder, environment)
+    os.execve(command[0], command, environment)
 
 
 def _jupyterlab(given: Sequence[str]) -> list[str]:

@@ -75,6 +75,7 @@ def jupyterlab(root: Path) -> Iterator[Lab]:
     token = secrets.token_hex(16)
     environment = {**os.environ, "JUPYTERLAB_SETTINGS_DIR": str(root / "settings"), "PYTHONWARNINGS": ""}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    environment.pop("DDP_LAB_EARLY", None)  # as users have it: one zygote for all of its kernels
     for name in (
         "JUPYTER_CONFIG_DIR",
         "JUPYTER_DATA_DIR",

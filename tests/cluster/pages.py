@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from jupyter_client.manager import KernelManager
 
 from ddp_lab.output.terminal import plain
 from tests.waiting import DEADLINE_S, wait_until
+from tests.zygotes import offered
 
 
 class Page:
@@ -87,7 +89,7 @@ class Notebook:
 
     def __init__(self, kernel: str = "python3", folder: Path | None = None) -> None:
         self.manager = KernelManager(kernel_name=kernel)
-        self.manager.start_kernel(cwd=None if folder is None else str(folder))
+        self.manager.start_kernel(cwd=None if folder is None else str(folder), env={**os.environ, **offered({})})
         self._client = self.manager.client()
         self._client.start_channels()
         self._client.wait_for_ready(timeout=DEADLINE_S)

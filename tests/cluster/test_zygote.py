@@ -80,7 +80,7 @@ def test_its_end_is_told(fresh: None) -> None:
         assert killed is not None
         os.kill(killed, signal.SIGKILL)
         with pytest.raises(CellError, match=r"the zygote of the fork server was killed by SIGKILL \(signal 9\)"):
-            lab.run("dist.barrier()")
+            lab.run("import time; time.sleep(600)")
         lab.restart()
         lab.use()
         assert zygote.pid() != killed
@@ -124,6 +124,15 @@ def test_unused_it_ends(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
         assert lab.values("1") == {0: 1}
 
 
+_BEGUN = """
+import mine, psutil, time
+from ddp_lab.cluster.processes import zygote
+while zygote.pid() is None:
+    time.sleep(0.01)
+print(zygote.pid())
+"""
+
+
 def test_a_kernel_that_starts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel "Python 3 (ddp_lab)" does, before its first cell. It imports nothing from the notebook's folder."""
     (tmp_path / "ipykernel.py").write_text("raise RuntimeError")
@@ -131,11 +140,10 @@ def test_a_kernel_that_starts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("JUPYTER_PATH", lesson_files.lab_environment()["JUPYTER_PATH"])
     monkeypatch.delenv("DDP_LAB_EARLY")
     with contextlib.closing(Notebook("ddp_lab", tmp_path)) as notebook:
-        children = notebook.run("import mine, psutil; print([child.pid for child in psutil.Process().children()])")
+        begun = notebook.run(_BEGUN)
         started = notebook.run("%load_ext ddp_lab\n%cluster start -n 1")
         assert started.status == "ok", started.error
-        parent = notebook.run("print([psutil.Process(lab.pids()['fork server']).ppid()])")
-        assert parent.text == children.text
+        assert notebook.run("print(psutil.Process(lab.pids()['fork server']).ppid())").text == begun.text
         backend = "import os; print(os.environ['MPLBACKEND'])"  # a variable that ipykernel sets
         assert notebook.run(backend).text.strip() in notebook.run(f"%%distributed\n{backend}").text
         notebook.run("%cluster stop")
@@ -148,6 +156,54 @@ def test_it_ends_with_who_loaded_the_extension(monkeypatch: pytest.MonkeyPatch) 
         code = f"{_LOAD}import sys; sys.stdout.flush()\n{end}"
         done: Any = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         _ends(int(done.stdout))
+
+
+_SHARING = """
+from ddp_lab import Cluster
+import os, psutil, sys
+with Cluster(1) as lab:
+    server = psutil.Process(lab.pids()["fork server"])
+    print(server.parent().pid, server.parent().ppid(), psutil.Process(lab.pids()["controller"]).ppid(), flush=True)
+    sys.stdin.readline()
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_one_that_another_process_offers(tmp_path: Path) -> None:
+    """Clients have theirs forked from it, if they have its variables; each ends with its client, however that ends."""
+    offered = zygote.offer(tmp_path, {"SOME": "thing"})
+    try:
+        for some, shares in (("thing", True), ("other", False)):
+            client = subprocess.Popen(
+                [sys.executable, "-c", _SHARING],
+                env={**os.environ, zygote.OFFERED: str(tmp_path), "SOME": some},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            with client:
+                assert client.stdout is not None
+                own, parent, of_controller = map(int, client.stdout.readline().split())
+                assert parent == (offered.pid if shares else client.pid)
+                assert (of_controller == own) == shares
+            _ends(own)
+    finally:
+        offered.kill()
+        offered.wait()
+
+
+def test_jupyterlab_offers_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ddp-lab lab` starts it beside JupyterLab, with which it ends; its folder is removed."""
+    monkeypatch.delenv("DDP_LAB_EARLY")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    command = [sys.executable, "-m", "ddp_lab", "lab", str(tmp_path), "--no-browser", "--allow-root", "--port=0"]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        [variables] = wait_until(lambda: list(tmp_path.glob("ddp_lab-*/variables")), "the zygote")
+        assert variables.parent.name.startswith(f"ddp_lab-{server.pid}-")
+    finally:
+        server.kill()
+        server.wait()
+    wait_until(lambda: not variables.parent.exists(), "the end of its folder")
 
 
 def test_none_is_started(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:

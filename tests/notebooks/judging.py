@@ -37,8 +37,8 @@ def executed(
 def answered(lesson: str, wrong: Wrong) -> running.Notebook:
     """The lesson before it is run.
 
-    The untouched exercises are followed by wrong answers and the solution, the comparison of a prediction by that of
-    each choice.
+    The untouched exercises are followed by wrong answers, then the solution, each with its check; the comparison of a
+    prediction by that of each choice.
     """
     notebook = running.read(LESSONS / f"{lesson}.ipynb")
     for compare in [cell for cell in notebook.cells if _number("compare", cell)]:
@@ -52,10 +52,11 @@ def answered(lesson: str, wrong: Wrong) -> running.Notebook:
             running.tagged(notebook, f"{part}-{number}") for part in ("exercise", "check", "solution")
         )
         tried = []
-        for index, answer in enumerate([*answers, solution.source]):
+        notebook.cells.remove(solution)
+        for index, answer in enumerate([*answers, None]):
             name = f"{number}-{index}"
             tried += [
-                running.copy_of(exercise, answer, f"answer-{name}"),
+                solution if answer is None else running.copy_of(exercise, answer, f"answer-{name}"),
                 running.copy_of(check, name=f"verdict-{name}"),
             ]
         after = notebook.cells.index(check) + 1

@@ -15,6 +15,7 @@ import numpy as np
 from nbclient import NotebookClient
 
 from tests.waiting import TEST_LIMIT_S
+from tests.zygotes import offered
 
 PROJECT = Path(__file__).resolve().parents[2]
 QUICKSTART = PROJECT / "notebooks" / "quickstart.ipynb"
@@ -74,7 +75,7 @@ def copy_of(original: Cell, source: str | None = None, name: str | None = None) 
 def execute(notebook: Notebook, folder: Path, environment: Mapping[str, str] = KERNEL_ENVIRONMENT) -> Notebook:
     """Runs all cells in a new kernel, as "Run all" does: a cell tagged `raises-exception` may fail."""
     client = NotebookClient(notebook, timeout=TEST_LIMIT_S, resources={"metadata": {"path": str(folder)}})
-    client.execute(env={**os.environ, **environment})
+    client.execute(env={**os.environ, **offered(environment)})
     return notebook
 
 

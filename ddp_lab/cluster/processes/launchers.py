@@ -246,7 +246,7 @@ class ForkServer:
     def zygote_pid(self) -> int | None:
         """Process id of the zygote that has not forked it yet."""
         process = self._process
-        return process.zygote.process.pid if isinstance(process, Forked) and process.pid is None else None
+        return process.zygote.pid if isinstance(process, Forked) and process.pid is None else None
 
     @property
     def failed(self) -> bool:

@@ -7,6 +7,9 @@ starts it, or already the kernel (`ddp_lab.notebook.kernel`), unless DDP_LAB_EAR
 first cluster does. It has the variables of the cluster that it was started for. A cluster with others gets a zygote of
 its own, which takes its place: variables may count at an import. What it forks gets all variables as they are then.
 Clusters that outlive this process, and fork servers of other hosts, are started without it.
+
+`ddp-lab lab` offers a zygote to all kernels of its JupyterLab: a kernel with the same variables has its own forked from
+that, which takes hundredths of a second. It ends with its kernel all the same.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,14 +34,17 @@ from ...protocol.entry_points import ZYGOTE
 from .devices import place
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
+OFFERED = "DDP_LAB_ZYGOTE"  # a folder, with a zygote that another process offers
 _OFF = "DDP_LAB_EARLY"
 _UNUSED_SECONDS = 600.0
 _LOG_BYTES = 65_536
-# Set by ipykernel while it starts, by shells, and by pytest for each test; no import reads them.
+# Set by Jupyter, by shells, by pytest for each test, and read later; no import reads them.
 _NEVER_AT_IMPORT = {
     *("CLICOLOR", "CLICOLOR_FORCE", "FORCE_COLOR", "GIT_PAGER", "MPLBACKEND", "PAGER", "PYDEVD_USE_FRAME_EVAL", "TERM"),
     *("COLUMNS", "LINES", "OLDPWD", "PWD", "SHLVL", "_", "PYTEST_CURRENT_TEST"),
+    *("DDP_LAB_EARLY", "DDP_LAB_GIVE_WAY", OFFERED),
 }
+_NEVER_PREFIXES = ("JPY_", "JUPYTER")
 
 
 class Forked:
@@ -50,7 +57,7 @@ class Forked:
         orphaned: whether it has ended, or never began, because the zygote has ended, whose exit code then counts.
     """
 
-    def __init__(self, zygote: Zygote, status: int, stdin: BinaryIO | None, stdout: BinaryIO | None) -> None:
+    def __init__(self, zygote: _Forking, status: int, stdin: BinaryIO | None, stdout: BinaryIO | None) -> None:
         self.zygote = zygote
         self.orphaned = False
         self._status = status
@@ -73,7 +80,7 @@ class Forked:
                 if len(lines) > 2:
                     self._code = int(lines[1])
                 elif not said:
-                    self.orphaned, self._code = True, self.zygote.process.wait()
+                    self.orphaned, self._code = True, self.zygote.ended()
         return True
 
     @property
@@ -117,51 +124,42 @@ class Forked:
     def kill(self) -> None:
         """Ends it; if it is not forked yet, with its zygote, which may be stopped."""
         if self.pid is None:
-            self.zygote.process.kill()
+            self.zygote.kill()
         self.send_signal(signal.SIGKILL)
 
 
-class Zygote:
-    """A process that has imported torch, or is importing it.
+class _Forking:
+    """A process that forks others, at the other end of a socket."""
 
-    Args:
-        environment: its variables.
-
-    Attributes:
-        process: it.
-    """
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self.variables = _that_count(environment)
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._log = os.memfd_create("ddp_lab-log")
-        self._ready = False
-        with theirs, contextlib.ExitStack() as failed, not_debugged():
-            failed.callback(self.close)
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", ZYGOTE, str(os.getpid()), str(_UNUSED_SECONDS)],
-                stdin=theirs.fileno(),
-                stdout=self._log,
-                stderr=self._log,
-                env=dict(environment),
-                cwd="/",
-                start_new_session=True,
-            )
-            failed.pop_all()
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
 
     @property
-    def ready(self) -> bool:
-        """Whether it has imported torch."""
-        if not self._ready and _readable(self._channel.fileno(), 0):
-            self._ready = bool(self._channel.recv(1))
-        return self._ready
+    def pid(self) -> int | None:
+        """Its process id, if it is this process's."""
+        return None
+
+    def ended(self) -> int:
+        """Waits until it has ended; returns its exit code."""
+        return 1  # another process's: only an import that fails ends it before this one
+
+    def kill(self) -> None:
+        """Ends it, if it is this process's."""
 
     @property
     def log(self) -> str:
         """What it has written."""
-        return os.pread(self._log, _LOG_BYTES, 0).decode(errors="replace")
+        return ""
 
-    def fork(self, run: str, arguments: Sequence[str], environment: Mapping[str, str], log: int, pipes: bool) -> Forked:
+    def fork(
+        self,
+        run: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        log: int,
+        stdin: int | None = None,
+        pipes: bool = False,
+    ) -> Forked:
         """Asks for a process, and returns at once.
 
         Args:
@@ -169,6 +167,7 @@ class Zygote:
             arguments: without its parent.
             environment: its variables.
             log: descriptor that receives its errors, and its output if that is no pipe.
+            stdin: descriptor of its input; None for nothing to read, or a pipe.
             pipes: whether its input and output are pipes.
 
         Raises:
@@ -183,29 +182,123 @@ class Zygote:
                 sent.callback(os.close, ends[1 - ours])
                 return ends[ours], ends[1 - ours]
 
-            body = os.memfd_create("ddp_lab-request")
+            body = _file()
             sent.callback(os.close, body)
             os.write(body, json.dumps({"run": run, "arguments": [*arguments], "environment": {**environment}}).encode())
             os.lseek(body, 0, os.SEEK_SET)
             status, their_status = pipe(0)
-            stdin = stdout = -1
+            ours, their_stdout = (-1, -1), log
             if pipes:
-                (stdin, their_stdin), (stdout, their_stdout) = pipe(1), pipe(0)
-            else:
-                their_stdin, their_stdout = os.open(os.devnull, os.O_RDONLY), log
-                sent.callback(os.close, their_stdin)
-            socket.send_fds(self._channel, [b"1"], [body, their_stdin, their_stdout, log, their_status])
+                (write, stdin), (read, their_stdout) = pipe(1), pipe(0)
+                ours = write, read
+            elif stdin is None:
+                stdin = os.open(os.devnull, os.O_RDONLY)
+                sent.callback(os.close, stdin)
+            socket.send_fds(self._channel, [b"1"], [body, stdin, their_stdout, log, their_status])
             kept.pop_all()
-        return Forked(
-            self, status, os.fdopen(stdin, "wb") if pipes else None, os.fdopen(stdout, "rb") if pipes else None
-        )
+        streams = (os.fdopen(ours[0], "wb"), os.fdopen(ours[1], "rb")) if pipes else (None, None)
+        return Forked(self, status, *streams)
 
     def close(self) -> None:
-        """It ends when nothing that it has forked runs."""
+        """From now on it forks no more; this process's zygote ends when nothing that it has forked runs."""
         self._channel.close()
+
+
+class Zygote(_Forking):
+    """This process's, which has imported torch, or is importing it.
+
+    Args:
+        environment: its variables.
+
+    Attributes:
+        process: it.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.variables = _that_count(environment)
+        self._log = _file()
+        self._ready = False
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        super().__init__(ours)
+        with theirs, contextlib.ExitStack() as failed:
+            failed.callback(self.close)
+            self.process = self._begun(environment, theirs.fileno())
+            failed.pop_all()
+
+    def _begun(self, environment: Mapping[str, str], stdin: int) -> subprocess.Popen[bytes] | Forked:
+        arguments = [str(os.getpid()), str(_UNUSED_SECONDS)]
+        if (other := _offered(self.variables)) is not None:
+            with contextlib.closing(other), contextlib.suppress(BrokenPipeError):  # it has just ended
+                return other.fork("zygote", arguments, environment, self._log, stdin)
+        with not_debugged():
+            return subprocess.Popen(
+                [sys.executable, "-m", ZYGOTE, *arguments],
+                stdin=stdin,
+                stdout=self._log,
+                stderr=self._log,
+                env=dict(environment),
+                cwd="/",
+                start_new_session=True,
+            )
+
+    @property
+    def soon(self) -> bool:
+        """Whether it forks at once: it has imported torch, or comes from a process that has."""
+        if not self._ready:
+            told = _readable(self._channel.fileno(), 0) and bool(self._channel.recv(1))
+            self._ready = told or isinstance(self.process, Forked)
+        return self._ready
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid
+
+    def ended(self) -> int:
+        return self.process.wait()
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    @property
+    def log(self) -> str:
+        return os.pread(self._log, _LOG_BYTES, 0).decode(errors="replace")
 
     def __del__(self) -> None:
         os.close(self._log)
+
+
+def offer(folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Starts a zygote for all processes that have `OFFERED` in their environment; it ends with this process.
+
+    Args:
+        folder: an empty one, which only this user may enter; the value of `OFFERED`.
+        environment: variables besides this process's.
+    """
+    with not_debugged():
+        return subprocess.Popen(
+            [sys.executable, "-m", ZYGOTE, str(os.getpid()), "inf", str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=process_environment({**place(None, None, environment).environment, **environment}),
+            cwd="/",
+            start_new_session=True,
+        )
+
+
+def _offered(variables: Mapping[str, str]) -> _Forking | None:
+    """A zygote with these variables that another process offers."""
+    if (folder := os.environ.get(OFFERED)) is None:
+        return None
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        if _that_count(json.loads(Path(folder, "variables").read_text())) == variables:
+            channel.connect(str(Path(folder, "zygote")))
+            return _Forking(channel)
+    except (OSError, ValueError):  # it has ended, or has only just been started
+        pass
+    channel.close()
+    return None
 
 
 _lock = threading.Lock()
@@ -214,9 +307,14 @@ _former: list[Zygote] = []  # which end with what they have forked
 _owner = os.getpid()  # a process that is forked from this one has none
 
 
+def wanted() -> bool:
+    """Whether one may be started before a cluster is."""
+    return os.environ.get(_OFF) != "0"
+
+
 def begin() -> None:
     """Starts the zygote of clusters with default arguments, unless there is one, or must be none; returns at once."""
-    if os.environ.get(_OFF) == "0":
+    if not wanted():
         return
     with (
         held_back(),
@@ -234,15 +332,15 @@ def fork(run: str, arguments: Sequence[str], environment: Mapping[str, str], log
     """
     with held_back(), _lock:
         try:
-            return _with(environment).fork(run, arguments, environment, log, pipes)
+            return _with(environment).fork(run, arguments, environment, log, pipes=pipes)
         except BrokenPipeError:  # it was not needed for so long that it has ended just now
-            return _with(environment).fork(run, arguments, environment, log, pipes)
+            return _with(environment).fork(run, arguments, environment, log, pipes=pipes)
 
 
 def fork_now(run: str, arguments: Sequence[str], log: int) -> Forked | None:
-    """Asks the zygote for a process with this one's variables; None if it is not there yet."""
+    """Asks the zygote for a process with this one's variables; None if it still has to import torch."""
     with held_back(), _lock:
-        if _zygote is None or _owner != os.getpid() or not _zygote.ready:
+        if _zygote is None or _owner != os.getpid() or not _zygote.soon:
             return None
         try:
             return _zygote.fork(run, arguments, process_environment({}), log, pipes=False)
@@ -267,13 +365,14 @@ def _with(environment: Mapping[str, str]) -> Zygote:
 
 def pid() -> int | None:
     """Process id of the zygote that a cluster of this process would use; None if there is none."""
-    return _zygote.process.pid if _zygote is not None and _owner == os.getpid() else None
+    return _zygote.pid if _zygote is not None and _owner == os.getpid() else None
 
 
 def pids() -> set[int]:
     """Process ids of this process's zygotes: of that one, and of former ones that clusters still need."""
     with _lock:
-        return {one.process.pid for one in (*_former, _zygote) if one is not None} if _owner == os.getpid() else set()
+        mine = [one for one in (*_former, _zygote) if one is not None] if _owner == os.getpid() else []
+        return {pid for one in mine if (pid := one.pid) is not None}
 
 
 def end() -> None:
@@ -300,6 +399,12 @@ def _end() -> None:
         _zygote = None
 
 
+def _file() -> int:
+    """The descriptor of a new file without a name."""
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
 def _readable(descriptor: int, seconds: float | None) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
@@ -307,7 +412,11 @@ def _readable(descriptor: int, seconds: float | None) -> bool:
 
 
 def _that_count(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name not in _NEVER_AT_IMPORT}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _NEVER_AT_IMPORT and not name.startswith(_NEVER_PREFIXES)
+    }
 
 
 def not_debugged() -> contextlib.AbstractContextManager[None]:

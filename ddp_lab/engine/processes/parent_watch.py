@@ -45,6 +45,13 @@ def on_parent_exit(parent: int, then: Callable[[], None]) -> threading.Thread:
     return thread
 
 
+def on_exit(pid: int, then: Callable[[], None]) -> threading.Thread:
+    """Calls `then` on a thread once another process than the parent has ended; one that is not there has ended."""
+    thread = threading.Thread(target=_wait_for, args=(pid, then), name="ddp_lab-watch", daemon=True)
+    thread.start()
+    return thread
+
+
 def end_and_remove(folder: str) -> NoReturn:
     """Ends this process, and then removes a folder in which its other threads may have made files until now."""
     try:
@@ -54,13 +61,19 @@ def end_and_remove(folder: str) -> NoReturn:
         os._exit(1)
 
 
-def _wait(parent: int, then: Callable[[], None]) -> None:
-    descriptor = _open(parent)
-    if descriptor is not None and os.getppid() == parent:
+def _wait_for(pid: int, then: Callable[[], None]) -> None:
+    descriptor = _open(pid)
+    if descriptor is not None:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         while not poll.poll():
             pass
+    then()
+
+
+def _wait(parent: int, then: Callable[[], None]) -> None:
+    if os.getppid() == parent:
+        _wait_for(parent, lambda: None)
     while os.getppid() == parent:  # if the kernel has no pidfd
         threading.Event().wait(_POLL_SECONDS)
     then()

@@ -3,7 +3,7 @@
 `python -m ddp_lab.engine.processes.zygote PARENT SECONDS` reads requests from standard input, a Unix socket that keeps
 messages apart. A request carries five descriptors: a file with
 
-    {"run": "fork_server" or "controller", "arguments": [...], "environment": {...}}
+    {"run": "fork_server", "controller" or "zygote", "arguments": [...], "environment": {...}}
 
 (arguments without the parent), the new process's standard input, output and error, and a pipe to which two lines are
 written: its process id when it is forked, its exit code when it has ended. To the socket one byte is written when the
@@ -11,6 +11,9 @@ imports have ended.
 
 What it forks ends with it, and it with its parent: see `parent_watch`. It also ends when its parent has closed the
 socket, or asked for nothing for so many seconds, and none of its processes runs.
+
+With a FOLDER as third argument it serves every process of this user that connects to the socket `zygote` there, which
+has one forked for itself; its variables that may count are in `variables` beside it. It ends with its parent only.
 """
 
 from __future__ import annotations
@@ -18,14 +21,17 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import os
 import select
 import socket
+import struct
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ...machine import no_collector
@@ -33,21 +39,21 @@ from . import controller, fork_server, parent_watch
 
 _QUIET_SECONDS = 1.0  # without a request, until it prepares for errors
 _DESCRIPTORS = 5
-_PROGRAMS: Mapping[str, Callable[[list[str]], None]] = {"fork_server": fork_server.main, "controller": controller.main}
 
 
 class Zygote:
-    """What one client has asked for; one thread.
+    """What clients have asked for; one thread.
 
     Args:
-        channel: the socket.
-        seconds: without a process of its own, until it ends.
+        channels: sockets of clients.
+        listeners: sockets to which clients connect.
+        seconds: without a client's request or a process of its own, until it ends.
     """
 
-    def __init__(self, channel: socket.socket, seconds: float) -> None:
-        self._channel = channel
-        self._seconds = seconds
-        self._open = True  # whether there can be requests
+    def __init__(self, channels: set[socket.socket], listeners: set[socket.socket], seconds: float) -> None:
+        self._channels = channels
+        self._listeners = listeners
+        self._seconds = None if math.isinf(seconds) else seconds
         self._children: dict[int, tuple[int, int]] = {}  # pidfd -> process id, pipe for its exit code
         self._failure: str | None = None
 
@@ -65,40 +71,57 @@ class Zygote:
         except BaseException:  # noqa: BLE001 - it is told to who asks
             self._failure = traceback.format_exc()
             return
-        with contextlib.suppress(BrokenPipeError):
-            self._channel.send(b"1")
+        for channel in self._channels:
+            with contextlib.suppress(BrokenPipeError):
+                channel.send(b"1")
 
     def serve(self) -> Callable[[], None] | None:
         """Forks and reaps until nobody needs it; in a forked process, returns what that runs."""
         prepared = False
-        while self._open or self._children:
+        while self._channels or self._children or self._listeners:
+            waits: list[Any] = [*self._channels, *self._children, *self._listeners]
             seconds = None if self._children else self._seconds
-            waits: list[Any] = [self._channel, *self._children] if self._open else [*self._children]
             ready, _, _ = select.select(waits, [], [], seconds if prepared else _QUIET_SECONDS)
             for pidfd in self._children.keys() & set(ready):
                 self._reap(pidfd)
-            if self._channel in ready and (child := self._answer()) is not None:
-                return child
+            for channel in self._channels & set(ready):
+                if (child := self._answer(channel)) is not None:
+                    return child
+            for listener in self._listeners & set(ready):
+                self._accept(listener)
             if not ready and not prepared:
                 fork_server.format_a_collectives_traceback()
                 prepared = True
             elif not ready:  # from now on a request fails where it is made; one that is here already is answered
-                self._channel.shutdown(socket.SHUT_RD)
+                for channel in self._channels:
+                    channel.shutdown(socket.SHUT_RD)
         return None
 
-    def _answer(self) -> Callable[[], None] | None:
+    def _accept(self, listener: socket.socket) -> None:
+        channel, _ = listener.accept()
+        _, uid, _ = struct.unpack(
+            "3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        )
+        if uid == os.getuid():
+            self._channels.add(channel)
+        else:
+            channel.close()
+
+    def _answer(self, channel: socket.socket) -> Callable[[], None] | None:
         descriptors = list[int]()
         with contextlib.suppress(ConnectionResetError):  # closed before that byte was read
-            _, descriptors, _, _ = socket.recv_fds(self._channel, 1, _DESCRIPTORS)
+            _, descriptors, _, _ = socket.recv_fds(channel, 1, _DESCRIPTORS)
         if len(descriptors) < _DESCRIPTORS:
-            self._open = False
+            self._channels.remove(channel)
+            channel.close()
             return None
         body, *streams, status = descriptors
         with os.fdopen(body, "rb") as file:
             request = json.loads(file.read())
         if self._failure is not None:
             os.write(streams[1], json.dumps({"event": "failed", "error": self._failure}).encode() + b"\n")
-            self._open = False
+            self._channels.remove(channel)
+            channel.close()
         elif (pid := os.fork()) == 0:
             self._become(request["environment"], streams, status)
             return lambda: _PROGRAMS[request["run"]]([str(os.getppid()), *request["arguments"]])
@@ -112,7 +135,8 @@ class Zygote:
     def _become(self, environment: Mapping[str, str], streams: Sequence[int], status: int) -> None:
         """In the forked process: nothing of the zygote's is left, and its surroundings are those of the request."""
         os.setsid()
-        self._channel.close()
+        for channel in (*self._channels, *self._listeners):
+            channel.close()
         for pidfd, (_, other) in self._children.items():
             os.close(pidfd)
             os.close(other)
@@ -137,15 +161,23 @@ class Zygote:
         os.close(pidfd)
 
 
-def main(parent: int, seconds: float) -> None:
-    """Serves one client; in a forked process, runs that."""
-    channel = socket.socket(fileno=os.dup(0))
-    null = os.open(os.devnull, os.O_RDWR)
+def main(argv: list[str]) -> None:
+    """Serves its clients; in a forked process, runs that.
+
+    Args:
+        argv: the process to end with; seconds; a folder, if there may be several clients.
+    """
+    parent, seconds, *folder = argv
+    channels = set() if folder else {socket.socket(fileno=os.dup(0))}
+    listeners = {_listener(Path(folder[0]))} if folder else set()
+    null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    parent_watch.on_parent_exit(parent, lambda: os._exit(0))
-    zygote = Zygote(channel, seconds)
+    parent_watch.on_exit(int(parent), lambda: parent_watch.end_and_remove(*folder) if folder else os._exit(0))
+    zygote = Zygote(channels, listeners, float(seconds))
     zygote.load()
+    if zygote.failed and folder:  # each client finds out by itself
+        os._exit(1)
     child = zygote.serve()
     if child is None:
         os._exit(zygote.failed)
@@ -163,5 +195,19 @@ def main(parent: int, seconds: float) -> None:
     os._exit(code)
 
 
+def _listener(folder: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.bind(str(folder / "zygote"))
+    made.listen()
+    (folder / "variables").write_text(json.dumps(dict(os.environ)))
+    return made
+
+
+_PROGRAMS: Mapping[str, Callable[[list[str]], None]] = {
+    "fork_server": fork_server.main,
+    "controller": controller.main,
+    "zygote": lambda argv: main(argv[1:]),  # it ends with its client
+}
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
+    main(sys.argv[1:])
