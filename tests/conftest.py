@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from ddp_lab.cluster.processes import zygote
 from ddp_lab.machine import no_collector
-from ddp_lab.views.paint.figure import import_nbformat
+from ddp_lab.output import quick_nbformat
 from tests import leftovers, unsteady, zygotes
 from tests.waiting import TEST_LIMIT_S
 
@@ -32,7 +32,7 @@ os.environ["DDP_LAB_EARLY"] = "0"  # most notebooks here start no cluster, or so
 # Some machines keep no bytecode: each of hundreds of processes would compile torch's source anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-import_nbformat()  # before a test imports it plainly, which takes two seconds in each worker
+quick_nbformat.install()  # else it takes two seconds in each worker
 # A shell that starts the tests in the background lets them ignore interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -50,9 +50,9 @@ BENCHMARKS = {
 
 def demo(arguments: argparse.Namespace) -> int:
     """Runs the quickstart notebook on a cluster; writes the executed notebook and one HTML page."""
-    from ..views.paint.figure import import_nbformat
+    from ..output import quick_nbformat
 
-    import_nbformat()
+    quick_nbformat.install()
     import nbformat
 
     source = lesson_files.home() / lesson_files.QUICKSTART

@@ -14,6 +14,7 @@ from ..cluster.cells.failures import marked
 from ..cluster.processes import zygote
 from ..control.records import CellText
 from ..errors import CellError, DdpLabError
+from ..output import quick_nbformat
 from ..output.by_rank import VIEWS
 from . import brief_errors, commands, completion, debugger, syntax
 from .options import (
@@ -37,6 +38,7 @@ def load(shell: Any) -> None:
     """Registers the magics with an IPython shell."""
     for name, (kind, parser, run) in _MAGICS.items():
         shell.register_magic_function(_magic(shell, parser, run), kind, name)
+    quick_nbformat.install()  # cells draw figures
     for part in _PARTS:
         part.load(shell)
 

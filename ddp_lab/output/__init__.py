@@ -1,3 +1,3 @@
 """The ranks' output in the notebook and the terminal."""
 
-__all__ = ["board", "by_rank", "display", "logs", "progress", "status_table", "terminal", "throttle"]
+__all__ = ["board", "by_rank", "display", "logs", "progress", "quick_nbformat", "status_table", "terminal", "throttle"]

@@ -50,9 +50,9 @@ def need_nbclient() -> None:
     Raises:
         DdpLabError: nbclient or nbformat is not installed.
     """
-    from ..views.paint.figure import import_nbformat
+    from ..output import quick_nbformat
 
-    import_nbformat()
+    quick_nbformat.install()
     try:
         import nbclient  # noqa: F401
         import nbformat  # noqa: F401

@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...formatting import ending
+from ...output import quick_nbformat
 from ..scene import Axis, Bars, Cells, Line, Mark, Panel, Rule, Scene, Spans
 from .palette import COLOURS, PATTERNS, plotly_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["GREY", "import_nbformat", "style", "to_plotly"]
+__all__ = ["GREY", "style", "to_plotly"]
 
 GREY = "#808080"
 _AXIS = {"gridcolor": "rgba(128, 128, 128, 0.3)", "zerolinecolor": "rgba(128, 128, 128, 0.3)", "linecolor": GREY}
 _GAP = 0.1  # between two panels
-
-
-def import_nbformat() -> None:
-    """Imports nbformat, if it is installed, in a tenth of a plain import's time.
-
-    plotly imports nbformat to display its first figure. nbformat imports jsonschema, which imports `rfc3987_syntax`
-    where JupyterLab's packages have installed it. That compiles grammars of web addresses for two seconds, but no
-    field of a notebook is checked with them. So it is hidden during the import.
-    """
-    hidden = {"jsonschema", "rfc3987_syntax"}.isdisjoint(sys.modules)
-    if hidden:
-        sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
-    try:
-        with contextlib.suppress(ImportError):
-            import nbformat  # noqa: F401
-    finally:
-        if hidden:
-            del sys.modules["rfc3987_syntax"]
 
 
 def to_plotly(scene: Scene, height: int) -> go.Figure:
@@ -81,7 +62,7 @@ def to_plotly(scene: Scene, height: int) -> go.Figure:
 
 def style(made: go.Figure, title: str, height: int) -> None:
     """Sets a style that is legible on light and dark pages."""
-    import_nbformat()
+    quick_nbformat.install()
     made.update_layout(
         # Above the legend, whose lines are more where there is less width.
         title={"text": plotly_text(title), "font": {"size": 15}, "y": 1, "yanchor": "top", "pad": {"t": 12}},

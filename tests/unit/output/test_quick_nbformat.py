@@ -7,14 +7,16 @@ import sys
 
 _PROGRAM = """
 import sys
-from ddp_lab.views.paint.figure import import_nbformat
-import_nbformat()
+from ddp_lab.output import quick_nbformat
+quick_nbformat.install()
+import nbformat
 assert "nbformat" in sys.modules
 assert "rfc3987_syntax" not in sys.modules
-import nbformat, plotly.io._renderers
+import plotly.io._renderers, importlib.resources
 nbformat.validate(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 1")]))
 import rfc3987_syntax  # a program's own import works
-import_nbformat()
+assert importlib.resources.files("nbformat").joinpath("v4").is_dir()
+assert nbformat.__spec__.loader is nbformat.__loader__
 assert sys.modules["rfc3987_syntax"] is rfc3987_syntax
 """
 
