@@ -35,7 +35,7 @@ _CRASH = "Fatal Python error"  # as faulthandler begins
 _BELOW_CELLS = ("interactiveshell.py", "ddp_lab/engine/cells/cell.py")  # frames from here on are not the user's
 # An engine counts as registered after its first heartbeat. A missed one means nothing: the fork server
 # reports the end of a rank, and a machine that pauses for a minute must not kill any.
-_HEARTBEAT_MS = 50
+_HEARTBEAT_MS = 200
 _NEVER = 1_000_000_000
 _HEART_MONITOR_KILLED = 128  # and the signal's number: the controller's exit code then
 _TERM_SECONDS = 1.0
