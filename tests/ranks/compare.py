@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from ddp_lab import DistributedDataParallel
+
 __all__ = ["assert_same", "assert_same_on_all_ranks", "mlp", "same_as_torch", "samples", "state_of"]
 
 
@@ -30,8 +32,6 @@ def same_as_torch(program: Callable[[type], Any], *, exact: bool = True) -> Any:
     Returns:
         What it returned with ours.
     """
-    from ddp_lab import DistributedDataParallel
-
     theirs = program(TorchDDP)
     ours = program(DistributedDataParallel)
     assert_same(ours, theirs, exact=exact)

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import gc
+import inspect
 import multiprocessing
 import multiprocessing.forkserver
 import os
 import pickle
+import reprlib
 import signal
 import sys
 import tempfile
@@ -24,11 +27,12 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from tests.waiting import DEADLINE_S
 
-__all__ = ["RankError", "RankPool", "end_server"]
+__all__ = ["RankError", "RankPool", "end_server", "on_ranks"]
 
 _GRACE_SECONDS = 3.0
 _context = multiprocessing.get_context("forkserver")
@@ -72,9 +76,16 @@ def _serve(rank: int, size: int, folder: str, environment: dict[str, str], pipe:
         try:
             answer = ("result", function(rank, size, *args))
         except BaseException:  # noqa: BLE001 - it is raised again in the test's process
-            answer = ("error", traceback.format_exc())
+            answer = ("error", traceback.format_exc() + _values(sys.exc_info()[2]))
         pipe.send(answer)
     dist.destroy_process_group()
+
+
+def _values(failed: TracebackType | None) -> str:
+    """The plain local variables of the function that raised: no rewritten assertion shows them in a rank."""
+    (frame, _), *_ = reversed(list(traceback.walk_tb(failed)))
+    plain = {name: v for name, v in frame.f_locals.items() if isinstance(v, (str, int, float, list, tuple, dict))}
+    return "".join(f"  {name} = {reprlib.repr(value)}\n" for name, value in plain.items())
 
 
 class RankPool:
@@ -168,6 +179,33 @@ class RankPool:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+
+def on_ranks(size: int | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a test of ``test(rank, size, *fixtures)``, which then runs in each process of a session's pool.
+
+    Args:
+        size: the number of ranks; None if a fixture of that name gives it.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def test(ranks: Callable[..., list[Any]], **fixtures: Any) -> None:
+            world_size = fixtures.pop("size") if size is None else size
+            ranks(world_size, _call, test, fixtures)
+
+        _, world_size, *fixtures = inspect.signature(function).parameters.values()
+        wanted = [] if size is not None else [world_size]
+        pool = inspect.Parameter("ranks", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        test.__signature__ = inspect.Signature([pool, *wanted, *fixtures])  # type: ignore[attr-defined]
+        return test
+
+    return decorate
+
+
+def _call(rank: int, size: int, test: Any, fixtures: dict[str, Any]) -> None:
+    """What a rank does for a test of `on_ranks`."""
+    test.__wrapped__(rank, size, **fixtures)
 
 
 # What a child needs to import the test modules by name.

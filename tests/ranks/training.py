@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from ddp_lab import DistributedDataParallel
 from tests.ranks.models import MODELS, batch_of, loss_of
 
 __all__ = ["Variant", "assert_equal", "pair", "train"]
@@ -64,8 +65,6 @@ def assert_equal(ours: list[Any], torchs: list[Any], what: str) -> None:
 
 def pair(name: str, register: Callable[[Any, int], None] | None = None, **arguments: Any) -> tuple[Any, Any]:
     """The model of that name in our class and in torch's; `register(model, index)` is called with both."""
-    from ddp_lab import DistributedDataParallel
-
     torch.manual_seed(7)
     module = MODELS[name].build()
     both = (DistributedDataParallel(copy.deepcopy(module), **arguments), TorchDDP(copy.deepcopy(module), **arguments))

@@ -9,6 +9,8 @@ import pytest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from ddp_lab import DistributedDataParallel
+
 __all__ = ["FORWARD_SYNC", "needs_forward_sync", "wrap"]
 
 FORWARD_SYNC = "forward_sync_buffers" in inspect.signature(TorchDDP.__init__).parameters
@@ -17,8 +19,6 @@ needs_forward_sync = pytest.mark.skipif(not FORWARD_SYNC, reason="this release o
 
 def wrap(module: nn.Module, **arguments: Any) -> Any:
     """`DistributedDataParallel(module, **arguments)`, whichever release of torch has the arguments."""
-    from ddp_lab import DistributedDataParallel
-
     model = DistributedDataParallel.__new__(DistributedDataParallel)
     inspect.unwrap(DistributedDataParallel.__init__)(model, module, **arguments)
     return model

@@ -7,10 +7,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import state_dict as states
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from ddp_lab import DistributedDataParallel
 from tests.ranks.compare import assert_same, assert_same_on_all_ranks, mlp, same_as_torch, samples, state_of
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 
 SMALL = 0.0005  # MiB: several buckets
 
@@ -23,11 +29,6 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps:
 
 
 def _distributed_checkpoint_on_rank(rank: int, size: int, folder: str) -> None:
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint import state_dict as states
-
-    from ddp_lab import DistributedDataParallel
-
     def program(wrap: Any) -> Any:
         model = wrap(mlp(), bucket_cap_mb=SMALL)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -59,9 +60,6 @@ def test_distributed_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
 
 
 def _checkpoint_of(rank: int, size: int, folder: str, load: bool) -> Any:
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint import state_dict as states
-
     def program(wrap: Any) -> Any:
         model = wrap(mlp(), bucket_cap_mb=SMALL)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -92,8 +90,6 @@ def test_distributed_checkpoint_of_another_world_size(ranks: Ranks, tmp_path: Pa
 
 def _save_and_load_on_rank(rank: int, size: int, folder: str) -> None:
     from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
-
-    from ddp_lab import DistributedDataParallel
 
     model = DistributedDataParallel(mlp(), bucket_cap_mb=SMALL)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -126,7 +122,10 @@ def test_save_load_and_prefix(ranks: Ranks, tmp_path: Path) -> None:
     ranks(2, _save_and_load_on_rank, str(tmp_path))
 
 
-def _functional_call_on_rank(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_functional_call(rank: int, size: int) -> None:
+    """`torch.func.functional_call` swaps parameters of the wrapped model; its own parameters are averaged as ever."""
+
     def program(wrap: Any) -> Any:
         torch.manual_seed(3)
         model = wrap(nn.Sequential(nn.Linear(10, 4), nn.BatchNorm1d(4)), bucket_cap_mb=SMALL)
@@ -144,18 +143,12 @@ def _functional_call_on_rank(rank: int, size: int) -> None:
     assert_same_on_all_ranks({name: value for name, value in state.items() if name.startswith("gradient")})
 
 
-def test_functional_call(ranks: Ranks) -> None:
-    """`torch.func.functional_call` swaps parameters of the wrapped model; its own parameters are averaged as ever."""
-    ranks(2, _functional_call_on_rank)
-
-
 SPLIT = {"0.weight": 0, "0.bias": 0, "2.weight": 1}  # by parameter: the dimension that tensor parallelism splits
 
 
-def _tensor_parallel_on_rank(rank: int, size: int) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
+@on_ranks(4)
+def test_data_and_tensor_parallel(rank: int, size: int) -> None:
+    """On a 2-D mesh of 4 ranks, two replicas of a model split over two ranks train as one process on both batches."""
     mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("data", "model"))
     replica = mesh["data"].get_local_rank()
 
@@ -185,8 +178,3 @@ def _tensor_parallel_on_rank(rank: int, size: int) -> None:
             (alone(samples(rank_of_data, step)).square().mean() / 2).backward()
         optimizer.step()
     assert_same(weights, {name: p.detach() for name, p in alone.named_parameters()}, exact=False)
-
-
-def test_data_and_tensor_parallel(ranks: Ranks) -> None:
-    """On a 2-D mesh of 4 ranks, two replicas of a model split over two ranks train as one process on both batches."""
-    ranks(4, _tensor_parallel_on_rank)

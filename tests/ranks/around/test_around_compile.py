@@ -10,9 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+import ddp_lab
 from tests.ranks.compare import mlp, same_as_torch, samples, state_of
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.ranks.wrapping import needs_forward_sync
 
 SMALL = 0.0005  # MiB: several buckets, so DDPOptimizer splits
@@ -48,8 +51,6 @@ class Checkpointed(nn.Module):
         self.first, self.second = mlp(), nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        from torch.utils.checkpoint import checkpoint
-
         y = checkpoint(self.first, x, use_reentrant=False)
         return checkpoint(self.second, y, use_reentrant=False)
 
@@ -140,11 +141,15 @@ def test_without_the_ddp_optimizer_there_is_one_graph(ranks: Ranks) -> None:
     assert set(ranks(2, _optimize_ddp_off_on_rank)) == {1}
 
 
-def _attempts_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> list[str]:
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"find_unused_parameters": True}, pytest.param({"forward_sync_buffers": False}, marks=needs_forward_sync)],
+)
+@on_ranks(2)
+def test_only_the_module_is_compiled(rank: int, size: int, arguments: dict[str, Any]) -> None:
+    """Nothing that runs around the module is compiled: neither our functions nor what they call."""
     import torch._dynamo
     from torch._dynamo import convert_frame
-
-    import ddp_lab
 
     torch._dynamo.reset()
     seen: list[Any] = []
@@ -158,20 +163,17 @@ def _attempts_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> list[s
             compiled(samples(rank, step)).square().mean().backward()
     finally:
         hook.remove()
-    return seen
+    files = seen
+    assert set(files) == {__file__}
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{}, {"find_unused_parameters": True}, pytest.param({"forward_sync_buffers": False}, marks=needs_forward_sync)],
-)
-def test_only_the_module_is_compiled(ranks: Ranks, arguments: dict[str, Any]) -> None:
-    """Nothing that runs around the module is compiled: neither our functions nor what they call."""
-    for files in ranks(2, _attempts_on_rank, arguments):
-        assert set(files) == {__file__}
+@pytest.mark.soak
+@pytest.mark.parametrize("arguments", [{}, {"static_graph": True}, {"gradient_as_bucket_view": True}])
+@pytest.mark.parametrize("where", ["before", "after"])
+@on_ranks(2)
+def test_inductor(rank: int, size: int, where: str, arguments: dict[str, Any]) -> None:
+    """A model that inductor compiles, before or after it is wrapped, gets the gradients that it gets with torch's."""
 
-
-def _inductor_on_rank(rank: int, size: int, where: str, arguments: dict[str, Any]) -> None:
     def train(wrap: Any) -> Any:
         torch._dynamo.reset()
         net = Plain()
@@ -184,11 +186,3 @@ def _inductor_on_rank(rank: int, size: int, where: str, arguments: dict[str, Any
 
     with small_first_bucket():
         same_as_torch(train)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("arguments", [{}, {"static_graph": True}, {"gradient_as_bucket_view": True}])
-@pytest.mark.parametrize("where", ["before", "after"])
-def test_inductor(ranks: Ranks, where: str, arguments: dict[str, Any]) -> None:
-    """A model that inductor compiles, before or after it is wrapped, gets the gradients that it gets with torch's."""
-    ranks(2, _inductor_on_rank, where, arguments)

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddp_lab import DistributedDataParallel
 from tests.ranks.compare import assert_same, mlp, same_as_torch, samples, state_of
-from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.ranks.wrapping import FORWARD_SYNC
 
 SMALL = 0.0005  # MiB: several buckets
@@ -216,13 +217,6 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def _program_on_rank(rank: int, size: int, name: str, mode: str) -> None:
-    def run(cls: Any) -> Any:
-        return PROGRAMS[name](lambda module, **given: cls(module, bucket_cap_mb=SMALL, **MODES[mode], **given))
-
-    same_as_torch(run)
-
-
 # In releases without forward_sync_buffers torch's own class breaks such a backward: it broadcasts in every forward.
 CASES = [
     (name, mode)
@@ -233,25 +227,29 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
-def test_a_program_of_users(ranks: Ranks, name: str, mode: str) -> None:
+@on_ranks(2)
+def test_a_program_of_users(rank: int, size: int, name: str, mode: str) -> None:
     """Each of the programs leaves with our class, in each mode, what it leaves with torch's, bit by bit."""
-    ranks(2, _program_on_rank, name, mode)
+
+    def run(cls: Any) -> Any:
+        return PROGRAMS[name](lambda module, **given: cls(module, bucket_cap_mb=SMALL, **MODES[mode], **given))
+
+    same_as_torch(run)
 
 
-def _static_penalty_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_a_static_graph_whose_first_backward_is_of_the_inputs(rank: int, size: int) -> None:
+    """A gradient penalty in a static graph leaves the gradients that it leaves without (torch's class does not)."""
     plain = _gradients_of_inputs(DistributedDataParallel)
     static = _gradients_of_inputs(lambda module: DistributedDataParallel(module, static_graph=True))
     assert_same(static, plain, exact=False)
 
 
-def test_a_static_graph_whose_first_backward_is_of_the_inputs(ranks: Ranks) -> None:
-    """A gradient penalty in a static graph leaves the gradients that it leaves without (torch's class does not)."""
-    ranks(2, _static_penalty_on_rank)
+@pytest.mark.parametrize("mode", MODES)
+@on_ranks(2)
+def test_scripted_modules(rank: int, size: int, mode: str) -> None:
+    """A scripted model, with buffers, and a model with a traced part train as with torch's class."""
 
-
-def _scripted_on_rank(rank: int, size: int, mode: str) -> None:
     def run(cls: Any) -> Any:
         import warnings
 
@@ -262,9 +260,3 @@ def _scripted_on_rank(rank: int, size: int, mode: str) -> None:
         return [_train(cls(net, bucket_cap_mb=SMALL, **MODES[mode])) for net in (whole, part)]
 
     same_as_torch(run)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_scripted_modules(ranks: Ranks, mode: str) -> None:
-    """A scripted model, with buffers, and a model with a traced part train as with torch's class."""
-    ranks(2, _scripted_on_rank, mode)

@@ -9,9 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.model_averaging import averagers
+from torch.distributed.algorithms.model_averaging import hierarchical_model_averager as hierarchy
 
+from ddp_lab import DistributedDataParallel
 from tests.ranks.compare import assert_same_on_all_ranks, mlp, same_as_torch, samples, state_of
-from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 
 SMALL = 0.0005  # MiB: several buckets
 STEPS = 4
@@ -29,7 +34,10 @@ def _steps(model: nn.Module, optimizer: Any, rank: int, after_backward: Any = No
     return seen
 
 
-def _zero_on_rank(rank: int, size: int, as_view: bool, name: str) -> None:
+@pytest.mark.parametrize(("as_view", "name"), [(False, "SGD"), (True, "Adam")])
+@on_ranks(2)
+def test_zero_redundancy_optimizer(rank: int, size: int, as_view: bool, name: str) -> None:
+    """ZeroRedundancyOptimizer shards its state over our model's ranks and takes torch's steps."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     def train(wrap: Any) -> Any:
@@ -42,21 +50,14 @@ def _zero_on_rank(rank: int, size: int, as_view: bool, name: str) -> None:
     same_as_torch(train)
 
 
-@pytest.mark.parametrize(("as_view", "name"), [(False, "SGD"), (True, "Adam")])
-def test_zero_redundancy_optimizer(ranks: Ranks, as_view: bool, name: str) -> None:
-    """ZeroRedundancyOptimizer shards its state over our model's ranks and takes torch's steps."""
-    ranks(2, _zero_on_rank, as_view, name)
-
-
-def _zero_overlap_on_rank(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_zero_overlap_hooks_refuse_gloo(rank: int, size: int) -> None:
+    """The hooks that overlap ZeRO's step with the backward take our model and refuse Gloo themselves, as in torch."""
     from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import (
         hook_with_zero_step,
         hook_with_zero_step_interleaved,
     )
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    from ddp_lab import DistributedDataParallel
 
     model = DistributedDataParallel(mlp())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1)
@@ -65,15 +66,10 @@ def _zero_overlap_on_rank(rank: int, size: int) -> None:
             wrap(allreduce_hook, model, optimizer)
 
 
-def test_zero_overlap_hooks_refuse_gloo(ranks: Ranks) -> None:
-    """The hooks that overlap ZeRO's step with the backward take our model and refuse Gloo themselves, as in torch."""
-    ranks(2, _zero_overlap_on_rank)
-
-
-def _local_sgd_on_rank(rank: int, size: int, as_view: bool, hierarchical: bool) -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
-    from torch.distributed.algorithms.model_averaging import averagers
-    from torch.distributed.algorithms.model_averaging import hierarchical_model_averager as hierarchy
+@pytest.mark.parametrize(("as_view", "hierarchical"), [(False, False), (True, True)])
+@on_ranks(4)
+def test_post_local_sgd(rank: int, size: int, as_view: bool, hierarchical: bool) -> None:
+    """Post-local SGD, its optimizer and periodic or hierarchical averaging of models train as with torch's class."""
     from torch.distributed.optim import PostLocalSGDOptimizer
 
     subgroup, _ = dist.new_subgroups(group_size=max(1, size // 2))
@@ -101,13 +97,11 @@ def _local_sgd_on_rank(rank: int, size: int, as_view: bool, hierarchical: bool) 
     assert_same_on_all_ranks({name: value for name, value in averaged.items() if not name.startswith("gradient")})
 
 
-@pytest.mark.parametrize(("as_view", "hierarchical"), [(False, False), (True, True)])
-def test_post_local_sgd(ranks: Ranks, as_view: bool, hierarchical: bool) -> None:
-    """Post-local SGD, its optimizer and periodic or hierarchical averaging of models train as with torch's class."""
-    ranks(4, _local_sgd_on_rank, as_view, hierarchical)
+@pytest.mark.parametrize("as_view", [False, True])
+@on_ranks(2)
+def test_gradient_clipping(rank: int, size: int, as_view: bool) -> None:
+    """Clipping by norm and by value sees the averaged gradients: same norms, same steps as with torch's class."""
 
-
-def _clipping_on_rank(rank: int, size: int, as_view: bool) -> None:
     def train(wrap: Any) -> Any:
         model = wrap(mlp(), bucket_cap_mb=SMALL, gradient_as_bucket_view=as_view)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
@@ -119,13 +113,11 @@ def _clipping_on_rank(rank: int, size: int, as_view: bool) -> None:
     assert by_norm[0] > 0.05  # there was something to clip
 
 
-@pytest.mark.parametrize("as_view", [False, True])
-def test_gradient_clipping(ranks: Ranks, as_view: bool) -> None:
-    """Clipping by norm and by value sees the averaged gradients: same norms, same steps as with torch's class."""
-    ranks(2, _clipping_on_rank, as_view)
+@pytest.mark.parametrize("inside", [False, True])
+@on_ranks(2)
+def test_autocast_and_grad_scaler(rank: int, size: int, inside: bool) -> None:
+    """bfloat16 autocast around or inside the model, with loss scaling: same weights and same scales as with torch's."""
 
-
-def _autocast_on_rank(rank: int, size: int, inside: bool) -> None:
     class Inside(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -160,9 +152,3 @@ def _autocast_on_rank(rank: int, size: int, inside: bool) -> None:
     scales = [scale for _, _, scale in seen]
     assert scales[1] > scales[0]
     assert scales[2] < scales[1]
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_autocast_and_grad_scaler(ranks: Ranks, inside: bool) -> None:
-    """bfloat16 autocast around or inside the model, with loss scaling: same weights and same scales as with torch's."""
-    ranks(2, _autocast_on_rank, inside)

@@ -8,14 +8,21 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import pipelining
+from torch.distributed.device_mesh import init_device_mesh
 
+from ddp_lab import DistributedDataParallel
 from tests.ranks.compare import assert_same, mlp, same_as_torch, samples, state_of
-from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 
 SMALL = 0.0005  # MiB: several buckets
 
 
-def _prepare_on_rank(rank: int, size: int, find_unused: bool) -> None:
+@pytest.mark.parametrize("find_unused", [False, True])
+@on_ranks(2)
+def test_a_backward_prepared_after_no_sync(rank: int, size: int, find_unused: bool) -> None:
+    """`reducer.prepare_for_backward` synchronises the next backward of forwards under no_sync, window and all."""
+
     def program(wrap: Any) -> Any:
         seen = []
         model = wrap(mlp(), bucket_cap_mb=SMALL, find_unused_parameters=find_unused)
@@ -33,18 +40,9 @@ def _prepare_on_rank(rank: int, size: int, find_unused: bool) -> None:
     same_as_torch(program)
 
 
-@pytest.mark.parametrize("find_unused", [False, True])
-def test_a_backward_prepared_after_no_sync(ranks: Ranks, find_unused: bool) -> None:
-    """`reducer.prepare_for_backward` synchronises the next backward of forwards under no_sync, window and all."""
-    ranks(2, _prepare_on_rank, find_unused)
-
-
-def _pipeline_on_rank(rank: int, size: int) -> None:
-    from torch.distributed import pipelining
-    from torch.distributed.device_mesh import init_device_mesh
-
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(4)
+def test_pipeline_stages(rank: int, size: int) -> None:
+    """Two pipeline stages with two replicas each: microbatches accumulate, the last backward averages."""
     mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("stage", "data"))
     replica, place = mesh["data"].get_local_rank(), mesh["stage"].get_local_rank()
 
@@ -74,8 +72,3 @@ def _pipeline_on_rank(rank: int, size: int) -> None:
         reference = tensor.clone()
         dist.broadcast(reference, group_src=0, group=mesh["data"].get_group())
         assert torch.equal(reference, tensor)
-
-
-def test_pipeline_stages(ranks: Ranks) -> None:
-    """Two pipeline stages with two replicas each: microbatches accumulate, the last backward averages."""
-    ranks(4, _pipeline_on_rank)

@@ -11,8 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import autograd as dist_autograd
+from torch.distributed import rpc
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from ddp_lab import DistributedDataParallel
 from tests.ranks.compare import assert_same, samples
 from tests.ranks.harness import RankPool
 
@@ -65,8 +68,6 @@ def _values_of(remote: Any) -> list[torch.Tensor]:
 
 def _train(wrap: type, rank: int, group: dist.ProcessGroup, find_unused: bool) -> list[Any]:
     """A hybrid step: remote part, wrapped local part, dist_autograd.backward, DistributedOptimizer."""
-    from torch.distributed import autograd as dist_autograd
-    from torch.distributed import rpc
     from torch.distributed.optim import DistributedOptimizer
 
     remote = rpc.remote(f"rank{TRAINERS}", Remote)
@@ -89,10 +90,6 @@ def _train(wrap: type, rank: int, group: dist.ProcessGroup, find_unused: bool) -
 
 
 def _hybrid_on_rank(rank: int, size: int, folder: str) -> None:
-    from torch.distributed import rpc
-
-    from ddp_lab import DistributedDataParallel
-
     group = dist.new_group(list(range(TRAINERS)))
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{folder}/rpc")
     rpc.init_rpc(f"rank{rank}", rank=rank, world_size=size, rpc_backend_options=options)

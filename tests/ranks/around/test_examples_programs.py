@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.autograd as dist_autograd
 from torch import nn
-from torch.distributed import FileStore
+from torch.distributed import FileStore, rpc
 from torch.multiprocessing.spawn import spawn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from ddp_lab import DistributedDataParallel
 from tests.ranks.conftest import Ranks
 from tests.ranks.harness import RankPool
 
@@ -38,8 +40,6 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, first:
 
 
 def _save_and_load_on_rank(rank: int, size: int, folder: str) -> None:
-    from ddp_lab import DistributedDataParallel
-
     def fresh(seed: int) -> tuple[Any, torch.optim.Optimizer]:
         model = DistributedDataParallel(_net(seed))
         return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -69,8 +69,6 @@ def test_a_checkpoint_of_one_rank_is_loaded_by_all(ranks: Ranks, tmp_path: Path)
 
 
 def _prefix_on_rank(rank: int, size: int, folder: str) -> None:
-    from ddp_lab import DistributedDataParallel
-
     model = DistributedDataParallel(_net())
     if rank == 0:
         torch.save(model.state_dict(), f"{folder}/state")
@@ -106,8 +104,6 @@ class Squares(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def _losses(rank: int, size: int, context: str | None) -> list[float]:
-    from ddp_lab import DistributedDataParallel
-
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -152,11 +148,7 @@ def _ones(*shape: int) -> torch.Tensor:
 
 
 def _remote_on_rank(rank: int, size: int, folder: str) -> None:
-    import torch.distributed.autograd as dist_autograd
-    from torch.distributed import rpc
     from torch.distributed.optim import DistributedOptimizer
-
-    from ddp_lab import DistributedDataParallel
 
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{folder}/rpc")
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size, rpc_backend_options=options)
@@ -199,6 +191,7 @@ def _remote_on_rank(rank: int, size: int, folder: str) -> None:
 
 def test_distributed_autograd_and_optimizer(tmp_path: Path) -> None:
     """Example: DDP after a remote parameter; the context holds averages, DistributedOptimizer steps both."""
+
     pool = RankPool(2)  # of its own, because a process starts RPC once
     try:
         pool.run(_remote_on_rank, str(tmp_path))

@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import nn
 
+import ddp_lab
 from tests.ranks.compare import assert_same, samples
-from tests.ranks.conftest import Ranks
-from tests.ranks.harness import ROOT
+from tests.ranks.harness import ROOT, on_ranks
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
-def _install_on_rank(rank: int, size: int) -> None:
-    import ddp_lab
-
+@on_ranks(1)
+def test_every_holder_of_the_name_gets_ours(rank: int, size: int) -> None:
+    """Modules that imported torch's class, under any name, hold ours until the end of the block or `undo`."""
     torchs = torch.nn.parallel.DistributedDataParallel
     assert torchs is not ddp_lab.DistributedDataParallel
     holder = types.ModuleType("a_module_of_the_user")
@@ -48,11 +48,6 @@ def _install_on_rank(rank: int, size: int) -> None:
         assert holder.DDP is torchs
     finally:
         del sys.modules[holder.__name__]
-
-
-def test_every_holder_of_the_name_gets_ours(ranks: Ranks) -> None:
-    """Modules that imported torch's class, under any name, hold ours until the end of the block or `undo`."""
-    ranks(1, _install_on_rank)
 
 
 def _run(program: str, folder: Path, *arguments: str) -> None:

@@ -10,11 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
-from ddp_lab import recording
+from ddp_lab import DistributedDataParallel, observe, recording
 from ddp_lab.bench import what_if, what_if_sharding
 from ddp_lab.bench.measuring import fresh_ranks
 from ddp_lab.bench.measuring.shaped_link import ShapedLink
+from ddp_lab.bench.measuring.workloads import Transformer
+from ddp_lab.parallel.monitoring.link import measure
+from ddp_lab.protocol.events import Batch
 from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.simulation.parameter_groups import groups_by_name
 from ddp_lab.timeline.timeline import Timeline
@@ -24,8 +30,6 @@ CAPS = [0.0, 0.05, 0.3, 1.0, 1000.0]
 
 
 def _measure(rank: int, size: int) -> dict[str, Any]:
-    from ddp_lab.parallel.monitoring.link import measure
-
     return measure(sizes=[1 << 12, 1 << 16, 1 << 20], repeats=3)
 
 
@@ -47,10 +51,6 @@ def _train(rank: int, size: int, cap: float, path: str) -> list[list[int]]:
     """Trains and saves; returns the buckets that the reducer really has."""
     import numpy as np
     import torch
-    import torch.distributed as dist
-
-    from ddp_lab import DistributedDataParallel, recording
-    from ddp_lab.protocol.events import Batch
 
     torch.manual_seed(0)
     first, described = recording.statistics().recorded, recording.descriptions(0)[1]
@@ -140,11 +140,6 @@ def test_sharded_steps_are_scored() -> None:
 def _groups_of_torch(rank: int, size: int, patterns: list[Any]) -> list[list[str]]:
     """Parameters of each group that `fully_shard` makes, the root's first."""
     import torch
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    from ddp_lab import observe
-    from ddp_lab.bench.measuring.workloads import Transformer
 
     net = Transformer(16, 8, 2, 2, 32)
     mesh = init_device_mesh("cpu", (size,))
@@ -164,8 +159,6 @@ def _groups_of_torch(rank: int, size: int, patterns: list[Any]) -> list[list[str
 
 def test_predicted_groups_are_torchs(ranks: Ranks) -> None:
     """Names of modules make the groups that `fully_shard` makes of them."""
-    from ddp_lab.bench.measuring.workloads import Transformer
-
     names = [name for name, _ in Transformer(16, 8, 2, 2, 32).named_parameters()]
     inner, layers = [f"layers.layers.{number}.linear1" for number in range(2)], ["layers.layers.0", "layers.layers.1"]
     real = ranks(2, _groups_of_torch, [[inner[0]], [inner[1]], layers, ["embedding", "head"]])[0]
@@ -176,7 +169,6 @@ def test_predicted_groups_are_torchs(ranks: Ranks) -> None:
 def _send(size: int, repeats: int) -> float:
     """Seconds of the fastest all-reduce."""
     import torch
-    import torch.distributed as dist
 
     buffer, best = torch.zeros(size // 4), float("inf")
     for _ in range(repeats):
@@ -189,7 +181,6 @@ def _send(size: int, repeats: int) -> float:
 
 def _sum(count: int) -> float:
     import torch
-    import torch.distributed as dist
 
     tensor = torch.full((count,), float(dist.get_rank() + 1))
     dist.all_reduce(tensor)

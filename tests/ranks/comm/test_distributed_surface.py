@@ -22,6 +22,7 @@ import torch.distributed as dist
 import ddp_lab.comm
 from tests.ranks.comm.test_examples_distributed import outside
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 
 SHORT = timedelta(seconds=0.2)
 CPU = torch.device("cpu")
@@ -139,7 +140,9 @@ def test_each_method_of_each_store(store: Any) -> None:
         store.add("text", 1)
 
 
-def _groups(rank: int, size: int) -> None:
+@on_ranks(3)
+def test_new_group(rank: int, size: int) -> None:
+    """Members, outsiders (rank and size -1, None), subgroups, and what is refused."""
     group = dist.new_group([2, 0], backend="shm")
     if rank == 1:
         assert group == dist.GroupMember.NON_GROUP_MEMBER
@@ -176,12 +179,10 @@ def _groups(rank: int, size: int) -> None:
     dist.destroy_process_group(one)
 
 
-def test_new_group(ranks: Ranks) -> None:
-    """Members, outsiders (rank and size -1, None), subgroups, and what is refused."""
-    ranks(3, _groups)
-
-
-def _point_to_point(rank: int, size: int, backend: str) -> None:
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+@on_ranks(3)
+def test_point_to_point(rank: int, size: int, backend: str) -> None:
+    """To and from a rank, from any, with tags in another order, in batches."""
     group = dist.new_group(backend=backend)
     if rank == 0:
         sources = []
@@ -216,12 +217,9 @@ def _point_to_point(rank: int, size: int, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "shm"])
-def test_point_to_point(ranks: Ranks, backend: str) -> None:
-    """To and from a rank, from any, with tags in another order, in batches."""
-    ranks(3, _point_to_point, backend)
-
-
-def _works(rank: int, size: int, backend: str) -> None:
+@on_ranks(2)
+def test_collectives_return_nothing_or_a_work(rank: int, size: int, backend: str) -> None:
+    """Without async_op None, with it a work: future, wait, is_completed (results: test_shared_memory, examples)."""
     group = dist.new_group(backend=backend)
     root = size - 1
     ones, parts = torch.ones(3), [torch.full((3,), float(i)) for i in range(size)]
@@ -248,12 +246,6 @@ def _works(rank: int, size: int, backend: str) -> None:
         dist.all_reduce([ones], group=group)  # no tensor
     dist.barrier(group)
     dist.destroy_process_group(group)
-
-
-@pytest.mark.parametrize("backend", ["gloo", "shm"])
-def test_collectives_return_nothing_or_a_work(ranks: Ranks, backend: str) -> None:
-    """Without async_op None, with it a work: future, wait, is_completed (results: test_shared_memory, examples)."""
-    ranks(2, _works, backend)
 
 
 def _late(rank: int, size: int, backend: str) -> list[str]:
@@ -304,7 +296,9 @@ def test_monitored_barrier(ranks: Ranks) -> None:
     assert "Rank 1 failed to pass monitoredBarrier" in ranks(2, _monitored)[0]
 
 
-def _debugged(rank: int, size: int) -> str:
+@on_ranks(2)
+def test_debug_levels(rank: int, size: int) -> None:
+    """TORCH_DISTRIBUTED_DEBUG takes three levels; with DETAIL torch itself compares the calls of a group of ours."""
     levels = []
     for name in ("OFF", "INFO", "DETAIL"):
         os.environ["TORCH_DISTRIBUTED_DEBUG"] = name
@@ -320,12 +314,8 @@ def _debugged(rank: int, size: int) -> str:
     with pytest.raises(RuntimeError) as error:
         dist.all_reduce(torch.ones(1 + rank), group=group)
     dist.destroy_process_group(group)
-    return str(error.value)
-
-
-def test_debug_levels(ranks: Ranks) -> None:
-    """TORCH_DISTRIBUTED_DEBUG takes three levels; with DETAIL torch itself compares the calls of a group of ours."""
-    assert all("CollectiveFingerPrint" in told for told in ranks(2, _debugged))
+    told = str(error.value)
+    assert "CollectiveFingerPrint" in told
 
 
 def _interfaces(rank: int, size: int, folder: str) -> None:

@@ -16,6 +16,7 @@ from ddp_lab.comm import (
     reduce_scatter_multigpu,
 )
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 
 
 def _finish(work: Any, later: bool, future: bool = True) -> None:
@@ -29,7 +30,10 @@ def _finish(work: Any, later: bool, future: bool = True) -> None:
     assert work.wait()
 
 
-def _each(rank: int, size: int, backend: str, devices: int) -> None:
+@pytest.mark.parametrize(("size", "backend", "devices"), [(2, "gloo", 3), (3, "shm", 2), (2, "shm", 1)])
+@on_ranks()
+def test_each_collective(rank: int, size: int, backend: str, devices: int) -> None:
+    """Waited for or not: what arrives on which device of which rank."""
     group = dist.new_group(backend=backend)
     numbers = [float(devices * rank + device) for device in range(devices)]  # of this process's devices
     everyone = [float(number) for number in range(devices * size)]
@@ -67,12 +71,6 @@ def _each(rank: int, size: int, backend: str, devices: int) -> None:
     dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize(("size", "backend", "devices"), [(2, "gloo", 3), (3, "shm", 2), (2, "shm", 1)])
-def test_each_collective(ranks: Ranks, size: int, backend: str, devices: int) -> None:
-    """Waited for or not: what arrives on which device of which rank."""
-    ranks(size, _each, backend, devices)
-
-
 def _operations(rank: int, size: int, names: list[str]) -> dict[str, int]:
     found = {}
     for name in names:
@@ -89,7 +87,9 @@ def test_each_reduction(ranks: Ranks) -> None:
     assert ranks(2, _operations, list(expected)) == [expected] * 2
 
 
-def _mistakes(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_mistakes_and_outsiders(rank: int, size: int) -> None:
+    """They are told before anything is sent; other processes get None; what fails between processes is raised."""
     ones = [torch.ones(2), torch.ones(2)]
     for call, words in (
         (lambda: all_reduce_multigpu([]), "tensor_list must be a list of at least one tensor"),
@@ -121,8 +121,3 @@ def _mistakes(rank: int, size: int) -> None:
         work.wait()
     assert work.is_completed()
     dist.destroy_process_group(group)
-
-
-def test_mistakes_and_outsiders(ranks: Ranks) -> None:
-    """They are told before anything is sent; other processes get None; what fails between processes is raised."""
-    ranks(2, _mistakes)

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import ddp_lab
 from ddp_lab.comm import round_robin_process_group
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 
 CPU = torch.device("cpu")
 
@@ -35,7 +36,10 @@ def _destroy(*groups: Any) -> None:
         dist.destroy_process_group(group)
 
 
-def _turns(rank: int, size: int, backend: str) -> None:
+@pytest.mark.parametrize(("size", "backend"), [(2, "gloo"), (3, "shm")])
+@on_ranks()
+def test_collectives_go_to_the_groups_in_turn(rank: int, size: int, backend: str) -> None:
+    """The first collective goes to the first group, and so on; works are the groups'; sending takes no turn."""
     groups = _groups(3, backend)
     group = round_robin_process_group(groups)
     assert dist.get_backend(group) == "round_robin"
@@ -68,28 +72,6 @@ def _turns(rank: int, size: int, backend: str) -> None:
     for one in groups:  # still of use
         dist.all_reduce(total, group=one)
     _destroy(*groups)
-
-
-@pytest.mark.parametrize(("size", "backend"), [(2, "gloo"), (3, "shm")])
-def test_collectives_go_to_the_groups_in_turn(ranks: Ranks, size: int, backend: str) -> None:
-    """The first collective goes to the first group, and so on; works are the groups'; sending takes no turn."""
-    ranks(size, _turns, backend)
-
-
-def _every_collective(rank: int, size: int, backend: str) -> None:
-    groups = _groups(2, backend)
-    group = round_robin_process_group(groups)
-    ours = [torch.full((4,), float(rank + i)) for i in range(size)]
-    for _ in range(2):  # once in each group
-        for wait in (True, False):
-            for name, call in _calls(rank, size, group, ours).items():
-                found, expected = call(not wait)
-                assert found is None or found.tolist() == expected, name
-        dist.barrier(group)  # counts as one collective; with the 13 others the next round begins with the other group
-    objects: list[Any] = [None] * size
-    dist.all_gather_object(objects, rank, group=group)
-    assert objects == list(range(size))
-    _destroy(group, *groups)
 
 
 def _calls(rank: int, size: int, group: Any, ours: list[torch.Tensor]) -> dict[str, Any]:
@@ -165,12 +147,28 @@ def _calls(rank: int, size: int, group: Any, ours: list[torch.Tensor]) -> dict[s
 
 
 @pytest.mark.parametrize(("size", "backend"), [(2, "shm"), (3, "gloo")])
-def test_every_collective_gives_what_one_group_gives(ranks: Ranks, size: int, backend: str) -> None:
+@on_ranks()
+def test_every_collective_gives_what_one_group_gives(rank: int, size: int, backend: str) -> None:
     """Waited for or not, lists and single tensors, coalesced, objects."""
-    ranks(size, _every_collective, backend)
+    groups = _groups(2, backend)
+    group = round_robin_process_group(groups)
+    ours = [torch.full((4,), float(rank + i)) for i in range(size)]
+    for _ in range(2):  # once in each group
+        for wait in (True, False):
+            for name, call in _calls(rank, size, group, ours).items():
+                found, expected = call(not wait)
+                assert found is None or found.tolist() == expected, name
+        dist.barrier(group)  # counts as one collective; with the 13 others the next round begins with the other group
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, rank, group=group)
+    assert objects == list(range(size))
+    _destroy(group, *groups)
 
 
-def _barriers(rank: int, size: int, backend: str) -> list[bool]:
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+@on_ranks(2)
+def test_a_barrier_ends_what_was_given_to_any_group_before(rank: int, size: int, backend: str) -> None:
+    """It is one on all groups; its future, too."""
     groups = _groups(3, backend)
     group = round_robin_process_group(groups)
     tensors = [torch.ones(2_000_000) for _ in range(6)]
@@ -183,13 +181,7 @@ def _barriers(rank: int, size: int, backend: str) -> list[bool]:
     for one in works:
         one.wait()
     _destroy(group, *groups)
-    return done
-
-
-@pytest.mark.parametrize("backend", ["gloo", "shm"])
-def test_a_barrier_ends_what_was_given_to_any_group_before(ranks: Ranks, backend: str) -> None:
-    """It is one on all groups; its future, too."""
-    assert ranks(2, _barriers, backend) == [[True] * 6] * 2
+    assert done == [True] * 6
 
 
 def _train(model: nn.Module, rank: int) -> list[torch.Tensor]:
@@ -202,7 +194,10 @@ def _train(model: nn.Module, rank: int) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def _training(rank: int, size: int, backend: str) -> None:
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+@on_ranks(2)
+def test_models_train_as_with_one_group(rank: int, size: int, backend: str) -> None:
+    """torch's DDP and ours, with one and three groups: the same bits, buckets spread evenly over the groups."""
     torch.manual_seed(0)
     net = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.Tanh())))
     expected = _train(TorchDDP(copy.deepcopy(net)), rank)
@@ -221,12 +216,6 @@ def _training(rank: int, size: int, backend: str) -> None:
             del model
             gc.collect()
             _destroy(group, *groups)
-
-
-@pytest.mark.parametrize("backend", ["gloo", "shm"])
-def test_models_train_as_with_one_group(ranks: Ranks, backend: str) -> None:
-    """torch's DDP and ours, with one and three groups: the same bits, buckets spread evenly over the groups."""
-    ranks(2, _training, backend)
 
 
 def _some_ranks(rank: int, size: int) -> float | None:
@@ -254,7 +243,9 @@ def test_groups_of_some_ranks(ranks: Ranks) -> None:
     assert ranks(3, _some_ranks) == [8.0, None, 8.0]
 
 
-def _refused(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_mistakes_name_the_group(rank: int, size: int) -> None:
+    """No groups, one twice, other ranks, destroyed, no group at all, made by its name."""
     first, second = _groups(2)
     alone = [dist.new_group([one]) for one in range(size)][rank]
     gone = dist.new_group()
@@ -274,12 +265,10 @@ def _refused(rank: int, size: int) -> None:
     _destroy(first, second, alone)
 
 
-def test_mistakes_name_the_group(ranks: Ranks) -> None:
-    """No groups, one twice, other ranks, destroyed, no group at all, made by its name."""
-    ranks(2, _refused)
-
-
-def _give_up(rank: int, size: int, how: str) -> str:
+@pytest.mark.parametrize(("how", "words"), [("timeout", "Timed out waiting 300ms"), ("abort", "aborted the group")])
+@on_ranks(2)
+def test_timeouts_and_aborts_reach_all_groups(rank: int, size: int, how: str, words: str) -> None:
+    """What is set on the one holds for each of its groups."""
     groups = _groups(2, "shm", timeout=timedelta(seconds=60))
     group = round_robin_process_group(groups)
     backend = group._get_backend(CPU)
@@ -295,16 +284,13 @@ def _give_up(rank: int, size: int, how: str) -> str:
     if rank == 0:
         dist.barrier()
     _destroy(group, *groups)
-    return str(error.value)
+    text = str(error.value)
+    assert words in text
 
 
-@pytest.mark.parametrize(("how", "words"), [("timeout", "Timed out waiting 300ms"), ("abort", "aborted the group")])
-def test_timeouts_and_aborts_reach_all_groups(ranks: Ranks, how: str, words: str) -> None:
-    """What is set on the one holds for each of its groups."""
-    assert all(words in text for text in ranks(2, _give_up, how))
-
-
-def _debugged(rank: int, size: int) -> str:
+@on_ranks(2)
+def test_torchs_debug_mode_checks_the_groups(rank: int, size: int) -> None:
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL a mismatch in any group is told on both ranks."""
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     try:
         groups = _groups(2)
@@ -315,9 +301,5 @@ def _debugged(rank: int, size: int) -> str:
     with pytest.raises(RuntimeError) as error:
         dist.all_reduce(torch.ones(1 + rank), group=group)
     _destroy(group, *groups)
-    return str(error.value)
-
-
-def test_torchs_debug_mode_checks_the_groups(ranks: Ranks) -> None:
-    """With TORCH_DISTRIBUTED_DEBUG=DETAIL a mismatch in any group is told on both ranks."""
-    assert all("CollectiveFingerPrint" in text for text in ranks(2, _debugged))
+    text = str(error.value)
+    assert "CollectiveFingerPrint" in text

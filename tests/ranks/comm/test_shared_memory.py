@@ -20,6 +20,7 @@ import ddp_lab.comm
 from ddp_lab import documentation
 from ddp_lab.errors import FallbackWarning
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.uint8, torch.int8, torch.int32, torch.int64)
@@ -221,7 +222,10 @@ def test_thousands_of_random_calls(ranks: Ranks, size: int) -> None:
         ranks(size, _random_calls, seed, 100)
 
 
-def _other_forms(rank: int, size: int) -> None:
+@pytest.mark.parametrize("size", [2, 3])
+@on_ranks()
+def test_other_forms(rank: int, size: int) -> None:
+    """One tensor for all ranks, averages, bool and bits, transposed tensors, lists, objects, send, several at once."""
     group = _group()
     whole = torch.arange(size * 1_000, dtype=torch.float32).reshape(size, 1_000) + rank
     part = torch.empty(1_000)
@@ -274,12 +278,6 @@ def _other_forms(rank: int, size: int) -> None:
     dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_other_forms(ranks: Ranks, size: int) -> None:
-    """One tensor for all ranks, averages, bool and bits, transposed tensors, lists, objects, send, several at once."""
-    ranks(size, _other_forms)
-
-
 def _wait_in_a_callback(rank: int, size: int) -> float:
     group = _group()
     if rank != 0:
@@ -329,7 +327,20 @@ def _raised(call: Callable[[], Any]) -> str:
     return str(error.value)
 
 
-def _disagree(rank: int, size: int, kind: str) -> tuple[str, str]:
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("operation", ("all_reduce #2 of 40 B of Float (SUM)", "broadcast #2 of 40 B of Float from rank 0")),
+        ("size", ("of 40 B", "of 44 B")),
+        ("dtype", ("of 40 B of Float", "of 80 B of Double")),
+        ("root", ("from rank 0", "from rank 1")),
+        ("splits", ("sends 8 B to rank 0", "expects 4 B")),
+    ],
+)
+@pytest.mark.parametrize("size", [2, 3])
+@on_ranks()
+def test_a_disagreement_is_told_on_all_ranks(rank: int, size: int, kind: str, words: tuple[str, str]) -> None:
+    """With both sides; the group is unusable afterwards and says so."""
     group = _group()
     ones = torch.ones(10)
     dist.all_reduce(ones, group=group)
@@ -345,28 +356,21 @@ def _disagree(rank: int, size: int, kind: str) -> tuple[str, str]:
     text = _raised(calls[kind])
     later = _raised(lambda: dist.barrier(group))
     dist.destroy_process_group(group)
-    return text, later
+    text, later = text, later
+    assert all(word in text for word in words), text
+    assert all(word in later for word in words), later
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("how", "words"),
     [
-        ("operation", ("all_reduce #2 of 40 B of Float (SUM)", "broadcast #2 of 40 B of Float from rank 0")),
-        ("size", ("of 40 B", "of 44 B")),
-        ("dtype", ("of 40 B of Float", "of 80 B of Double")),
-        ("root", ("from rank 0", "from rank 1")),
-        ("splits", ("sends 8 B to rank 0", "expects 4 B")),
+        ("timeout", "Timed out waiting 300ms: rank 0 waited for rank 1 in all_reduce #1 of 4 B of Float (SUM)"),
+        ("abort", "rank 0 aborted the group"),
     ],
 )
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_disagreement_is_told_on_all_ranks(ranks: Ranks, size: int, kind: str, words: tuple[str, str]) -> None:
-    """With both sides; the group is unusable afterwards and says so."""
-    for text, later in ranks(size, _disagree, kind):
-        assert all(word in text for word in words), text
-        assert all(word in later for word in words), later
-
-
-def _give_up(rank: int, size: int, how: str) -> str:
+@on_ranks(2)
+def test_who_gives_up_frees_the_others(rank: int, size: int, how: str, words: str) -> None:
+    """A timeout or an abort ends the wait, and what the others call later, with the reason."""
     group = _group(timeout=timedelta(seconds=0.3 if how == "timeout" else 60))
     if rank == 1:
         dist.barrier()  # rank 0 is there once it has given up
@@ -377,19 +381,7 @@ def _give_up(rank: int, size: int, how: str) -> str:
     if rank == 0:
         dist.barrier()
     dist.destroy_process_group(group)
-    return text
-
-
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ("timeout", "Timed out waiting 300ms: rank 0 waited for rank 1 in all_reduce #1 of 4 B of Float (SUM)"),
-        ("abort", "rank 0 aborted the group"),
-    ],
-)
-def test_who_gives_up_frees_the_others(ranks: Ranks, how: str, words: str) -> None:
-    """A timeout or an abort ends the wait, and what the others call later, with the reason."""
-    assert all(words in text for text in ranks(2, _give_up, how))
+    assert words in text
 
 
 def _on_hosts(rank: int, size: int) -> tuple[str, float, list[str]]:
@@ -418,7 +410,9 @@ def test_ranks_of_several_hosts_go_through_gloo(ranks: Ranks) -> None:
     ]
 
 
-def _mistakes(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_mistakes_are_told_before_anything_is_sent(rank: int, size: int) -> None:
+    """They raise on the rank that makes them, and the group goes on."""
     group = _group()
     with pytest.raises(ValueError, match="must be contiguous"):
         dist.all_reduce(torch.ones(4, 4)[:, ::2], group=group)
@@ -433,11 +427,6 @@ def _mistakes(rank: int, size: int) -> None:
     dist.all_reduce(ones, group=group)
     assert ones.tolist() == [size, size]
     dist.destroy_process_group(group)
-
-
-def test_mistakes_are_told_before_anything_is_sent(ranks: Ranks) -> None:
-    """They raise on the rank that makes them, and the group goes on."""
-    ranks(2, _mistakes)
 
 
 def _group_of_small_files(rank: int, size: int, limited: int) -> tuple[str, list[str], list[float]]:

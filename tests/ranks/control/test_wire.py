@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 import zmq
 
+from ddp_lab import _C, recording
 from ddp_lab.control.wire import Wire
+from ddp_lab.engine.telemetry import Telemetry
 from ddp_lab.errors import ClusterError
 from ddp_lab.protocol import events
 from tests.ranks.conftest import Ranks
@@ -56,9 +58,6 @@ def wire() -> Iterator[Wire]:
 
 def _telemetry(endpoint: dict[str, str], rank: int) -> Any:
     """A Telemetry that begins after what this process has recorded before."""
-    from ddp_lab import recording
-    from ddp_lab.engine.telemetry import Telemetry
-
     made = Telemetry(endpoint, rank, session=time.time_ns())
     made._cursor = recording.statistics().recorded
     made._described = recording.descriptions(0)[1]
@@ -77,8 +76,6 @@ def _until_told(endpoint: dict[str, str], rank: int) -> Iterator[Any]:
 
 
 def _record(count: int, rate: float | None = None) -> None:
-    from ddp_lab import _C
-
     begin = time.perf_counter()
     for number in range(count):
         _C.record(events.Kind.GRAD_READY, step=number)
@@ -124,8 +121,6 @@ def _threads(rank: int, size: int) -> int:
 
 
 def _overflow(rank: int, size: int, endpoint: dict[str, str]) -> tuple[int, int]:
-    from ddp_lab import recording
-
     telemetry = _telemetry(endpoint, rank)
     count = 2 * recording.statistics().capacity + 123
     _record(count)
@@ -450,8 +445,6 @@ def test_a_successor_takes_over(wire: Wire, ranks: Ranks) -> None:
 
 
 def _describe_and_mark(rank: int, size: int, endpoint: dict[str, str]) -> None:
-    from ddp_lab import recording
-
     telemetry = _telemetry(endpoint, rank)
     telemetry.start()
     for number in range(200):

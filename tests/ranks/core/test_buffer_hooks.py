@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHookLocation as Location
 
-from tests.ranks.conftest import Ranks
+from ddp_lab import DistributedDataParallel
+from tests.ranks.harness import on_ranks
 
 
 class Net(nn.Module):
@@ -57,9 +58,10 @@ def _trace(wrap: Any, rank: int, where: Any, hook: Any) -> tuple[Any, ...]:
     return calls, totals, net.at_begin, net.total.item(), net.kept.item()
 
 
-def _hooks_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_buffer_hooks_run_as_torchs(rank: int, size: int) -> None:
+    """PRE_FORWARD and POST_FORWARD, at once or with futures that the end of the backward waits for: the hook sees
+    torch's names in torch's forwards, and leaves torch's buffers."""
     for where in (Location.PRE_FORWARD, Location.POST_FORWARD):
         for hook in (_sum_at_once, _sum_later):
             ours, theirs = (_trace(wrap, rank, where, hook) for wrap in (DistributedDataParallel, TorchDDP))
@@ -73,15 +75,9 @@ def _hooks_on_rank(rank: int, size: int) -> None:
                     assert ours[1] == theirs[1]
 
 
-def test_buffer_hooks_run_as_torchs(ranks: Ranks) -> None:
-    """PRE_FORWARD and POST_FORWARD, at once or with futures that the end of the backward waits for: the hook sees
-    torch's names in torch's forwards, and leaves torch's buffers."""
-    ranks(2, _hooks_on_rank)
-
-
-def _default_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_the_default_broadcast_is_at_hand(rank: int, size: int) -> None:
+    """A hook may call _default_broadcast_coalesced with another source; what is not callable is refused."""
     model = DistributedDataParallel(Net(rank))
     with pytest.raises(TypeError, match="must be callable"):
         model._register_buffer_comm_hook(None, 3)
@@ -95,13 +91,9 @@ def _default_on_rank(rank: int, size: int) -> None:
     assert model.module.total.item() == size - 1
 
 
-def test_the_default_broadcast_is_at_hand(ranks: Ranks) -> None:
-    """A hook may call _default_broadcast_coalesced with another source; what is not callable is refused."""
-    ranks(2, _default_on_rank)
-
-
-def _saved_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
+@on_ranks(2)
+def test_saved_buffers_stay_valid(rank: int, size: int) -> None:
+    """Version counters are preserved: two forwards and one backward work with a buffer that autograd has saved."""
 
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -116,8 +108,3 @@ def _saved_on_rank(rank: int, size: int) -> None:
     first = model(torch.ones(1, 2))
     second = model(torch.ones(1, 2))  # broadcasts a buffer that the first forward has saved
     (first + second).sum().backward()
-
-
-def test_saved_buffers_stay_valid(ranks: Ranks) -> None:
-    """Version counters are preserved: two forwards and one backward work with a buffer that autograd has saved."""
-    ranks(2, _saved_on_rank)

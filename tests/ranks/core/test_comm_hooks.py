@@ -20,7 +20,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.quantization_hooks import (
     quantization_pertensor_hook,
 )
 
-from tests.ranks.conftest import Ranks
+from ddp_lab import DistributedDataParallel
+from tests.ranks.harness import on_ranks
 from tests.ranks.models import MODELS, batch_of, loss_of
 from tests.ranks.training import Variant, assert_equal, pair, train
 
@@ -80,7 +81,10 @@ FRAGILE: dict[str, Register] = {
 ONE_BUCKET = ("power", "POWER")
 
 
-def _hook_on_rank(rank: int, size: int, kind: str) -> None:
+@pytest.mark.parametrize("kind", HOOKS)
+@on_ranks(2)
+def test_torchs_hooks_run_unchanged(rank: int, size: int, kind: str) -> None:
+    """Each hook of torch's gives on our reducer, in each step, bit by bit the gradients that it gives on torch's."""
     one_bucket = any(word in kind for word in ONE_BUCKET)
     cap = None if one_bucket else 0.0005
     # Where the order within a gradient matters torch's hooks see channels-last ones permuted; fp16 overflows on conv.
@@ -100,13 +104,10 @@ def _hook_on_rank(rank: int, size: int, kind: str) -> None:
             assert_equal(*seen, f"{kind} {name} {variant}")
 
 
-@pytest.mark.parametrize("kind", HOOKS)
-def test_torchs_hooks_run_unchanged(ranks: Ranks, kind: str) -> None:
-    """Each hook of torch's gives on our reducer, in each step, bit by bit the gradients that it gives on torch's."""
-    ranks(2, _hook_on_rank, kind)
-
-
-def _fragile_on_rank(rank: int, size: int, kind: str) -> None:
+@pytest.mark.parametrize("kind", FRAGILE)
+@on_ranks(2)
+def test_torchs_fragile_hooks_fare_alike(rank: int, size: int, kind: str) -> None:
+    """Where a hook of torch's works, its gradients are torch's; where its own code fails, it fails the same way."""
     outcomes: list[Any] = []
     for model in pair("mlp", lambda model, index: FRAGILE[kind](model)):
         torch.manual_seed(3)
@@ -120,14 +121,10 @@ def _fragile_on_rank(rank: int, size: int, kind: str) -> None:
         assert outcomes[0] == outcomes[1]
 
 
-@pytest.mark.parametrize("kind", FRAGILE)
-def test_torchs_fragile_hooks_fare_alike(ranks: Ranks, kind: str) -> None:
-    """Where a hook of torch's works, its gradients are torch's; where its own code fails, it fails the same way."""
-    ranks(2, _fragile_on_rank, kind)
-
-
-def _strided_on_rank(rank: int, size: int, as_view: bool) -> None:
-    from ddp_lab import DistributedDataParallel
+@pytest.mark.parametrize("as_view", [False, True])
+@on_ranks(2)
+def test_powersgd_of_channels_last_parameters(rank: int, size: int, as_view: bool) -> None:
+    """PowerSGD compresses channels-last weights as the matrices that they are: as if they were row-major."""
 
     def gradients(last: bool) -> list[torch.Tensor]:
         torch.manual_seed(7)
@@ -148,15 +145,23 @@ def _strided_on_rank(rank: int, size: int, as_view: bool) -> None:
         assert torch.allclose(row_major, strided, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("as_view", [False, True])
-def test_powersgd_of_channels_last_parameters(ranks: Ranks, as_view: bool) -> None:
-    """PowerSGD compresses channels-last weights as the matrices that they are: as if they were row-major."""
-    ranks(2, _strided_on_rank, as_view)
+def _check_gradients(
+    names: dict[int, str], alone: nn.Module, state: Any, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    assert isinstance(bucket, dist.GradBucket)
+    assert not bucket.buffer().is_complex()
+    own = dict(alone.named_parameters())
+    for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+        expected = own[names[id(parameter)]].grad
+        assert gradient.dtype == expected.dtype
+        assert torch.equal(gradient, expected)
+        gradient.mul_(2)  # a view: what is written here is what the ranks average
+    return default_hooks.allreduce_hook(None, bucket).then(lambda done: done.value() / 2)
 
 
-def _view_on_rank(rank: int, size: int) -> None:
-    """`bucket.gradients()` against the parameters' own gradients, before and after the ranks' average."""
-    from ddp_lab import DistributedDataParallel
+@on_ranks(2)
+def test_a_hook_sees_each_gradient_as_it_is(rank: int, size: int) -> None:
+    """`bucket.gradients()` are views with the values of complex and channels-last gradients, unlike torch's."""
 
     class Twisted(nn.Module):
         def __init__(self) -> None:
@@ -188,28 +193,9 @@ def _view_on_rank(rank: int, size: int) -> None:
                     assert torch.allclose(mine.grad, mean / size)
 
 
-def _check_gradients(
-    names: dict[int, str], alone: nn.Module, state: Any, bucket: dist.GradBucket
-) -> torch.futures.Future[torch.Tensor]:
-    assert isinstance(bucket, dist.GradBucket)
-    assert not bucket.buffer().is_complex()
-    own = dict(alone.named_parameters())
-    for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-        expected = own[names[id(parameter)]].grad
-        assert gradient.dtype == expected.dtype
-        assert torch.equal(gradient, expected)
-        gradient.mul_(2)  # a view: what is written here is what the ranks average
-    return default_hooks.allreduce_hook(None, bucket).then(lambda done: done.value() / 2)
-
-
-def test_a_hook_sees_each_gradient_as_it_is(ranks: Ranks) -> None:
-    """`bucket.gradients()` are views with the values of complex and channels-last gradients, unlike torch's."""
-    ranks(2, _view_on_rank)
-
-
-def _set_buffer_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_a_hook_may_replace_and_keep_the_buffer(rank: int, size: int) -> None:
+    """`set_buffer` of another dtype changes what `buffer` and `gradients` give; a bucket outlives its model."""
     kept: list[dist.GradBucket] = []
 
     def hook(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -227,21 +213,13 @@ def _set_buffer_on_rank(rank: int, size: int) -> None:
     assert [tuple(gradient.shape) for gradient in kept[0].gradients()] == shapes  # a hook may keep its bucket
 
 
-def test_a_hook_may_replace_and_keep_the_buffer(ranks: Ranks) -> None:
-    """`set_buffer` of another dtype changes what `buffer` and `gradients` give; a bucket outlives its model."""
-    ranks(2, _set_buffer_on_rank)
-
-
-def _complex_on_rank(rank: int, size: int, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["allreduce", "builtin ALLREDUCE", "noop", "post_localSGD"])
+@on_ranks(2)
+def test_complex_parameters_with_a_hook(rank: int, size: int, kind: str) -> None:
+    """With a hook, buckets of float32, float64, bfloat16 and complex64 give torch's gradients."""
     for as_view in (False, True):
         models = pair("mixed_dtypes", lambda model, index: HOOKS[kind](model), gradient_as_bucket_view=as_view)
         assert_equal(*(train(model, "mixed_dtypes", rank, Variant(None, as_view)) for model in models), kind)
-
-
-@pytest.mark.parametrize("kind", ["allreduce", "builtin ALLREDUCE", "noop", "post_localSGD"])
-def test_complex_parameters_with_a_hook(ranks: Ranks, kind: str) -> None:
-    """With a hook, buckets of float32, float64, bfloat16 and complex64 give torch's gradients."""
-    ranks(2, _complex_on_rank, kind)
 
 
 def _future_of(value: Any) -> torch.futures.Future[Any]:
@@ -250,8 +228,9 @@ def _future_of(value: Any) -> torch.futures.Future[Any]:
     return future
 
 
-def _wrong_results_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
+@on_ranks(2)
+def test_results_that_do_not_fit_are_errors(rank: int, size: int) -> None:
+    """A result of another type or shape is an error that names hook and bucket; one of another dtype, a warning."""
 
     def backward_with(answer: Callable[[torch.Tensor], Any]) -> None:
         def halved(state: None, bucket: dist.GradBucket) -> Any:
@@ -274,14 +253,9 @@ def _wrong_results_on_rank(rank: int, size: int) -> None:
         backward_with(lambda buffer: _future_of(buffer.half()))
 
 
-def test_results_that_do_not_fit_are_errors(ranks: Ranks) -> None:
-    """A result of another type or shape is an error that names hook and bucket; one of another dtype, a warning."""
-    ranks(2, _wrong_results_on_rank)
-
-
-def _late_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_a_late_hook_is_warned_about(rank: int, size: int) -> None:
+    """A hook that is registered after the first backward is accepted, with a warning that says what it missed."""
     model = DistributedDataParallel(nn.Linear(3, 2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -293,15 +267,9 @@ def _late_on_rank(rank: int, size: int) -> None:
         model.register_comm_hook(None, noop_hook)
 
 
-def test_a_late_hook_is_warned_about(ranks: Ranks) -> None:
-    """A hook that is registered after the first backward is accepted, with a warning that says what it missed."""
-    ranks(2, _late_on_rank)
-
-
-def _own_hook_on_rank(rank: int, size: int) -> None:
-    """A hook that returns another tensor than the buffer, in another order of arrival."""
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_a_hook_of_the_users(rank: int, size: int) -> None:
+    """A user's hook sees buckets in launch order, undivided, and what its future holds becomes the gradient."""
     seen: list[tuple[int, bool, int, list[tuple[int, ...]]]] = []
     model: Any = None
 
@@ -328,8 +296,3 @@ def _own_hook_on_rank(rank: int, size: int) -> None:
                 assert torch.equal(mine.grad, other.grad * 2 * size)
         assert [index for index, *_ in seen] == list(range(len(model.buckets())))
         assert [last for _, last, *_ in seen] == [False] * (len(seen) - 1) + [True]
-
-
-def test_a_hook_of_the_users(ranks: Ranks) -> None:
-    """A user's hook sees buckets in launch order, undivided, and what its future holds becomes the gradient."""
-    ranks(2, _own_hook_on_rank)

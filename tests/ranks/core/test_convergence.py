@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from ddp_lab import DistributedDataParallel
 from tests.ranks.conftest import Ranks
 
 EPOCHS = 4
@@ -58,8 +59,6 @@ def _curve(model: nn.Module, data: TensorDataset, rank: int, size: int) -> list[
 def _train_on_rank(
     rank: int, size: int, kept: Pair, held_out: Pair, arguments: dict[str, Any]
 ) -> tuple[list[float], list[float], float]:
-    from ddp_lab import DistributedDataParallel
-
     data = TensorDataset(*kept)
     network = _network()
     ours = DistributedDataParallel(copy.deepcopy(network), **arguments)

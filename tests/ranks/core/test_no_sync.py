@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.ranks.conftest import Ranks
+from ddp_lab import DistributedDataParallel
+from tests.ranks.harness import on_ranks
 
 
 class Two(nn.Module):
@@ -33,9 +34,9 @@ def _mean(size: int) -> float:
     return (size + 1) / 2
 
 
-def _backward_only_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_around_the_backward_only(rank: int, size: int) -> None:
+    """no_sync around the backward alone does not stop it from averaging, as in torch; a warning says so."""
     model = DistributedDataParallel(nn.Linear(2, 1, bias=False))
     loss = model(_x(rank)).sum()
     with pytest.warns(UserWarning, match=r"backward ran inside no_sync\(\), but its forward did not"), model.no_sync():
@@ -50,14 +51,11 @@ def _backward_only_on_rank(rank: int, size: int) -> None:
         model(_x(rank)).sum().backward()
 
 
-def test_around_the_backward_only(ranks: Ranks) -> None:
-    """no_sync around the backward alone does not stop it from averaging, as in torch; a warning says so."""
-    ranks(2, _backward_only_on_rank)
-
-
-def _sync_gradients_on_rank(rank: int, size: int, given: dict[str, Any]) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@pytest.mark.parametrize("given", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}])
+@on_ranks(2)
+def test_sync_gradients(rank: int, size: int, given: dict[str, Any]) -> None:
+    """sync_gradients averages what accumulated under no_sync without another backward, leaves unused parameters
+    alone, and training goes on."""
     model = DistributedDataParallel(Two(), **given)
     with model.no_sync():
         for _ in range(3):
@@ -71,16 +69,9 @@ def _sync_gradients_on_rank(rank: int, size: int, given: dict[str, Any]) -> None
     assert model.module.b.weight.grad.unique().tolist() == [_mean(size)]
 
 
-@pytest.mark.parametrize("given", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}])
-def test_sync_gradients(ranks: Ranks, given: dict[str, Any]) -> None:
-    """sync_gradients averages what accumulated under no_sync without another backward, leaves unused parameters
-    alone, and training goes on."""
-    ranks(2, _sync_gradients_on_rank, given)
-
-
-def _on_one_rank_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_gradients_of_one_rank_alone(rank: int, size: int) -> None:
+    """A parameter that accumulated a gradient on one rank alone gets the average on both."""
     model = DistributedDataParallel(Two())
     with model.no_sync():
         model(_x(rank), "a" if rank == 0 else "b").sum().backward()
@@ -89,14 +80,9 @@ def _on_one_rank_on_rank(rank: int, size: int) -> None:
     assert model.module.b.weight.grad.unique().tolist() == [(1 + rank) / size if rank else 2 / size]
 
 
-def test_gradients_of_one_rank_alone(ranks: Ranks) -> None:
-    """A parameter that accumulated a gradient on one rank alone gets the average on both."""
-    ranks(2, _on_one_rank_on_rank)
-
-
-def _inside_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_inside_a_backward(rank: int, size: int) -> None:
+    """sync_gradients during a backward raises RuntimeError, and that backward still ends."""
     model = DistributedDataParallel(nn.Linear(2, 1))
     errors: list[str] = []
 
@@ -111,8 +97,3 @@ def _inside_on_rank(rank: int, size: int) -> None:
     out.sum().backward()
     assert len(errors) == 1
     dist.barrier()
-
-
-def test_inside_a_backward(ranks: Ranks) -> None:
-    """sync_gradients during a backward raises RuntimeError, and that backward still ends."""
-    ranks(2, _inside_on_rank)

@@ -12,7 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddp_lab import DistributedDataParallel
+from ddp_lab.parallel.core import adaptation
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.ranks.wrapping import wrap
 
 
@@ -71,9 +74,12 @@ def _changes() -> dict[str, tuple[Callable[[nn.Sequential, int], Any], str]]:
     }
 
 
-def _change_on_rank(rank: int, size: int, name: str, as_view: bool) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@pytest.mark.parametrize("as_view", [False, True])
+@pytest.mark.parametrize("name", ["freeze", "unfreeze", "add", "remove", "reassign", "replace_child"])
+@on_ranks(2)
+def test_changes_are_adopted(rank: int, size: int, name: str, as_view: bool) -> None:
+    """A parameter frozen, unfrozen, added, removed or reassigned after wrapping: a warning names it, and all ranks
+    average what is trained now; new tensors are rank 0's."""
     change, message = _changes()[name]
     net = _net()
     if name == "unfreeze":
@@ -99,17 +105,9 @@ def _change_on_rank(rank: int, size: int, name: str, as_view: bool) -> None:
     assert name in ("add", "reassign", "replace_child") or reference is not None
 
 
-@pytest.mark.parametrize("as_view", [False, True])
-@pytest.mark.parametrize("name", ["freeze", "unfreeze", "add", "remove", "reassign", "replace_child"])
-def test_changes_are_adopted(ranks: Ranks, name: str, as_view: bool) -> None:
-    """A parameter frozen, unfrozen, added, removed or reassigned after wrapping: a warning names it, and all ranks
-    average what is trained now; new tensors are rank 0's."""
-    ranks(2, _change_on_rank, name, as_view)
-
-
-def _buffer_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_a_late_buffer(rank: int, size: int) -> None:
+    """A buffer added after wrapping is named in a warning and broadcast from then on; one assigned anew is silently."""
     model = DistributedDataParallel(_net())
     _step(model, rank)
     model.module[1].register_buffer("late", torch.full((2,), float(rank)))
@@ -121,14 +119,7 @@ def _buffer_on_rank(rank: int, size: int) -> None:
     assert model.module[1].late.tolist() == [5.0, 5.0]
 
 
-def test_a_late_buffer(ranks: Ranks) -> None:
-    """A buffer added after wrapping is named in a warning and broadcast from then on; one assigned anew is silently."""
-    ranks(2, _buffer_on_rank)
-
-
 def _one_rank_alone_on_rank(rank: int, size: int) -> str:
-    from ddp_lab import DistributedDataParallel
-
     model = DistributedDataParallel(_net())
     _step(model, rank)
     model.module[rank].requires_grad_(False)  # another layer on each rank
@@ -144,9 +135,10 @@ def test_ranks_that_change_differently(ranks: Ranks) -> None:
     assert "rank 0: parameter '0.weight' of shape [4, 4], float32, frozen" in first
 
 
-def _adversary_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_a_critic_frozen_in_every_other_step(rank: int, size: int) -> None:
+    """A model whose parameters are all frozen for a step, as a critic's while the generator trains, goes on silently
+    with the reducer it has."""
     torch.manual_seed(0)
     generator = DistributedDataParallel(nn.Linear(4, 4))
     critic = DistributedDataParallel(nn.Linear(4, 1))
@@ -163,15 +155,9 @@ def _adversary_on_rank(rank: int, size: int) -> None:
     assert critic.reducer.generation() == 1  # the rebuild after its first backward, no more
 
 
-def test_a_critic_frozen_in_every_other_step(ranks: Ranks) -> None:
-    """A model whose parameters are all frozen for a step, as a critic's while the generator trains, goes on silently
-    with the reducer it has."""
-    ranks(2, _adversary_on_rank)
-
-
-def _borrowed_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_functional_call_is_no_change(rank: int, size: int) -> None:
+    """torch.func.functional_call lends the model other tensors for one call; that is no change of the model."""
     model = DistributedDataParallel(_net())
     _step(model, rank)
     given = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
@@ -182,14 +168,9 @@ def _borrowed_on_rank(rank: int, size: int) -> None:
     assert model.reducer.generation() == 1
 
 
-def test_functional_call_is_no_change(ranks: Ranks) -> None:
-    """torch.func.functional_call lends the model other tensors for one call; that is no change of the model."""
-    ranks(2, _borrowed_on_rank)
-
-
-def _ignored_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_ignored_parameters_may_change(rank: int, size: int) -> None:
+    """What DDP was told to ignore can be replaced without a word, and stays a rank's own."""
     net = _net()
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["2.weight", "2.bias"])
     model = DistributedDataParallel(net)
@@ -200,14 +181,7 @@ def _ignored_on_rank(rank: int, size: int) -> None:
     assert not _same(net[2].weight.grad)
 
 
-def test_ignored_parameters_may_change(ranks: Ranks) -> None:
-    """What DDP was told to ignore can be replaced without a word, and stays a rank's own."""
-    ranks(2, _ignored_on_rank)
-
-
 def _alone_on_rank(rank: int, size: int) -> str:
-    from ddp_lab import DistributedDataParallel
-
     group = dist.new_group(timeout=timedelta(seconds=2))
     model = DistributedDataParallel(_net(), process_group=group)
     _step(model, rank)
@@ -228,10 +202,9 @@ def test_one_rank_that_changes_alone(ranks: Ranks) -> None:
     assert "have changed on rank 0 (frozen: '1.bias', '1.weight') and not on rank 1" in text
 
 
-def _hint_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-    from ddp_lab.parallel.core import adaptation
-
+@on_ranks(2)
+def test_a_rank_that_waits_says_so(rank: int, size: int) -> None:
+    """Long before the group's timeout a rank that has changed alone warns of the ranks that it waits for."""
     group = dist.new_group(timeout=timedelta(seconds=2))
     model = DistributedDataParallel(_net(), process_group=group)
     if rank == 0:
@@ -246,17 +219,17 @@ def _hint_on_rank(rank: int, size: int) -> None:
     dist.barrier()
 
 
-def test_a_rank_that_waits_says_so(ranks: Ranks) -> None:
-    """Long before the group's timeout a rank that has changed alone warns of the ranks that it waits for."""
-    ranks(2, _hint_on_rank)
-
-
 CONVERTED: list[dict[str, Any]] = [
     {}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"batched_grad_copy": True}
 ]  # fmt: skip
 
 
-def _converted_on_rank(rank: int, size: int, options: dict[str, Any], steps_before: int) -> None:
+@pytest.mark.parametrize("steps_before", [0, 2])
+@pytest.mark.parametrize("options", CONVERTED, ids=str)
+@on_ranks(2)
+def test_another_dtype(rank: int, size: int, options: dict[str, Any], steps_before: int) -> None:
+    """A model that is converted after wrapping, before or after its first steps: one warning, and averages of the new
+    dtype from the next step on."""
     net, local = _net(), _net()
     model = wrap(net, **options)
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
@@ -284,18 +257,10 @@ def _converted_on_rank(rank: int, size: int, options: dict[str, Any], steps_befo
                 assert _same(mine.grad)
 
 
-@pytest.mark.parametrize("steps_before", [0, 2])
-@pytest.mark.parametrize("options", CONVERTED, ids=str)
-def test_another_dtype(ranks: Ranks, options: dict[str, Any], steps_before: int) -> None:
-    """A model that is converted after wrapping, before or after its first steps: one warning, and averages of the new
-    dtype from the next step on."""
-    ranks(2, _converted_on_rank, options, steps_before)
-
-
-def _mixed_on_rank(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_mixed_precision_is_no_change(rank: int, size: int) -> None:
+    """The low-precision copies that a forward puts into the parameters do not count as a change of the model."""
     from torch.nn.parallel.distributed import _MixedPrecision
-
-    from ddp_lab import DistributedDataParallel
 
     model = DistributedDataParallel(_net(), mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16))
     with warnings.catch_warnings():
@@ -307,15 +272,10 @@ def _mixed_on_rank(rank: int, size: int) -> None:
     assert all(_same(p.grad) for p in model.parameters())
 
 
-def test_mixed_precision_is_no_change(ranks: Ranks) -> None:
-    """The low-precision copies that a forward puts into the parameters do not count as a change of the model."""
-    ranks(2, _mixed_on_rank)
-
-
-def _in_backward_on_rank(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_optimizers_in_backward_of_another_dtype(rank: int, size: int) -> None:
+    """Optimizers in the backward go on stepping, and drop the gradients, after the model was converted."""
     from torch.distributed.optim import _apply_optimizer_in_backward
-
-    from ddp_lab import DistributedDataParallel
 
     model = DistributedDataParallel(_net())
     _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
@@ -329,8 +289,3 @@ def _in_backward_on_rank(rank: int, size: int) -> None:
         assert parameter.grad is None
         assert not torch.equal(old, parameter)
         assert _same(parameter)
-
-
-def test_optimizers_in_backward_of_another_dtype(ranks: Ranks) -> None:
-    """Optimizers in the backward go on stepping, and drop the gradients, after the model was converted."""
-    ranks(2, _in_backward_on_rank)

@@ -17,11 +17,14 @@ from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 from torch.distributed import distributed_c10d
 
+import ddp_lab.comm
+from ddp_lab import native
 from ddp_lab.diagnostics.flight_recorder import Entry, entries_of
 from ddp_lab.engine.groups import registry
 from ddp_lab.engine.status import flights
 from ddp_lab.engine.status.recorders import GpuFlights
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.waiting import wait_until
 
 
@@ -108,8 +111,6 @@ def test_the_server_answers_in_the_same_format(ranks: Ranks, tmp_path: Path) -> 
 
 def _noted_by(name: str, began: int) -> dict[str, int]:
     """Recorder -> how many collectives of a group it holds (see `_of_group`), of all that may have heard of them."""
-    from ddp_lab import native
-
     dumps = {"ours": native.load().flights(False)}
     for backend in ("gloo", "shm", "round_robin"):
         options = {"backend": backend} if _RECORDERS_BY_NAME else {}
@@ -121,9 +122,9 @@ def _noted_by(name: str, began: int) -> dict[str, int]:
 _RECORDERS_BY_NAME = hasattr(distributed_c10d, "_maybe_attach_flight_recorder")
 
 
-def _on_our_backends(rank: int, size: int) -> None:
-    import ddp_lab.comm
-
+@on_ranks(2)
+def test_our_backends_are_noted_once(rank: int, size: int) -> None:
+    """No recorder of torch's holds what our own log holds, or what the groups of a round-robin group hold."""
     registry.install()
     try:
         made = time.time_ns()
@@ -140,14 +141,9 @@ def _on_our_backends(rank: int, size: int) -> None:
         registry.uninstall()
 
 
-def test_our_backends_are_noted_once(ranks: Ranks) -> None:
-    """No recorder of torch's holds what our own log holds, or what the groups of a round-robin group hold."""
-    ranks(2, _on_our_backends)
-
-
-def _named_as_made(rank: int, size: int) -> None:
-    import ddp_lab.comm
-
+@on_ranks(2)
+def test_a_group_is_named_by_the_backend_that_it_got(rank: int, size: int) -> None:
+    """One that asked for shared memory and got Gloo is Gloo's before its first collective, too."""
     ddp_lab.comm.register()
     registry.install()
     os.environ["DDP_LAB_HOST_ID"] = f"host {rank}"
@@ -163,12 +159,11 @@ def _named_as_made(rank: int, size: int) -> None:
         registry.uninstall()
 
 
-def test_a_group_is_named_by_the_backend_that_it_got(ranks: Ranks) -> None:
-    """One that asked for shared memory and got Gloo is Gloo's before its first collective, too."""
-    ranks(2, _named_as_made)
+@pytest.mark.skipif(not _RECORDERS_BY_NAME, reason="before torch 2.15 nobody notes what other backends are given")
+@on_ranks(2)
+def test_a_third_partys_backend(rank: int, size: int) -> None:
+    """Torch's hook notes its collectives, as it does those of nccl2, and we read them: names, numbers and frames."""
 
-
-def _on_a_third_partys(rank: int, size: int) -> None:
     class Third(c10d.Backend):  # type: ignore[misc, name-defined, unused-ignore]
         def __init__(self, gloo: ProcessGroupGloo, rank: int, size: int) -> None:
             super().__init__(rank, size)
@@ -203,9 +198,3 @@ def _on_a_third_partys(rank: int, size: int) -> None:
         assert again["entered"] == 3, "though such a backend has no sequence number for it"
     finally:
         registry.uninstall()
-
-
-@pytest.mark.skipif(not _RECORDERS_BY_NAME, reason="before torch 2.15 nobody notes what other backends are given")
-def test_a_third_partys_backend(ranks: Ranks) -> None:
-    """Torch's hook notes its collectives, as it does those of nccl2, and we read them: names, numbers and frames."""
-    ranks(2, _on_a_third_partys)

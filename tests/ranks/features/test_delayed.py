@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.ranks.conftest import Ranks
+from ddp_lab import DistributedDataParallel
+from tests.ranks.harness import on_ranks
 
 
 class Net(nn.Module):
@@ -39,9 +40,11 @@ def _batch(rank: int, step: int) -> torch.Tensor:
     return torch.randn(2, 3, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
-def _delayed_on_rank(rank: int, size: int, dtype: torch.dtype) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@on_ranks(2)
+def test_delayed_parameters_are_averaged(rank: int, size: int, dtype: torch.dtype) -> None:
+    """Delayed parameters, of whatever dtype, get the average in views of one buffer, whether gradients are dropped or
+    zeroed between steps, and are in no bucket."""
     net = Net(dtype)
     chosen = [(name, net.get_parameter(name)) for name in ("late.weight", "late.bias")]
     model = DistributedDataParallel(
@@ -56,15 +59,11 @@ def _delayed_on_rank(rank: int, size: int, dtype: torch.dtype) -> None:
     assert net.late.weight.grad.untyped_storage().data_ptr() == net.late.bias.grad.untyped_storage().data_ptr()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_delayed_parameters_are_averaged(ranks: Ranks, dtype: torch.dtype) -> None:
-    """Delayed parameters, of whatever dtype, get the average in views of one buffer, whether gradients are dropped or
-    zeroed between steps, and are in no bucket."""
-    ranks(2, _delayed_on_rank, dtype)
-
-
-def _trigger_delayed_on_rank(rank: int, size: int, every: bool, twice: bool) -> None:
-    from ddp_lab import DistributedDataParallel
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize("twice", [False, True])
+@on_ranks(2)
+def test_the_trigger_may_be_delayed_itself(rank: int, size: int, every: bool, twice: bool) -> None:
+    """Better than torch, which leaves its gradient un-averaged: `param_to_hook_all_reduce` among those delayed."""
 
     class Reused(Net):
         """Its trigger is used twice in each forward."""
@@ -100,16 +99,9 @@ def _trigger_delayed_on_rank(rank: int, size: int, every: bool, twice: bool) -> 
         torch.testing.assert_close(parameter.grad, expected)
 
 
-@pytest.mark.parametrize("every", [False, True])
-@pytest.mark.parametrize("twice", [False, True])
-def test_the_trigger_may_be_delayed_itself(ranks: Ranks, every: bool, twice: bool) -> None:
-    """Better than torch, which leaves its gradient un-averaged: `param_to_hook_all_reduce` among those delayed."""
-    ranks(2, _trigger_delayed_on_rank, every, twice)
-
-
-def _all_delayed_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_all_parameters_delayed(rank: int, size: int) -> None:
+    """If every trained parameter is delayed there is no reducer, and forward, no_sync and backward work."""
     torch.manual_seed(rank)
     net = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     model = DistributedDataParallel(
@@ -125,14 +117,9 @@ def _all_delayed_on_rank(rank: int, size: int) -> None:
     assert net[1].weight.grad.shape == (3, 3)
 
 
-def test_all_parameters_delayed(ranks: Ranks) -> None:
-    """If every trained parameter is delayed there is no reducer, and forward, no_sync and backward work."""
-    ranks(2, _all_delayed_on_rank)
-
-
-def _no_sync_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_delayed_parameters_under_no_sync(rank: int, size: int) -> None:
+    """Under no_sync delayed gradients only accumulate; the next synchronised backward averages the sum."""
     net = Net(torch.float32)
     chosen: list[tuple[str, Any]] = [(name, net.get_parameter(name)) for name in ("late.weight", "late.bias")]
     model = DistributedDataParallel(
@@ -146,8 +133,3 @@ def _no_sync_on_rank(rank: int, size: int) -> None:
     model(_batch(rank, 1)).square().sum().backward()
     for parameter, expected in zip(net.parameters(), _reference(size, torch.float32, [0, 1]), strict=True):
         torch.testing.assert_close(parameter.grad, expected)
-
-
-def test_delayed_parameters_under_no_sync(ranks: Ranks) -> None:
-    """Under no_sync delayed gradients only accumulate; the next synchronised backward averages the sum."""
-    ranks(2, _no_sync_on_rank)

@@ -11,11 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 
 import ddp_lab
+from ddp_lab import DistributedDataParallel
 from tests.ranks.compare import assert_same, assert_same_on_all_ranks, mlp, same_as_torch, samples, state_of
-from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.ranks.wrapping import FORWARD_SYNC
 
 SMALL = 0.0005  # MiB: several buckets
@@ -77,7 +79,10 @@ def _train(model: Any, rank: int, iterations: int) -> list[Any]:
     return seen
 
 
-def _cases_on_rank(rank: int, size: int, name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in CASES if FORWARD_SYNC or name != "buffers left alone"])
+@on_ranks(4)
+def test_uneven_inputs(rank: int, size: int, name: str) -> None:
+    """Ranks with different numbers of batches train as with torch's class, and end with the last one's model."""
     build, arguments, joined, iterations = CASES[name]
 
     def program(wrap: Any) -> Any:
@@ -98,14 +103,9 @@ def _cases_on_rank(rank: int, size: int, name: str) -> None:
         assert last == max(rank for rank, own in enumerate(iterations) if own == longest)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if FORWARD_SYNC or name != "buffers left alone"])
-def test_uneven_inputs(ranks: Ranks, name: str) -> None:
-    """Ranks with different numbers of batches train as with torch's class, and end with the last one's model."""
-    ranks(4, _cases_on_rank, name)
-
-
-def _static_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
+@on_ranks(4)
+def test_static_graph(rank: int, size: int) -> None:
+    """With a static graph joined ranks shadow the first backward too, even one that never had inputs (torch's dies)."""
 
     def train(static: bool) -> list[Any]:
         model = DistributedDataParallel(mlp(), bucket_cap_mb=SMALL, static_graph=static)
@@ -116,15 +116,10 @@ def _static_on_rank(rank: int, size: int) -> None:
     assert_same(train(True), train(False))
 
 
-def test_static_graph(ranks: Ranks) -> None:
-    """With a static graph joined ranks shadow the first backward too, even one that never had inputs (torch's dies)."""
-    ranks(4, _static_on_rank)
-
-
-def _hook_on_rank(rank: int, size: int, unused: bool) -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-
-    from ddp_lab import DistributedDataParallel
+@pytest.mark.parametrize("unused", [False, True])
+@on_ranks(2)
+def test_comm_hooks_of_joined_ranks(rank: int, size: int, unused: bool) -> None:
+    """A joined rank sends zeros through the comm hook, whose state advances with the others': compression, PowerSGD."""
 
     def program(wrap: Any, power: Any = None) -> Any:
         torch.manual_seed(1)
@@ -148,13 +143,11 @@ def _hook_on_rank(rank: int, size: int, unused: bool) -> None:
     assert steps.item() == state.iter > 2
 
 
-@pytest.mark.parametrize("unused", [False, True])
-def test_comm_hooks_of_joined_ranks(ranks: Ranks, unused: bool) -> None:
-    """A joined rank sends zeros through the comm hook, whose state advances with the others': compression, PowerSGD."""
-    ranks(2, _hook_on_rank, unused)
+@pytest.mark.parametrize("build", list(BUILD))
+@on_ranks(4)
+def test_iterations_without_synchronisation(rank: int, size: int, build: str) -> None:
+    """Joined ranks shadow no backward of an iteration under no_sync, and go on shadowing after it."""
 
-
-def _no_sync_on_rank(rank: int, size: int, build: str) -> None:
     def program(wrap: Any) -> Any:
         torch.manual_seed(1)
         model = wrap(BUILD[build](), bucket_cap_mb=SMALL, find_unused_parameters=build == "branched")
@@ -171,15 +164,9 @@ def _no_sync_on_rank(rank: int, size: int, build: str) -> None:
     assert_same_on_all_ranks(same_as_torch(program))
 
 
-@pytest.mark.parametrize("build", list(BUILD))
-def test_iterations_without_synchronisation(ranks: Ranks, build: str) -> None:
-    """Joined ranks shadow no backward of an iteration under no_sync, and go on shadowing after it."""
-    ranks(4, _no_sync_on_rank, build)
-
-
-def _forward_alone_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_forwards_without_gradients(rank: int, size: int) -> None:
+    """An evaluating forward inside the context is shadowed as what it is: no rank waits for a backward of it."""
     model = DistributedDataParallel(normed(), bucket_cap_mb=SMALL)
     with model.join():
         for step in range(1 + 3 * rank):
@@ -189,12 +176,9 @@ def _forward_alone_on_rank(rank: int, size: int) -> None:
     assert_same_on_all_ranks(dict(model.state_dict()))
 
 
-def test_forwards_without_gradients(ranks: Ranks) -> None:
-    """An evaluating forward inside the context is shadowed as what it is: no rank waits for a backward of it."""
-    ranks(2, _forward_alone_on_rank)
-
-
-def _throw_on_rank(rank: int, size: int) -> None:
+@on_ranks(4)
+def test_throw_on_early_termination(rank: int, size: int) -> None:
+    """The first rank without inputs ends the loop on all ranks, in the same iteration, with torch's errors."""
     iterations = [4, 2, 3, 2]
 
     def program(wrap: Any) -> Any:
@@ -216,12 +200,10 @@ def _throw_on_rank(rank: int, size: int) -> None:
     assert_same_on_all_ranks(state)
 
 
-def test_throw_on_early_termination(ranks: Ranks) -> None:
-    """The first rank without inputs ends the loop on all ranks, in the same iteration, with torch's errors."""
-    ranks(4, _throw_on_rank)
-
-
-def _zero_on_rank(rank: int, size: int, divide: bool) -> None:
+@pytest.mark.parametrize("divide", [True, False])
+@on_ranks(4)
+def test_together_with_zero(rank: int, size: int, divide: bool) -> None:
+    """In one context with ZeroRedundancyOptimizer, which broadcasts its shards in every step, nothing hangs."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     def program(wrap: Any) -> Any:
@@ -237,15 +219,9 @@ def _zero_on_rank(rank: int, size: int, divide: bool) -> None:
     assert_same_on_all_ranks(same_as_torch(program))
 
 
-@pytest.mark.parametrize("divide", [True, False])
-def test_together_with_zero(ranks: Ranks, divide: bool) -> None:
-    """In one context with ZeroRedundancyOptimizer, which broadcasts its shards in every step, nothing hangs."""
-    ranks(4, _zero_on_rank, divide)
-
-
-def _user_error_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_protocol(rank: int, size: int) -> None:
+    """An exception inside the context leaves it unchanged; device and group are the model's; groups must agree."""
     model = DistributedDataParallel(mlp())
 
     def fail() -> None:
@@ -260,12 +236,9 @@ def _user_error_on_rank(rank: int, size: int) -> None:
         Join([model, DistributedDataParallel(mlp(), process_group=dist.new_group())])
 
 
-def test_protocol(ranks: Ranks) -> None:
-    """An exception inside the context leaves it unchanged; device and group are the model's; groups must agree."""
-    ranks(2, _user_error_on_rank)
-
-
-def _second_backward_on_rank(rank: int, size: int) -> str:
+@on_ranks(2)
+def test_a_second_backward_is_refused(rank: int, size: int) -> None:
+    """Inside join() a second backward of one forward raises: ranks without inputs would miss it; outside it works."""
     model = ddp_lab.DistributedDataParallel(mlp())
     with model.join():
         loss = model(samples(rank, 0)).square().mean()
@@ -276,17 +249,13 @@ def _second_backward_on_rank(rank: int, size: int) -> str:
     loss = model(samples(rank, 1)).square().mean()
     loss.backward(retain_graph=True)
     loss.backward()
-    return str(caught.value)
+    text = str(caught.value)
+    assert text.startswith("a second backward can't be synchronised inside join()")
 
 
-def test_a_second_backward_is_refused(ranks: Ranks) -> None:
-    """Inside join() a second backward of one forward raises: ranks without inputs would miss it; outside it works."""
-    for text in ranks(2, _second_backward_on_rank):
-        assert text.startswith("a second backward can't be synchronised inside join()")
-
-
-def _sync_batchnorm_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
+@on_ranks(2)
+def test_sync_batchnorm_is_warned_of_before_it_hangs(rank: int, size: int) -> None:
+    """join with SyncBatchNorm and without throw_on_early_termination: says so, once, at the latest in the forward."""
 
     def warned(context: Callable[[Any], Any]) -> list[str]:
         model = DistributedDataParallel(mlp())
@@ -304,8 +273,3 @@ def _sync_batchnorm_on_rank(rank: int, size: int) -> None:
     assert "'norm' is a SyncBatchNorm" in message
     assert "throw_on_early_termination=True" in message
     assert len(warned(lambda model: Join([model]))) == 1
-
-
-def test_sync_batchnorm_is_warned_of_before_it_hangs(ranks: Ranks) -> None:
-    """join with SyncBatchNorm and without throw_on_early_termination: says so, once, at the latest in the forward."""
-    ranks(2, _sync_batchnorm_on_rank)

@@ -8,9 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from tests.ranks.conftest import Ranks
+from ddp_lab import DistributedDataParallel
+from tests.ranks.harness import on_ranks
 
 # Values that measure this run
 _MEASURED = ("time", "num_buckets_reduced")
@@ -41,9 +43,9 @@ def _data(wrap: Any, steps: int, **given: Any) -> dict[str, Any]:
     return model._get_ddp_logging_data()
 
 
-def _compare_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_keys_and_values_are_torchs(rank: int, size: int) -> None:
+    """At construction and in training, in four modes: torch's keys, and torch's values wherever they do not measure."""
     for given in ({}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
         for steps in (0, 1, 2, 4):
             ours, theirs = _data(DistributedDataParallel, steps, **given), _data(TorchDDP, steps, **given)
@@ -57,14 +59,9 @@ def _compare_on_rank(rank: int, size: int) -> None:
             assert different == {}, f"{given}, {steps} steps: {different}"
 
 
-def test_keys_and_values_are_torchs(ranks: Ranks) -> None:
-    """At construction and in training, in four modes: torch's keys, and torch's values wherever they do not measure."""
-    ranks(2, _compare_on_rank)
-
-
-def _sampling_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_sampling(rank: int, size: int) -> None:
+    """Data is taken in the first ten iterations, then at the given rate (below 1: ValueError); times are in order."""
     model = DistributedDataParallel(nn.Linear(4, 4))
     with pytest.raises(ValueError, match="DDP runtime logging sample rate should be equal or greater than 1"):
         model._set_ddp_runtime_logging_sample_rate(0)
@@ -85,14 +82,9 @@ def _sampling_on_rank(rank: int, size: int) -> None:
     assert data["can_set_static_graph"] is True
 
 
-def test_sampling(ranks: Ranks) -> None:
-    """Data is taken in the first ten iterations, then at the given rate (below 1: ValueError); times are in order."""
-    ranks(2, _sampling_on_rank)
-
-
-def _errors_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_errors_are_kept(rank: int, size: int) -> None:
+    """An error of the front and one of the reducer are both found in the logging data: has_error, error."""
     model = DistributedDataParallel(nn.Linear(4, 4))
     assert "has_error" not in model._get_ddp_logging_data()
     with pytest.raises(TypeError, match="must be callable"):
@@ -111,16 +103,9 @@ def _errors_on_rank(rank: int, size: int) -> None:
     dist.barrier()
 
 
-def test_errors_are_kept(ranks: Ranks) -> None:
-    """An error of the front and one of the reducer are both found in the logging data: has_error, error."""
-    ranks(2, _errors_on_rank)
-
-
-def _hooks_on_rank(rank: int, size: int) -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(1)
+def test_the_comm_hook_is_named(rank: int, size: int) -> None:
+    """comm_hook is there once a hook is registered, with torch's name of it."""
     model = DistributedDataParallel(nn.Linear(4, 4))
     assert "comm_hook" not in model._get_ddp_logging_data()
     model.register_comm_hook(None, default_hooks.allreduce_hook)
@@ -128,8 +113,3 @@ def _hooks_on_rank(rank: int, size: int) -> None:
     model = DistributedDataParallel(nn.Linear(4, 4))
     model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
     assert model._get_ddp_logging_data()["comm_hook"] == str(dist.BuiltinCommHookType.ALLREDUCE)
-
-
-def test_the_comm_hook_is_named(ranks: Ranks) -> None:
-    """comm_hook is there once a hook is registered, with torch's name of it."""
-    ranks(1, _hooks_on_rank)

@@ -14,6 +14,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 from tests.ranks.compare import assert_same, samples
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.ranks.wrapping import wrap
 
 SMALL = 0.0005  # MiB: several buckets
@@ -78,19 +79,18 @@ def _train(model: Any, rank: int, *, unused: bool) -> list[Any]:
     return [*seen, dict(model.state_dict())]
 
 
-def _same_on_rank(rank: int, size: int, given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("given", ANY.values(), ids=ANY)
+@on_ranks(2)
+def test_gradients_are_the_same(rank: int, size: int, given: dict[str, Any]) -> None:
+    """After finalize_backward() gradients and trained parameters are those of backwards that end by themselves."""
     unused = "find_unused_parameters" in given
     expected = _train(wrap(Net(), bucket_cap_mb=SMALL, **given), rank, unused=unused)
     assert_same(_train(_manual(**given), rank, unused=unused), expected)
 
 
-@pytest.mark.parametrize("given", ANY.values(), ids=ANY)
-def test_gradients_are_the_same(ranks: Ranks, given: dict[str, Any]) -> None:
-    """After finalize_backward() gradients and trained parameters are those of backwards that end by themselves."""
-    ranks(2, _same_on_rank, given)
-
-
-def _later_on_rank(rank: int, size: int) -> None:
+@on_ranks(1)
+def test_the_backward_waits_for_nothing(rank: int, size: int) -> None:
+    """backward() returns while no bucket is reduced, with this rank's gradients; finalize_backward() fetches them."""
     order: list[str] = []
     futures: list[torch.futures.Future[torch.Tensor]] = []
     buffers: list[torch.Tensor] = []
@@ -113,11 +113,6 @@ def _later_on_rank(rank: int, size: int) -> None:
     assert order == ["backward has returned"]
     assert all(bool((p.grad == 5.0).all()) for p in model.parameters())
     assert not model.reducer.in_flight()
-
-
-def test_the_backward_waits_for_nothing(ranks: Ranks) -> None:
-    """backward() returns while no bucket is reduced, with this rank's gradients; finalize_backward() fetches them."""
-    ranks(1, _later_on_rank)
 
 
 def _hook_on_rank(rank: int, size: int, given: dict[str, Any]) -> None:
@@ -160,7 +155,9 @@ def _refused(function: Any, message: str) -> None:
         function()
 
 
-def _refusals_on_rank(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_what_is_refused_leaves_the_averages(rank: int, size: int) -> None:
+    """Calls at a wrong time raise RuntimeError, say what to do, and the pending backward can still be ended."""
     model = wrap(Net(), bucket_cap_mb=SMALL)
     assert model.require_manual_backward_finalization is False
     assert model.should_finalize_after_backward is False
@@ -197,12 +194,9 @@ def _refusals_on_rank(rank: int, size: int) -> None:
     model._check_reducer_finalized()
 
 
-def test_what_is_refused_leaves_the_averages(ranks: Ranks) -> None:
-    """Calls at a wrong time raise RuntimeError, say what to do, and the pending backward can still be ended."""
-    ranks(2, _refusals_on_rank)
-
-
-def _early_on_rank(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_too_early(rank: int, size: int) -> None:
+    """finalize_backward() before all gradients are there raises, and names the parameters that are missing."""
     model = _manual()
     hidden: list[torch.Tensor] = []
     model.module.first.register_forward_hook(lambda module, inputs, output: hidden.append(output))
@@ -216,12 +210,9 @@ def _early_on_rank(rank: int, size: int) -> None:
     model.finalize_backward()
 
 
-def test_too_early(ranks: Ranks) -> None:
-    """finalize_backward() before all gradients are there raises, and names the parameters that are missing."""
-    ranks(2, _early_on_rank)
-
-
-def _around_on_rank(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_it_stays_required(rank: int, size: int) -> None:
+    """Copies, a changed model and another group keep it; join's other ranks and sync_gradients need no call."""
     model = _manual()
     model(samples(rank, 0)).sum().backward()
     model.reducer.abandon()
@@ -246,12 +237,9 @@ def _around_on_rank(rank: int, size: int) -> None:
     model._check_reducer_finalized()
 
 
-def test_it_stays_required(ranks: Ranks) -> None:
-    """Copies, a changed model and another group keep it; join's other ranks and sync_gradients need no call."""
-    ranks(2, _around_on_rank)
-
-
-def _delayed_on_rank(rank: int, size: int) -> None:
+@on_ranks(1)
+def test_delayed_parameters_alone(rank: int, size: int) -> None:
+    """A model without a reducer of ours refuses it, as torch does."""
     net = Net()
     named = list(net.named_parameters())
     model = wrap(net, delay_all_reduce_named_params=named, param_to_hook_all_reduce=net.first.weight)
@@ -261,12 +249,10 @@ def _delayed_on_rank(rank: int, size: int) -> None:
     _refused(model.finalize_backward, "not supported when all DDP parameters")
 
 
-def test_delayed_parameters_alone(ranks: Ranks) -> None:
-    """A model without a reducer of ours refuses it, as torch does."""
-    ranks(1, _delayed_on_rank)
-
-
-def _torchs_on_rank(rank: int, size: int) -> None:
+@pytest.mark.skipif(not hasattr(TorchDDP, "finalize_backward"), reason="torch has it from 2.15 on")
+@on_ranks(2)
+def test_as_torch(rank: int, size: int) -> None:
+    """Gradients before and after finalize_backward() and when it may be called are torch's."""
     found = []
     for cls in (TorchDDP, None):
         torch.manual_seed(3)
@@ -284,9 +270,3 @@ def _torchs_on_rank(rank: int, size: int) -> None:
             seen.append(_gradients(model))
         found.append(seen)
     assert_same(found[1], found[0])
-
-
-@pytest.mark.skipif(not hasattr(TorchDDP, "finalize_backward"), reason="torch has it from 2.15 on")
-def test_as_torch(ranks: Ranks) -> None:
-    """Gradients before and after finalize_backward() and when it may be called are torch's."""
-    ranks(2, _torchs_on_rank)

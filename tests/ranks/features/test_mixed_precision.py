@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
 
+from ddp_lab import DistributedDataParallel
 from tests.ranks.compare import assert_same, assert_same_on_all_ranks, samples, state_of
-from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 
 SMALL = 0.0005  # MiB: several buckets
 LOW = torch.bfloat16
@@ -55,9 +56,12 @@ def _averaged(gradients: dict[str, torch.Tensor], dtype: torch.dtype, size: int)
     return averages
 
 
-def _exact_on_rank(rank: int, size: int, reduce_dtype: torch.dtype | None, as_view: bool, to_none: bool) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@pytest.mark.parametrize("reduce_dtype", [LOW, torch.float32, None])
+@pytest.mark.parametrize(("as_view", "to_none"), [(False, True), (True, True), (True, False), (False, False)])
+@on_ranks(2)
+def test_gradients(rank: int, size: int, reduce_dtype: torch.dtype | None, as_view: bool, to_none: bool) -> None:
+    """Computes in `param_dtype`, averages in `reduce_dtype` (and says so of its buckets), leaves gradients of full
+    precision, bit by bit."""
     config = _MixedPrecision(param_dtype=LOW, reduce_dtype=reduce_dtype, buffer_dtype=LOW)
     net = Net()
     model = DistributedDataParallel(net, mixed_precision=config, bucket_cap_mb=SMALL, gradient_as_bucket_view=as_view)
@@ -83,17 +87,10 @@ def _exact_on_rank(rank: int, size: int, reduce_dtype: torch.dtype | None, as_vi
     assert [(one["bytes"], one["dtype"]) for one in described] == [(one.bytes, one.dtype) for one in model.buckets()]
 
 
-@pytest.mark.parametrize("reduce_dtype", [LOW, torch.float32, None])
-@pytest.mark.parametrize(("as_view", "to_none"), [(False, True), (True, True), (True, False), (False, False)])
-def test_gradients(ranks: Ranks, reduce_dtype: torch.dtype | None, as_view: bool, to_none: bool) -> None:
-    """Computes in `param_dtype`, averages in `reduce_dtype` (and says so of its buckets), leaves gradients of full
-    precision, bit by bit."""
-    ranks(2, _exact_on_rank, reduce_dtype, as_view, to_none)
-
-
-def _window_on_rank(rank: int, size: int, as_view: bool) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@pytest.mark.parametrize("as_view", [False, True])
+@on_ranks(2)
+def test_accumulation_is_in_full_precision(rank: int, size: int, as_view: bool) -> None:
+    """Under no_sync low gradients are added up in full precision, not cast down each time, and so averaged."""
     config = _MixedPrecision(param_dtype=LOW, reduce_dtype=torch.float32, buffer_dtype=LOW)
     net = Net()
     model = DistributedDataParallel(net, mixed_precision=config, gradient_as_bucket_view=as_view)
@@ -112,15 +109,9 @@ def _window_on_rank(rank: int, size: int, as_view: bool) -> None:
         assert_same(found, _averaged(sums, torch.float32, size))
 
 
-@pytest.mark.parametrize("as_view", [False, True])
-def test_accumulation_is_in_full_precision(ranks: Ranks, as_view: bool) -> None:
-    """Under no_sync low gradients are added up in full precision, not cast down each time, and so averaged."""
-    ranks(2, _window_on_rank, as_view)
-
-
-def _forwards_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_evaluation_and_failures(rank: int, size: int) -> None:
+    """Forwards without gradients and failed backwards leave parameters in full precision and averages right."""
     config = _MixedPrecision(param_dtype=LOW, reduce_dtype=LOW, buffer_dtype=LOW)
     model = DistributedDataParallel(Net(), mixed_precision=config)
     reference = {name: value.clone() for name, value in model.state_dict().items()}
@@ -157,11 +148,6 @@ def _forwards_on_rank(rank: int, size: int) -> None:
     model.module(samples(rank, 0))  # the module itself computes in full precision
 
 
-def test_evaluation_and_failures(ranks: Ranks) -> None:
-    """Forwards without gradients and failed backwards leave parameters in full precision and averages right."""
-    ranks(2, _forwards_on_rank)
-
-
 class Blocks(nn.Module):
     """Two checkpointed layers and one that is used twice."""
 
@@ -178,9 +164,10 @@ class Blocks(nn.Module):
         return checkpoint(self.last, torch.tanh(y), use_reentrant=self.reentrant)
 
 
-def _checkpointed_on_rank(rank: int, size: int, reentrant: bool) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@pytest.mark.parametrize("reentrant", [False, True])
+@on_ranks(2)
+def test_checkpointed_layers(rank: int, size: int, reentrant: bool) -> None:
+    """Recomputed forwards, also in reentrant backwards, see the low-precision parameters."""
     config = _MixedPrecision(param_dtype=LOW, reduce_dtype=torch.float32)
     model = DistributedDataParallel(Blocks(reentrant), mixed_precision=config, bucket_cap_mb=SMALL)
     for step in range(3):
@@ -193,15 +180,9 @@ def _checkpointed_on_rank(rank: int, size: int, reentrant: bool) -> None:
         assert_same({name: p.grad for name, p in model.module.named_parameters()}, expected)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointed_layers(ranks: Ranks, reentrant: bool) -> None:
-    """Recomputed forwards, also in reentrant backwards, see the low-precision parameters."""
-    ranks(2, _checkpointed_on_rank, reentrant)
-
-
-def _ignored_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(1)
+def test_ignored_parameters_and_hooks(rank: int, size: int) -> None:
+    """Ignored parameters and buffers are left alone; another comm hook is refused."""
     net = nn.Sequential(nn.Linear(10, 4), nn.Linear(4, 4))
     net.register_buffer("own", torch.ones(2))
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["1.weight", "own"])
@@ -214,14 +195,9 @@ def _ignored_on_rank(rank: int, size: int) -> None:
         model.register_comm_hook(None, lambda state, bucket: None)
 
 
-def test_ignored_parameters_and_hooks(ranks: Ranks) -> None:
-    """Ignored parameters and buffers are left alone; another comm hook is refused."""
-    ranks(1, _ignored_on_rank)
-
-
-def _only_reduce_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_only_the_reduction_is_low(rank: int, size: int) -> None:
+    """With `reduce_dtype` alone everything is computed in full precision, and only the buckets travel in low."""
     net = Net(torch.float32)
     model = DistributedDataParallel(net, mixed_precision=_MixedPrecision(reduce_dtype=LOW), bucket_cap_mb=SMALL)
     for step in range(3):
@@ -232,8 +208,3 @@ def _only_reduce_on_rank(rank: int, size: int) -> None:
         expected = _averaged({n: p.grad for n, p in alone.named_parameters() if p.grad is not None}, LOW, size)
         model(samples(rank, step)).square().mean().backward()
         assert_same({n: p.grad for n, p in net.named_parameters() if p.requires_grad}, expected)
-
-
-def test_only_the_reduction_is_low(ranks: Ranks) -> None:
-    """With `reduce_dtype` alone everything is computed in full precision, and only the buckets travel in low."""
-    ranks(2, _only_reduce_on_rank)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from ddp_lab import DistributedDataParallel
 from tests.ranks.compare import assert_same, assert_same_on_all_ranks, mlp, same_as_torch, samples
-from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 
 SMALL = 0.0005  # MiB: several buckets
 STEPS = 5
@@ -32,10 +33,12 @@ def _after(wrap: Any, rank: int, name: str, **kwargs: Any) -> list[dict[str, tor
     return seen
 
 
-def _in_backward_on_rank(rank: int, size: int, as_view: bool, name: str, kwargs: dict[str, Any]) -> None:
+@pytest.mark.parametrize("as_view", [False, True])
+@pytest.mark.parametrize(("name", "kwargs"), [("SGD", {"lr": 0.1, "momentum": 0.9}), ("Adam", {"lr": 0.05})])
+@on_ranks(2)
+def test_apply_optimizer_in_backward(rank: int, size: int, as_view: bool, name: str, kwargs: dict[str, Any]) -> None:
+    """`_apply_optimizer_in_backward` steps on averaged gradients and drops them; also on the CPU."""
     from torch.distributed.optim import _apply_optimizer_in_backward
-
-    from ddp_lab import DistributedDataParallel
 
     net = mlp()
     _apply_optimizer_in_backward(getattr(torch.optim, name), net.parameters(), kwargs)
@@ -49,18 +52,11 @@ def _in_backward_on_rank(rank: int, size: int, as_view: bool, name: str, kwargs:
     assert_same_on_all_ranks(seen[-1])
 
 
-@pytest.mark.parametrize("as_view", [False, True])
-@pytest.mark.parametrize(("name", "kwargs"), [("SGD", {"lr": 0.1, "momentum": 0.9}), ("Adam", {"lr": 0.05})])
-def test_apply_optimizer_in_backward(ranks: Ranks, as_view: bool, name: str, kwargs: dict[str, Any]) -> None:
-    """`_apply_optimizer_in_backward` steps on averaged gradients and drops them; also on the CPU."""
-    ranks(2, _in_backward_on_rank, as_view, name, kwargs)
-
-
-def _some_on_rank(rank: int, size: int, find_unused: bool) -> None:
-    """Only the first layer steps in the backward; a layer may be unused on one rank."""
+@pytest.mark.parametrize("find_unused", [False, True])
+@on_ranks(2)
+def test_some_parameters_and_accumulation(rank: int, size: int, find_unused: bool) -> None:
+    """Parameters without such an optimizer keep their gradients, used here or on another rank; no_sync accumulates."""
     from torch.distributed.optim import _apply_optimizer_in_backward
-
-    from ddp_lab import DistributedDataParallel
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -97,16 +93,10 @@ def _some_on_rank(rank: int, size: int, find_unused: bool) -> None:
     assert_same(train(True), train(False))
 
 
-@pytest.mark.parametrize("find_unused", [False, True])
-def test_some_parameters_and_accumulation(ranks: Ranks, find_unused: bool) -> None:
-    """Parameters without such an optimizer keep their gradients, used here or on another rank; no_sync accumulates."""
-    ranks(2, _some_on_rank, find_unused)
-
-
-def _refused_on_rank(rank: int, size: int) -> None:
+@on_ranks(1)
+def test_no_second_hook(rank: int, size: int) -> None:
+    """With another comm hook the first forward refuses: communication can't be replaced twice."""
     from torch.distributed.optim import _apply_optimizer_in_backward
-
-    from ddp_lab import DistributedDataParallel
 
     net = mlp()
     _apply_optimizer_in_backward(torch.optim.SGD, net.parameters(), {"lr": 0.1})
@@ -116,13 +106,11 @@ def _refused_on_rank(rank: int, size: int) -> None:
         _backward(model, rank, 0)
 
 
-def test_no_second_hook(ranks: Ranks) -> None:
-    """With another comm hook the first forward refuses: communication can't be replaced twice."""
-    ranks(1, _refused_on_rank)
-
-
-def _fused_on_rank(rank: int, size: int, name: str, kwargs: dict[str, Any], some: bool) -> None:
-    from ddp_lab import DistributedDataParallel
+@pytest.mark.parametrize("some", [False, True])
+@pytest.mark.parametrize(("name", "kwargs"), [("SGD", {"lr": 0.1, "momentum": 0.9}), ("AdamW", {"lr": 0.05})])
+@on_ranks(2)
+def test_register_fused_optim(rank: int, size: int, name: str, kwargs: dict[str, Any], some: bool) -> None:
+    """`_register_fused_optim` steps all or the given parameters with each reduced bucket, as torch's class does."""
 
     def program(wrap: Any) -> Any:
         model = wrap(mlp(), bucket_cap_mb=SMALL)
@@ -142,21 +130,9 @@ def _fused_on_rank(rank: int, size: int, name: str, kwargs: dict[str, Any], some
     assert torch.equal(seen[-1]["module.4.weight"], unchanged) == some
 
 
-@pytest.mark.parametrize("some", [False, True])
-@pytest.mark.parametrize(("name", "kwargs"), [("SGD", {"lr": 0.1, "momentum": 0.9}), ("AdamW", {"lr": 0.05})])
-def test_register_fused_optim(ranks: Ranks, name: str, kwargs: dict[str, Any], some: bool) -> None:
-    """`_register_fused_optim` steps all or the given parameters with each reduced bucket, as torch's class does."""
-    ranks(2, _fused_on_rank, name, kwargs, some)
-
-
-def _unsupported_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(1)
+def test_optimizers_without_a_functional_form(rank: int, size: int) -> None:
+    """An optimizer that can't run per bucket is refused by name."""
     model = DistributedDataParallel(mlp())
     with pytest.raises(ValueError, match="does not have"):
         model._register_fused_optim(torch.optim.LBFGS, lr=0.1)
-
-
-def test_optimizers_without_a_functional_form(ranks: Ranks) -> None:
-    """An optimizer that can't run per bucket is refused by name."""
-    ranks(1, _unsupported_on_rank)

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from tests.ranks.conftest import Ranks
+from ddp_lab import DistributedDataParallel
+from tests.ranks.harness import on_ranks
 from tests.ranks.wrapping import wrap
 
 
@@ -35,9 +36,11 @@ COPIES = {
 }
 
 
-def _copies_on_rank(rank: int, size: int, how: str, given: dict[str, Any]) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@pytest.mark.parametrize("given", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
+@pytest.mark.parametrize("how", COPIES)
+@on_ranks(2)
+def test_a_copy_trains_by_itself(rank: int, size: int, how: str, given: dict[str, Any]) -> None:
+    """__getstate__, __setstate__: a copy has its own parameters and reducer, the mode of the original, and averages."""
     model = DistributedDataParallel(nn.Linear(3, 1, bias=False), **given)
     x = torch.full((1, 3), float(rank))
     model(x).sum().backward()
@@ -54,16 +57,9 @@ def _copies_on_rank(rank: int, size: int, how: str, given: dict[str, Any]) -> No
             assert each.module.weight.grad.unique().tolist() == [_mean_of_ranks(rank, size)]
 
 
-@pytest.mark.parametrize("given", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
-@pytest.mark.parametrize("how", COPIES)
-def test_a_copy_trains_by_itself(ranks: Ranks, how: str, given: dict[str, Any]) -> None:
-    """__getstate__, __setstate__: a copy has its own parameters and reducer, the mode of the original, and averages."""
-    ranks(2, _copies_on_rank, how, given)
-
-
-def _refused_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_other_groups_are_refused(rank: int, size: int) -> None:
+    """A model of another group than the default one can't be copied, in torch's words."""
     group = dist.new_group()
     for cls in (DistributedDataParallel, TorchDDP):
         model = cls(nn.Linear(3, 1), process_group=group)
@@ -73,20 +69,15 @@ def _refused_on_rank(rank: int, size: int) -> None:
             copy.deepcopy(model)
 
 
-def test_other_groups_are_refused(ranks: Ranks) -> None:
-    """A model of another group than the default one can't be copied, in torch's words."""
-    ranks(2, _refused_on_rank)
-
-
 def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer() * 0)
     return future
 
 
-def _hook_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(1)
+def test_a_comm_hook_is_not_copied(rank: int, size: int) -> None:
+    """A copy has no comm hook, and a warning says so."""
     model = DistributedDataParallel(nn.Linear(3, 1))
     model.register_comm_hook(None, hook)
     with pytest.warns(UserWarning, match="has no comm hook: register it again"):
@@ -94,12 +85,18 @@ def _hook_on_rank(rank: int, size: int) -> None:
     other.register_comm_hook(None, hook)
 
 
-def test_a_comm_hook_is_not_copied(ranks: Ranks) -> None:
-    """A copy has no comm hook, and a warning says so."""
-    ranks(1, _hook_on_rank)
+@on_ranks(1)
+def test_a_model_of_an_earlier_release_is_refused(rank: int, size: int) -> None:
+    """One that was pickled whole before has other attributes: it is told what to save instead."""
+    model = wrap(nn.Linear(3, 1))
+    state = {name: value for name, value in model.__getstate__().items() if name != "_settings"}
+    with pytest.raises(ValueError, match=r"pickled by an earlier release of ddp_lab: save and load its state_dict\(\)"):
+        type(model).__new__(type(model)).__setstate__(state)
 
 
-def _settings_on_rank(rank: int, size: int) -> None:
+@on_ranks(1)
+def test_settings_are_copied(rank: int, size: int) -> None:
+    """A copy has what the model has now, also what was set after it was wrapped, and its own from then on."""
     model = wrap(nn.Linear(3, 1), forward_sync_buffers=False, bucket_cap_mb=3)
     model.require_backward_grad_sync = False
     model._set_static_graph()
@@ -111,20 +108,3 @@ def _settings_on_rank(rank: int, size: int) -> None:
     assert other.bucket_bytes_cap == 2 * 2**20
     other.require_backward_grad_sync = True
     assert model.require_backward_grad_sync is False
-
-
-def _former_state_on_rank(rank: int, size: int) -> None:
-    model = wrap(nn.Linear(3, 1))
-    state = {name: value for name, value in model.__getstate__().items() if name != "_settings"}
-    with pytest.raises(ValueError, match=r"pickled by an earlier release of ddp_lab: save and load its state_dict\(\)"):
-        type(model).__new__(type(model)).__setstate__(state)
-
-
-def test_a_model_of_an_earlier_release_is_refused(ranks: Ranks) -> None:
-    """One that was pickled whole before has other attributes: it is told what to save instead."""
-    ranks(1, _former_state_on_rank)
-
-
-def test_settings_are_copied(ranks: Ranks) -> None:
-    """A copy has what the model has now, also what was set after it was wrapped, and its own from then on."""
-    ranks(1, _settings_on_rank)

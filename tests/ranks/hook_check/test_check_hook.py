@@ -18,8 +18,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 )
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
+import ddp_lab
 from ddp_lab import recording
+from ddp_lab.parallel.hook_check.cases import Case
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 
 Future = torch.futures.Future
 
@@ -106,8 +109,6 @@ MILD: dict[str, Callable[..., Any]] = {"converted": _converted, "hides non-finit
 
 
 def _report(rank: int, size: int, hook: Any, state: Any = None, **options: Any) -> Any:
-    import ddp_lab
-
     if isinstance(state, str):
         state = STATES[state]()
     return ddp_lab.check_hook(hook, state, **options)
@@ -259,8 +260,6 @@ def test_bytes_are_what_collectives_were_given(ranks: Ranks) -> None:
 
 
 def _errors(rank: int, size: int) -> Any:
-    from ddp_lab.parallel.hook_check.cases import Case
-
     case = Case(torch.float32, ((7,), (3, 5)))
     report = _report(rank, size, _not_divided, steps=0, dtypes=[torch.float32], in_flight=1)
     return report, [case.gradients(other, 0, torch.device("cpu")) for other in range(size)]
@@ -333,7 +332,10 @@ def _counted(state: Any, bucket: Any) -> Any:
     return _averaged(state.group, bucket.buffer()).then(lambda f: f.value()[0])
 
 
-def _state_on_rank(rank: int, size: int) -> tuple[bool, int, int]:
+@on_ranks(2)
+def test_the_users_state_and_random_numbers_stay(rank: int, size: int) -> None:
+    """Every trial has a state of its own, with the user's group in it; the user's is untouched, and so is the RNG. The
+    check's own steps are not recorded, those after it are."""
     state = _Counting()
     before, recorded = torch.get_rng_state(), recording.statistics().recorded
     assert recording.enabled()
@@ -341,13 +343,7 @@ def _state_on_rank(rank: int, size: int) -> tuple[bool, int, int]:
     assert torch.equal(before, torch.get_rng_state())
     events, _, _ = recording.drain(recorded)
     assert (events[["kind", "reducer", "bucket", "step"]].tolist(), recording.enabled()) == ([], True)
-    return report.ok, state.calls, len(state.memory)
-
-
-def test_the_users_state_and_random_numbers_stay(ranks: Ranks) -> None:
-    """Every trial has a state of its own, with the user's group in it; the user's is untouched, and so is the RNG. The
-    check's own steps are not recorded, those after it are."""
-    assert ranks(2, _state_on_rank) == [(True, 0, 0)] * 2
+    assert (report.ok, state.calls, len(state.memory)) == (True, 0, 0)
 
 
 def _by_index(state: Any, bucket: Any) -> Any:

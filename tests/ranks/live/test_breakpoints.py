@@ -15,15 +15,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddp_lab import DistributedDataParallel
+from ddp_lab.parallel.live import breakpoints
+from ddp_lab.parallel.live.model import release
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.waiting import wait_until
 
 POINTS = ("gradient_ready", "bucket_ready", "launched", "reduced")
 
 
 def _model(**arguments: Any) -> Any:
-    from ddp_lab import DistributedDataParallel
-
     torch.manual_seed(3)
     net = nn.Sequential(*[nn.Linear(5, 5) for _ in range(3)])
     model = DistributedDataParallel(net, bucket_cap_mb=1e-4, **arguments)
@@ -126,8 +128,9 @@ def test_every_event_in_its_order(ranks: Ranks, options: dict[str, Any]) -> None
     assert stages["reduced", 2] == "reduced:2 reduced:2 reduced:2"
 
 
-def _buckets_on_rank(rank: int, size: int) -> list[Any]:
-    """Bucket by bucket on both ranks, and only bucket 2 at first."""
+@on_ranks(2)
+def test_from_bucket_to_bucket(rank: int, size: int) -> None:
+    """A breakpoint at one bucket, then on to each next bucket, then to the breakpoint again, on both ranks."""
     model = _model()
     seen: list[Any] = []
 
@@ -146,17 +149,13 @@ def _buckets_on_rank(rank: int, size: int) -> list[Any]:
         _step(model, rank, step)
     thread.join()
     assert errors == [None]
-    return seen
+    assert seen == [2, 0, 1, 2, (2, 4)]
 
 
-def test_from_bucket_to_bucket(ranks: Ranks) -> None:
-    """A breakpoint at one bucket, then on to each next bucket, then to the breakpoint again, on both ranks."""
-    for seen in ranks(2, _buckets_on_rank):
-        assert seen == [2, 0, 1, 2, (2, 4)]
-
-
-def _free_on_rank(rank: int, size: int, point: str) -> None:
-    """While rank 0 pauses, everything that other threads ask is answered at once."""
+@pytest.mark.parametrize("point", POINTS)
+@on_ranks(2)
+def test_a_pause_stops_nobody_else(rank: int, size: int, point: str) -> None:
+    """During a pause at any point other threads can ask the model everything."""
     model = _model()
     if rank == 0:
         model._live.breakpoints.set([point])
@@ -180,19 +179,14 @@ def _free_on_rank(rank: int, size: int, point: str) -> None:
         assert isinstance(seen[0], float)
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_a_pause_stops_nobody_else(ranks: Ranks, point: str) -> None:
-    """During a pause at any point other threads can ask the model everything."""
-    ranks(2, _free_on_rank, point)
-
-
 ENDS = ("release", "abandon", "signal")
 
 
-def _end_on_rank(rank: int, size: int, point: str, how: str) -> str:
-    """Both ranks pause and are ended; the next steps are as if nothing had been."""
-    from ddp_lab.parallel.live.model import release
-
+@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("point", ["gradient_ready", "bucket_ready"])
+@on_ranks(2)
+def test_a_pause_can_be_ended(rank: int, size: int, point: str, how: str) -> None:
+    """A release, abandon_backward() or Ctrl-C ends a pause with an exception, and the model trains on afterwards."""
     model = _model()
     plain = _step(model, rank, 5)
     model._live.breakpoints.set([point])
@@ -215,24 +209,16 @@ def _end_on_rank(rank: int, size: int, point: str, how: str) -> str:
     # buckets were launched on all ranks or on none: the group is whole
     again = _step(model, rank, 5)
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
-    return str(caught.value)
+    message = str(caught.value)
+    if how == "release":
+        assert "was paused at a breakpoint was aborted: on purpose" in message
+    elif how == "abandon":
+        assert "abandoned (abandon_backward)" in message
 
 
-@pytest.mark.parametrize("how", ENDS)
-@pytest.mark.parametrize("point", ["gradient_ready", "bucket_ready"])
-def test_a_pause_can_be_ended(ranks: Ranks, point: str, how: str) -> None:
-    """A release, abandon_backward() or Ctrl-C ends a pause with an exception, and the model trains on afterwards."""
-    for message in ranks(2, _end_on_rank, point, how):
-        if how == "release":
-            assert "was paused at a breakpoint was aborted: on purpose" in message
-        elif how == "abandon":
-            assert "abandoned (abandon_backward)" in message
-
-
-def _timeouts_on_rank(rank: int, size: int) -> None:
-    """With a group whose timeout is a second, rank 1 waits for rank 0 for two."""
-    from ddp_lab.parallel.live import breakpoints
-
+@on_ranks(2)
+def test_no_timeout_fires(rank: int, size: int) -> None:
+    """While timeouts are held a rank waits longer for one that pauses than its group's timeout; then as before."""
     group = dist.new_group(list(range(size)), timeout=timedelta(seconds=1))
     model = _model(process_group=group)
     backend = group._get_backend(torch.device("cpu"))
@@ -259,11 +245,6 @@ def _timeouts_on_rank(rank: int, size: int) -> None:
     _step(model, rank, 1)
 
 
-def test_no_timeout_fires(ranks: Ranks) -> None:
-    """While timeouts are held a rank waits longer for one that pauses than its group's timeout; then as before."""
-    ranks(2, _timeouts_on_rank)
-
-
 def _join_on_rank(rank: int, size: int) -> int:
     """A rank without inputs pauses in the backward that it shadows."""
     model = _model()
@@ -285,7 +266,9 @@ def test_a_rank_without_inputs_pauses(ranks: Ranks) -> None:
     assert ranks(2, _join_on_rank) == [5, 5]
 
 
-def _wrong_on_rank(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_points_that_are_not(rank: int, size: int) -> None:
+    """Unknown points, parameters and buckets are refused; without a pause there is nothing to go on from."""
     model = _model()
     with pytest.raises(ValueError, match="there is no breakpoint 'ready'"):
         model._live.breakpoints.set(["ready"])
@@ -297,8 +280,3 @@ def _wrong_on_rank(rank: int, size: int) -> None:
         model._live.breakpoints.go_on("epoch")
     assert not model._live.breakpoints.go_on("event")
     _step(model, rank, 0)
-
-
-def test_points_that_are_not(ranks: Ranks) -> None:
-    """Unknown points, parameters and buckets are refused; without a pause there is nothing to go on from."""
-    ranks(2, _wrong_on_rank)

@@ -11,15 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddp_lab import DistributedDataParallel, fault_injection, faults, recording
 from tests.ranks.conftest import Ranks
-from tests.ranks.harness import RankError, RankPool
+from tests.ranks.harness import RankError, RankPool, on_ranks
 
 DELAY = 0.05
 
 
 def _model(**arguments: Any) -> Any:
-    from ddp_lab import DistributedDataParallel
-
     torch.manual_seed(3)
     net = nn.Sequential(*[nn.Linear(5, 5) for _ in range(3)])
     return DistributedDataParallel(net, bucket_cap_mb=1e-4, **arguments)
@@ -37,8 +36,6 @@ def _times(model: Any) -> list[Any]:
 
 
 def _marks() -> list[str]:
-    from ddp_lab import recording
-
     return [one["name"] for one in recording.descriptions(0)[0] if one["type"] == "mark"]
 
 
@@ -48,8 +45,6 @@ def _forward_ms(model: Any) -> float:
 
 
 def _slow_on_rank(rank: int, size: int) -> dict[str, float]:
-    from ddp_lab import fault_injection
-
     model = _model()
     for _ in range(3):
         plain = _step(model, rank)
@@ -90,9 +85,12 @@ def _average(state: object, bucket: dist.GradBucket) -> torch.futures.Future[tor
     return work.get_future().then(lambda done: done.value()[0])
 
 
-def _link_on_rank(rank: int, size: int, hook: str | None, options: dict[str, Any]) -> None:
-    from ddp_lab import DistributedDataParallel, fault_injection
-
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}], ids=str)
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.filterwarnings("ignore:find_unused_parameters=True:UserWarning")
+@on_ranks(2)
+def test_a_slow_link_only_delays(rank: int, size: int, hook: str | None, options: dict[str, Any]) -> None:
+    """Buckets of the rank with the slow link take their latency and bytes longer; all gradients are what they were."""
     DistributedDataParallel.register_named_comm_hook("mine", _average)
     model = _model(**options)
     for _ in range(2):
@@ -121,22 +119,14 @@ def _link_on_rank(rank: int, size: int, hook: str | None, options: dict[str, Any
     assert not model._live.waiting
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}], ids=str)
-@pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.filterwarnings("ignore:find_unused_parameters=True:UserWarning")
-def test_a_slow_link_delays_and_changes_nothing(ranks: Ranks, hook: str | None, options: dict[str, Any]) -> None:
-    """Buckets of the rank with the slow link take their latency and bytes longer; all gradients are what they were."""
-    ranks(2, _link_on_rank, hook, options)
-
-
 def _steps(model: Any, rank: int) -> None:
     for _ in range(2):
         _step(model, rank)
 
 
-def _dropped_on_rank(rank: int, size: int) -> str:
-    from ddp_lab import fault_injection
-
+@on_ranks(2)
+def test_a_dropped_gradient_is_the_real_error(rank: int, size: int) -> None:
+    """A gradient dropped on one rank gives every rank the error that names it; then training goes on."""
     model = _model()
     for _ in range(2):
         _step(model, rank)
@@ -146,19 +136,14 @@ def _dropped_on_rank(rank: int, size: int) -> str:
         _steps(model, rank)
     model.zero_grad()
     _step(model, rank)  # it was one gradient
-    return str(caught.value)
+    message = str(caught.value)
+    assert message.startswith("Expected to have finished reduction")
+    assert "1.weight" in message
 
 
-def test_a_dropped_gradient_is_the_real_error(ranks: Ranks) -> None:
-    """A gradient dropped on one rank gives every rank the error that names it; then training goes on."""
-    for message in ranks(2, _dropped_on_rank):
-        assert message.startswith("Expected to have finished reduction")
-        assert "1.weight" in message
-
-
-def _refused_on_rank(rank: int, size: int) -> list[str]:
-    from ddp_lab import fault_injection, faults
-
+@on_ranks(2)
+def test_faults_that_make_no_sense(rank: int, size: int) -> None:
+    """A fault that its model can't have is refused, with the closest name; one of another rank is not this one's."""
     model = _model()
     said = []
     for fault in (
@@ -176,21 +161,14 @@ def _refused_on_rank(rank: int, size: int) -> list[str]:
     (active,) = fault_injection.active(model)
     assert (active["kind"], active["rank"], active["begun"]) == ("SlowLink", rank, False)
     fault_injection.end(model)
-    return [*said, str(caught.value)]
-
-
-def test_faults_that_make_no_sense(ranks: Ranks) -> None:
-    """A fault that its model can't have is refused, with the closest name; one of another rank is not this one's."""
-    for said in ranks(2, _refused_on_rank):
-        assert "did you mean '1.weight'" in said[0]
-        assert "between 0 and a day" in said[1]
-        assert "must be positive" in said[2]
-        assert "already has a slow link on this rank" in said[3]
+    said = [*said, str(caught.value)]
+    assert "did you mean '1.weight'" in said[0]
+    assert "between 0 and a day" in said[1]
+    assert "must be positive" in said[2]
+    assert "already has a slow link on this rank" in said[3]
 
 
 def _dies_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import fault_injection
-
     model = _model()
     _step(model, rank)
     if rank == 1:
@@ -211,8 +189,6 @@ def test_a_rank_that_dies() -> None:
 
 def test_faults_travel() -> None:
     """Each kind of fault is the same after a way through JSON; what is none is refused."""
-    from ddp_lab import faults
-
     for fault in (
         faults.SlowRank(0, 0.1),
         faults.SlowLayer(1, "a.b", 0.2),

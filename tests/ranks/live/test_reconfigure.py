@@ -12,8 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
+from ddp_lab import DistributedDataParallel
+from ddp_lab.protocol.commands import Change
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 
 SMALL = 1e-4  # MiB: a layer of 5 x 5 floats
 
@@ -24,8 +28,6 @@ def _net() -> nn.Sequential:
 
 
 def _model(**arguments: Any) -> Any:
-    from ddp_lab import DistributedDataParallel
-
     return DistributedDataParallel(_net(), **arguments)
 
 
@@ -69,9 +71,11 @@ def _own_hook(state: list[int], bucket: dist.GradBucket) -> torch.futures.Future
     return work.get_future().then(lambda done: done.value()[0])
 
 
-def _change_on_rank(rank: int, size: int, kind: str, as_view: bool) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@pytest.mark.parametrize("as_view", [False, True])
+@pytest.mark.parametrize("kind", CHANGES)
+@on_ranks(2)
+def test_everything_can_be_changed_and_changed_back(rank: int, size: int, kind: str, as_view: bool) -> None:
+    """After each kind of change the buckets and the hook are the new ones, and the gradients the ranks' average."""
     what, buckets, hook, tolerance = CHANGES[kind]
     DistributedDataParallel.register_named_comm_hook("mine", _own_hook, lambda model: [])
     model = _model(gradient_as_bucket_view=as_view)
@@ -95,16 +99,15 @@ def _change_on_rank(rank: int, size: int, kind: str, as_view: bool) -> None:
     _expect_average(model, 7, list(range(size)))
 
 
-@pytest.mark.parametrize("as_view", [False, True])
-@pytest.mark.parametrize("kind", CHANGES)
-def test_everything_can_be_changed_and_changed_back(ranks: Ranks, kind: str, as_view: bool) -> None:
-    """After each kind of change the buckets and the hook are the new ones, and the gradients the ranks' average."""
-    ranks(2, _change_on_rank, kind, as_view)
+def _expect_nothing_changed(model: Any) -> None:
+    assert model._live.applied is None
+    assert model.configuration()["bucket_cap_mb"] == 25
 
 
-def _refused_on_rank(rank: int, size: int) -> dict[str, str]:
-    from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
-
+@pytest.mark.filterwarnings("ignore:register_comm_hook:UserWarning")
+@on_ranks(2)
+def test_what_can_not_be_is_refused(rank: int, size: int) -> None:
+    """What makes no sense is refused in words on every rank, and nothing has changed."""
     model = _model()
     said: dict[str, str] = {}
 
@@ -128,36 +131,22 @@ def _refused_on_rank(rank: int, size: int) -> dict[str, str]:
     _expect_nothing_changed(model)
     model.register_comm_hook(None, noop_hook)
     refused("uncoupled", bucket_cap_mb=1)
-    return said
-
-
-def _expect_nothing_changed(model: Any) -> None:
-    assert model._live.applied is None
-    assert model.configuration()["bucket_cap_mb"] == 25
-
-
-@pytest.mark.filterwarnings("ignore:register_comm_hook:UserWarning")
-def test_what_can_not_be_is_refused(ranks: Ranks) -> None:
-    """What makes no sense is refused in words on every rank, and nothing has changed."""
-    for said in ranks(2, _refused_on_rank):
-        assert "no change was given" in said["nothing"]
-        assert "must be positive" in said["cap"]
-        assert "bucket_cap_mb_list can't be combined" in said["both"]
-        assert "registration" in said["order"]
-        assert "each of the 8 trained parameters" in said["names"]
-        assert "did you mean 'fp16'?): choose one of 'none', 'fp16'" in said["hook"]
-        assert "PowerSGD hangs on Gloo with several buckets" in said["power"]
-        assert "different arguments on rank 1" in said["different"]
-        assert "during a backward" in said["backward"]
-        assert "do not synchronise in each backward" in said["uncoupled"]
+    assert "no change was given" in said["nothing"]
+    assert "must be positive" in said["cap"]
+    assert "bucket_cap_mb_list can't be combined" in said["both"]
+    assert "registration" in said["order"]
+    assert "each of the 8 trained parameters" in said["names"]
+    assert "did you mean 'fp16'?): choose one of 'none', 'fp16'" in said["hook"]
+    assert "PowerSGD hangs on Gloo with several buckets" in said["power"]
+    assert "different arguments on rank 1" in said["different"]
+    assert "during a backward" in said["backward"]
+    assert "do not synchronise in each backward" in said["uncoupled"]
 
 
 # -- live: each rank is told at another moment
 
 
 def _tell(model: Any, rank: int, name: str, **what: Any) -> None:
-    from ddp_lab.protocol.commands import Change
-
     model._live.prepare(name, Change(**what))
 
 
@@ -320,8 +309,9 @@ def test_a_model_of_some_ranks(ranks: Ranks) -> None:
     assert after[0] == after[1]
 
 
-def _withdrawn_on_rank(rank: int, size: int) -> tuple[bool, bool]:
-
+@on_ranks(2)
+def test_a_change_can_be_withdrawn_until_it_is_decided(rank: int, size: int) -> None:
+    """What is withdrawn before a forward leaves no trace; what has been made stays."""
     model = _model()
     _tell(model, rank, "first", bucket_cap_mb=SMALL)
     gone = model._live.withdraw("first")
@@ -334,12 +324,7 @@ def _withdrawn_on_rank(rank: int, size: int) -> tuple[bool, bool]:
         _step(model, rank, step)
     kept = model._live.withdraw("second")
     assert len(model._sync.assignment) == 4
-    return gone, kept
-
-
-def test_a_change_can_be_withdrawn_until_it_is_decided(ranks: Ranks) -> None:
-    """What is withdrawn before a forward leaves no trace; what has been made stays."""
-    assert ranks(2, _withdrawn_on_rank) == [(True, False)] * 2
+    assert (gone, kept) == (True, False)
 
 
 def _group_on_rank(rank: int, size: int) -> tuple[int, int, int]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ddp_lab.analysis.collectives import ALGORITHMS, schedule
+from ddp_lab.parallel.monitoring.collectives import demonstrate
 from tests.ranks.conftest import Ranks
 
 CASES = [(collective, algorithm) for collective, known in ALGORITHMS.items() for algorithm in known]
@@ -14,8 +15,6 @@ PART = 256 * 8  # bytes
 
 
 def _demonstrate(rank: int, size: int, collective: str, algorithm: str) -> Any:
-    from ddp_lab.parallel.monitoring.collectives import demonstrate
-
     return demonstrate(collective, algorithm)
 
 
@@ -72,8 +71,6 @@ def test_what_does_not_exist_is_refused() -> None:
 
 
 def _repeatedly(rank: int, size: int) -> Any:
-    from ddp_lab.parallel.monitoring.collectives import demonstrate
-
     return demonstrate("all_gather", "ring", part_numel=32, repeats=3)
 
 

@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import ddp_lab
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.ranks.wrapping import wrap
 
 
@@ -30,8 +32,6 @@ def _train(model: Any, rank: int, steps: int) -> None:
 
 
 def _find_on_rank(rank: int, size: int, name: str) -> tuple[Any, Any, Any]:
-    import ddp_lab
-
     model = wrap(_net(), bucket_cap_mb=0.0001)
     _train(model, rank, 3)
     clean = model.check_drift()
@@ -67,23 +67,16 @@ def test_buffers_of_a_plain_module_are_compared(ranks: Ranks) -> None:
         assert plain.pending == ()
 
 
-def _structure_on_rank(rank: int, size: int) -> str:
-    import ddp_lab
-
+@on_ranks(2)
+def test_different_structures_are_refused(rank: int, size: int) -> None:
+    """Modules of different shapes are no drift but an error, on all ranks."""
     with pytest.raises(RuntimeError) as caught:
         ddp_lab.check_drift(nn.Linear(3 + rank, 2))
-    return str(caught.value)
-
-
-def test_different_structures_are_refused(ranks: Ranks) -> None:
-    """Modules of different shapes are no drift but an error, on all ranks."""
-    for text in ranks(2, _structure_on_rank):
-        assert "different parameters or buffers" in text
+    text = str(caught.value)
+    assert "different parameters or buffers" in text
 
 
 def _group_on_rank(rank: int, size: int) -> Any:
-    import ddp_lab
-
     group = dist.new_group([1, 2])
     if rank == 0:
         return None
@@ -100,7 +93,10 @@ def test_a_group_of_its_own(ranks: Ranks) -> None:
     assert one.groups == two.groups == ((1,), (2,))
 
 
-def _watch_on_rank(rank: int, size: int, action: str) -> tuple[list[str], int, int]:
+@pytest.mark.parametrize("action", ["warn", "raise"])
+@on_ranks(2)
+def test_a_watch_tells_once_on_all_ranks(rank: int, size: int, action: str) -> None:
+    """Drift that begins after step 3 is told at the check before step 6, once, or raised there on all ranks."""
     model = wrap(_net(), bucket_cap_mb=0.0001)
     watch = model.watch_drift(every=3, action=action)
     told: list[str] = []
@@ -127,20 +123,16 @@ def _watch_on_rank(rank: int, size: int, action: str) -> tuple[list[str], int, i
     copied(torch.ones(4, 6))  # not watched
     checks = watch.checks
     watch.remove()
-    return told, checks, raised
+    told, checks, raised = told, checks, raised
+    assert len(told) == 1
+    assert "'2.weight'" in told[0]
+    assert checks == (2 if action == "raise" else 3)
+    assert raised == (6 if action == "raise" else -1)
 
 
-@pytest.mark.parametrize("action", ["warn", "raise"])
-def test_a_watch_tells_once_on_all_ranks(ranks: Ranks, action: str) -> None:
-    """Drift that begins after step 3 is told at the check before step 6, once, or raised there on all ranks."""
-    for told, checks, raised in ranks(2, _watch_on_rank, action):
-        assert len(told) == 1
-        assert "'2.weight'" in told[0]
-        assert checks == (2 if action == "raise" else 3)
-        assert raised == (6 if action == "raise" else -1)
-
-
-def _arguments_on_rank(rank: int, size: int) -> None:
+@on_ranks(1)
+def test_arguments_are_checked(rank: int, size: int) -> None:
+    """Watches refuse what they do not know."""
     model = wrap(_net())
     with pytest.raises(ValueError, match="at least 1"):
         model.watch_drift(every=0)
@@ -150,8 +142,3 @@ def _arguments_on_rank(rank: int, size: int) -> None:
         model.watch_gradients(every=0)
     with pytest.raises(ValueError, match='"warn" or "raise"'):
         model.watch_gradients(nonfinite="shout")
-
-
-def test_arguments_are_checked(ranks: Ranks) -> None:
-    """Watches refuse what they do not know."""
-    ranks(1, _arguments_on_rank)

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from ddp_lab import Timeline, recording
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.ranks.models import MODELS, batch_of, loss_of
 from tests.ranks.wrapping import wrap
 
@@ -88,7 +90,14 @@ class _Poisoned(nn.Module):
         return x
 
 
-def _poisoned_on_rank(rank: int, size: int, action: str, value: float, options: dict[str, Any]) -> Any:
+@pytest.mark.parametrize("action", ["warn", "raise"])
+@pytest.mark.parametrize(("value", "kind"), [(float("nan"), "NaN"), (float("inf"), "Inf")])
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["plain", "views"])
+@on_ranks(2)
+def test_nan_and_inf_are_traced_to_parameter_and_rank(
+    rank: int, size: int, action: str, value: float, options: dict[str, Any], kind: str
+) -> None:
+    """The first bad gradient in the order of readiness is named with its rank, on all ranks, and training goes on."""
     torch.manual_seed(1)
     model = wrap(_Poisoned(), bucket_cap_mb=0.0001, **options)
     watch = model.watch_gradients(nonfinite=action)
@@ -107,28 +116,20 @@ def _poisoned_on_rank(rank: int, size: int, action: str, value: float, options: 
         if step == 3:
             bad = watch.last.nonfinite
     assert watch.last.nonfinite is None
-    return told, bad
+    told, bad = told, bad
+    assert len(told) == 1
+    assert "'layers.1." in told[0]
+    assert "on rank 1" in told[0]
+    assert "in step 3" in told[0]
+    assert told[0].startswith("raised") == (action == "raise")
+    assert bad.kind == kind or value == float("inf")  # Inf times 0 is NaN
+    assert bad.parameter in ("layers.1.weight", "layers.1.bias")
+    assert (bad.rank, bad.ranks) == (1, (1,))
 
 
-@pytest.mark.parametrize("action", ["warn", "raise"])
-@pytest.mark.parametrize(("value", "kind"), [(float("nan"), "NaN"), (float("inf"), "Inf")])
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["plain", "views"])
-def test_nan_and_inf_are_traced_to_parameter_and_rank(
-    ranks: Ranks, action: str, value: float, kind: str, options: dict[str, Any]
-) -> None:
-    """The first bad gradient in the order of readiness is named with its rank, on all ranks, and training goes on."""
-    for told, bad in ranks(2, _poisoned_on_rank, action, value, options):
-        assert len(told) == 1
-        assert "'layers.1." in told[0]
-        assert "on rank 1" in told[0]
-        assert "in step 3" in told[0]
-        assert told[0].startswith("raised") == (action == "raise")
-        assert bad.kind == kind or value == float("inf")  # Inf times 0 is NaN
-        assert bad.parameter in ("layers.1.weight", "layers.1.bias")
-        assert (bad.rank, bad.ranks) == (1, (1,))
-
-
-def _other_rhythm(rank: int, size: int) -> list[int]:
+@on_ranks(2)
+def test_another_rhythm_keeps_what_happens(rank: int, size: int) -> None:
+    """Watched more or less often, or switched off and on from outside, a watch that raises goes on to raise."""
     model = wrap(_Poisoned())
     model.watch_gradients(7, nonfinite="raise")
     rhythms = [model._monitors.gradients_every]
@@ -138,15 +139,12 @@ def _other_rhythm(rank: int, size: int) -> list[int]:
     model.module.poison = {1: float("nan")}
     with pytest.raises(RuntimeError, match="not finite"):
         model(torch.ones(3, 6)).sum().backward()
-    return rhythms
+    assert rhythms == [7, 0, 1]
 
 
-def test_another_rhythm_keeps_what_happens(ranks: Ranks) -> None:
-    """Watched more or less often, or switched off and on from outside, a watch that raises goes on to raise."""
-    assert ranks(2, _other_rhythm) == [[7, 0, 1]] * 2
-
-
-def _overflow_on_rank(rank: int, size: int) -> tuple[Any, list[str]]:
+@on_ranks(2)
+def test_an_overflow_of_the_average_is_told_from_bad_gradients(rank: int, size: int) -> None:
+    """Finite gradients whose reduction overflows are no rank's fault, and the words say so."""
     torch.manual_seed(1)
     model = wrap(nn.Linear(4, 1, bias=False).half())
 
@@ -160,19 +158,12 @@ def _overflow_on_rank(rank: int, size: int) -> tuple[Any, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model(torch.full((1, 4), 4.0, dtype=torch.float16)).sum().backward()
-    return watch.last.nonfinite, [str(one.message) for one in caught]
-
-
-def test_an_overflow_of_the_average_is_told_from_bad_gradients(ranks: Ranks) -> None:
-    """Finite gradients whose reduction overflows are no rank's fault, and the words say so."""
-    for bad, told in ranks(2, _overflow_on_rank):
-        assert (bad.kind, bad.parameter) == ("Inf", None)
-        assert "each rank's own were" in told[0]
+    bad, told = watch.last.nonfinite, [str(one.message) for one in caught]
+    assert (bad.kind, bad.parameter) == ("Inf", None)
+    assert "each rank's own were" in told[0]
 
 
 def _every_on_rank(rank: int, size: int) -> tuple[list[int], list[int]]:
-    from ddp_lab import recording
-
     model = wrap(nn.Linear(4, 2))
     _, cursor = recording.descriptions(0)
     watch = model.watch_gradients(every=3)
@@ -195,7 +186,9 @@ def test_only_watched_steps_cost_and_only_rank_0_describes(ranks: Ranks) -> None
     assert second == ([1, 1, 1, 2, 2, 2, 3, 0], [])
 
 
-def _changed_on_rank(rank: int, size: int) -> tuple[int, bool]:
+@on_ranks(2)
+def test_a_model_that_changes_stays_watched_and_a_watch_keeps_none_alive(rank: int, size: int) -> None:
+    """Freezing a layer builds a new reducer, which is watched too; the watch does not keep the model."""
     model = wrap(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
     watch = model.watch_gradients()
     model(torch.ones(2, 4)).sum().backward()
@@ -207,35 +200,25 @@ def _changed_on_rank(rank: int, size: int) -> tuple[int, bool]:
     gone = weakref.ref(model)
     del model
     gc.collect()
-    return steps, gone() is None
+    assert (steps, gone() is None) == (2, True)
 
 
-def test_a_model_that_changes_stays_watched_and_a_watch_keeps_none_alive(ranks: Ranks) -> None:
-    """Freezing a layer builds a new reducer, which is watched too; the watch does not keep the model."""
-    assert ranks(2, _changed_on_rank) == [(2, True)] * 2
-
-
-def _join_on_rank(rank: int, size: int) -> Any:
+@on_ranks(2)
+def test_ranks_that_have_joined_take_part(rank: int, size: int) -> None:
+    """Under join a rank without inputs has no norm, and all are finite."""
     model = wrap(nn.Linear(4, 2))
     watch = model.watch_gradients()
     with model.join():
         for _ in range(3 + 2 * rank):
             model(torch.ones(2, 4)).sum().backward()
-    return watch.steps, watch.last.before, watch.last.nonfinite
-
-
-def test_ranks_that_have_joined_take_part(ranks: Ranks) -> None:
-    """Under join a rank without inputs has no norm, and all are finite."""
-    for steps, before, nonfinite in ranks(2, _join_on_rank):
-        assert steps == 5
-        assert np.isnan(before[0]).all()
-        assert np.isfinite(before[1]).all()
-        assert nonfinite is None
+    steps, before, nonfinite = watch.steps, watch.last.before, watch.last.nonfinite
+    assert steps == 5
+    assert np.isnan(before[0]).all()
+    assert np.isfinite(before[1]).all()
+    assert nonfinite is None
 
 
 def _timeline_on_rank(rank: int, size: int) -> list[dict[str, Any]]:
-    from ddp_lab import recording
-
     torch.manual_seed(2)
     _, cursor = recording.descriptions(0)
     model = wrap(nn.Linear(50, 1, bias=False))
@@ -250,8 +233,6 @@ def _timeline_on_rank(rank: int, size: int) -> list[dict[str, Any]]:
 
 def test_the_timeline_has_norms_and_the_noise_scale(ranks: Ranks, tmp_path: Any) -> None:
     """The frame has one row for each bucket and one for all; the noise scale is that of the known distribution."""
-    from ddp_lab import Timeline
-
     timeline = Timeline()
     for rank, found in enumerate(ranks(2, _timeline_on_rank)):
         for description in found:

@@ -13,7 +13,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+import ddp_lab
+from ddp_lab import recording
+from ddp_lab.parallel.monitoring import group_collectives
 from ddp_lab.protocol.events import Batch
 from ddp_lab.timeline.timeline import Timeline
 from tests.ranks.harness import RankPool
@@ -31,9 +38,6 @@ def four() -> Iterator[Callable[..., list[Any]]]:
 
 def _recorded(action: Callable[[], Any]) -> tuple[np.ndarray, list[dict[str, Any]]]:
     """The events and descriptions that `action` caused; those of its groups even if they were described before."""
-    from ddp_lab import recording
-    from ddp_lab.parallel.monitoring import group_collectives
-
     group_collectives.record()
     start = recording.statistics().recorded
     action()
@@ -104,8 +108,6 @@ def test_plain_calls_of_two_groups(four: Callable[..., list[Any]], backend: str)
 
 
 def _functional(rank: int, size: int) -> Any:
-    from torch.distributed import _functional_collectives as functional
-
     def calls() -> None:
         summed = functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD)
         assert summed.tolist() == [size] * 4
@@ -114,8 +116,6 @@ def _functional(rank: int, size: int) -> Any:
 
 
 def _compiled(rank: int, size: int) -> Any:
-    from torch.distributed import _functional_collectives as functional
-
     @torch.compile(backend="aot_eager", fullgraph=True)
     def region(x: torch.Tensor) -> torch.Tensor:
         return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
@@ -143,9 +143,6 @@ def _net() -> nn.Sequential:
 
 
 def _fully_shard(rank: int, size: int, shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
 
     def train() -> list[bytes]:
@@ -165,9 +162,6 @@ def _fully_shard(rank: int, size: int, shape: tuple[int, ...], names: tuple[str,
 
 
 def _tensor_parallel(rank: int, size: int) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 
     def train() -> list[bytes]:
@@ -185,8 +179,6 @@ def _tensor_parallel(rank: int, size: int) -> Any:
 
 def _with_and_without(train: Callable[[], list[bytes]]) -> Any:
     """Whether the parameters are equal with and without recording, and what was recorded."""
-    from ddp_lab import recording
-
     with recording.suspended():
         without = train()
     recorded: list[list[bytes]] = []
@@ -228,8 +220,6 @@ def test_tensor_parallel(four: Callable[..., list[Any]]) -> None:
 
 
 def _models(rank: int, size: int) -> Any:
-    import ddp_lab
-
     def train() -> list[bytes]:
         kinds = (ddp_lab.DistributedDataParallel, nn.parallel.DistributedDataParallel)
         model, torchs = (kind(copy.deepcopy(_net()), bucket_cap_mb=0.0005) for kind in kinds)

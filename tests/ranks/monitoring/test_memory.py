@@ -6,7 +6,10 @@ import itertools
 from typing import Any
 
 import pytest
+from torch.distributed.fsdp import fully_shard
 
+import ddp_lab
+from ddp_lab import Timeline, native
 from tests.ranks.conftest import Ranks
 
 WIDTH, LAYERS = 256, 4
@@ -37,10 +40,7 @@ def _network() -> Any:
 
 def _measure(rank: int, size: int, strategy: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     import torch
-    from torch.distributed.fsdp import fully_shard
     from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    import ddp_lab
 
     network: Any = _network()
     if strategy == "fully_shard":
@@ -76,8 +76,6 @@ def _measure(rank: int, size: int, strategy: str) -> tuple[dict[str, Any], list[
 
 
 def _timeline(measured: list[tuple[dict[str, Any], list[dict[str, Any]]]]) -> Any:
-    from ddp_lab import Timeline
-
     timeline = Timeline()
     for rank, (_, described) in enumerate(measured):
         for one in described:
@@ -122,8 +120,6 @@ def test_predictions_of_other_groups(ranks: Ranks) -> None:
 
 def test_a_saved_timeline_predicts_the_same(ranks: Ranks, tmp_path: Any) -> None:
     """What was measured is in the file; other groups, world sizes and options give other peaks."""
-    from ddp_lab import Timeline
-
     timeline = _timeline(ranks(2, _measure, "ddp"))
     again = Timeline.load(timeline.save(tmp_path / "run.npz"))
     assert again.predicted_memory().equals(timeline.predicted_memory())
@@ -141,8 +137,6 @@ def test_a_saved_timeline_predicts_the_same(ranks: Ranks, tmp_path: Any) -> None
 def _refused(rank: int, size: int) -> list[str]:
     import torch
 
-    import ddp_lab
-
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     messages = []
@@ -156,8 +150,6 @@ def _refused(rank: int, size: int) -> list[str]:
 
 def test_errors(ranks: Ranks) -> None:
     """A function that trains nothing, and zero steps, are refused; nothing measured is said."""
-    from ddp_lab import Timeline
-
     [messages] = ranks(1, _refused)
     assert "did not run the model" in messages[0]
     assert "0 steps can't be measured" in messages[1]
@@ -169,8 +161,6 @@ def _other_threads(rank: int, size: int) -> tuple[int, int, int]:
     import threading
 
     import torch
-
-    from ddp_lab import native
 
     extension = native.load()
     extension.count_tensor_memory(True)
@@ -197,8 +187,6 @@ def _collections(rank: int, size: int) -> tuple[list[int], list[bool], bool]:
     import gc
 
     import torch
-
-    import ddp_lab
 
     model = torch.nn.Linear(WIDTH, WIDTH)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

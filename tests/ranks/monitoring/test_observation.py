@@ -15,9 +15,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import ddp_lab
-from ddp_lab.protocol.events import Kind
+from ddp_lab.parallel.monitoring.inspection import request_inspection
+from ddp_lab.parallel.observe import observe_every_model
+from ddp_lab.protocol.events import Batch, Kind
 from tests.ranks.compare import mlp, samples
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.ranks.observing import CAP_MB, check_backwards, recorded, train
 
 
@@ -31,8 +34,6 @@ def _timeline(rank: int, size: int) -> Any:
 
 def test_a_timeline_tells_as_much_as_of_our_class(ranks: Ranks) -> None:
     """From observed ranks a timeline makes complete spans with hidden and exposed times, and a summary."""
-    from ddp_lab.protocol.events import Batch
-
     timeline = ddp_lab.Timeline()
     found = ranks(2, _timeline)
     numbers = {number for _, _, number in found}
@@ -48,7 +49,9 @@ def test_a_timeline_tells_as_much_as_of_our_class(ranks: Ranks) -> None:
     assert "Sequential" in timeline.summary()
 
 
-def _removed(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_remove_leaves_nothing(rank: int, size: int) -> None:
+    """After remove() nothing is recorded and no hook is left; observing again works."""
     model = TorchDDP(mlp(), bucket_cap_mb=CAP_MB)
     observation = ddp_lab.observe(model)
     train(model, rank, 1)
@@ -63,7 +66,9 @@ def _removed(rank: int, size: int) -> None:
     assert (events["kind"] == Kind.BACKWARD_END).sum() == 2
 
 
-def _freed(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_a_model_that_is_observed_can_be_freed(rank: int, size: int) -> None:
+    """Neither the observation nor what it returned keeps the model alive."""
     model = TorchDDP(mlp(), bucket_cap_mb=CAP_MB)
     observation = ddp_lab.observe(model)
     train(model, rank, 2)
@@ -74,17 +79,9 @@ def _freed(rank: int, size: int) -> None:
     observation.remove()
 
 
-def test_remove_leaves_nothing(ranks: Ranks) -> None:
-    """After remove() nothing is recorded and no hook is left; observing again works."""
-    ranks(2, _removed)
-
-
-def test_a_model_that_is_observed_can_be_freed(ranks: Ranks) -> None:
-    """Neither the observation nor what it returned keeps the model alive."""
-    ranks(2, _freed)
-
-
-def _copied(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_copies_are_not_observed(rank: int, size: int) -> None:
+    """An observed model can be copied and pickled; the copies train, unobserved."""
     model = TorchDDP(mlp(), bucket_cap_mb=CAP_MB)
     ddp_lab.observe(model)
     train(model, rank, 2)
@@ -95,12 +92,9 @@ def _copied(rank: int, size: int) -> None:
     assert len(events)
 
 
-def test_copies_are_not_observed(ranks: Ranks) -> None:
-    """An observed model can be copied and pickled; the copies train, unobserved."""
-    ranks(2, _copied)
-
-
-def _with_an_error(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_a_backward_that_fails_is_abandoned(rank: int, size: int) -> None:
+    """An exception in a backward reads as in our events; what torch then says is torch's."""
     model = TorchDDP(mlp(), bucket_cap_mb=CAP_MB)
     ddp_lab.observe(model)
 
@@ -122,12 +116,9 @@ def _with_an_error(rank: int, size: int) -> None:
     dist.barrier()
 
 
-def test_a_backward_that_fails_is_abandoned(ranks: Ranks) -> None:
-    """An exception in a backward reads as in our events; what torch then says is torch's."""
-    ranks(2, _with_an_error)
-
-
-def _two_models(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_models_that_share_a_backward_are_told_apart(rank: int, size: int) -> None:
+    """Two observed models in one backward: each launch belongs to its own."""
     models = [TorchDDP(mlp(), bucket_cap_mb=CAP_MB) for _ in range(2)]
     numbers = [ddp_lab.observe(model).model_id for model in models]
 
@@ -144,14 +135,9 @@ def _two_models(rank: int, size: int) -> None:
         check_backwards(events[events["reducer"] == number], [*first, *own])
 
 
-def test_models_that_share_a_backward_are_told_apart(ranks: Ranks) -> None:
-    """Two observed models in one backward: each launch belongs to its own."""
-    ranks(2, _two_models)
-
-
-def _every_model(rank: int, size: int) -> None:
-    from ddp_lab.parallel.observe import observe_every_model
-
+@on_ranks(2)
+def test_every_model_of_a_program_can_be_observed(rank: int, size: int) -> None:
+    """observe_every_model() reaches models that are wrapped later, until it is removed."""
     every = observe_every_model()
     try:
         _, events, _ = recorded(lambda: train(TorchDDP(mlp()), rank, 2))
@@ -164,12 +150,9 @@ def _every_model(rank: int, size: int) -> None:
     assert len(events) == 0
 
 
-def test_every_model_of_a_program_can_be_observed(ranks: Ranks) -> None:
-    """observe_every_model() reaches models that are wrapped later, until it is removed."""
-    ranks(2, _every_model)
-
-
-def _refused(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_other_models_are_refused(rank: int, size: int) -> None:
+    """observe() says which class it expects."""
     with pytest.raises(TypeError, match=r"ddp_lab\.DistributedDataParallel records by itself"):
         ddp_lab.observe(ddp_lab.DistributedDataParallel(mlp()))
     with pytest.raises(TypeError, match="got Sequential: pass the wrapped model"):
@@ -182,14 +165,7 @@ def _refused(rank: int, size: int) -> None:
         ddp_lab.observe(delayed)
 
 
-def test_other_models_are_refused(ranks: Ranks) -> None:
-    """observe() says which class it expects."""
-    ranks(2, _refused)
-
-
 def _inspected(rank: int, size: int) -> Any:
-    from ddp_lab.parallel.monitoring.inspection import request_inspection
-
     model = TorchDDP(mlp(), bucket_cap_mb=CAP_MB)
     observation = ddp_lab.observe(model)
     train(model, rank, 2)

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import ddp_lab
 from ddp_lab.protocol.events import Kind
 from tests.ranks.compare import assert_same, mlp
-from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.ranks.observing import (
     CAP_MB,
     PROGRAMS,
@@ -26,7 +26,10 @@ from tests.ranks.observing import (
 )
 
 
-def _with_and_without(rank: int, size: int, name: str) -> None:
+@pytest.mark.parametrize("name", list(PROGRAMS))
+@on_ranks(2)
+def test_observing_changes_no_bit_and_sees_every_bucket(rank: int, size: int, name: str) -> None:
+    """Parameters, buffers and gradients after some steps are bit-equal, and each bucket's way is recorded."""
     program, arguments, options = PROGRAMS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -39,13 +42,19 @@ def _with_and_without(rank: int, size: int, name: str) -> None:
         check_backwards(events, descriptions)
 
 
-@pytest.mark.parametrize("name", list(PROGRAMS))
-def test_observing_changes_no_bit_and_sees_every_bucket(ranks: Ranks, name: str) -> None:
-    """Parameters, buffers and gradients after some steps are bit-equal, and each bucket's way is recorded."""
-    ranks(2, _with_and_without, name)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("plain", {}),
+        ("views", {"gradient_as_bucket_view": True}),
+        ("unused", {"find_unused_parameters": True}),
+        ("static", {"static_graph": True}),
+    ],
+)
+@on_ranks(2)
+def test_events_are_those_of_our_class(rank: int, size: int, name: str, options: dict[str, Any]) -> None:
+    """On the same model, an observed step has the same events as one of ours, and the same description."""
 
-
-def _like_ours(rank: int, size: int, name: str, options: dict[str, Any]) -> None:
     def run(wrap: type, watch: Watch) -> Any:
         model = wrap(Branches() if name == "unused" else mlp(), bucket_cap_mb=CAP_MB, **options)
         with watch(model):
@@ -74,21 +83,9 @@ def _like_ours(rank: int, size: int, name: str, options: dict[str, Any]) -> None
         assert last_theirs["buckets"] == last_ours["buckets"]
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("plain", {}),
-        ("views", {"gradient_as_bucket_view": True}),
-        ("unused", {"find_unused_parameters": True}),
-        ("static", {"static_graph": True}),
-    ],
-)
-def test_events_are_those_of_our_class(ranks: Ranks, name: str, options: dict[str, Any]) -> None:
-    """On the same model, an observed step has the same events as one of ours, and the same description."""
-    ranks(2, _like_ours, name, options)
-
-
-def _unused_ready(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_a_bucket_that_no_gradient_fills_is_ready_when_the_backward_begins(rank: int, size: int) -> None:
+    """With unused parameters a bucket is ready with its last used one, or at once."""
     model = TorchDDP(Branches(), bucket_cap_mb=0.0003, find_unused_parameters=True)  # a bucket for each layer
     ddp_lab.observe(model)
     _, events, _ = recorded(lambda: train(model, rank, 2, branches=True))
@@ -100,8 +97,3 @@ def _unused_ready(rank: int, size: int) -> None:
     without = [int(one["host_ns"]) for one in ready if one["bucket"] not in seen]
     assert without == [int(begin)] * len(without)
     assert without
-
-
-def test_a_bucket_that_no_gradient_fills_is_ready_when_the_backward_begins(ranks: Ranks) -> None:
-    """With unused parameters a bucket is ready with its last used one, or at once."""
-    ranks(2, _unused_ready)

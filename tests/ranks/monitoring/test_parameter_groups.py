@@ -12,9 +12,14 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
+import ddp_lab
 from ddp_lab import recording
 from ddp_lab.parallel.monitoring import group_collectives
+from ddp_lab.parallel.observe_shards import observe_every_root
 from ddp_lab.protocol.events import DTYPE, Batch
 from ddp_lab.timeline.timeline import Timeline
 from tests.ranks.harness import RankPool
@@ -70,9 +75,6 @@ class Net(nn.Module):
 
 def sharded(size: int, kind: str = "shard") -> Net:
     """The net with each block, and then the whole, in parameter groups."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     net = Net()
     if kind == "replicate":
         from torch.distributed._composable.replicate_with_fsdp import replicate
@@ -150,8 +152,6 @@ def with_and_without(trained: Callable[[bool], list[bytes]]) -> tuple[bool, Reco
 
 
 def _both(rank: int, size: int, kind: str) -> tuple[bool, Recorded]:
-    import ddp_lab
-
     def trained(observed: bool) -> list[bytes]:
         net = sharded(size, kind)
         if not observed:
@@ -223,8 +223,6 @@ def _check_what_if(timeline: Timeline, gathers: bool, reduces: bool) -> None:
 
 
 def _variants(rank: int, size: int, which: str) -> Recorded:
-    import ddp_lab
-
     found: list[Recorded] = []
     with recorded(found):
         net = sharded(size)
@@ -300,9 +298,6 @@ def test_kinds_of_steps(two: Callable[..., list[Any]], which: str) -> None:
 
 
 def _several(rank: int, size: int) -> Recorded:
-    import ddp_lab
-    from ddp_lab.parallel.observe_shards import observe_every_root
-
     found: list[Recorded] = []
     with recorded(found):
         end = observe_every_root()
@@ -336,8 +331,6 @@ def test_several_roots(two: Callable[..., list[Any]]) -> None:
 
 
 def _delayed(rank: int, size: int, late: int, block: int, phase: str, kind: str, delay: float) -> Recorded:
-    import ddp_lab
-
     found: list[Recorded] = []
     with recorded(found):
         net = sharded(size, kind)
@@ -387,8 +380,6 @@ def _profiled(rank: int, size: int, steps: int) -> tuple[Recorded, list[float]]:
     which the host was in fully_shard's all-gathers and reductions, copies included."""
     from torch.profiler import ProfilerActivity, profile
 
-    import ddp_lab
-
     found: list[Recorded] = []
     with recorded(found):
         net = sharded(size)
@@ -419,8 +410,6 @@ def test_profiler_agrees(two: Callable[..., list[Any]]) -> None:
 
 def _ahead(rank: int, size: int) -> Recorded:
     """Each block is gathered while the one before it computes."""
-    import ddp_lab
-
     found: list[Recorded] = []
     with recorded(found):
         net = sharded(size)
@@ -449,9 +438,6 @@ def test_overlapped_all_gathers(two: Callable[..., list[Any]]) -> None:
 
 def _grouped(rank: int, size: int) -> tuple[bool, Recorded]:
     """Two blocks share a group; each step has two backwards that reduce, of which only the second is the last."""
-    from torch.distributed.fsdp import fully_shard
-
-    import ddp_lab
 
     def trained(observed: bool) -> list[bytes]:
         net = Net()
@@ -499,11 +485,6 @@ class Widths(nn.Module):
 
 def _sized(rank: int, size: int, widths: list[int], whole: bool, made_by: str) -> Recorded:
     """A model of these widths, with each layer in a group of its own, or all in one."""
-    from torch.distributed._composable.replicate_with_fsdp import replicate
-    from torch.distributed.fsdp import fully_shard
-
-    import ddp_lab
-
     group = {"fully_shard": fully_shard, "replicate": replicate}[made_by]
 
     found: list[Recorded] = []
@@ -539,10 +520,6 @@ def test_sizes_of_groups(
 
 
 def _kept(rank: int, size: int, resharded: bool) -> Recorded:
-    from torch.distributed.fsdp import fully_shard
-
-    import ddp_lab
-
     found: list[Recorded] = []
     with recorded(found):
         net = Widths([512] * 5)
@@ -567,8 +544,6 @@ def test_parameters_that_are_gathered_again(two: Callable[..., list[Any]]) -> No
 
 
 def _failing(rank: int, size: int) -> Recorded:
-    import ddp_lab
-
     def fail(gradient: torch.Tensor) -> None:
         raise ZeroDivisionError
 
@@ -596,8 +571,6 @@ def test_a_backward_that_fails(two: Callable[..., list[Any]]) -> None:
 
 
 def _compiled(rank: int, size: int) -> tuple[bool, Recorded]:
-    import ddp_lab
-
     def trained(observed: bool) -> list[bytes]:
         net = sharded(size)
         if observed:

@@ -10,15 +10,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from ddp_lab import DistributedDataParallel
 from tests.ranks.compare import assert_same_on_all_ranks, mlp, samples
-from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 
 MODES: list[dict[str, Any]] = [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}]
 
 
 def _wrapped(module: nn.Module | None = None, **arguments: Any) -> Any:
-    from ddp_lab import DistributedDataParallel
-
     return DistributedDataParallel(module or mlp(), bucket_cap_mb=2e-4, **arguments)
 
 
@@ -29,7 +28,11 @@ def _assert_average(model: nn.Module, local: nn.Module, size: int) -> None:
         torch.testing.assert_close(mine.grad, other.grad / size)
 
 
-def _penalty_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> None:
+@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
+@pytest.mark.parametrize("arguments", MODES, ids=str)
+@on_ranks(2)
+def test_gradient_penalty(rank: int, size: int, arguments: dict[str, Any]) -> None:
+    """torch.autograd.grad with respect to inputs does not count as the backward: the one after it is averaged."""
     model, local = _wrapped(**arguments), mlp()
     for step in range(3):
         for net in (model, local):
@@ -41,14 +44,9 @@ def _penalty_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> None:
         _assert_average(model, local, size)
 
 
-@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
-@pytest.mark.parametrize("arguments", MODES, ids=str)
-def test_gradient_penalty(arguments: dict[str, Any], ranks: Ranks) -> None:
-    """torch.autograd.grad with respect to inputs does not count as the backward: the one after it is averaged."""
-    ranks(2, _penalty_on_rank, arguments)
-
-
-def _window_on_rank(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_backward_through_outputs_of_both_kinds(rank: int, size: int) -> None:
+    """A second backward that passes outputs of forwards inside and outside no_sync is synchronised as a whole."""
     model, local = _wrapped(), mlp()
     for step in range(3):
         model.zero_grad()
@@ -63,12 +61,9 @@ def _window_on_rank(rank: int, size: int) -> None:
         _assert_average(model, local, size)
 
 
-def test_backward_through_outputs_of_both_kinds(ranks: Ranks) -> None:
-    """A second backward that passes outputs of forwards inside and outside no_sync is synchronised as a whole."""
-    ranks(2, _window_on_rank)
-
-
-def _inside_no_sync_on_rank(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_second_backward_inside_no_sync_stays_local(rank: int, size: int) -> None:
+    """Inside no_sync a second backward through a retained graph only accumulates, as the user has asked for it."""
     model = _wrapped()
     loss = model(samples(rank, 0)).square().sum()
     loss.backward(retain_graph=True)
@@ -79,11 +74,6 @@ def _inside_no_sync_on_rank(rank: int, size: int) -> None:
     local(samples(rank, 0)).square().sum().backward()
     for mine, before, own in zip(model.parameters(), averaged, local.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, before + own.grad)
-
-
-def test_second_backward_inside_no_sync_stays_local(ranks: Ranks) -> None:
-    """Inside no_sync a second backward through a retained graph only accumulates, as the user has asked for it."""
-    ranks(2, _inside_no_sync_on_rank)
 
 
 class Nested(nn.Module):
@@ -102,7 +92,11 @@ class Nested(nn.Module):
         return self.last(x)
 
 
-def _nested_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> None:
+@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
+@pytest.mark.parametrize("arguments", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}], ids=str)
+@on_ranks(2)
+def test_nested_backwards(rank: int, size: int, arguments: dict[str, Any]) -> None:
+    """Reentrant checkpointing runs backwards inside the backward: the outermost one ends it."""
     model, local = _wrapped(Nested(), **arguments), Nested()
     for step in range(3):
         for net in (model, local):
@@ -115,13 +109,10 @@ def _nested_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
-@pytest.mark.parametrize("arguments", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}], ids=str)
-def test_nested_backwards(arguments: dict[str, Any], ranks: Ranks) -> None:
-    """Reentrant checkpointing runs backwards inside the backward: the outermost one ends it."""
-    ranks(2, _nested_on_rank, arguments)
-
-
-def _failing_again_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize("arguments", [*MODES, {"static_graph": True}], ids=str)
+@on_ranks(2)
+def test_exception_in_a_second_backward(rank: int, size: int, arguments: dict[str, Any]) -> None:
+    """A second backward that an exception ends is discarded at the next forward."""
     model, local = _wrapped(**arguments), mlp()
     loss = model(samples(rank, 0)).square().sum()
     loss.backward(retain_graph=True)
@@ -141,13 +132,9 @@ def _failing_again_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> N
 
 
 @pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
-@pytest.mark.parametrize("arguments", [*MODES, {"static_graph": True}], ids=str)
-def test_exception_in_a_second_backward(arguments: dict[str, Any], ranks: Ranks) -> None:
-    """A second backward that an exception ends is discarded at the next forward."""
-    ranks(2, _failing_again_on_rank, arguments)
-
-
-def _subset_on_rank(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_backward_of_some_parameters(rank: int, size: int) -> None:
+    """backward(inputs=...) with find_unused_parameters averages these parameters and leaves the others alone."""
     model = _wrapped(find_unused_parameters=True)
     some = [model.module[0].weight, model.module[0].bias]
     model(samples(rank, 0)).square().sum().backward(inputs=some)
@@ -155,13 +142,9 @@ def _subset_on_rank(rank: int, size: int) -> None:
     assert_same_on_all_ranks({"weight": some[0].grad, "bias": some[1].grad})
 
 
-@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
-def test_backward_of_some_parameters(ranks: Ranks) -> None:
-    """backward(inputs=...) with find_unused_parameters averages these parameters and leaves the others alone."""
-    ranks(2, _subset_on_rank)
-
-
-def _on_demand_on_rank(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_synchronize(rank: int, size: int) -> None:
+    """Reducer.synchronize averages what no_sync has accumulated without a backward, and counts as a step."""
     model, local = _wrapped(), mlp()
     with model.no_sync():
         for step in range(3):
@@ -178,12 +161,11 @@ def _on_demand_on_rank(rank: int, size: int) -> None:
     _assert_average(model, local, size)
 
 
-def test_synchronize(ranks: Ranks) -> None:
-    """Reducer.synchronize averages what no_sync has accumulated without a backward, and counts as a step."""
-    ranks(2, _on_demand_on_rank)
-
-
-def _again_without_forward_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> str:
+@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
+@pytest.mark.parametrize("arguments", [*MODES, {"static_graph": True}], ids=str)
+@on_ranks(2)
+def test_a_backward_after_one_that_failed(rank: int, size: int, arguments: dict[str, Any]) -> None:
+    """A backward that directly follows one that failed halfway says what to do, and the next forward starts clean."""
     model, local = _wrapped(**arguments), mlp()
 
     def fail(_: torch.Tensor) -> None:
@@ -201,19 +183,14 @@ def _again_without_forward_on_rank(rank: int, size: int, arguments: dict[str, An
             net.zero_grad()
             net(samples(rank, step)).square().sum().backward()
         _assert_average(model, local, size)
-    return str(caught.value)
+    text = str(caught.value)
+    assert "was ended by an exception" in text
+    assert "Run forward again" in text
 
 
-@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
-@pytest.mark.parametrize("arguments", [*MODES, {"static_graph": True}], ids=str)
-def test_a_backward_after_one_that_failed(arguments: dict[str, Any], ranks: Ranks) -> None:
-    """A backward that directly follows one that failed halfway says what to do, and the next forward starts clean."""
-    for text in ranks(2, _again_without_forward_on_rank, arguments):
-        assert "was ended by an exception" in text
-        assert "Run forward again" in text
-
-
-def _retried_on_rank(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_a_backward_that_failed_before_all_gradients_is_retried(rank: int, size: int) -> None:
+    """A backward that failed before its first gradient leaves its place to the next one, on one rank or on all."""
     model, local = _wrapped(), mlp()
 
     def fail(_: Any) -> None:
@@ -231,8 +208,3 @@ def _retried_on_rank(rank: int, size: int) -> None:
         out.square().sum().backward()
         local(samples(rank, step)).square().sum().backward()
         _assert_average(model, local, size)
-
-
-def test_a_backward_that_failed_before_all_gradients_is_retried(ranks: Ranks) -> None:
-    """A backward that failed before its first gradient leaves its place to the next one, on one rank or on all."""
-    ranks(2, _retried_on_rank)

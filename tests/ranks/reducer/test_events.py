@@ -11,9 +11,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from ddp_lab import DistributedDataParallel, recording
+from ddp_lab.parallel.core.process_groups import group_index
+from ddp_lab.parallel.live.model import live_models
+from ddp_lab.parallel.monitoring.inspection import request_inspection
 from ddp_lab.protocol.events import Kind
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.waiting import wait_until
 
 
@@ -27,8 +33,6 @@ def _mlp() -> nn.Module:
 
 def _recorded(action: Callable[[], Any]) -> tuple[np.ndarray, list[dict[str, Any]]]:
     """The models' events and the descriptions that `action` caused; other events are of the program around them."""
-    from ddp_lab import recording
-
     start = recording.statistics().recorded
     _, known = recording.descriptions(0)
     action()
@@ -71,9 +75,6 @@ def _check_step(events: np.ndarray, buckets: int, parameters: int) -> None:
 
 
 def _steps_on_rank(rank: int, size: int) -> list[Any]:
-    from ddp_lab import DistributedDataParallel
-    from ddp_lab.parallel.core.process_groups import group_index
-
     model = DistributedDataParallel(_mlp(), bucket_cap_mb=0.004)
     x = torch.randn(4, 24)
 
@@ -111,26 +112,18 @@ def _steps_on_rank(rank: int, size: int) -> list[Any]:
     return [model.model_id, json.dumps(assignment["buckets"])]
 
 
-def _options_with_a_hook(rank: int, size: int) -> dict[str, Any]:
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_options_are_described(rank: int, size: int) -> None:
+    """What the model was built with, and the comm hook that it got later, travel with its assignment."""
     model = DistributedDataParallel(_mlp(), find_unused_parameters=True, gradient_as_bucket_view=True)
     _, descriptions = _recorded(lambda: model.register_comm_hook(None, allreduce_hook))
     (assignment,) = [d for d in descriptions if d["type"] == "assignment"]
     options: dict[str, Any] = assignment["options"]
-    return options
-
-
-def test_options_are_described(ranks: Ranks) -> None:
-    """What the model was built with, and the comm hook that it got later, travel with its assignment."""
-    for options in ranks(2, _options_with_a_hook):
-        assert options["find_unused_parameters"]
-        assert options["gradient_as_bucket_view"]
-        assert not options["static_graph"]
-        assert options["comm_hook"] == "allreduce_hook"
-        assert options["bucket_cap_mb_list"] == [1.0, 25.0]
+    assert options["find_unused_parameters"]
+    assert options["gradient_as_bucket_view"]
+    assert not options["static_graph"]
+    assert options["comm_hook"] == "allreduce_hook"
+    assert options["bucket_cap_mb_list"] == [1.0, 25.0]
 
 
 def test_a_step_is_recorded_well_formed(ranks: Ranks) -> None:
@@ -140,9 +133,9 @@ def test_a_step_is_recorded_well_formed(ranks: Ranks) -> None:
         assert all(one == found[0] for one in found)
 
 
-def _no_sync_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_no_sync_windows_carry_the_coming_step(rank: int, size: int) -> None:
+    """Under no_sync gradients are recorded for the coming step and no bucket; evaluation records nothing."""
     model = DistributedDataParallel(_mlp())
     x = torch.randn(4, 24)
 
@@ -164,14 +157,9 @@ def _no_sync_on_rank(rank: int, size: int) -> None:
         assert len(_recorded(lambda: model(x))[0]) == 0
 
 
-def test_no_sync_windows_carry_the_coming_step(ranks: Ranks) -> None:
-    """Under no_sync gradients are recorded for the coming step and no bucket; evaluation records nothing."""
-    ranks(2, _no_sync_on_rank)
-
-
-def _abandoned_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_an_abandoned_backward_keeps_its_step(rank: int, size: int) -> None:
+    """A backward that failed is recorded as abandoned, and the next one has a number of its own."""
     model = DistributedDataParallel(_mlp())
     x = torch.randn(4, 24)
     middle = model.module[4].weight
@@ -190,14 +178,7 @@ def _abandoned_on_rank(rank: int, size: int) -> None:
     _check_step(events[events["step"] == 1], 1, 12)
 
 
-def test_an_abandoned_backward_keeps_its_step(ranks: Ranks) -> None:
-    """A backward that failed is recorded as abandoned, and the next one has a number of its own."""
-    ranks(2, _abandoned_on_rank)
-
-
 def _off_on_rank(rank: int, size: int) -> int:
-    from ddp_lab import DistributedDataParallel, recording
-
     model = DistributedDataParallel(_mlp())
     recording.disable()
     try:
@@ -213,9 +194,6 @@ def test_recording_can_be_off(ranks: Ranks) -> None:
 
 
 def _ids_on_rank(rank: int, size: int) -> dict[str, list[int]]:
-    from ddp_lab import DistributedDataParallel
-    from ddp_lab.parallel.live.model import live_models
-
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     first = DistributedDataParallel(nn.Linear(2, 2))
     mine = DistributedDataParallel(nn.Linear(2, 2), process_group=halves[rank // 2])
@@ -238,9 +216,6 @@ def test_reducer_ids_are_agreed_and_never_reused(ranks: Ranks) -> None:
 
 
 def _inspection_on_rank(rank: int, size: int) -> list[Any]:
-
-    from ddp_lab import DistributedDataParallel, recording
-    from ddp_lab.parallel.monitoring.inspection import request_inspection
 
     model = DistributedDataParallel(_mlp(), bucket_cap_mb=0.004)
     x = torch.randn(4, 24, generator=torch.Generator().manual_seed(rank))
@@ -287,9 +262,10 @@ def test_gradients_are_inspected_on_demand(ranks: Ranks) -> None:
     assert differing.count(True) == 1
 
 
-def _onlooker_on_rank(rank: int, size: int, as_view: bool) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@pytest.mark.parametrize("as_view", [False, True])
+@on_ranks(2)
+def test_onlookers_see_averages(rank: int, size: int, as_view: bool) -> None:
+    """Threads that don't train see what the last backward averaged, and nothing once views of it were written to."""
     model = DistributedDataParallel(_mlp(), bucket_cap_mb=0.004, gradient_as_bucket_view=as_view)
     assert model.reducer.inspect_averages() is None
     x = torch.randn(4, 24, generator=torch.Generator().manual_seed(rank))
@@ -307,9 +283,3 @@ def _onlooker_on_rank(rank: int, size: int, as_view: bool) -> None:
     model.zero_grad(set_to_none=False)
     assert (model.reducer.inspect_averages() is None) == as_view
     assert all(norm == 0 for norm, _ in model.reducer.inspect_gradients())
-
-
-@pytest.mark.parametrize("as_view", [False, True])
-def test_onlookers_see_averages(ranks: Ranks, as_view: bool) -> None:
-    """Threads that don't train see what the last backward averaged, and nothing once views of it were written to."""
-    ranks(2, _onlooker_on_rank, as_view)

@@ -8,6 +8,7 @@ import itertools
 import pytest
 import torch
 
+from ddp_lab import DistributedDataParallel
 from tests.ranks.conftest import Ranks
 from tests.ranks.models import MODELS, batch_of, loss_of
 from tests.ranks.training import Variant, assert_equal, pair, train
@@ -44,8 +45,6 @@ def test_other_world_sizes(ranks: Ranks, size: int) -> None:
 
 
 def _whole_batch_on_rank(rank: int, size: int, name: str) -> None:
-    from ddp_lab import DistributedDataParallel
-
     case = MODELS[name]
     torch.manual_seed(7)
     module = case.build()

@@ -12,7 +12,7 @@ from torch import nn
 
 import ddp_lab.comm
 from ddp_lab import DistributedDataParallel
-from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.waiting import wait_until
 
 Gradients = list[torch.Tensor | None]
@@ -165,7 +165,10 @@ SCENARIOS: dict[str, Callable[[int, Any], Gradients]] = {
 }
 
 
-def _compare(rank: int, size: int, name: str) -> None:
+@pytest.mark.parametrize("name", SCENARIOS)
+@on_ranks(2)
+def test_gradients_are_those_of_gloo(rank: int, size: int, name: str) -> None:
+    """To the bit: two ranks add in one order only."""
     ddp_lab.comm.register()
     found = []
     for backend in ("gloo", "shm"):
@@ -178,12 +181,6 @@ def _compare(rank: int, size: int, name: str) -> None:
         assert (expected is None) == (mine is None), number
         if expected is not None and mine is not None:
             assert torch.equal(expected, mine), (number, (expected - mine).abs().max())
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_gradients_are_those_of_gloo(ranks: Ranks, name: str) -> None:
-    """To the bit: two ranks add in one order only."""
-    ranks(2, _compare, name)
 
 
 class _Forgetful(nn.Module):
@@ -199,7 +196,9 @@ class _Forgetful(nn.Module):
         return (self.head(out) if head else out) + self.empty.sum()
 
 
-def _forgets(rank: int, size: int) -> str:
+@on_ranks(2)
+def test_an_error_reaches_who_reduces_in_place(rank: int, size: int) -> None:
+    """One rank's backward leaves a layer out: the other one, which waits, is told which and where."""
     ddp_lab.comm.register()
     group = dist.new_group(backend="shm")
     model = DistributedDataParallel(_Forgetful(), process_group=group)
@@ -211,11 +210,6 @@ def _forgets(rank: int, size: int) -> str:
     with pytest.raises(RuntimeError) as caught:
         train()
     dist.destroy_process_group(group)
-    return str(caught.value)
-
-
-def test_an_error_reaches_who_reduces_in_place(ranks: Ranks) -> None:
-    """One rank's backward leaves a layer out: the other one, which waits, is told which and where."""
-    for text in ranks(2, _forgets):
-        assert "rank 1" in text
-        assert "head.weight" in text
+    text = str(caught.value)
+    assert "rank 1" in text
+    assert "head.weight" in text

@@ -16,6 +16,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 from tests.ranks.compare import assert_same, mlp, samples
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.ranks.wrapping import wrap
 from tests.waiting import wait_until
 
@@ -76,7 +77,10 @@ PLAIN: dict[str, dict[str, Any]] = {
 }
 
 
-def _same_on_rank(rank: int, size: int, given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("given", PLAIN.values(), ids=PLAIN)
+@on_ranks(2)
+def test_gradients_are_the_same(rank: int, size: int, given: dict[str, Any]) -> None:
+    """Over the rebuild, kept gradients and no_sync, with and without a comm hook, gradients don't depend on it."""
     for hooked in (False, True):
         if hooked and "mixed_precision" in given:
             continue
@@ -91,12 +95,6 @@ def _same_on_rank(rank: int, size: int, given: dict[str, Any]) -> None:
         assert_same(found[1], found[0])
 
 
-@pytest.mark.parametrize("given", PLAIN.values(), ids=PLAIN)
-def test_gradients_are_the_same(ranks: Ranks, given: dict[str, Any]) -> None:
-    """Over the rebuild, kept gradients and no_sync, with and without a comm hook, gradients don't depend on it."""
-    ranks(2, _same_on_rank, given)
-
-
 UNUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "found": ({"find_unused_parameters": True}, ["lr", "l", "r", "r", "lr", "l", "r"]),
     "views": ({"find_unused_parameters": True, "gradient_as_bucket_view": True}, ["lr", "l", "r", "r", "lr", "l", "r"]),
@@ -105,7 +103,10 @@ UNUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-def _unused_on_rank(rank: int, size: int, given: dict[str, Any], heads: list[str]) -> None:
+@pytest.mark.parametrize(("given", "heads"), UNUSED.values(), ids=UNUSED)
+@on_ranks(2)
+def test_unused_parameters(rank: int, size: int, given: dict[str, Any], heads: list[str]) -> None:
+    """Parameters that are unused on some ranks or on all leave the same gradients behind as without it."""
     if "skip_all_reduce_unused_params" not in given and rank == 1 and "static_graph" not in given:
         heads = heads[::-1]
     found = []
@@ -115,13 +116,9 @@ def _unused_on_rank(rank: int, size: int, given: dict[str, Any], heads: list[str
     assert_same(found[1], found[0])
 
 
-@pytest.mark.parametrize(("given", "heads"), UNUSED.values(), ids=UNUSED)
-def test_unused_parameters(ranks: Ranks, given: dict[str, Any], heads: list[str]) -> None:
-    """Parameters that are unused on some ranks or on all leave the same gradients behind as without it."""
-    ranks(2, _unused_on_rank, given, heads)
-
-
-def _join_on_rank(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_uneven_inputs(rank: int, size: int) -> None:
+    """A rank that has run out of inputs answers with zeros; the others' gradients are as without it."""
     found = []
     for lazy in (False, True):
         model = wrap(mlp(), bucket_cap_mb=SMALL, lazy_bucket_allocation=lazy)
@@ -133,12 +130,9 @@ def _join_on_rank(rank: int, size: int) -> None:
     assert_same(found[1], found[0])
 
 
-def test_uneven_inputs(ranks: Ranks) -> None:
-    """A rank that has run out of inputs answers with zeros; the others' gradients are as without it."""
-    ranks(2, _join_on_rank)
-
-
-def _sparse_on_rank(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_sparse_gradients(rank: int, size: int) -> None:
+    """Sparse gradients, whose buckets hold no memory of their own, travel beside lazy ones."""
     for lazy in (False, True):
         torch.manual_seed(5)
         net = nn.Sequential(nn.Embedding(9, 3, sparse=True), nn.Linear(3, 2))
@@ -150,11 +144,6 @@ def _sparse_on_rank(rank: int, size: int) -> None:
         assert gradient.is_sparse
         rows = gradient.coalesce().indices().flatten().tolist()
         assert rows == sorted({0, 1, 2, 7})
-
-
-def test_sparse_gradients(ranks: Ranks) -> None:
-    """Sparse gradients, whose buckets hold no memory of their own, travel beside lazy ones."""
-    ranks(2, _sparse_on_rank)
 
 
 def _held_on_rank(rank: int, size: int, as_view: bool) -> list[bool]:
@@ -216,7 +205,10 @@ class _Stop(Exception):
     pass
 
 
-def _failure_on_rank(rank: int, size: int, as_view: bool) -> None:
+@pytest.mark.parametrize("as_view", [False, True])
+@on_ranks(2)
+def test_after_a_backward_that_failed(rank: int, size: int, as_view: bool) -> None:
+    """A backward that an exception ended leaves no bucket behind that the next one could mistake for its own."""
     model = wrap(mlp(), bucket_cap_mb=SMALL, gradient_as_bucket_view=as_view, lazy_bucket_allocation=True)
     expected = _train(wrap(mlp(), bucket_cap_mb=SMALL, gradient_as_bucket_view=as_view), rank)
     _backward(model, samples(rank, 0))
@@ -231,12 +223,6 @@ def _failure_on_rank(rank: int, size: int, as_view: bool) -> None:
     dist.barrier()
     model.zero_grad()
     assert_same(_backward(model, samples(rank, 1)), expected[1])
-
-
-@pytest.mark.parametrize("as_view", [False, True])
-def test_after_a_backward_that_failed(ranks: Ranks, as_view: bool) -> None:
-    """A backward that an exception ended leaves no bucket behind that the next one could mistake for its own."""
-    ranks(2, _failure_on_rank, as_view)
 
 
 def _shared_error_on_rank(rank: int, size: int) -> str:

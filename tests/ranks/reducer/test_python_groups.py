@@ -17,8 +17,13 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from ddp_lab import DistributedDataParallel as Ours
+from ddp_lab import check_hook
+from ddp_lab.parallel.core import process_groups
+from ddp_lab.protocol.commands import Change
 from tests.ranks.compare import assert_same, same_as_torch, samples, state_of
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.ranks.python_groups import WORKS, PythonGroup
 
 
@@ -145,36 +150,28 @@ def test_a_sum_in_another_tensor(program: str, ranks: Ranks) -> None:
     ranks(2, _as_torch, program, "future", True)
 
 
-def _better_than_torch(rank: int, size: int, program: str) -> None:
-    from ddp_lab import DistributedDataParallel as Ours
-
+@pytest.mark.parametrize("program", ["plain", "static graph", "unused", "no_sync", "own hook"])
+@on_ranks(2)
+def test_works_whose_wait_takes_nothing(rank: int, size: int, program: str) -> None:
+    """Better than torch, whose constructor fails: works with ``wait(self)`` do."""
     with pytest.raises(TypeError, match="wait"):
         PROGRAMS[program](TorchDDP, PythonGroup(works="plain"), rank)
     expected = PROGRAMS[program](Ours, PythonGroup(works="timeout"), rank)
     assert_same(PROGRAMS[program](Ours, PythonGroup(works="plain"), rank), expected)
 
 
-@pytest.mark.parametrize("program", ["plain", "static graph", "unused", "no_sync", "own hook"])
-def test_works_whose_wait_takes_nothing(program: str, ranks: Ranks) -> None:
-    """Better than torch, whose constructor fails: works with ``wait(self)`` do."""
-    ranks(2, _better_than_torch, program)
-
-
-def _delayed_anyhow(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel as Ours
-
+@on_ranks(2)
+def test_delayed_parameters(rank: int, size: int) -> None:
+    """Better than torch, which does not wait for their all_reduce: delayed parameters are averaged as over Gloo."""
     expected = _delayed(Ours, None, rank)
     for works in WORKS:
         assert_same(_delayed(Ours, PythonGroup(works=works), rank), expected)
 
 
-def test_delayed_parameters(ranks: Ranks) -> None:
-    """Better than torch, which does not wait for their all_reduce: delayed parameters are averaged as over Gloo."""
-    ranks(2, _delayed_anyhow)
-
-
-def _built_in(rank: int, size: int, kind: str) -> None:
-    from ddp_lab import DistributedDataParallel as Ours
+@pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])
+@on_ranks(2)
+def test_built_in_hooks(rank: int, size: int, kind: str) -> None:
+    """Better than torch, whose hooks in C++ refuse a list in a future of Python: the built-in hooks average."""
 
     def trained(group: Any) -> Any:
         model = Ours(Net(), process_group=group)
@@ -185,13 +182,10 @@ def _built_in(rank: int, size: int, kind: str) -> None:
     assert_same(trained(PythonGroup(works="future", elsewhere=True)), trained(None))
 
 
-@pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])
-def test_built_in_hooks(kind: str, ranks: Ranks) -> None:
-    """Better than torch, whose hooks in C++ refuse a list in a future of Python: the built-in hooks average."""
-    ranks(2, _built_in, kind)
+@on_ranks(2)
+def test_construction_without_init_sync_sends_nothing(rank: int, size: int) -> None:
+    """init_sync=False makes no collective; a backward then asks the works for their futures."""
 
-
-def _quiet_construction(rank: int, size: int) -> None:
     def program(cls: type) -> Any:
         group = PythonGroup()
         model = cls(Net(), process_group=group, init_sync=False)
@@ -202,12 +196,9 @@ def _quiet_construction(rank: int, size: int) -> None:
     assert same_as_torch(program) == [[[], 0, 0], True, True]
 
 
-def test_construction_without_init_sync_sends_nothing(ranks: Ranks) -> None:
-    """init_sync=False makes no collective; a backward then asks the works for their futures."""
-    ranks(2, _quiet_construction)
-
-
-def _facts(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_logging_data(rank: int, size: int) -> None:
+    """Rank, size and backend in the logging data are what the group says of itself."""
     keys = ("world_size", "rank", "backend_name", "iteration", "num_buckets_reduced")
 
     def program(cls: type) -> Any:
@@ -219,15 +210,7 @@ def _facts(rank: int, size: int) -> None:
     assert same_as_torch(program)[:3] == [size, rank, "python"]
 
 
-def test_logging_data(ranks: Ranks) -> None:
-    """Rank, size and backend in the logging data are what the group says of itself."""
-    ranks(2, _facts)
-
-
 def _described(rank: int, size: int) -> tuple[list[int], int]:
-    from ddp_lab import DistributedDataParallel as Ours
-    from ddp_lab.parallel.core import process_groups
-
     halves = [dist.new_group(members) for members in ([0, 2], [1, 3])]
     group = PythonGroup(halves[rank % 2])
     model = Ours(Net(), process_group=group)
@@ -243,8 +226,6 @@ def test_members_tell_each_other_who_they_are(ranks: Ranks) -> None:
 
 
 def _other_model(rank: int, size: int) -> str:
-    from ddp_lab import DistributedDataParallel as Ours
-
     with pytest.raises(RuntimeError, match="same model across all ranks") as caught:
         Ours(nn.Linear(4, 4 + rank), process_group=PythonGroup(works="plain"))
     return str(caught.value)
@@ -257,8 +238,9 @@ def test_different_models_are_refused(ranks: Ranks) -> None:
     assert "rank 1: parameter 'weight' of shape [5, 4]" in first
 
 
-def _changing(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel as Ours
+@on_ranks(2)
+def test_a_model_that_changes(rank: int, size: int) -> None:
+    """A module replaced after wrapping is adopted, although the group has no store to agree through."""
 
     def trained(group: Any) -> Any:
         model = Ours(Net(), process_group=group)
@@ -274,16 +256,9 @@ def _changing(rank: int, size: int) -> None:
     assert_same(trained(PythonGroup()), expected)
 
 
-def test_a_model_that_changes(ranks: Ranks) -> None:
-    """A module replaced after wrapping is adopted, although the group has no store to agree through."""
-    ranks(2, _changing)
-
-
-def _without_store(rank: int, size: int) -> list[str]:
-    from ddp_lab import DistributedDataParallel as Ours
-    from ddp_lab import check_hook
-    from ddp_lab.protocol.commands import Change
-
+@on_ranks(2)
+def test_what_needs_a_store_says_so(rank: int, size: int) -> None:
+    """check_hook and changes from the notebook name the group and the remedy; reconfigure() works."""
     group = PythonGroup()
     model = Ours(Net(), process_group=group)
     texts = []
@@ -296,13 +271,7 @@ def _without_store(rank: int, size: int) -> list[str]:
         texts.append(str(caught.value))
     model.reconfigure(bucket_cap_mb=1.0)  # on all ranks at once: by collectives
     _trained(model, rank)
-    return texts
-
-
-def test_what_needs_a_store_says_so(ranks: Ranks) -> None:
-    """check_hook and changes from the notebook name the group and the remedy; reconfigure() works."""
-    for texts in ranks(2, _without_store):
-        assert all("PythonGroup" in text and "new_group" in text for text in texts)
+    assert all("PythonGroup" in text and "new_group" in text for text in texts)
 
 
 class _Failing(PythonGroup):
@@ -319,9 +288,9 @@ class _Failing(PythonGroup):
         return work
 
 
-def _failing(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel as Ours
-
+@on_ranks(2)
+def test_a_collective_that_fails(rank: int, size: int) -> None:
+    """What a work's future failed with is raised by the backward; the next one trains."""
     group = _Failing()
     model = Ours(Net(), process_group=group)
     expected = _trained(model, rank)
@@ -330,11 +299,6 @@ def _failing(rank: int, size: int) -> None:
         model(samples(rank, 9)).sum().backward()
     model.load_state_dict({name: value for name, value in expected[0].items() if "gradient" not in name})
     _trained(model, rank)
-
-
-def test_a_collective_that_fails(ranks: Ranks) -> None:
-    """What a work's future failed with is raised by the backward; the next one trains."""
-    ranks(2, _failing)
 
 
 def _joined(cls: type, group: Any, rank: int, divide_by_initial: bool) -> Any:
@@ -347,9 +311,9 @@ def _joined(cls: type, group: Any, rank: int, divide_by_initial: bool) -> Any:
     return [states, state_of(model)]
 
 
-def _registered(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel as Ours
-
+@on_ranks(2)
+def test_a_registered_group(rank: int, size: int) -> None:
+    """A group that new_group made by a backend written in Python trains and joins as with torch's class."""
     name = "written_in_python"
     if name not in dist.Backend.backend_list:
         dist.Backend.register_backend(name, lambda *_: PythonGroup(works="optional"), devices=["cpu"])
@@ -358,11 +322,6 @@ def _registered(rank: int, size: int) -> None:
     same_as_torch(lambda cls: _joined(cls, group, rank, True))
     assert_same(_joined(Ours, group, rank, False), _joined(Ours, None, rank, False))  # torch's class hangs
     dist.destroy_process_group(group)
-
-
-def test_a_registered_group(ranks: Ranks) -> None:
-    """A group that new_group made by a backend written in Python trains and joins as with torch's class."""
-    ranks(2, _registered)
 
 
 ALONE = """

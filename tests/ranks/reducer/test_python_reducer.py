@@ -9,14 +9,17 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from ddp_lab import DistributedDataParallel
 from tests.ranks.compare import mlp, same_as_torch, samples, state_of
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 
 
-def _mode_on_rank(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_the_python_reducer(rank: int, size: int) -> None:
+    """In this mode gradients are averaged, also compiled and after no_sync; bucket_cap_mb_list is refused and comm
+    hooks get (gradient, parameter), as in torch."""
     import torch._dynamo
-
-    from ddp_lab import DistributedDataParallel
 
     torch.manual_seed(0)
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
@@ -46,12 +49,6 @@ def _mode_on_rank(rank: int, size: int) -> None:
     assert len(called) == 4
 
 
-def test_the_python_reducer(ranks: Ranks) -> None:
-    """In this mode gradients are averaged, also compiled and after no_sync; bucket_cap_mb_list is refused and comm
-    hooks get (gradient, parameter), as in torch."""
-    ranks(2, _mode_on_rank)
-
-
 def _backward_inside_on_rank(rank: int, size: int, mode: str) -> str:
     from torch._dynamo.testing import CompileCounter
 
@@ -72,7 +69,6 @@ def _backward_inside_on_rank(rank: int, size: int, mode: str) -> str:
     if mode == "python_reducer":
         same_as_torch(train)
         return "done"
-    from ddp_lab import DistributedDataParallel
 
     for wrap in (TorchDDP, DistributedDataParallel):
         with pytest.raises(RuntimeError, match=r"Compiled autograd is not compatible with C\+\+ DDP Reducer"):

@@ -22,7 +22,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
+from ddp_lab import DistributedDataParallel
+from ddp_lab.comm.shared_memory import gloo_of_one_thread
 from tests.ranks.conftest import Ranks
 from tests.ranks.graph_cases import Case, RandomGraph, draw, inputs_of, loss_of, smallest, torch_can
 from tests.ranks.harness import RankError
@@ -49,8 +52,6 @@ def _group(case: Case) -> Any:
 
 
 def _make_groups(size: int) -> None:
-    from ddp_lab.comm.shared_memory import gloo_of_one_thread
-
     if _groups:
         return
     dist.Backend.register_backend("gloo_of_one_thread", gloo_of_one_thread, devices=["cpu"])
@@ -61,10 +62,6 @@ def _make_groups(size: int) -> None:
 
 
 def _wrapped(case: Case, module: nn.Module, theirs: bool, size: int) -> Any:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    from ddp_lab import DistributedDataParallel
-
     group = _group(case)
     arguments = {
         **case["arguments"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ddp_lab import DistributedDataParallel
 from tests.ranks.conftest import Ranks
 
 
@@ -23,8 +24,6 @@ class Turning(nn.Module):
 
 
 def _order_on_rank(rank: int, size: int, threshold: float | None) -> tuple[list[int], list[int]]:
-    from ddp_lab import DistributedDataParallel
-
     torch.manual_seed(0)
     model = DistributedDataParallel(Turning(), bucket_cap_mb=1e-5)
     model.rebuild_buckets_on_reorder(threshold, every=2)

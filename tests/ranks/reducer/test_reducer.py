@@ -10,8 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from tests.ranks.conftest import Ranks
+from ddp_lab import BucketStateError, native
+from tests.ranks.harness import on_ranks
 
 
 class Branches(nn.Module):
@@ -29,8 +31,6 @@ class Branches(nn.Module):
 
 
 def _reducer(module: nn.Module, assignment: list[list[int]], **options: Any) -> Any:
-    from ddp_lab import native
-
     named = list(module.named_parameters())
     return native.load().Reducer(
         parameters=[parameter for _, parameter in named],
@@ -67,7 +67,9 @@ def _batch(rank: int, step: int = 0) -> torch.Tensor:
     return torch.randn(3, 4, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
-def _assignments_on_rank(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_forward_and_backward_on_any_buckets(rank: int, size: int) -> None:
+    """However parameters of one or two dtypes are put into buckets, gradients are the mean over the ranks."""
     f32, f64 = torch.float32, torch.float64
     for dtypes, assignment in (
         ((f32, f32), [[0, 1, 2, 3]]),
@@ -89,14 +91,9 @@ def _assignments_on_rank(rank: int, size: int) -> None:
             reducer.remove_hooks()
 
 
-def test_forward_and_backward_on_any_buckets(ranks: Ranks) -> None:
-    """However parameters of one or two dtypes are put into buckets, gradients are the mean over the ranks."""
-    ranks(2, _assignments_on_rank)
-
-
-def _refused_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import BucketStateError
-
+@on_ranks(2)
+def test_impossible_buckets_are_refused(rank: int, size: int) -> None:
+    """Buckets of several dtypes, empty ones, parameters in two buckets or in none raise and leave the module alone."""
     mixed = Branches((torch.float32, torch.float64))
     with pytest.raises(RuntimeError, match="must have the same dtype and device"):
         _reducer(mixed, [[0, 1, 2, 3]])
@@ -116,12 +113,10 @@ def _refused_on_rank(rank: int, size: int) -> None:
         _forward(reducer, module, _batch(rank)).sum().backward()
 
 
-def test_impossible_buckets_are_refused(ranks: Ranks) -> None:
-    """Buckets of several dtypes, empty ones, parameters in two buckets or in none raise and leave the module alone."""
-    ranks(2, _refused_on_rank)
-
-
-def _unused_on_rank(rank: int, size: int, as_view: bool) -> None:
+@pytest.mark.parametrize("as_view", [False, True])
+@on_ranks(2)
+def test_unused_parameters(rank: int, size: int, as_view: bool) -> None:
+    """What no rank used has no gradient; what some rank used has the mean, with zeros for the others."""
     module = Branches()
     alone = copy.deepcopy(module)
     reducer = _reducer(module, [[2, 3], [0, 1]], find_unused_parameters=True, gradient_as_bucket_view=as_view)
@@ -139,12 +134,9 @@ def _unused_on_rank(rank: int, size: int, as_view: bool) -> None:
 
 
 @pytest.mark.parametrize("as_view", [False, True])
-def test_unused_parameters(ranks: Ranks, as_view: bool) -> None:
-    """What no rank used has no gradient; what some rank used has the mean, with zeros for the others."""
-    ranks(2, _unused_on_rank, as_view)
-
-
-def _optimizer_on_rank(rank: int, size: int, as_view: bool) -> None:
+@on_ranks(2)
+def test_an_optimizer_over_steps(rank: int, size: int, as_view: bool) -> None:
+    """With an optimizer, parameters stay those of one process that sees all samples, though some are unused in turn."""
     module = Branches()
     alone = copy.deepcopy(module)
     reducer = _reducer(module, [[3, 2], [1, 0]], find_unused_parameters=True, gradient_as_bucket_view=as_view)
@@ -161,12 +153,9 @@ def _optimizer_on_rank(rank: int, size: int, as_view: bool) -> None:
 
 
 @pytest.mark.parametrize("as_view", [False, True])
-def test_an_optimizer_over_steps(ranks: Ranks, as_view: bool) -> None:
-    """With an optimizer, parameters stay those of one process that sees all samples, though some are unused in turn."""
-    ranks(2, _optimizer_on_rank, as_view)
-
-
-def _batched_on_rank(rank: int, size: int, as_view: bool) -> None:
+@on_ranks(2)
+def test_batched_copies(rank: int, size: int, as_view: bool) -> None:
+    """batched_grad_copy: one copy and one division for a whole bucket give the same gradients."""
     modules = [Branches(), Branches()]
     options = {"gradient_as_bucket_view": as_view, "find_unused_parameters": True}
     reducers = [
@@ -181,14 +170,12 @@ def _batched_on_rank(rank: int, size: int, as_view: bool) -> None:
             assert torch.equal(one.grad, other.grad)
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True will create a reference cycle")
+@pytest.mark.filterwarnings("ignore:Using DistributedDataParallel with create_graph=True")
 @pytest.mark.parametrize("as_view", [False, True])
-def test_batched_copies(ranks: Ranks, as_view: bool) -> None:
-    """batched_grad_copy: one copy and one division for a whole bucket give the same gradients."""
-    ranks(2, _batched_on_rank, as_view)
-
-
-def _create_graph_on_rank(rank: int, size: int, as_view: bool) -> None:
-    """A penalty on the averaged gradient, against one process on the whole batch."""
+@on_ranks(2)
+def test_gradients_that_can_be_differentiated(rank: int, size: int, as_view: bool) -> None:
+    """create_graph=True: gradients are averaged and keep their graph, so the mean of a penalty's gradients is exact."""
     torch.manual_seed(7)
     module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     alone = copy.deepcopy(module)
@@ -214,17 +201,10 @@ def _create_graph_on_rank(rank: int, size: int, as_view: bool) -> None:
             p.grad = None
 
 
-@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True will create a reference cycle")
-@pytest.mark.filterwarnings("ignore:Using DistributedDataParallel with create_graph=True")
-@pytest.mark.parametrize("as_view", [False, True])
-def test_gradients_that_can_be_differentiated(ranks: Ranks, as_view: bool) -> None:
-    """create_graph=True: gradients are averaged and keep their graph, so the mean of a penalty's gradients is exact."""
-    ranks(2, _create_graph_on_rank, as_view)
-
-
-def _sparse_on_rank(rank: int, size: int, hook: bool, rows: list[int] | None) -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
+@pytest.mark.parametrize(("hook", "rows"), [(False, None), (True, None), (False, [4, 1, 3]), (True, [1, 3, 4, 5])])
+@on_ranks(2)
+def test_sparse_gradients(rank: int, size: int, hook: bool, rows: list[int] | None) -> None:
+    """Sparse embeddings are averaged as sparse tensors, with a hook too, and by known rows if those were given."""
     torch.manual_seed(7)
     module = nn.Sequential(nn.Embedding(6, 3, sparse=True), nn.Linear(3, 2))
     alone = copy.deepcopy(module)
@@ -254,13 +234,9 @@ def _sparse_on_rank(rank: int, size: int, hook: bool, rows: list[int] | None) ->
         assert inspected[0][1][0] == pytest.approx(module[0].weight.grad.to_dense().norm().item())
 
 
-@pytest.mark.parametrize(("hook", "rows"), [(False, None), (True, None), (False, [4, 1, 3]), (True, [1, 3, 4, 5])])
-def test_sparse_gradients(ranks: Ranks, hook: bool, rows: list[int] | None) -> None:
-    """Sparse embeddings are averaged as sparse tensors, with a hook too, and by known rows if those were given."""
-    ranks(2, _sparse_on_rank, hook, rows)
-
-
-def _wrong_sparse_on_rank(rank: int, size: int) -> None:
+@on_ranks(1)
+def test_wrong_sparse_gradients_are_named(rank: int, size: int) -> None:
+    """A dense gradient where a sparse one was expected, a missing one and unknown rows raise, naming the parameter."""
     module = nn.Embedding(6, 3, sparse=True)
     reducer = _reducer(module, [[0]], expect_sparse=[True])
     with pytest.raises(RuntimeError, match="param: weight not found in sparse metadata"):
@@ -278,12 +254,15 @@ def _wrong_sparse_on_rank(rank: int, size: int) -> None:
         _forward(reducer, lambda x: 2 * x, torch.ones(1, requires_grad=True)).sum().backward()
 
 
-def test_wrong_sparse_gradients_are_named(ranks: Ranks) -> None:
-    """A dense gradient where a sparse one was expected, a missing one and unknown rows raise, naming the parameter."""
-    ranks(1, _wrong_sparse_on_rank)
+def _expects_bf16(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    assert bucket.buffer().dtype == torch.bfloat16
+    return allreduce_hook(state, bucket)
 
 
-def _low_precision_on_rank(rank: int, size: int, as_view: bool) -> None:
+@pytest.mark.parametrize("as_view", [False, True])
+@on_ranks(2)
+def test_buckets_of_a_lower_precision(rank: int, size: int, as_view: bool) -> None:
+    """With mixed precision the buckets travel in its dtype, whatever the gradients' is."""
     module = Branches()
     alone = copy.deepcopy(module)
     reducer = _reducer(module, [[3, 2], [1, 0]], gradient_as_bucket_view=as_view)
@@ -295,16 +274,3 @@ def _low_precision_on_rank(rank: int, size: int, as_view: bool) -> None:
         expected = _mean_gradients(alone, alone(_batch(rank, step)).sum())
         for mine, mean in zip(module.parameters(), expected, strict=True):
             assert torch.allclose(mine.grad.float(), mean, rtol=0.03, atol=0.03)
-
-
-def _expects_bf16(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
-    assert bucket.buffer().dtype == torch.bfloat16
-    return allreduce_hook(state, bucket)
-
-
-@pytest.mark.parametrize("as_view", [False, True])
-def test_buckets_of_a_lower_precision(ranks: Ranks, as_view: bool) -> None:
-    """With mixed precision the buckets travel in its dtype, whatever the gradients' is."""
-    ranks(2, _low_precision_on_rank, as_view)

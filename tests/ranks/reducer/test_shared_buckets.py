@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 
 import ddp_lab.comm
 from ddp_lab import DistributedDataParallel, native
-from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.waiting import wait_until
 
 _C = native.load()
@@ -47,7 +47,10 @@ def _tensor(group: Any, numel: int) -> torch.Tensor:
     return made
 
 
-def _memory_comes_and_goes(rank: int, size: int) -> None:
+@pytest.mark.parametrize("size", [2, 3])
+@on_ranks()
+def test_memory_comes_and_goes(rank: int, size: int) -> None:
+    """It is given back with its tensor, not by a fork's copy of it."""
     _empty()
     group = _group()
     tensors = [_tensor(group, MIB).fill_(rank) for _ in range(3)]
@@ -74,12 +77,6 @@ def _memory_comes_and_goes(rank: int, size: int) -> None:
     dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_memory_comes_and_goes(ranks: Ranks, size: int) -> None:
-    """It is given back with its tensor, not by a fork's copy of it."""
-    ranks(size, _memory_comes_and_goes)
-
-
 def _model() -> torch.nn.Module:
     torch.manual_seed(3)
     return torch.nn.Sequential(*(torch.nn.Linear(200, 200) for _ in range(4)))
@@ -92,7 +89,10 @@ def _train(model: torch.nn.Module, rank: int, steps: int = 3) -> list[torch.Tens
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
-def _buckets(rank: int, size: int, views: bool) -> None:
+@pytest.mark.parametrize("views", [False, True])
+@on_ranks(2)
+def test_buckets_live_there(rank: int, size: int, views: bool) -> None:
+    """Gradients are those of Gloo, also after the group was replaced; nothing is kept of a model that is gone."""
     gloo, shm, other = dist.new_group(backend="gloo"), _group(), _group()
     wrap: Callable[..., Any] = DistributedDataParallel
     options = {"bucket_cap_mb": 0.3, "gradient_as_bucket_view": views}
@@ -119,13 +119,9 @@ def _buckets(rank: int, size: int, views: bool) -> None:
         dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("views", [False, True])
-def test_buckets_live_there(ranks: Ranks, views: bool) -> None:
-    """Gradients are those of Gloo, also after the group was replaced; nothing is kept of a model that is gone."""
-    ranks(2, _buckets, views)
-
-
-def _power_sgd(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_power_sgd_with_several_buckets(rank: int, size: int) -> None:
+    """Its callbacks wait for collectives of their own, with which Gloo hangs."""
     group = _group()
     model = DistributedDataParallel(_model(), process_group=group, bucket_cap_mb=0.2)
     state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=200, start_powerSGD_iter=2)
@@ -138,17 +134,14 @@ def _power_sgd(rank: int, size: int) -> None:
     dist.destroy_process_group(group)
 
 
-def test_power_sgd_with_several_buckets(ranks: Ranks) -> None:
-    """Its callbacks wait for collectives of their own, with which Gloo hangs."""
-    ranks(2, _power_sgd)
-
-
 def _entries(since: int, group: Any, frames: bool) -> list[dict[str, Any]]:
     entries = [one for one in _C.flights(frames)["entries"] if one["time_created_ns"] >= since]
     return [one for one in entries if one["process_group"][0] == group.group_name]
 
 
-def _flights(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_operations_are_logged(rank: int, size: int) -> None:
+    """With their state and the line that called them, as torch's Flight Recorder has them of its own backends."""
     since, group = time.time_ns(), _group()
     works = [dist.all_reduce(torch.ones(3, 4), group=group, async_op=True) for _ in range(3)] if rank == 0 else []
     states = ["started", "scheduled", "scheduled"] if rank == 0 else []
@@ -167,8 +160,3 @@ def _flights(rank: int, size: int) -> None:
         told = (one["profiling_name"], one["input_sizes"], one["input_dtypes"], one["state"], one["retired"])
         assert told == ("shm:all_reduce", [[3, 4]], ["Float"], "completed", True)
     dist.destroy_process_group(group)
-
-
-def test_operations_are_logged(ranks: Ranks) -> None:
-    """With their state and the line that called them, as torch's Flight Recorder has them of its own backends."""
-    ranks(2, _flights)

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from ddp_lab import DistributedDataParallel
 from tests.ranks.compare import assert_same_on_all_ranks, same_as_torch, samples
-from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 
 CAP = 2e-4  # MiB
 
@@ -43,34 +44,27 @@ def _train(wrap: type, rank: int, arguments: dict[str, Any]) -> list[Any]:
     return seen
 
 
-def _compare(rank: int, size: int, arguments: dict[str, Any]) -> None:
-    same_as_torch(lambda wrap: _train(wrap, rank, arguments), exact=size == 2)
-
-
 @pytest.mark.parametrize(
     "arguments", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}], ids=str
 )
 @pytest.mark.filterwarnings("ignore:You passed find_unused_parameters=true")
-def test_gradients_that_arrive_several_times(arguments: dict[str, Any], ranks: Ranks) -> None:
+@on_ranks(2)
+def test_gradients_that_arrive_several_times(rank: int, size: int, arguments: dict[str, Any]) -> None:
     """A layer shared by reentrant checkpoints, and an unused one: gradients are torch's in each step."""
-    ranks(2, _compare, arguments)
+    same_as_torch(lambda wrap: _train(wrap, rank, arguments), exact=size == 2)
 
 
-def _overlap_on_rank(rank: int, size: int) -> list[bool]:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_later_backwards_overlap(rank: int, size: int) -> None:
+    """From the second backward on buckets are launched before the backward's own computation is over."""
     model = DistributedDataParallel(Repeated(), static_graph=True, bucket_cap_mb=CAP)
     early = []
     for step in range(4):
         model(samples(rank, step)).square().sum().backward()
         times = model.reducer.report()
         early.append(times["communication_begin"] < times["backward_compute_end"])
-    return [len(model.buckets()) > 1, *early[2:]]
-
-
-def test_later_backwards_overlap(ranks: Ranks) -> None:
-    """From the second backward on buckets are launched before the backward's own computation is over."""
-    assert all(all(answers) for answers in ranks(2, _overlap_on_rank))
+    answers = [len(model.buckets()) > 1, *early[2:]]
+    assert all(answers)
 
 
 class Skipping(nn.Module):
@@ -87,9 +81,9 @@ class Skipping(nn.Module):
         return self.second(x) if second else x
 
 
-def _second_backward_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_second_backward_of_a_static_graph(rank: int, size: int) -> None:
+    """Two forwards and two backwards with one static graph: each backward leaves the same gradients on all ranks."""
     model = DistributedDataParallel(Repeated(), static_graph=True, bucket_cap_mb=CAP)
     for step in range(3):
         model.zero_grad()
@@ -101,14 +95,9 @@ def _second_backward_on_rank(rank: int, size: int) -> None:
             assert_same_on_all_ranks(used)
 
 
-def test_second_backward_of_a_static_graph(ranks: Ranks) -> None:
-    """Two forwards and two backwards with one static graph: each backward leaves the same gradients on all ranks."""
-    ranks(2, _second_backward_on_rank)
-
-
-def _changed_on_rank(rank: int, size: int) -> list[str]:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_graph_that_changes_is_refused(rank: int, size: int) -> None:
+    """A parameter that was unused at first and then used: an error that names it, once more at the next forward."""
     model = DistributedDataParallel(Skipping(), static_graph=True)
     texts = []
     model(samples(rank, 0), second=False).sum().backward()
@@ -122,12 +111,7 @@ def _changed_on_rank(rank: int, size: int) -> list[str]:
     model.zero_grad()
     model(samples(rank, 3), second=False).sum().backward()
     assert_same_on_all_ranks({"first": model.module.first.weight.grad})  # type: ignore[dict-item]
-    return texts
-
-
-def test_graph_that_changes_is_refused(ranks: Ranks) -> None:
-    """A parameter that was unused at first and then used: an error that names it, once more at the next forward."""
-    for gained, unfinished in ranks(2, _changed_on_rank):
-        assert gained.startswith("Your training graph has changed in this iteration")
-        assert "'second." in gained
-        assert unfinished.startswith("Expected to have finished reduction in the prior iteration")
+    gained, unfinished = texts
+    assert gained.startswith("Your training graph has changed in this iteration")
+    assert "'second." in gained
+    assert unfinished.startswith("Expected to have finished reduction in the prior iteration")

@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddp_lab import DistributedDataParallel
 from tests.ranks.compare import assert_same_on_all_ranks, same_as_torch, samples
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.ranks.wrapping import wrap
 
 CAP = 2e-4  # MiB: a bucket for each parameter or two
@@ -70,20 +72,17 @@ def _random_branches(wrap: type, rank: int, arguments: dict[str, Any]) -> list[A
     return seen
 
 
-def _compare_branches(rank: int, size: int, arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize("arguments", [{}, {"gradient_as_bucket_view": True}], ids=["copies", "views"])
+@pytest.mark.parametrize("size", [2, 4])
+@on_ranks()
+def test_branches_by_rank(rank: int, size: int, arguments: dict[str, Any]) -> None:
+    """Branches that differ by rank and step, also under no_sync: gradients and used map are torch's."""
     same_as_torch(lambda wrap: _random_branches(wrap, rank, arguments), exact=size == 2)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"gradient_as_bucket_view": True}], ids=["copies", "views"])
-@pytest.mark.parametrize("size", [2, 4])
-def test_branches_by_rank(size: int, arguments: dict[str, Any], ranks: Ranks) -> None:
-    """Branches that differ by rank and step, also under no_sync: gradients and used map are torch's."""
-    ranks(size, _compare_branches, arguments)
-
-
-def _untouched_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_gradients_of_globally_unused_parameters_are_left_alone(rank: int, size: int) -> None:
+    """What no rank used keeps its gradient, even one that differs by rank; what one rank used is averaged on all."""
     model = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=CAP)
     for p in model.module.never.parameters():
         p.grad = torch.full_like(p, float(rank))
@@ -93,14 +92,9 @@ def _untouched_on_rank(rank: int, size: int) -> None:
         assert (model.module.second.weight.grad is None) == (step < 2)
 
 
-def test_gradients_of_globally_unused_parameters_are_left_alone(ranks: Ranks) -> None:
-    """What no rank used keeps its gradient, even one that differs by rank; what one rank used is averaged on all."""
-    ranks(2, _untouched_on_rank)
-
-
-def _several_forwards_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_one_backward_of_several_forwards(rank: int, size: int) -> None:
+    """A parameter is unused if none of the forwards since the last backward reaches it (torch raises here)."""
     model = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=CAP)
     for step in range(3):
         model.zero_grad()
@@ -116,11 +110,6 @@ def _several_forwards_on_rank(rank: int, size: int) -> None:
                 torch.testing.assert_close(mine.grad, other.grad / size)
 
 
-def test_one_backward_of_several_forwards(ranks: Ranks) -> None:
-    """A parameter is unused if none of the forwards since the last backward reaches it (torch raises here)."""
-    ranks(2, _several_forwards_on_rank)
-
-
 def _output_left_out(wrap: type, rank: int) -> list[Any]:
     model = wrap(Pair(), find_unused_parameters=True)
     seen: list[Any] = []
@@ -131,18 +120,15 @@ def _output_left_out(wrap: type, rank: int) -> list[Any]:
     return seen
 
 
-def _compare_outputs(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_output_that_the_loss_leaves_out(rank: int, size: int) -> None:
+    """An output in a dict that the loss ignores: its parameters count as unused, and no forward raises."""
     same_as_torch(lambda wrap: _output_left_out(wrap, rank))
 
 
-def test_output_that_the_loss_leaves_out(ranks: Ranks) -> None:
-    """An output in a dict that the loss ignores: its parameters count as unused, and no forward raises."""
-    ranks(2, _compare_outputs)
-
-
-def _outside_on_rank(rank: int, size: int) -> str:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_unused_parameter_that_gets_a_gradient_is_named(rank: int, size: int) -> None:
+    """A parameter used outside forward alone counts as unused: its gradient raises, and the next step works."""
     model = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=CAP)
     loss = model(samples(rank, 0), second=False).sum() + model.module.second.weight.sum()
     with pytest.raises(RuntimeError) as raised:
@@ -150,20 +136,15 @@ def _outside_on_rank(rank: int, size: int) -> str:
     model.zero_grad()
     model(samples(rank, 1)).sum().backward()
     assert_same_on_all_ranks({name: p.grad for name, p in model.module.named_parameters() if p.grad is not None})
-    return str(raised.value)
+    text = str(raised.value)
+    assert text.startswith("Expected to mark a variable ready only once.")
+    assert "'second.weight'" in text
+    assert "unused" in text
 
 
-def test_unused_parameter_that_gets_a_gradient_is_named(ranks: Ranks) -> None:
-    """A parameter used outside forward alone counts as unused: its gradient raises, and the next step works."""
-    for text in ranks(2, _outside_on_rank):
-        assert text.startswith("Expected to mark a variable ready only once.")
-        assert "'second.weight'" in text
-        assert "unused" in text
-
-
-def _skipped_views_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_a_skipped_bucket_keeps_its_views(rank: int, size: int) -> None:
+    """A bucket that is not communicated keeps the gradients that are views of it, undivided (torch halves them)."""
     model = DistributedDataParallel(
         Branches(),
         find_unused_parameters=True,
@@ -178,14 +159,7 @@ def _skipped_views_on_rank(rank: int, size: int) -> None:
     assert torch.equal(model.module.second.weight.grad, held)  # type: ignore[arg-type]
 
 
-def test_a_skipped_bucket_keeps_its_views(ranks: Ranks) -> None:
-    """A bucket that is not communicated keeps the gradients that are views of it, undivided (torch halves them)."""
-    ranks(2, _skipped_views_on_rank)
-
-
 def _skipped_on_rank(rank: int, size: int, skip: bool) -> tuple[int, int]:
-    from ddp_lab import DistributedDataParallel
-
     model = DistributedDataParallel(
         Branches(), find_unused_parameters=True, bucket_cap_mb=1e-5, skip_all_reduce_unused_params=skip
     )
@@ -204,23 +178,20 @@ def test_buckets_of_unused_parameters_are_skipped_on_request(ranks: Ranks) -> No
         assert reduced < buckets
 
 
-def _graph_was_static(rank: int, size: int) -> list[bool]:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_whether_the_graph_could_be_static(rank: int, size: int) -> None:
+    """_ddp_graph_static: true while the same parameters are unused in each forward."""
     model = DistributedDataParallel(Branches(), find_unused_parameters=True)
     answers = []
     for second in (False, False, True):
         model(samples(rank, 0), second=second).sum().backward()
         answers.append(model.reducer._ddp_graph_static())
-    return answers
+    assert answers == [True, True, False]
 
 
-def test_whether_the_graph_could_be_static(ranks: Ranks) -> None:
-    """_ddp_graph_static: true while the same parameters are unused in each forward."""
-    assert ranks(2, _graph_was_static) == [[True, True, False]] * 2
-
-
-def _forgotten_on_rank(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_batched_copies_of_a_failed_backward(rank: int, size: int) -> None:
+    """Gradients that a failed backward has noted for a batched copy don't come back where they are unused next."""
     model = wrap(Branches(), find_unused_parameters=True, batched_grad_copy=True, bucket_cap_mb=1)
 
     def fail(_: torch.Tensor) -> None:
@@ -236,8 +207,3 @@ def _forgotten_on_rank(rank: int, size: int) -> None:
     of_rank_0 = Branches()
     of_rank_0(samples(0, 1)).sum().backward()
     torch.testing.assert_close(model.module.second.bias.grad, of_rank_0.second.bias.grad / size)
-
-
-def test_batched_copies_of_a_failed_backward(ranks: Ranks) -> None:
-    """Gradients that a failed backward has noted for a batched copy don't come back where they are unused next."""
-    ranks(2, _forgotten_on_rank)

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ddp_lab import DistributedDataParallel, recording
 from ddp_lab.control.wire import Wire
+from ddp_lab.engine.telemetry import Telemetry
 from ddp_lab.timeline.timeline import Timeline
 from tests.ranks.conftest import Ranks
 
@@ -33,9 +35,6 @@ def timeline(wire: Wire) -> Timeline:
 
 def _train(rank: int, size: int, endpoint: dict[str, str], late_rank: int | None) -> dict[str, Any]:
     import torch
-
-    from ddp_lab import DistributedDataParallel, recording
-    from ddp_lab.engine.telemetry import Telemetry
 
     telemetry = Telemetry(endpoint, rank, session=time.time_ns())
     telemetry._cursor = recording.statistics().recorded
