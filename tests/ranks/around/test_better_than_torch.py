@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.ranks.conftest import Ranks
+from ddp_lab import DistributedDataParallel
+from tests.ranks.harness import on_ranks
 from tests.ranks.provoking import (
     Branches,
     assert_gradients,
@@ -35,8 +36,6 @@ MODES: list[dict[str, Any]] = [
 
 
 def _model(module: nn.Module | None = None, **arguments: Any) -> Any:
-    from ddp_lab import DistributedDataParallel
-
     torch.manual_seed(3)
     return DistributedDataParallel(Branches() if module is None else module, **arguments)
 
@@ -45,7 +44,11 @@ def _loss(model: Any, rank: int, step: int = 0, **arguments: Any) -> torch.Tenso
     return model(batch(rank, step), **arguments).square().sum()
 
 
-def _two_forwards(rank: int, size: int, mode: dict[str, Any], steps_before: int) -> None:
+@pytest.mark.parametrize("steps_before", [0, 3])
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@on_ranks(2)
+def test_two_forwards_then_two_backwards(rank: int, size: int, mode: dict[str, Any], steps_before: int) -> None:
+    """Torch does not average the second backward. Ours averages both."""
     model = _model(**mode)
     if steps_before:
         assert_trains(model, rank, steps_before)
@@ -60,14 +63,10 @@ def _two_forwards(rank: int, size: int, mode: dict[str, Any], steps_before: int)
         assert_gradients(model, expected)
 
 
-@pytest.mark.parametrize("steps_before", [0, 3])
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_two_forwards_then_two_backwards(mode: dict[str, Any], steps_before: int, ranks: Ranks) -> None:
+@on_ranks(2)
+def test_backward_twice_through_one_graph(rank: int, size: int, mode: dict[str, Any]) -> None:
     """Torch does not average the second backward. Ours averages both."""
-    ranks(2, _two_forwards, mode, steps_before)
-
-
-def _backward_twice(rank: int, size: int, mode: dict[str, Any]) -> None:
     model = _model(**mode)
     for step in range(3):
         expected = expected_gradients(model.module, lambda module, step=step: 2 * _loss(module, rank, step))
@@ -78,13 +77,9 @@ def _backward_twice(rank: int, size: int, mode: dict[str, Any]) -> None:
         assert_gradients(model, expected)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=str)
-def test_backward_twice_through_one_graph(mode: dict[str, Any], ranks: Ranks) -> None:
-    """Torch does not average the second backward. Ours averages both."""
-    ranks(2, _backward_twice, mode)
-
-
-def _unfrozen(rank: int, size: int) -> list[str]:
+@on_ranks(2)
+def test_layer_unfrozen_after_wrapping(rank: int, size: int) -> None:
+    """Torch never averages its gradients. Ours does from the next forward on, and says so once, naming it."""
     module = Branches()
     module.second.requires_grad_(False)
     model = _model(module)
@@ -92,33 +87,25 @@ def _unfrozen(rank: int, size: int) -> list[str]:
     model.module.second.requires_grad_(True)
     texts = warned(lambda: _loss(model, rank).backward())
     assert_trains(model, rank)
-    return texts
+    assert len(texts) == 1
+    assert "second.weight" in texts[0]
 
 
-def test_layer_unfrozen_after_wrapping(ranks: Ranks) -> None:
-    """Torch never averages its gradients. Ours does from the next forward on, and says so once, naming it."""
-    for texts in ranks(2, _unfrozen):
-        assert len(texts) == 1
-        assert "second.weight" in texts[0]
-
-
-def _frozen(rank: int, size: int) -> list[str]:
+@on_ranks(2)
+def test_layer_frozen_after_wrapping(rank: int, size: int) -> None:
+    """Torch raises "Expected to have finished reduction". Ours trains on, and says so once, naming the layer."""
     model = _model()
     assert_trains(model, rank, 2)
     model.module.second.requires_grad_(False)
     texts = warned(lambda: _loss(model, rank).backward())
     assert_trains(model, rank)
-    return texts
+    assert len(texts) == 1
+    assert "second.weight" in texts[0]
 
 
-def test_layer_frozen_after_wrapping(ranks: Ranks) -> None:
-    """Torch raises "Expected to have finished reduction". Ours trains on, and says so once, naming the layer."""
-    for texts in ranks(2, _frozen):
-        assert len(texts) == 1
-        assert "second.weight" in texts[0]
-
-
-def _static_after_no_sync(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_static_graph_that_begins_with_no_sync(rank: int, size: int) -> None:
+    """Torch fails an internal assertion. Ours averages."""
     model = _model(static_graph=True)
     for step in range(3):
         expected = expected_gradients(
@@ -129,11 +116,6 @@ def _static_after_no_sync(rank: int, size: int) -> None:
             _loss(model, rank, step).backward()
         _loss(model, rank, step + 10).backward()
         assert_gradients(model, expected)
-
-
-def test_static_graph_that_begins_with_no_sync(ranks: Ranks) -> None:
-    """Torch fails an internal assertion. Ours averages."""
-    ranks(2, _static_after_no_sync)
 
 
 class _TwoHeads(nn.Module):
@@ -148,13 +130,10 @@ class _TwoHeads(nn.Module):
         return self.used(body), self.spare(body)
 
 
-def _static_with_unused_output(rank: int, size: int) -> None:
-    assert_trains(_model(_TwoHeads(), static_graph=True), rank, 4, lambda module, x: module(x)[0].square().sum())
-
-
-def test_static_graph_with_an_output_that_is_not_used(ranks: Ranks) -> None:
+@on_ranks(2)
+def test_static_graph_with_an_output_that_is_not_used(rank: int, size: int) -> None:
     """Torch raises, although the graph is static. Ours averages, and leaves the unused head without gradients."""
-    ranks(2, _static_with_unused_output)
+    assert_trains(_model(_TwoHeads(), static_graph=True), rank, 4, lambda module, x: module(x)[0].square().sum())
 
 
 class _Failing(Branches):
@@ -171,7 +150,11 @@ class _Failing(Branches):
         raise ValueError("out of memory, say")
 
 
-def _failing_backward(rank: int, size: int, mode: dict[str, Any], steps_before: int) -> None:
+@pytest.mark.parametrize("steps_before", [0, 3])
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@on_ranks(2)
+def test_exception_in_a_backward(rank: int, size: int, mode: dict[str, Any], steps_before: int) -> None:
+    """Torch raises "Expected to have finished reduction" forever after. Ours starts clean at the next forward."""
     model = _model(_Failing(), **mode)
     if steps_before:
         assert_trains(model, rank, steps_before)
@@ -179,13 +162,6 @@ def _failing_backward(rank: int, size: int, mode: dict[str, Any], steps_before: 
     error_of(lambda: _loss(model, rank).backward(), ValueError)
     model.module.fail = False
     assert_trains(model, rank)
-
-
-@pytest.mark.parametrize("steps_before", [0, 3])
-@pytest.mark.parametrize("mode", MODES, ids=str)
-def test_exception_in_a_backward(mode: dict[str, Any], steps_before: int, ranks: Ranks) -> None:
-    """Torch raises "Expected to have finished reduction" forever after. Ours starts clean at the next forward."""
-    ranks(2, _failing_backward, mode, steps_before)
 
 
 class _Plain:
@@ -217,15 +193,12 @@ class _Wrapping(nn.Module):
         return self.kind(self.branches(x, depth))
 
 
-def _custom_output(rank: int, size: int, kind: type) -> None:
+@pytest.mark.parametrize("kind", [_Plain, _Record, _Registered])
+@on_ranks(2)
+def test_output_in_an_object_of_ones_own(rank: int, size: int, kind: type) -> None:
+    """Torch raises a misleading "mark a variable ready only once". Ours averages."""
     model = _model(_Wrapping(kind), find_unused_parameters=True)
     assert_trains(model, rank, 4, lambda module, x: module(x).value.square().sum())
-
-
-@pytest.mark.parametrize("kind", [_Plain, _Record, _Registered])
-def test_output_in_an_object_of_ones_own(kind: type, ranks: Ranks) -> None:
-    """Torch raises a misleading "mark a variable ready only once". Ours averages."""
-    ranks(2, _custom_output, kind)
 
 
 def _average(state: object, anything: Any) -> Any:
@@ -233,18 +206,18 @@ def _average(state: object, anything: Any) -> Any:
     return dist.all_reduce(buffer, async_op=True).get_future().then(lambda future: future.value()[0])
 
 
-def _unnamed_hook(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_hook_with_another_name_for_its_bucket(rank: int, size: int) -> None:
+    """Torch raises KeyError: 'bucket'. Ours takes the second argument, whatever its name."""
     model = _model()
     model.register_comm_hook(None, _average)
     assert_trains(model, rank)
 
 
-def test_hook_with_another_name_for_its_bucket(ranks: Ranks) -> None:
-    """Torch raises KeyError: 'bucket'. Ours takes the second argument, whatever its name."""
-    ranks(2, _unnamed_hook)
-
-
-def _seen_by_hook(rank: int, size: int, mode: dict[str, Any]) -> list[list[tuple[int, bool, int]]]:
+@pytest.mark.parametrize("mode", [{}, {"static_graph": True}], ids=str)
+@on_ranks(2)
+def test_buckets_as_a_hook_sees_them(rank: int, size: int, mode: dict[str, Any]) -> None:
+    """Torch shows index 0 and is_last False for all in a static graph's first step. Ours counts them right."""
     model = _model(bucket_cap_mb=1e-4, **mode)
     steps: list[list[tuple[int, bool, int]]] = []
 
@@ -256,32 +229,10 @@ def _seen_by_hook(rank: int, size: int, mode: dict[str, Any]) -> list[list[tuple
     for step in range(3):
         steps.append([])
         _loss(model, rank, step).backward()
-    return steps
-
-
-@pytest.mark.parametrize("mode", [{}, {"static_graph": True}], ids=str)
-def test_buckets_as_a_hook_sees_them(mode: dict[str, Any], ranks: Ranks) -> None:
-    """Torch shows index 0 and is_last False for all in a static graph's first step. Ours counts them right."""
-    for steps in ranks(2, _seen_by_hook, mode):
-        for buckets in steps:
-            assert [index for index, _, _ in buckets] == list(range(len(buckets)))
-            assert [last for _, last, _ in buckets] == [False] * (len(buckets) - 1) + [True]
-            assert sum(parameters for _, _, parameters in buckets) == 6
-
-
-def _other_order(rank: int, size: int) -> str:
-    module = Branches()
-    if rank == 1:
-        module.second = module._modules.pop("second")  # to the end
-    return error_of(lambda: _model(module))
-
-
-def test_equal_shapes_in_another_order(ranks: Ranks) -> None:
-    """Torch averages the wrong tensors. Ours refuses the model on every rank, naming what differs."""
-    for text in ranks(2, _other_order):
-        assert text.startswith("DDP expects same model across all ranks")
-        assert "second.weight" in text
-        assert "third.weight" in text
+    for buckets in steps:
+        assert [index for index, _, _ in buckets] == list(range(len(buckets)))
+        assert [last for _, last, _ in buckets] == [False] * (len(buckets) - 1) + [True]
+        assert sum(parameters for _, _, parameters in buckets) == 6
 
 
 class _Growing(Branches):
@@ -290,7 +241,13 @@ class _Growing(Branches):
         return x * self.gain if hasattr(self, "gain") else x
 
 
-def _changed(rank: int, size: int, change: str) -> list[str]:
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [("added", "gain"), ("buffer", "gain"), ("reassigned", "second.weight"), ("removed", "third.weight")],
+)
+@on_ranks(2)
+def test_model_changed_after_wrapping(rank: int, size: int, change: str, name: str) -> None:
+    """Torch never averages a new parameter. Ours takes the change over, from rank 0, and says so once, naming it."""
     model = _model(_Growing())
     assert_trains(model, rank, 2)
     if change == "added":
@@ -308,38 +265,14 @@ def _changed(rank: int, size: int, change: str) -> list[str]:
         dist.broadcast(first, 0)
         assert torch.equal(first, tensor)
     assert_trains(model, rank)
-    return texts
+    assert len(texts) == 1
+    assert name in texts[0]
 
 
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [("added", "gain"), ("buffer", "gain"), ("reassigned", "second.weight"), ("removed", "third.weight")],
-)
-def test_model_changed_after_wrapping(change: str, name: str, ranks: Ranks) -> None:
-    """Torch never averages a new parameter. Ours takes the change over, from rank 0, and says so once, naming it."""
-    for texts in ranks(2, _changed, change):
-        assert len(texts) == 1
-        assert name in texts[0]
-
-
-def _too_few(state: object, bucket: dist.GradBucket) -> Any:
-    return _average(state, bucket).then(lambda future: future.value()[:-1])
-
-
-def _hook_of_another_shape(rank: int, size: int) -> str:
-    model = _model()
-    model.register_comm_hook(None, _too_few)
-    return error_of(lambda: _loss(model, rank).backward())
-
-
-def test_hook_that_gives_another_shape(ranks: Ranks) -> None:
-    """Torch leaves the ranks with different gradients. Ours raises, naming the hook and the bucket."""
-    for text in ranks(2, _hook_of_another_shape):
-        assert "_too_few" in text
-        assert "bucket 0" in text
-
-
-def _kept_views(rank: int, size: int, mode: dict[str, Any]) -> None:
+@pytest.mark.parametrize("mode", [{}, {"static_graph": True}, {"bucket_cap_mb": 1e-4}], ids=str)
+@on_ranks(2)
+def test_views_survive_set_to_none(rank: int, size: int, mode: dict[str, Any]) -> None:
+    """gradient_as_bucket_view: after zero_grad(set_to_none=True) gradients are views of the same buckets again."""
     model = _model(gradient_as_bucket_view=True, **mode)
     assert_trains(model, rank, 3)
     places = []
@@ -350,13 +283,11 @@ def _kept_views(rank: int, size: int, mode: dict[str, Any]) -> None:
     assert all(place == places[0] for place in places)
 
 
-@pytest.mark.parametrize("mode", [{}, {"static_graph": True}, {"bucket_cap_mb": 1e-4}], ids=str)
-def test_views_survive_set_to_none(mode: dict[str, Any], ranks: Ranks) -> None:
-    """gradient_as_bucket_view: after zero_grad(set_to_none=True) gradients are views of the same buckets again."""
-    ranks(2, _kept_views, mode)
-
-
-def _synchronised_later(rank: int, size: int, mode: dict[str, Any], steps_before: int) -> None:
+@pytest.mark.parametrize("steps_before", [0, 3])
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@on_ranks(2)
+def test_gradients_of_no_sync_are_averaged_later(rank: int, size: int, mode: dict[str, Any], steps_before: int) -> None:
+    """Torch needs another backward. sync_gradients() averages what no_sync has accumulated."""
     model = _model(**mode)
     if steps_before:
         assert_trains(model, rank, steps_before)
@@ -370,10 +301,3 @@ def _synchronised_later(rank: int, size: int, mode: dict[str, Any], steps_before
     assert_gradients(model, expected)
     assert not all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), alone, strict=True))
     assert_trains(model, rank)
-
-
-@pytest.mark.parametrize("steps_before", [0, 3])
-@pytest.mark.parametrize("mode", MODES, ids=str)
-def test_gradients_of_no_sync_are_averaged_on_demand(mode: dict[str, Any], steps_before: int, ranks: Ranks) -> None:
-    """Torch needs another backward. sync_gradients() averages what no_sync has accumulated."""
-    ranks(2, _synchronised_later, mode, steps_before)

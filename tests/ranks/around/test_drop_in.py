@@ -15,9 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.utils.checkpoint import checkpoint
 
-from tests.ranks.conftest import Ranks
-from tests.ranks.harness import ROOT
+from ddp_lab import DistributedDataParallel
+from tests.ranks.harness import ROOT, on_ranks
+from tests.ranks.provoking import assert_trains
 from tests.ranks.wrapping import FORWARD_SYNC, wrap
 
 # Inherited methods that need no reducer of torch's: they read attributes that ours sets.
@@ -41,8 +43,6 @@ UNREACHABLE = {
 
 def test_the_signature_is_torchs() -> None:
     """The constructor shows the installed torch's signature and takes each of its arguments."""
-    from ddp_lab import DistributedDataParallel
-
     assert inspect.signature(DistributedDataParallel) == inspect.signature(TorchDDP)
     constructor = inspect.unwrap(DistributedDataParallel.__init__)
     ours = inspect.signature(constructor).parameters
@@ -56,8 +56,6 @@ def test_the_signature_is_torchs() -> None:
 
 def test_every_method_of_torchs_is_accounted_for() -> None:
     """Each method of torch's class is replaced by ours, or known to need no reducer of torch's."""
-    from ddp_lab import DistributedDataParallel
-
     theirs = {
         name
         for name, value in vars(TorchDDP).items()
@@ -67,9 +65,9 @@ def test_every_method_of_torchs_is_accounted_for() -> None:
     assert theirs - ours - INHERITED - UNREACHABLE - {"_active_ddp_module"} == set()
 
 
-def _methods_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_attributes_and_methods(rank: int, size: int) -> None:
+    """State dict, isinstance and attributes are torch's."""
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     model = DistributedDataParallel(net)
     assert isinstance(model, TorchDDP)
@@ -91,45 +89,19 @@ def _methods_on_rank(rank: int, size: int) -> None:
     model(torch.randn(3, 4)).sum().backward()  # as a plain module now
 
 
-def test_attributes_and_methods(ranks: Ranks) -> None:
-    """State dict, isinstance and attributes are torch's."""
-    ranks(2, _methods_on_rank)
-
-
-def _arguments_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(1)
+def test_positions_and_hooks(rank: int, size: int) -> None:
+    """Arguments are taken in torch's order; a comm hook's signature is checked."""
     DistributedDataParallel(nn.Linear(2, 2), None, None, 0, None, True, dist.group.WORLD, 5, False)
     DistributedDataParallel(nn.Linear(2, 2), device_ids=[], bucket_cap_mb_list=[], device_mesh=None)
     model = DistributedDataParallel(nn.Linear(2, 2))
-    for hook, error, message in (
-        (3, TypeError, "must be callable"),
-        (lambda state: None, ValueError, r"can't be called as hook\(state, bucket\)"),
-    ):
-        with pytest.raises(error, match=message):
-            model.register_comm_hook(None, hook)
-
-    def wrong(state: Any, bucket: int) -> Any: ...
-
-    wrong.__annotations__ = {"bucket": int}
-    with pytest.raises(ValueError, match="bucket annotation"):
-        model.register_comm_hook(None, wrong)
-    wrong.__annotations__ = {"return": int}
-    with pytest.raises(ValueError, match="return annotation"):
-        model.register_comm_hook(None, wrong)
-    wrong.__annotations__ = {}
-    model.register_comm_hook(None, wrong)
-    with pytest.raises(RuntimeError, match="can only be called once"):
-        model.register_comm_hook(None, wrong)
+    with pytest.raises(ValueError, match=r"can't be called as hook\(state, bucket\)"):
+        model.register_comm_hook(None, lambda state: None)
 
 
-def test_positions_and_hooks(ranks: Ranks) -> None:
-    """Arguments are taken in torch's order; a comm hook's signature is checked."""
-    ranks(1, _arguments_on_rank)
-
-
-def _broadcast_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
+@on_ranks(2)
+def test_state_is_broadcast_from_rank_0(rank: int, size: int) -> None:
+    """Parameters and buffers become rank 0's, buffers alone again at each forward; ignored ones are left alone."""
 
     def net() -> nn.Module:
         torch.manual_seed(rank)
@@ -155,6 +127,13 @@ def _broadcast_on_rank(rank: int, size: int) -> None:
     model.module.own = torch.full((2,), 10.0 + rank)  # assigned anew: found at the next forward
     model(torch.randn(5, 4))
     assert model.module.own.tolist() == [10.0, 10.0]
+    with torch.no_grad():
+        model.module[0].weight.add_(rank)
+    model.eval()
+    model.module.own.add_(rank)
+    model(torch.randn(5, 4))
+    assert model.module.own.tolist() == [10.0, 10.0]
+    assert not same(model.module[0].weight)
 
     kept = wrap(net(), forward_sync_buffers=False)
     assert kept.module.own.tolist() == [0.0, 0.0]
@@ -175,14 +154,9 @@ def _broadcast_on_rank(rank: int, size: int) -> None:
     assert same(module[0].bias.grad)
 
 
-def test_state_is_broadcast_from_rank_0(ranks: Ranks) -> None:
-    """Parameters and buffers become rank 0's, buffers again at each forward; ignored ones are left alone."""
-    ranks(2, _broadcast_on_rank)
-
-
-def _no_sync_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_no_sync_accumulates(rank: int, size: int) -> None:
+    """Under no_sync gradients stay a rank's own; the next synchronised backward averages what has accumulated."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(3, 3))
     x = torch.full((1, 3), 1.0 + rank)
@@ -197,14 +171,9 @@ def _no_sync_on_rank(rank: int, size: int) -> None:
     assert model.require_backward_grad_sync
 
 
-def test_no_sync_accumulates(ranks: Ranks) -> None:
-    """Under no_sync gradients stay a rank's own; the next synchronised backward averages what has accumulated."""
-    ranks(2, _no_sync_on_rank)
-
-
-def _two_models_on_rank(rank: int, size: int) -> None:
-    """A discriminator and a generator: two models in one backward."""
-    from ddp_lab import DistributedDataParallel
+@on_ranks(2)
+def test_two_models_in_one_backward(rank: int, size: int) -> None:
+    """Two models that share a backward give torch's gradients."""
 
     def losses(wrap: Any) -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -218,42 +187,39 @@ def _two_models_on_rank(rank: int, size: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(losses(DistributedDataParallel), losses(TorchDDP), strict=True))
 
 
-def test_two_models_in_one_backward(ranks: Ranks) -> None:
-    """Two models that share a backward give torch's gradients."""
-    ranks(2, _two_models_on_rank)
+class Checkpointed(nn.Module):
+    """Runs its layer once or twice under a checkpoint; one layer may stay unused."""
+
+    def __init__(self, reentrant: bool, times: int, unused: bool) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(4, 4), nn.Linear(4, 4)
+        if unused:
+            self.extra = nn.Linear(4, 4)
+        self.reentrant, self.times = reentrant, times
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for _ in range(self.times):
+            x = checkpoint(self.layer, torch.tanh(x), use_reentrant=self.reentrant)
+        return x
 
 
-def _checkpoint_on_rank(rank: int, size: int, reentrant: bool) -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    from ddp_lab import DistributedDataParallel
-
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for layer in self.layers:
-                x = checkpoint(lambda y, layer=layer: torch.tanh(layer(y)), x, use_reentrant=reentrant)
-            return x
-
-    def gradients(wrap: Any) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        model = wrap(Checkpointed(), bucket_cap_mb=1e-4)
-        x = torch.randn(4, 4, generator=torch.Generator().manual_seed(rank), requires_grad=True)
-        for _ in range(3):
-            model.zero_grad()
-            model(x).square().sum().backward()
-        return [p.grad for p in model.parameters()]
-
-    assert all(torch.equal(a, b) for a, b in zip(gradients(DistributedDataParallel), gradients(TorchDDP), strict=True))
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_activation_checkpointing(ranks: Ranks, reentrant: bool) -> None:
-    """Checkpointed layers, also in reentrant backwards, give torch's gradients."""
-    ranks(2, _checkpoint_on_rank, reentrant)
+@pytest.mark.parametrize(
+    ("reentrant", "times", "unused", "arguments"),
+    [
+        (False, 1, False, {}),
+        (False, 2, True, {"find_unused_parameters": True}),
+        (True, 1, False, {"bucket_cap_mb": 1e-4}),
+        (True, 2, True, {"static_graph": True}),
+        (False, 2, True, {"static_graph": True}),
+    ],
+)
+@on_ranks(2)
+def test_checkpointing(
+    rank: int, size: int, reentrant: bool, times: int, unused: bool, arguments: dict[str, Any]
+) -> None:
+    """Non-reentrant checkpoints work without limits, reentrant ones once, and all of them with a static graph."""
+    assert_trains(DistributedDataParallel(Checkpointed(reentrant, times, unused), **arguments), rank)
 
 
 SCRIPT = """

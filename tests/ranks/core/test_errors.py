@@ -11,38 +11,36 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from ddp_lab import DistributedDataParallel, native
+from ddp_lab import DistributedDataParallel as Ours
+from ddp_lab.parallel.core.process_groups import group_index
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.ranks.provoking import Branches, assert_trains, batch, error_of
 
 UNFINISHED = "Expected to have finished reduction in the prior iteration before starting a new one."
 
 
 def _model(module: nn.Module, **arguments: Any) -> Any:
-    from ddp_lab import DistributedDataParallel
-
     torch.manual_seed(3)
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.5)
     return DistributedDataParallel(module, **arguments)
 
 
-def _unused(rank: int, size: int, used: int) -> str:
+@pytest.mark.parametrize("size", [1, 2, 4])
+@on_ranks()
+def test_missing_gradients_are_named(rank: int, size: int) -> None:
+    """Next forward, plain: parameters that got no gradient, by name and index, the rank, and what to do."""
     model = _model(Branches())
-    model(batch(rank), used).sum().backward()
+    model(batch(rank), 2).sum().backward()
     text = error_of(lambda: model(batch(rank)))
     assert_trains(model, rank)
-    return text
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_missing_gradients_are_named(size: int, ranks: Ranks) -> None:
-    """Next forward, plain: parameters that got no gradient, by name and index, the rank, and what to do."""
-    for rank, text in enumerate(ranks(size, _unused, 2)):
-        assert text.startswith(UNFINISHED)
-        assert f"rank {rank}: third.weight, third.bias" in text
-        assert "4 5" in text
-        assert "find_unused_parameters=True" in text
-        assert "first" not in text
+    assert text.startswith(UNFINISHED)
+    assert f"did not receive grad for rank {rank}: third.weight, third.bias" in text
+    for words in ("4 5", "2 of 6 parameters", "find_unused_parameters=True", f"on rank {rank}"):
+        assert words in text
+    assert "first" not in text
 
 
 def _unused_on_one(rank: int, size: int, culprit: int, steps_before: int) -> str:
@@ -78,20 +76,16 @@ class _TwiceCheckpointed(nn.Module):
         return x
 
 
-def _ready_twice(rank: int, size: int) -> str:
+@on_ranks(2)
+def test_ready_twice_is_named(rank: int, size: int) -> None:
+    """A parameter whose gradient is complete twice in one backward: torch's words, its name, the remedy."""
     model = _model(_TwiceCheckpointed())
     text = error_of(lambda: model(batch(rank), 2).sum().backward())
     assert_trains(model, rank)
-    return text
-
-
-def test_ready_twice_is_named(ranks: Ranks) -> None:
-    """A parameter whose gradient is complete twice in one backward: torch's words, its name, the remedy."""
-    for text in ranks(2, _ready_twice):
-        assert text.startswith("Expected to mark a variable ready only once.")
-        assert "shared." in text
-        assert "static_graph=True" in text
-        assert "checkpoint" in text
+    assert text.startswith("Expected to mark a variable ready only once.")
+    assert "shared." in text
+    assert "static_graph=True" in text
+    assert "checkpoint" in text
 
 
 def _reentrant_twice(cls: type, rank: int, **arguments: Any) -> str:
@@ -112,10 +106,12 @@ MARKED_TWICE: dict[str, Callable[[type, int], str]] = {
 }
 
 
-def _marked_twice(rank: int, size: int, case: str, level: str) -> list[str]:
+@pytest.mark.parametrize("level", ["OFF", "INFO", "DETAIL"])
+@pytest.mark.parametrize("case", MARKED_TWICE)
+@on_ranks(2)
+def test_marked_twice_in_torchs_words(rank: int, size: int, case: str, level: str) -> None:
+    """The line with index and name of a parameter that is marked ready twice is torch's, at each debug level."""
     from torch.nn.parallel import DistributedDataParallel as TorchDDP
-
-    from ddp_lab import DistributedDataParallel as Ours
 
     before = dist.get_debug_level()
     dist.set_debug_level(getattr(dist.DebugLevel, level))
@@ -125,53 +121,39 @@ def _marked_twice(rank: int, size: int, case: str, level: str) -> list[str]:
         dist.set_debug_level(before)
     lines = [next(line for line in text.splitlines() if line.startswith("Parameter at index")) for text in texts]
     assert lines[0] == lines[1]
-    return lines
+    assert "has been marked as ready twice" in lines[1]
+    assert " with name " in lines[1]
 
 
-@pytest.mark.parametrize("level", ["OFF", "INFO", "DETAIL"])
-@pytest.mark.parametrize("case", MARKED_TWICE)
-def test_marked_twice_in_torchs_words(case: str, level: str, ranks: Ranks) -> None:
-    """The line with index and name of a parameter that is marked ready twice is torch's, at each debug level."""
-    for lines in ranks(2, _marked_twice, case, level):
-        assert "has been marked as ready twice" in lines[1]
-        assert " with name " in lines[1]
-
-
-def _static_gained(rank: int, size: int) -> str:
+@on_ranks(2)
+def test_static_graph_gained_a_parameter(rank: int, size: int) -> None:
+    """static_graph: a parameter that was unused in the first step and now is used is named."""
     model = _model(Branches(), static_graph=True)
     model(batch(rank), 2).sum().backward()
     text = error_of(lambda: model(batch(rank, 1)).sum().backward())
     data = model._get_ddp_logging_data()
     assert data["has_error"]
     assert text in data["error"]
-    return text
+    assert text.startswith("Your training graph has changed in this iteration")
+    assert "third." in text
 
 
-def test_static_graph_gained_a_parameter(ranks: Ranks) -> None:
-    """static_graph: a parameter that was unused in the first step and now is used is named."""
-    for text in ranks(2, _static_gained):
-        assert text.startswith("Your training graph has changed in this iteration")
-        assert "third." in text
-
-
-def _static_lost(rank: int, size: int) -> str:
+@on_ranks(2)
+def test_static_graph_lost_a_parameter(rank: int, size: int) -> None:
+    """static_graph: a parameter that was used in the first step and now is not is named at the next forward."""
     model = _model(Branches(), static_graph=True)
     model(batch(rank)).sum().backward()
     model(batch(rank, 1), 2).sum().backward()
     text = error_of(lambda: model(batch(rank, 2)))
     assert_trains(model, rank)
-    return text
+    assert text.startswith(UNFINISHED)
+    assert "your training graph has changed in this iteration" in text
+    assert f"rank {rank}: third.weight, third.bias" in text
 
 
-def test_static_graph_lost_a_parameter(ranks: Ranks) -> None:
-    """static_graph: a parameter that was used in the first step and now is not is named at the next forward."""
-    for rank, text in enumerate(ranks(2, _static_lost)):
-        assert text.startswith(UNFINISHED)
-        assert "your training graph has changed in this iteration" in text
-        assert f"rank {rank}: third.weight, third.bias" in text
-
-
-def _other_dtype(rank: int, size: int) -> str:
+@on_ranks(2)
+def test_gradient_of_another_dtype_is_named(rank: int, size: int) -> None:
+    """A gradient whose dtype is not the one the model was wrapped with: both dtypes and the parameter."""
     model = _model(Branches())
     assert_trains(model, rank)
     weight = model.module.second.weight
@@ -183,14 +165,8 @@ def _other_dtype(rank: int, size: int) -> str:
     model.zero_grad()
     weight.grad_dtype = torch.float32
     assert_trains(model, rank)
-    return text
-
-
-def test_gradient_of_another_dtype_is_named(ranks: Ranks) -> None:
-    """A gradient whose dtype is not the one the model was wrapped with: both dtypes and the parameter."""
-    for text in ranks(2, _other_dtype):
-        assert text.startswith("Expected Float on cpu, got Double on cpu")
-        assert "second.weight" in text
+    assert text.startswith("Expected Float on cpu, got Double on cpu")
+    assert "second.weight" in text
 
 
 class _Words(nn.Module):
@@ -204,71 +180,16 @@ class _Words(nn.Module):
         return self.out(words).sum() + (self.table.weight.sum() if dense else 0)
 
 
-def _dense_for_sparse(rank: int, size: int) -> str:
-    model = _model(_Words())
-    return error_of(lambda: model(torch.tensor([rank, 2]), dense=True).backward())
-
-
-def test_dense_gradient_of_a_sparse_parameter_is_named(ranks: Ranks) -> None:
+@on_ranks(2)
+def test_dense_gradient_of_a_sparse_parameter_is_named(rank: int, size: int) -> None:
     """A parameter of a sparse Embedding whose gradient is dense: torch's sentence and the name."""
-    for text in ranks(2, _dense_for_sparse):
-        assert text.startswith("Expected variable to have sparse gradient.")
-        assert "table.weight" in text
-
-
-def _view_replaced(rank: int, size: int) -> str:
-    model = _model(Branches(), gradient_as_bucket_view=True)
-    assert_trains(model, rank, 2)
-    last = model.module.third.weight
-
-    def replace(gradient: torch.Tensor) -> None:
-        last.grad = last.grad.clone()
-
-    handle = model.module.first.weight.register_hook(replace)
-    text = error_of(lambda: model(batch(rank)).sum().backward())
-    handle.remove()
-    assert_trains(model, rank)
-    return text
-
-
-def test_gradient_that_is_no_bucket_view_is_named(ranks: Ranks) -> None:
-    """gradient_as_bucket_view: a gradient replaced during the backward is named."""
-    for text in ranks(2, _view_replaced):
-        assert text.startswith("Detected at least one parameter gradient is not the expected DDP bucket view")
-        assert "third.weight" in text
-
-
-def _another_model(rank: int, size: int, what: str) -> str:
-    module = Branches()
-    if rank == 1 and what == "parameters":
-        module.fourth = nn.Linear(4, 4)
-    if rank == 1 and what == "shape":
-        module.second = nn.Linear(4, 7)
-    text = error_of(lambda: _model(module))
-    assert_trains(_model(Branches()), rank)
-    return text
-
-
-def test_other_number_of_parameters(ranks: Ranks) -> None:
-    """Constructor: models with different numbers of parameters; every rank says so, and which."""
-    for text in ranks(2, _another_model, "parameters"):
-        assert text.startswith("DDP expects same model across all ranks, but Rank ")
-        assert "fourth.weight" in text
-
-
-def test_other_shape(ranks: Ranks) -> None:
-    """Constructor: a parameter of another shape on one rank; every rank names it, with both shapes."""
-    for text in ranks(2, _another_model, "shape"):
-        assert "appears not to match" in text
-        assert "second.weight" in text
-        assert "[7, 4]" in text
-        assert "[4, 4]" in text
+    model = _model(_Words())
+    text = error_of(lambda: model(torch.tensor([rank, 2]), dense=True).backward())
+    assert text.startswith("Expected variable to have sparse gradient.")
+    assert "table.weight" in text
 
 
 def _reducer(parameters: list[torch.Tensor], assignment: list[list[int]], **arguments: Any) -> Any:
-    from ddp_lab import native
-    from ddp_lab.parallel.core.process_groups import group_index
-
     return native.load().Reducer(
         parameters=parameters,
         names=[f"p{index}" for index in range(len(parameters))],
@@ -281,7 +202,10 @@ def _reducer(parameters: list[torch.Tensor], assignment: list[list[int]], **argu
     )
 
 
-def _wrong_buckets(rank: int, size: int) -> list[str]:
+@on_ranks(1)
+def test_wrong_buckets_are_refused(rank: int, size: int) -> None:
+    """Buckets: an empty one, one of two dtypes, and one in which a sparse parameter is not alone."""
+
     def parameter(dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return nn.Parameter(torch.ones(2, dtype=dtype))
 
@@ -290,12 +214,7 @@ def _wrong_buckets(rank: int, size: int) -> list[str]:
         lambda: _reducer([parameter(), parameter(torch.float64)], [[0, 1]]),
         lambda: _reducer([parameter(), parameter()], [[0, 1]], expect_sparse=[False, True]),
     ]
-    return [error_of(make) for make in wrong]
-
-
-def test_wrong_buckets_are_refused(ranks: Ranks) -> None:
-    """Buckets: an empty one, one of two dtypes, and one in which a sparse parameter is not alone."""
-    for empty, mixed, sparse in ranks(1, _wrong_buckets):
-        assert empty.startswith("Empty bucket specified: bucket 1")
-        assert "'p0' is Float on cpu and 'p1' is Double on cpu" in mixed
-        assert sparse.startswith("Buckets with more than one variable cannot include variables that expect a sparse")
+    empty, mixed, sparse = [error_of(make) for make in wrong]
+    assert empty.startswith("Empty bucket specified: bucket 1")
+    assert "'p0' is Float on cpu and 'p1' is Double on cpu" in mixed
+    assert sparse.startswith("Buckets with more than one variable cannot include variables that expect a sparse")

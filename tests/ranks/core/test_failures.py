@@ -14,8 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from ddp_lab import DistributedDataParallel
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.waiting import wait_until
 
 
@@ -45,8 +48,6 @@ class TwoBranches(nn.Module):
 
 def _pair(**arguments: Any) -> tuple[Any, Any]:
     """Our model, and torch's from the same seed that never saw a failure."""
-    from ddp_lab import DistributedDataParallel
-
     torch.manual_seed(5)
     module = TwoBranches()
     return (
@@ -64,29 +65,9 @@ def _assert_clean_step(ours: Any, torchs: Any, rank: int) -> None:
         assert torch.equal(mine.grad, other.grad)
 
 
-def _unused_on_rank(rank: int, size: int) -> str:
-    ours, torchs = _pair()
-    ours(torch.ones(2, 4), both=False).sum().backward()
-    message = _error(lambda: ours(torch.ones(2, 4)))
-    for _ in range(3):
-        _assert_clean_step(ours, torchs, rank)
-    return message
-
-
-def test_parameters_without_a_gradient_are_named(ranks: Ranks) -> None:
-    """A parameter that got no gradient is named at the next forward, and the forward after it starts clean."""
-    for rank, message in enumerate(ranks(2, _unused_on_rank)):
-        assert message.startswith(
-            "Expected to have finished reduction in the prior iteration before starting a new one."
-        )
-        assert "did not receive grad for rank" in message
-        assert ": second.weight, second.bias" in message
-        assert f"on rank {rank}" in message
-        assert "2 of 4 parameters" in message
-
-
-def _several_backwards_on_rank(rank: int, size: int) -> str:
-    """Gradients may arrive over several backwards, but each only once."""
+@on_ranks(2)
+def test_a_gradient_that_is_ready_twice_is_named(rank: int, size: int) -> None:
+    """Gradients may come in several backwards; one that comes twice raises, naming the parameter."""
     ours, torchs = _pair()
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
     for model in (ours, torchs):
@@ -99,18 +80,16 @@ def _several_backwards_on_rank(rank: int, size: int) -> str:
         assert torch.equal(mine.grad, other.grad)
     ours(x)
     ours.module.first(x).sum().backward()
-    return _error(ours.module.first(x).sum().backward)
+    message = _error(ours.module.first(x).sum().backward)
+    assert message.startswith("Expected to mark a variable ready only once.")
+    assert "'first." in message
+    assert f"on rank {rank}" in message
 
 
-def test_a_gradient_that_is_ready_twice_is_named(ranks: Ranks) -> None:
-    """Gradients may come in several backwards; one that comes twice raises, naming the parameter."""
-    for rank, message in enumerate(ranks(2, _several_backwards_on_rank)):
-        assert message.startswith("Expected to mark a variable ready only once.")
-        assert "'first." in message
-        assert f"on rank {rank}" in message
-
-
-def _exception_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize("arguments", [{}, {"bucket_cap_mb": 1e-5}, {"gradient_as_bucket_view": True}])
+@on_ranks(2)
+def test_an_exception_in_the_backward_is_recovered_from(rank: int, size: int, arguments: dict[str, Any]) -> None:
+    """After an exception between two gradients the next steps give torch's gradients, bit by bit."""
     ours, torchs = _pair(**arguments)
 
     def fail(_: torch.Tensor) -> None:
@@ -126,14 +105,9 @@ def _exception_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> None:
         _assert_clean_step(ours, torchs, rank)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"bucket_cap_mb": 1e-5}, {"gradient_as_bucket_view": True}])
-def test_an_exception_in_the_backward_is_recovered_from(ranks: Ranks, arguments: dict[str, Any]) -> None:
-    """After an exception between two gradients the next steps give torch's gradients, bit by bit."""
-    ranks(2, _exception_on_rank, arguments)
-
-
-def _given_up_on_rank(rank: int, size: int) -> str:
-    """Another thread gives the backward up between two gradients."""
+@on_ranks(2)
+def test_a_backward_that_is_given_up_raises(rank: int, size: int) -> None:
+    """A backward that another thread gives up does not end as if its gradients were averaged."""
     ours, torchs = _pair()
 
     def give_up(_: torch.Tensor) -> None:
@@ -145,18 +119,12 @@ def _given_up_on_rank(rank: int, size: int) -> str:
     message = _error(ours(torch.ones(2, 4)).sum().backward)
     ours.module.fail = None
     _assert_clean_step(ours, torchs, rank)
-    return message
+    assert message.startswith(f"the backward of step 0 was abandoned (abandon_backward) on rank {rank}")
 
 
-def test_a_backward_that_is_given_up_raises(ranks: Ranks) -> None:
-    """A backward that another thread gives up does not end as if its gradients were averaged."""
-    for rank, message in enumerate(ranks(2, _given_up_on_rank)):
-        assert message.startswith(f"the backward of step 0 was abandoned (abandon_backward) on rank {rank}")
-
-
-def _failing_hook_on_rank(rank: int, size: int) -> list[str]:
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
+@on_ranks(2)
+def test_a_failing_comm_hook_is_recovered_from(rank: int, size: int) -> None:
+    """A hook that raises, returns no future or a tensor that does not fit ends the backward with its reason."""
     ours, torchs = _pair()
     mode = "raise"
 
@@ -177,22 +145,14 @@ def _failing_hook_on_rank(rank: int, size: int) -> list[str]:
         messages.append(_error(ours(torch.ones(2, 4)).sum().backward, kind))
     mode = "average"
     _assert_clean_step(ours, torchs, rank)
-    return messages
-
-
-def test_a_failing_comm_hook_is_recovered_from(ranks: Ranks) -> None:
-    """A hook that raises, returns no future or a tensor that does not fit ends the backward with its reason."""
-    for messages in ranks(2, _failing_hook_on_rank):
-        assert "the hook failed" in messages[0]
-        assert "Future" in messages[1]
-        assert "returned [39] on cpu" in messages[2]
-        assert "gradients are 40 elements" in messages[2]
+    assert "the hook failed" in messages[0]
+    assert "Future" in messages[1]
+    assert "returned [39] on cpu" in messages[2]
+    assert "gradients are 40 elements" in messages[2]
 
 
 def _freed_on_rank(rank: int, size: int) -> list[str]:
     """Rank 1 raises in its backward; rank 0, which waits for it, is freed by closing its group's sockets."""
-    from ddp_lab import DistributedDataParallel
-
     before = {int(fd) for fd in os.listdir("/proc/self/fd")}
     group = dist.new_group([0, 1])
     torch.manual_seed(5)
@@ -238,8 +198,6 @@ def test_a_rank_that_waits_is_freed_and_rejoins(ranks: Ranks) -> None:
 
 
 def _different_models_on_rank(rank: int, size: int) -> dict[str, str]:
-    from ddp_lab import DistributedDataParallel
-
     def shapes() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 5 if rank == 1 else 4), nn.Linear(5 if rank == 1 else 4, 2))
 
@@ -288,6 +246,7 @@ def test_models_that_differ_between_ranks_are_refused_on_all_ranks(ranks: Ranks,
     first = messages[0]
     assert all(text.startswith("DDP expects same model across all ranks, but ") for text in first.values())
     others = "rank 1" if size == 2 else "ranks 1–3"
+    assert "params[0] in rank 0 with sizes [4, 4] appears not to match sizes" in first["shapes"]
     assert "parameter '0.weight' of shape [4, 4], float32, trained" in first["shapes"]
     assert "rank 1: parameter '0.weight' of shape [5, 4]" in first["shapes"]
     assert "parameter 'left.weight'" in first["order"]
@@ -298,30 +257,7 @@ def test_models_that_differ_between_ranks_are_refused_on_all_ranks(ranks: Ranks,
     assert f"rank {size - 1}: parameter 'weight' of shape [4, 4], float64" in first["dtypes"]
     assert f"{others}: parameter 'bias' of shape [4], float32, frozen" in first["frozen"]
     assert "frozen" in first["all_frozen"]
+    assert "Rank 0 has 4 params, while rank 1 has inconsistent 6 params" in first["count"]
     assert "nothing" in first["count"]
     assert "buffer 'table' of shape [3]" in first["buffers"]
     assert "argument bucket_cap_mb=[1.0, 1.0]" in first["caps"]
-
-
-def _nothing_to_train_on_rank(rank: int, size: int) -> list[str]:
-    from ddp_lab import DistributedDataParallel
-
-    lazy = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(3))
-    frozen = nn.Linear(4, 4).requires_grad_(False)
-    return [
-        _error(lambda: DistributedDataParallel(frozen)),
-        _error(lambda: DistributedDataParallel(nn.ReLU())),
-        _error(lambda: DistributedDataParallel(lazy)),
-        _error(lambda: DistributedDataParallel(nn.Linear(4, 4), device_ids=[0]), ValueError),
-        _error(lambda: DistributedDataParallel(nn.Linear(4, 4), device_ids=[0, 1]), ValueError),
-    ]
-
-
-def test_modules_that_can_not_be_wrapped_are_refused(ranks: Ranks) -> None:
-    """Nothing to train, lazy modules and devices that do not fit raise errors that say so."""
-    frozen, empty, lazy, cpu, two = ranks(1, _nothing_to_train_on_rank)[0]
-    assert "doesn't have any parameter that requires a gradient" in frozen
-    assert "doesn't have any parameter that requires a gradient" in empty
-    assert "'1.weight'" in lazy
-    assert "device_ids [0]" in cpu
-    assert "single element" in two

@@ -13,7 +13,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.ranks.conftest import Ranks
+from ddp_lab import DistributedDataParallel
+from tests.ranks.harness import on_ranks
 
 
 @dataclass(frozen=True)
@@ -114,17 +115,25 @@ def _half_of_a_delay(cls: Any) -> Any:
     return cls(net, delay_all_reduce_named_params=[("0.weight", net[0].weight)])
 
 
+def _other_half_of_a_delay(cls: Any) -> Any:
+    net = _net()
+    return cls(net, param_to_hook_all_reduce=net[0].weight)
+
+
 REFUSALS = {
     "nothing to train": Refusal(
         lambda cls: cls(_frozen()),
         "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.",
+        ("Sequential", "container.py:"),
     ),
     "no parameters": Refusal(
         lambda cls: cls(nn.ReLU()),
         "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.",
     ),
     "parameter without a shape": Refusal(
-        _lazy, "Modules with uninitialized parameters can't be used with `DistributedDataParallel`.", ("1.weight",)
+        _lazy,
+        "Modules with uninitialized parameters can't be used with `DistributedDataParallel`.",
+        ("'1.weight' of Sequential",),
     ),
     "two types of devices": Refusal(
         lambda cls: cls(_on_two_device_types()),
@@ -152,9 +161,15 @@ REFUSALS = {
         _half_of_a_delay,
         "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time",
     ),
+    "other half of a delay": Refusal(
+        _other_half_of_a_delay,
+        "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time",
+    ),
+    "unknown argument": Refusal(lambda cls: cls(_net(), unknown=1), "got an unexpected keyword argument 'unknown'"),
     "SyncBatchNorm on the CPU": Refusal(
         lambda cls: cls(nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))),
         "SyncBatchNorm layers only work with GPU modules",
+        ("'1' of Sequential",),
     ),
     "hook that can't be called": Refusal(
         lambda cls: cls(_net()).register_comm_hook(None, 1), "Communication hook must be callable"
@@ -194,38 +209,31 @@ REFUSALS = {
 }
 
 
-def _provoked(rank: int, size: int, case: str) -> dict[str, tuple[str, str]]:
-    from ddp_lab import DistributedDataParallel
-
-    found = {}
+@pytest.mark.parametrize("case", REFUSALS)
+@on_ranks(2)
+def test_refused_as_by_torch(rank: int, size: int, case: str) -> None:
+    """Errors of the constructor and of the methods: torch's exception class and words, and the names of culprits."""
+    refusal, found = REFUSALS[case], {}
     for name, cls in {"torch": nn.parallel.DistributedDataParallel, "ours": DistributedDataParallel}.items():
         try:
-            REFUSALS[case].provoke(cls)
+            refusal.provoke(cls)
         except Exception as error:  # noqa: BLE001 - which one is compared
             found[name] = (type(error).__name__, str(error))
         else:
             found[name] = ("nothing", "")
-    return found
+    kind, text = found["ours"]
+    assert kind == found["torch"][0], found
+    if kind == "nothing" and torch.version.cuda and not refusal.everywhere:
+        return
+    assert refusal.words in " ".join(found["torch"][1].split())
+    assert refusal.words in " ".join(text.split())
+    for words in refusal.ours:
+        assert words in text
 
 
-@pytest.mark.parametrize("case", REFUSALS)
-def test_refused_as_by_torch(case: str, ranks: Ranks) -> None:
-    """Errors of the constructor and of the methods: torch's exception class and words, and the names of culprits."""
-    refusal = REFUSALS[case]
-    for found in ranks(2, _provoked, case):
-        kind, text = found["ours"]
-        assert kind == found["torch"][0], found
-        if kind == "nothing" and torch.version.cuda and not refusal.everywhere:
-            continue
-        assert refusal.words in " ".join(found["torch"][1].split())
-        assert refusal.words in " ".join(text.split())
-        for words in refusal.ours:
-            assert words in text
-
-
-def _logged(rank: int, size: int) -> list[dict[str, Any]]:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_refusals_are_in_the_logging_data(rank: int, size: int) -> None:
+    """A refusal is in the logging data with its exception class, as in torch, and the model trains on."""
     data = []
     for cls in (nn.parallel.DistributedDataParallel, DistributedDataParallel):
         model = cls(_net())
@@ -234,10 +242,5 @@ def _logged(rank: int, size: int) -> list[dict[str, Any]]:
         logged = model._get_ddp_logging_data()
         data.append({key: logged[key] for key in ("has_error", "error", "iteration")})
         model(torch.ones(1, 2)).sum().backward()
-    return data
-
-
-def test_refusals_are_in_the_logging_data(ranks: Ranks) -> None:
-    """A refusal is in the logging data with its exception class, as in torch, and the model trains on."""
-    for torchs, ours in ranks(2, _logged):
-        assert ours == torchs
+    torchs, ours = data
+    assert ours == torchs

@@ -9,24 +9,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddp_lab import DistributedDataParallel
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.ranks.provoking import Branches, assert_trains, batch, warned
 from tests.ranks.wrapping import FORWARD_SYNC, needs_forward_sync
 
 
 def _model(module: nn.Module | None = None, **arguments: Any) -> Any:
-    from ddp_lab import DistributedDataParallel
-
     torch.manual_seed(3)
     return DistributedDataParallel(Branches() if module is None else module, **arguments)
 
 
 def _step(model: Any, rank: int, **arguments: Any) -> None:
     model(batch(rank)).square().sum().backward(**arguments)
-
-
-def _constructor(rank: int, size: int, arguments: dict[str, Any]) -> list[str]:
-    return warned(lambda: _model(**arguments))
 
 
 @pytest.mark.parametrize(
@@ -53,11 +49,12 @@ def _constructor(rank: int, size: int, arguments: dict[str, Any]) -> list[str]:
         ),
     ],
 )
-def test_deprecated_arguments(arguments: dict[str, Any], words: str, ranks: Ranks) -> None:
+@on_ranks(2)
+def test_deprecated_arguments(rank: int, size: int, arguments: dict[str, Any], words: str) -> None:
     """Deprecated arguments of the constructor warn with torch's first sentence, once."""
-    for texts in ranks(2, _constructor, arguments):
-        assert len(texts) == 1
-        assert texts[0].startswith(words)
+    texts = warned(lambda: _model(**arguments))
+    assert len(texts) == 1
+    assert texts[0].startswith(words)
 
 
 def _nothing_deprecated(rank: int, size: int) -> list[str]:
@@ -71,16 +68,13 @@ def test_right_use_is_silent(ranks: Ranks) -> None:
     assert ranks(2, _nothing_deprecated) == [[], []]
 
 
-def _unnecessary_find_unused(rank: int, size: int) -> list[str]:
-    model = _model(find_unused_parameters=True)
-    return warned(lambda: [_step(model, rank) for _ in range(4)])
-
-
-def test_unnecessary_find_unused_parameters(ranks: Ranks) -> None:
+@on_ranks(2)
+def test_unnecessary_find_unused_parameters(rank: int, size: int) -> None:
     """find_unused_parameters=True without any unused parameter: said once."""
-    for texts in ranks(2, _unnecessary_find_unused):
-        assert len(texts) == 1
-        assert texts[0].startswith("find_unused_parameters=True was specified in DDP constructor, but did not find any")
+    model = _model(find_unused_parameters=True)
+    texts = warned(lambda: [_step(model, rank) for _ in range(4)])
+    assert len(texts) == 1
+    assert texts[0].startswith("find_unused_parameters=True was specified in DDP constructor, but did not find any")
 
 
 def _necessary_find_unused(rank: int, size: int) -> list[str]:
@@ -114,7 +108,9 @@ class _Transposed(nn.Module):
         return self._Apply.apply(x, self.odd)
 
 
-def _other_strides(rank: int, size: int) -> list[str]:
+@on_ranks(2)
+def test_strides_of_a_gradient(rank: int, size: int) -> None:
+    """A gradient laid out otherwise than its bucket: said once, with the parameter's name and both strides."""
     model = _model(_Transposed())
 
     def steps() -> None:
@@ -123,20 +119,17 @@ def _other_strides(rank: int, size: int) -> list[str]:
             model.module.odd.grad = torch.zeros(3, 4).t()
             _step(model, rank)
 
-    return [text for text in warned(steps) if "the gradient layout contract" not in text]  # autograd's own
+    texts = [text for text in warned(steps) if "the gradient layout contract" not in text]
+    assert len(texts) == 1
+    assert texts[0].startswith("Grad strides do not match bucket view strides.")
+    assert "'odd'" in texts[0]
+    assert "[1, 4]" in texts[0]
+    assert "[3, 1]" in texts[0]
 
 
-def test_strides_of_a_gradient(ranks: Ranks) -> None:
-    """A gradient laid out otherwise than its bucket: said once, with the parameter's name and both strides."""
-    for texts in ranks(2, _other_strides):
-        assert len(texts) == 1
-        assert texts[0].startswith("Grad strides do not match bucket view strides.")
-        assert "'odd'" in texts[0]
-        assert "[1, 4]" in texts[0]
-        assert "[3, 1]" in texts[0]
-
-
-def _create_graph(rank: int, size: int) -> list[str]:
+@on_ranks(2)
+def test_create_graph(rank: int, size: int) -> None:
+    """create_graph=True: higher-order gradients are not averaged, which is said, and not in every step."""
     model = _model()
 
     def steps() -> None:
@@ -144,19 +137,9 @@ def _create_graph(rank: int, size: int) -> list[str]:
             model.zero_grad()
             _step(model, rank, create_graph=True)
 
-    return [text for text in warned(steps) if "DistributedDataParallel" in text]
-
-
-def test_create_graph(ranks: Ranks) -> None:
-    """create_graph=True: higher-order gradients are not averaged, which is said, and not in every step."""
-    for texts in ranks(2, _create_graph):
-        assert len(texts) == 1
-        assert texts[0].startswith("Using DistributedDataParallel with create_graph=True")
-
-
-def _static_graph(rank: int, size: int, arguments: dict[str, Any]) -> list[str]:
-    model = _model(**arguments)
-    return warned(model._set_static_graph)
+    texts = [text for text in warned(steps) if "DistributedDataParallel" in text]
+    assert len(texts) == 1
+    assert texts[0].startswith("Using DistributedDataParallel with create_graph=True")
 
 
 @pytest.mark.parametrize(
@@ -166,48 +149,25 @@ def _static_graph(rank: int, size: int, arguments: dict[str, Any]) -> list[str]:
         ({"find_unused_parameters": True}, "You passed find_unused_parameters=true to DistributedDataParallel,"),
     ],
 )
-def test_static_graph_again(arguments: dict[str, Any], words: str, ranks: Ranks) -> None:
+@on_ranks(2)
+def test_static_graph_again(rank: int, size: int, arguments: dict[str, Any], words: str) -> None:
     """static_graph set twice, or beside find_unused_parameters: torch's first sentence."""
-    for texts in ranks(2, _static_graph, arguments):
-        assert len(texts) == 1
-        assert texts[0].startswith(words)
+    model = _model(**arguments)
+    texts = warned(model._set_static_graph)
+    assert len(texts) == 1
+    assert texts[0].startswith(words)
 
 
-def _no_sync_around_backward(rank: int, size: int) -> list[str]:
-    model = _model()
-
-    def step() -> None:
-        loss = model(batch(rank)).sum()
-        with model.no_sync():
-            loss.backward()
-
-    texts = warned(lambda: [step() for _ in range(3)])
-    assert_trains(model, rank)
-    return texts
-
-
-def test_no_sync_around_the_backward_alone(ranks: Ranks) -> None:
-    """no_sync around the backward alone has no effect, about which torch is silent: said, with the remedy."""
-    for texts in ranks(2, _no_sync_around_backward):
-        assert len(set(texts)) == 1
-        assert "no_sync" in texts[0]
-        assert "forward" in texts[0]
-
-
-def _autograd_grad(rank: int, size: int) -> list[str]:
+@on_ranks(2)
+def test_autograd_grad(rank: int, size: int) -> None:
+    """torch.autograd.grad on the model's parameters is not averaged: said once, naming the parameter."""
     model = _model()
     weight = model.module.second.weight
     texts = warned(lambda: [torch.autograd.grad(model(batch(rank)).sum(), [weight]) for _ in range(2)])
     assert_trains(model, rank)
-    return texts
-
-
-def test_autograd_grad(ranks: Ranks) -> None:
-    """torch.autograd.grad on the model's parameters is not averaged: said once, naming the parameter."""
-    for texts in ranks(2, _autograd_grad):
-        assert len(texts) == 1
-        assert "autograd.grad" in texts[0]
-        assert "second.weight" in texts[0]
+    assert len(texts) == 1
+    assert "autograd.grad" in texts[0]
+    assert "second.weight" in texts[0]
 
 
 def _penalty(rank: int, size: int) -> list[str]:
@@ -231,36 +191,17 @@ def _all_reduce(state: Any, anything: dist.GradBucket) -> torch.futures.Future[t
     return dist.all_reduce(buffer, async_op=True).get_future().then(lambda future: future.value()[0])
 
 
-def _late_hook(rank: int, size: int) -> list[str]:
-    model = _model()
-    _step(model, rank)
-    texts = warned(lambda: model.register_comm_hook(None, _all_reduce))
-    assert_trains(model, rank)
-    return texts
-
-
-def test_hook_registered_late(ranks: Ranks) -> None:
-    """A comm hook registered after the first backward: said, naming the hook."""
-    for texts in ranks(2, _late_hook):
-        assert len(texts) == 1
-        assert "_all_reduce" in texts[0]
-
-
 def _to_double(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     return _all_reduce(state, bucket).then(lambda future: future.value().double())
 
 
-def _hook_of_another_dtype(rank: int, size: int) -> list[str]:
+@on_ranks(2)
+def test_hook_that_gives_another_dtype(rank: int, size: int) -> None:
+    """A hook whose future holds another dtype: said once, naming the hook and both dtypes; the values are used."""
     model = _model()
     model.register_comm_hook(None, _to_double)
     texts = warned(lambda: [_step(model, rank) for _ in range(3)])
     assert_trains(model, rank)
-    return texts
-
-
-def test_hook_that_gives_another_dtype(ranks: Ranks) -> None:
-    """A hook whose future holds another dtype: said once, naming the hook and both dtypes; the values are used."""
-    for texts in ranks(2, _hook_of_another_dtype):
-        assert len(texts) == 1
-        assert "_to_double" in texts[0]
-        assert "Double" in texts[0] or "float64" in texts[0]
+    assert len(texts) == 1
+    assert "_to_double" in texts[0]
+    assert "Double" in texts[0] or "float64" in texts[0]

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tests.ranks.conftest import Ranks
+from ddp_lab import DistributedDataParallel
+from tests.ranks.harness import on_ranks
 from tests.ranks.models import MODELS, batch_of, loss_of
 
 
@@ -19,9 +20,11 @@ def _buckets(model: Any) -> list[list[torch.Tensor]]:
     return [[named[name] for name in bucket.parameters] for bucket in model.buckets()]
 
 
-def _steady_on_rank(rank: int, size: int, name: str, set_to_none: bool) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@pytest.mark.parametrize("set_to_none", [False, True])
+@pytest.mark.parametrize("name", ["mlp", "channels_last", "strided", "mixed_dtypes"])
+@on_ranks(2)
+def test_gradients_are_the_buckets_memory(rank: int, size: int, name: str, set_to_none: bool) -> None:
+    """In every step, also after zero_grad(set_to_none=True), gradients are their bucket's memory; no other is alive."""
     torch.manual_seed(7)
     model = DistributedDataParallel(MODELS[name].build(), bucket_cap_mb=0.0005, gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -54,16 +57,9 @@ def _steady_on_rank(rank: int, size: int, name: str, set_to_none: bool) -> None:
     assert seen[1] == seen[2] == seen[3] == seen[4]  # the first backward has buckets of its own
 
 
-@pytest.mark.parametrize("set_to_none", [False, True])
-@pytest.mark.parametrize("name", ["mlp", "channels_last", "strided", "mixed_dtypes"])
-def test_gradients_are_the_buckets_memory(ranks: Ranks, name: str, set_to_none: bool) -> None:
-    """In every step, also after zero_grad(set_to_none=True), gradients are their bucket's memory; no other is alive."""
-    ranks(2, _steady_on_rank, name, set_to_none)
-
-
-def _first_step_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_gradients_move_with_their_buckets(rank: int, size: int) -> None:
+    """When buckets are assigned anew gradients keep their values, as views of the new ones that can't be detached."""
     model = DistributedDataParallel(nn.Linear(3, 2), gradient_as_bucket_view=True)
     model(torch.randn(4, 3)).sum().backward()
     before = [p.grad.clone() for p in model.parameters()]
@@ -78,15 +74,9 @@ def _first_step_on_rank(rank: int, size: int) -> None:
         model.module.weight.grad.detach_()
 
 
-def test_gradients_move_with_their_buckets(ranks: Ranks) -> None:
-    """When buckets are assigned anew gradients keep their values, as views of the new ones that can't be detached."""
-    ranks(2, _first_step_on_rank)
-
-
-def _kept_on_rank(rank: int, size: int) -> None:
-    """Gradients that accumulate: autograd adds to the view in place."""
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(2)
+def test_views_accumulate(rank: int, size: int) -> None:
+    """Without zero_grad, and under no_sync, gradients add up in their bucket."""
     model = DistributedDataParallel(nn.Linear(3, 2), gradient_as_bucket_view=True)
     x = torch.full((1, 3), 1.0 + rank)
     for step in range(1, 4):
@@ -98,14 +88,9 @@ def _kept_on_rank(rank: int, size: int) -> None:
         assert len({p.grad.untyped_storage().data_ptr() for p in model.parameters()}) == 1
 
 
-def test_views_accumulate(ranks: Ranks) -> None:
-    """Without zero_grad, and under no_sync, gradients add up in their bucket."""
-    ranks(2, _kept_on_rank)
-
-
-def _assigned_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
+@on_ranks(1)
+def test_a_gradient_assigned_meanwhile_is_named(rank: int, size: int) -> None:
+    """A .grad that something replaces during the backward is an error that names the parameter."""
     model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), gradient_as_bucket_view=True)
 
     def replace(parameter: torch.Tensor) -> None:
@@ -116,8 +101,5 @@ def _assigned_on_rank(rank: int, size: int) -> None:
     with pytest.raises(RuntimeError, match=r"not the expected DDP bucket view .*It is the gradient of '1.weight'"):
         model(torch.randn(4, 3)).sum().backward()
     handle.remove()
-
-
-def test_a_gradient_assigned_meanwhile_is_named(ranks: Ranks) -> None:
-    """A .grad that something replaces during the backward is an error that names the parameter."""
-    ranks(1, _assigned_on_rank)
+    model.zero_grad()
+    model(torch.randn(4, 3)).sum().backward()
