@@ -7,15 +7,17 @@ import os
 import shutil
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ddp_lab.comm import Capabilities, capabilities, capability_trial, mpi
 from tests.leftovers import processes
-from tests.ranks.comm.test_examples_distributed import outside
 from tests.ranks.conftest import Ranks
 from tests.waiting import wait_until
 
@@ -103,6 +105,19 @@ def test_an_operation_that_ends_the_process_costs_itself_alone() -> None:
     for operation in capability_trial.OPERATIONS:
         assert len([one for one in found if (one.operation, one.backend) == (operation, "shm")]) == 1
         assert found.works(operation, "shm") or operation in [one.operation for one in told], str(found)
+
+
+@contextmanager
+def outside(rank: int, size: int, folder: str) -> Iterator[None]:
+    """Without the default group, which is made again afterwards."""
+    dist.destroy_process_group()
+    try:
+        yield
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        store = dist.FileStore(f"{folder}/afterwards", size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 
 
 def _refused(group: Any, rank: int, make: Any) -> None:
