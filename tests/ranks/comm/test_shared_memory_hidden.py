@@ -52,25 +52,24 @@ def test_hidden_ranks_share_memory_all_the_same(how: str) -> None:
     if how == "namespace" and subprocess.run([*NAMESPACE, "true"], check=False, stderr=subprocess.DEVNULL).returncode:
         pytest.skip("may make no process namespace")
     before = _named()
-    with _ranks(3, how) as ranks:
+    with _ranks(2, how) as ranks:
         told = []
         for process in ranks:
             assert process.stdout is not None
             told.append(json.loads(process.stdout.readline()))
-        assert [(backend, looked) for backend, looked, _, _ in told] == [("shm", False)] * 3
+        assert [(backend, looked) for backend, looked, _, _ in told] == [("shm", False)] * 2
         [said] = told[0][3]
         assert said.startswith("shm: ")
         assert said.endswith(
             f"; this group's memory is in /dev/shm, and its tensors are copied\n{documentation.more('shm-falls-back')}"
         )
-        assert [told[rank][3] for rank in (1, 2)] == [[], []]
+        assert told[1][3] == []
         if how == "namespace":
             assert {process for _, _, process, _ in told} == {1}
         assert _named() <= before
         ranks[1].send_signal(signal.SIGKILL)
-        for rank in (0, 2):
-            text, _ = ranks[rank].communicate(timeout=DEADLINE_S)
-            assert "shm: rank 1 failed" in text
+        text, _ = ranks[0].communicate(timeout=DEADLINE_S)
+        assert "shm: rank 1 failed" in text
 
 
 def test_named_memory_of_another_kind_is_refused() -> None:

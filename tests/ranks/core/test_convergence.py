@@ -75,10 +75,8 @@ def _train_on_rank(
     ("size", "arguments"),
     [
         (2, {}),
-        (2, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.02}),
-        (2, {"find_unused_parameters": True, "bucket_cap_mb": 0.02}),
-        (2, {"static_graph": True, "bucket_cap_mb": 0.02}),
-        (4, {"bucket_cap_mb": 0.02}),
+        (2, {"gradient_as_bucket_view": True, "static_graph": True, "bucket_cap_mb": 0.02}),
+        (4, {"find_unused_parameters": True, "bucket_cap_mb": 0.02}),
     ],
     ids=str,
 )

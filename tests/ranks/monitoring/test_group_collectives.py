@@ -248,10 +248,12 @@ def test_buckets_of_models(four: Callable[..., list[Any]]) -> None:
 
 
 def _many_places(rank: int, size: int) -> Any:
+    alone = [dist.new_group([other]) for other in range(size)][rank]
+
     def calls() -> None:
-        names = {"dist": dist, "ones": torch.ones(1)}
-        for number in range(4_200):  # as cells that are run again and again: new code each time
-            text = "dist.barrier()" if number % 2 else "dist.all_reduce(ones)"
+        names = {"dist": dist, "ones": torch.ones(1), "alone": alone}
+        for number in range(0 if rank else 4_200):  # as cells that are run again and again: new code each time
+            text = "dist.barrier(alone)" if number % 2 else "dist.all_reduce(ones, group=alone)"
             exec(compile(text, f"made_{number}.py", "exec"), names)
 
     return _recorded(calls)

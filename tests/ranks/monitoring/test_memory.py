@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 import ddp_lab
 from ddp_lab import Timeline, native
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import RankPool
 
 WIDTH, LAYERS = 256, 4
 LAYER = 4 * WIDTH * (WIDTH + 1)
@@ -83,10 +86,16 @@ def _timeline(measured: list[tuple[dict[str, Any], list[dict[str, Any]]]]) -> An
     return timeline
 
 
-def test_what_ddp_holds(ranks: Ranks) -> None:
+@pytest.fixture(scope="module")
+def measured(_pools: dict[int, RankPool]) -> Callable[[str], Any]:
+    """What `_measure` returned on two ranks for a strategy, each of which is measured once."""
+    return functools.cache(lambda strategy: _pools.setdefault(2, RankPool(2)).run(_measure, strategy))
+
+
+def test_what_ddp_holds(measured: Callable[[str], Any]) -> None:
     """Parameters, gradients and buckets are of one size, Adam's state is twice that; the peak is more."""
     for strategy in ("ddp", "torch"):
-        for found, described in ranks(2, _measure, strategy):
+        for found, described in measured(strategy):
             sizes = [found[part] for part in ("parameters", "gradients", "buckets")]
             assert sizes == [LAYERS * LAYER] * 3
             assert 2 * LAYERS * LAYER <= found["optimizer"] < 2.01 * LAYERS * LAYER
@@ -94,19 +103,19 @@ def test_what_ddp_holds(ranks: Ranks) -> None:
             assert [one["type"] for one in described].count("memory") == 1
 
 
-def test_predictions(ranks: Ranks) -> None:
+def test_predictions(measured: Callable[[str], Any]) -> None:
     """From a DDP run of our class or torch's, each strategy's peak on fresh models is predicted within 5 %."""
     for source in ("ddp", "torch"):
-        timeline = _timeline(ranks(2, _measure, source))
+        timeline = _timeline(measured(source))
         rows = timeline.predicted_memory().set_index("strategy")
         for strategy, peak in rows["peak_bytes"].items():
-            real = max(found["peak"] for found, _ in ranks(2, _measure, strategy))
+            real = max(found["peak"] for found, _ in measured(strategy))
             assert peak == pytest.approx(real, rel=0.05), (source, strategy)
 
 
-def test_predictions_of_other_groups(ranks: Ranks) -> None:
+def test_predictions_of_other_groups(measured: Callable[[str], Any]) -> None:
     """Groups of several modules, next to each other or apart, and of all-gathers in the forward that start earlier."""
-    timeline = _timeline(ranks(2, _measure, "ddp"))
+    timeline = _timeline(measured("ddp"))
     ways: dict[str, dict[str, Any]] = {
         "pairs": {"groups": [("0", "1"), ("2", "3")]},
         "apart": {"groups": [("0", "3")], "reshard_after_forward": False},
@@ -114,13 +123,13 @@ def test_predictions_of_other_groups(ranks: Ranks) -> None:
     }
     for name, options in ways.items():
         predicted = timeline.predicted_memory(**options).set_index("strategy")["peak_bytes"]["fully_shard"]
-        real = max(found["peak"] for found, _ in ranks(2, _measure, name))
+        real = max(found["peak"] for found, _ in measured(name))
         assert predicted == pytest.approx(real, rel=0.05), name
 
 
-def test_a_saved_timeline_predicts_the_same(ranks: Ranks, tmp_path: Any) -> None:
+def test_a_saved_timeline_predicts_the_same(measured: Callable[[str], Any], tmp_path: Any) -> None:
     """What was measured is in the file; other groups, world sizes and options give other peaks."""
-    timeline = _timeline(ranks(2, _measure, "ddp"))
+    timeline = _timeline(measured("ddp"))
     again = Timeline.load(timeline.save(tmp_path / "run.npz"))
     assert again.predicted_memory().equals(timeline.predicted_memory())
 

@@ -1,4 +1,5 @@
-"""Trains a small model with one planted fault; knows nothing of ddp_lab. Arguments: fault, how many steps."""
+"""Trains a small model with one planted fault, or several that come after each step (``sleep+barrier``); knows nothing
+of ddp_lab. Arguments: fault, how many steps."""
 
 from __future__ import annotations
 
@@ -182,7 +183,13 @@ def plant(run: Run) -> None:
         "evaluation_on_rank_0": evaluation_on_rank_0, "checkpoint": checkpoint, "logging": logs, "sleep": sleeps,
         "sleep_on_rank_1": sleeps_on_rank_1, "python_line": encodes, "garbage_on_rank_1": collects_on_rank_1,
     }  # fmt: skip
-    run.each_step = every.get(fault)
+    planted = [every[one] for one in fault.split("+") if one in every]
+
+    def each_step(step: int, loss: torch.Tensor) -> None:
+        for act in planted:
+            act(step, loss)
+
+    run.each_step = each_step if planted else None
 
 
 def main(fault: str, steps: int) -> None:

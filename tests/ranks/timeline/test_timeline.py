@@ -57,7 +57,8 @@ def _train(rank: int, size: int, endpoint: dict[str, str], late_rank: int | None
 
 
 def test_every_span_of_a_training_is_complete_and_in_order(wire: Wire, timeline: Timeline, ranks: Ranks) -> None:
-    """Every rank, step and bucket has its span, each with its four times in order, the moment the cell has ended."""
+    """Every rank, step and bucket has its span, with its four times in order and the sizes of the assignment, the
+    moment the cell has ended."""
     told = ranks(2, _train, wire.endpoint(), None)
     assert wire.wait_for("trained", [0, 1], 10)
     reducer = told[0]["reducer"]
@@ -80,24 +81,14 @@ def test_every_span_of_a_training_is_complete_and_in_order(wire: Wire, timeline:
         assert (by_rank[0][column] == by_rank[1][column]).all()
     launched = spans.sort_values(["rank", "step", "bucket"])
     assert (launched.groupby(["rank", "step"]).launched_ns.diff().dropna() >= 0).all(), "launched in bucket order"
-
-
-def test_sizes_come_from_the_assignment(wire: Wire, timeline: Timeline, ranks: Ranks) -> None:
-    """Bytes and parameters of every bucket are those of the assignment that was described."""
-    told = ranks(2, _train, wire.endpoint(), None)
-    assert wire.wait_for("trained", [0, 1], 10)
-    reducer = told[0]["reducer"]
     for generation in (0, 1):
         described = timeline.assignment(reducer, generation)
-        spans = timeline.spans(reducer)
-        spans = spans[spans.generation == generation]
         for bucket in described["buckets"]:
-            of_bucket = spans[spans.bucket == bucket["bucket"]]
+            of_bucket = spans[(spans.generation == generation) & (spans.bucket == bucket["bucket"])]
             assert set(of_bucket.bytes) == {bucket["bytes"]}
             assert set(of_bucket.n_parameters) == {len(bucket["parameters"])}
         assert described["group_ranks"] == [0, 1]
-    sync = timeline.all_reduces(reducer)
-    assert len(sync) == len(timeline.spans(reducer)) / 2
+    assert len(timeline.all_reduces(reducer)) == len(spans) / 2
     assert [wire.statistics()[rank].dropped for rank in (0, 1)] == [0, 0]
 
 
