@@ -15,11 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
-from torch.utils.checkpoint import checkpoint
 
 from ddp_lab import DistributedDataParallel
 from tests.ranks.harness import ROOT, on_ranks
-from tests.ranks.provoking import assert_trains
 from tests.ranks.wrapping import FORWARD_SYNC, wrap
 
 # Inherited methods that need no reducer of torch's: they read attributes that ours sets.
@@ -185,41 +183,6 @@ def test_two_models_in_one_backward(rank: int, size: int) -> None:
         return [p.grad for model in (generator, critic) for p in model.parameters()]
 
     assert all(torch.equal(a, b) for a, b in zip(losses(DistributedDataParallel), losses(TorchDDP), strict=True))
-
-
-class Checkpointed(nn.Module):
-    """Runs its layer once or twice under a checkpoint; one layer may stay unused."""
-
-    def __init__(self, reentrant: bool, times: int, unused: bool) -> None:
-        super().__init__()
-        self.first, self.layer = nn.Linear(4, 4), nn.Linear(4, 4)
-        if unused:
-            self.extra = nn.Linear(4, 4)
-        self.reentrant, self.times = reentrant, times
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x)
-        for _ in range(self.times):
-            x = checkpoint(self.layer, torch.tanh(x), use_reentrant=self.reentrant)
-        return x
-
-
-@pytest.mark.parametrize(
-    ("reentrant", "times", "unused", "arguments"),
-    [
-        (False, 1, False, {}),
-        (False, 2, True, {"find_unused_parameters": True}),
-        (True, 1, False, {"bucket_cap_mb": 1e-4}),
-        (True, 2, True, {"static_graph": True}),
-        (False, 2, True, {"static_graph": True}),
-    ],
-)
-@on_ranks(2)
-def test_checkpointing(
-    rank: int, size: int, reentrant: bool, times: int, unused: bool, arguments: dict[str, Any]
-) -> None:
-    """Non-reentrant checkpoints work without limits, reentrant ones once, and all of them with a static graph."""
-    assert_trains(DistributedDataParallel(Checkpointed(reentrant, times, unused), **arguments), rank)
 
 
 SCRIPT = """

@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ddp_lab import DistributedDataParallel, native
+from ddp_lab import DistributedDataParallel
 from ddp_lab import DistributedDataParallel as Ours
-from ddp_lab.parallel.core.process_groups import group_index
 from tests.ranks.conftest import Ranks
 from tests.ranks.harness import on_ranks
 from tests.ranks.provoking import Branches, assert_trains, batch, error_of
@@ -126,19 +125,6 @@ def test_marked_twice_in_torchs_words(rank: int, size: int, case: str, level: st
 
 
 @on_ranks(2)
-def test_static_graph_gained_a_parameter(rank: int, size: int) -> None:
-    """static_graph: a parameter that was unused in the first step and now is used is named."""
-    model = _model(Branches(), static_graph=True)
-    model(batch(rank), 2).sum().backward()
-    text = error_of(lambda: model(batch(rank, 1)).sum().backward())
-    data = model._get_ddp_logging_data()
-    assert data["has_error"]
-    assert text in data["error"]
-    assert text.startswith("Your training graph has changed in this iteration")
-    assert "third." in text
-
-
-@on_ranks(2)
 def test_static_graph_lost_a_parameter(rank: int, size: int) -> None:
     """static_graph: a parameter that was used in the first step and now is not is named at the next forward."""
     model = _model(Branches(), static_graph=True)
@@ -167,54 +153,3 @@ def test_gradient_of_another_dtype_is_named(rank: int, size: int) -> None:
     assert_trains(model, rank)
     assert text.startswith("Expected Float on cpu, got Double on cpu")
     assert "second.weight" in text
-
-
-class _Words(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(6, 4, sparse=True)
-        self.out = nn.Linear(4, 2)
-
-    def forward(self, rows: torch.Tensor, dense: bool = False) -> torch.Tensor:
-        words = self.table(rows)
-        return self.out(words).sum() + (self.table.weight.sum() if dense else 0)
-
-
-@on_ranks(2)
-def test_dense_gradient_of_a_sparse_parameter_is_named(rank: int, size: int) -> None:
-    """A parameter of a sparse Embedding whose gradient is dense: torch's sentence and the name."""
-    model = _model(_Words())
-    text = error_of(lambda: model(torch.tensor([rank, 2]), dense=True).backward())
-    assert text.startswith("Expected variable to have sparse gradient.")
-    assert "table.weight" in text
-
-
-def _reducer(parameters: list[torch.Tensor], assignment: list[list[int]], **arguments: Any) -> Any:
-    return native.load().Reducer(
-        parameters=parameters,
-        names=[f"p{index}" for index in range(len(parameters))],
-        assignment=assignment,
-        process_group=dist.group.WORLD,
-        reducer_id=1,
-        process_group_index=group_index(dist.group.WORLD),
-        gradient_as_bucket_view=False,
-        **arguments,
-    )
-
-
-@on_ranks(1)
-def test_wrong_buckets_are_refused(rank: int, size: int) -> None:
-    """Buckets: an empty one, one of two dtypes, and one in which a sparse parameter is not alone."""
-
-    def parameter(dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return nn.Parameter(torch.ones(2, dtype=dtype))
-
-    wrong: list[Callable[[], Any]] = [
-        lambda: _reducer([parameter()], [[0], []]),
-        lambda: _reducer([parameter(), parameter(torch.float64)], [[0, 1]]),
-        lambda: _reducer([parameter(), parameter()], [[0, 1]], expect_sparse=[False, True]),
-    ]
-    empty, mixed, sparse = [error_of(make) for make in wrong]
-    assert empty.startswith("Empty bucket specified: bucket 1")
-    assert "'p0' is Float on cpu and 'p1' is Double on cpu" in mixed
-    assert sparse.startswith("Buckets with more than one variable cannot include variables that expect a sparse")

@@ -86,7 +86,16 @@ def test_a_gradient_that_is_ready_twice_is_named(rank: int, size: int) -> None:
     assert f"on rank {rank}" in message
 
 
-@pytest.mark.parametrize("arguments", [{}, {"bucket_cap_mb": 1e-5}, {"gradient_as_bucket_view": True}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"bucket_cap_mb": 1e-5},
+        {"gradient_as_bucket_view": True},
+        {"static_graph": True},
+        {"find_unused_parameters": True},
+    ],
+)
 @on_ranks(2)
 def test_an_exception_in_the_backward_is_recovered_from(rank: int, size: int, arguments: dict[str, Any]) -> None:
     """After an exception between two gradients the next steps give torch's gradients, bit by bit."""

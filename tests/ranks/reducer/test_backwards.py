@@ -142,25 +142,6 @@ def test_backward_of_some_parameters(rank: int, size: int) -> None:
     assert_same_on_all_ranks({"weight": some[0].grad, "bias": some[1].grad})
 
 
-@on_ranks(2)
-def test_synchronize(rank: int, size: int) -> None:
-    """Reducer.synchronize averages what no_sync has accumulated without a backward, and counts as a step."""
-    model, local = _wrapped(), mlp()
-    with model.no_sync():
-        for step in range(3):
-            model(samples(rank, step)).square().sum().backward()
-            local(samples(rank, step)).square().sum().backward()
-    steps = model.reducer.step()
-    model.reducer.synchronize()
-    _assert_average(model, local, size)
-    assert model.reducer.step() == steps + 1
-    model.zero_grad()
-    local.zero_grad()
-    for net in (model, local):
-        net(samples(rank, 5)).square().sum().backward()
-    _assert_average(model, local, size)
-
-
 @pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
 @pytest.mark.parametrize("arguments", [*MODES, {"static_graph": True}], ids=str)
 @on_ranks(2)
