@@ -5,8 +5,8 @@
     DDP_LAB_TORCH_SUITE_START=spawn pytest tests/torch_suite  ranks started as torch starts them (slower)
 
 The lists (`lists/*.txt`) name the tests: every test of the class that torch's wheel holds and that passes with torch's
-own class on a CPU. `make test` runs the public ones, `make soak` all others. How they run: [Note: how torch's tests
-run].
+own class on a CPU. `make test` runs the public ones that no test of ours repeats, `make soak` all others. How they run:
+[Note: how torch's tests run].
 """
 
 from __future__ import annotations
