@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.checkpoint import checkpoint
 
 import ddp_lab
-from ddp_lab.protocol.events import Kind
+from ddp_lab.protocol.events import Batch, Kind
+from ddp_lab.timeline.timeline import Timeline
 from tests.ranks.compare import mlp, samples, state_of
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Watch",
     "check_backwards",
     "recorded",
+    "timeline_of",
     "train",
 ]
 
@@ -173,6 +175,17 @@ def recorded(action: Callable[[], Any]) -> tuple[Any, np.ndarray, list[dict[str,
     events = events[events["reducer"] >= 0]  # others are of the program around the model
     assert dropped == 0
     return result, events, ddp_lab.recording.descriptions(known)[0]
+
+
+def timeline_of(answers: list[tuple[np.ndarray, list[dict[str, Any]]]]) -> Timeline:
+    """The timeline of what each rank has recorded: its events and descriptions."""
+    timeline = Timeline()
+    for rank, (events, described) in enumerate(answers):
+        for one in described:
+            timeline.describe(rank, {**one, "session": 1})
+        first = int(events["sequence"][0]) if len(events) else 0
+        timeline.extend(Batch(rank, 1, first, 0, events))
+    return timeline
 
 
 def check_backwards(events: np.ndarray, descriptions: list[dict[str, Any]]) -> None:

@@ -21,11 +21,11 @@ from ddp_lab.bench.measuring import fresh_ranks
 from ddp_lab.bench.measuring.shaped_link import ShapedLink
 from ddp_lab.bench.measuring.workloads import Transformer
 from ddp_lab.parallel.monitoring.link import measure
-from ddp_lab.protocol.events import Batch
 from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.simulation.parameter_groups import groups_by_name
 from ddp_lab.timeline.timeline import Timeline
 from tests.ranks.conftest import Ranks
+from tests.ranks.observing import timeline_of
 
 CAPS = [0.0, 0.05, 0.3, 1.0, 1000.0]
 
@@ -62,15 +62,10 @@ def _train(rank: int, size: int, cap: float, path: str) -> list[list[int]]:
         model(torch.randn(4, 96)).sum().backward()
     events, dropped, _ = recording.drain(first)
     assert dropped == 0
-    timeline = Timeline()
     everywhere: list[Any] = [None] * size
     dist.all_gather_object(everywhere, (np.array(events), recording.descriptions(described)[0]))
-    for number, (held, descriptions) in enumerate(everywhere):
-        for one in descriptions:
-            timeline.describe(number, one | {"session": 1})
-        timeline.extend(Batch(number, 1, int(held["sequence"][0]), 0, held))
     if rank == 0:
-        timeline.save(path)
+        timeline_of(everywhere).save(path)
     dist.barrier()
     return model._sync.assignment
 

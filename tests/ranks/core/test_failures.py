@@ -19,15 +19,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from ddp_lab import DistributedDataParallel
 from tests.ranks.conftest import Ranks
 from tests.ranks.harness import on_ranks
+from tests.ranks.provoking import error_of
 from tests.waiting import wait_until
-
-
-def _error(action: Callable[[], Any], kind: type[BaseException] = RuntimeError) -> str:
-    try:
-        action()
-    except kind as error:
-        return str(error)
-    raise AssertionError(f"no {kind.__name__}")
 
 
 class TwoBranches(nn.Module):
@@ -80,7 +73,7 @@ def test_a_gradient_that_is_ready_twice_is_named(rank: int, size: int) -> None:
         assert torch.equal(mine.grad, other.grad)
     ours(x)
     ours.module.first(x).sum().backward()
-    message = _error(ours.module.first(x).sum().backward)
+    message = error_of(ours.module.first(x).sum().backward)
     assert message.startswith("Expected to mark a variable ready only once.")
     assert "'first." in message
     assert f"on rank {rank}" in message
@@ -106,7 +99,7 @@ def test_an_exception_in_the_backward_is_recovered_from(rank: int, size: int, ar
 
     for repeat in range(3):
         ours.module.fail = fail
-        assert "in the middle" in _error(ours(torch.ones(2, 4)).sum().backward, ZeroDivisionError)
+        assert "in the middle" in error_of(ours(torch.ones(2, 4)).sum().backward, ZeroDivisionError)
         ours.module.fail = None
         if repeat == 1:
             ours.abandon_backward()
@@ -125,7 +118,7 @@ def test_a_backward_that_is_given_up_raises(rank: int, size: int) -> None:
         helper.join()
 
     ours.module.fail = give_up
-    message = _error(ours(torch.ones(2, 4)).sum().backward)
+    message = error_of(ours(torch.ones(2, 4)).sum().backward)
     ours.module.fail = None
     _assert_clean_step(ours, torchs, rank)
     assert message.startswith(f"the backward of step 0 was abandoned (abandon_backward) on rank {rank}")
@@ -151,7 +144,7 @@ def test_a_failing_comm_hook_is_recovered_from(rank: int, size: int) -> None:
     ours.register_comm_hook(None, hook)
     messages = []
     for mode, kind in (("raise", LookupError), ("no future", RuntimeError), ("wrong size", RuntimeError)):  # noqa: B007
-        messages.append(_error(ours(torch.ones(2, 4)).sum().backward, kind))
+        messages.append(error_of(ours(torch.ones(2, 4)).sum().backward, kind))
     mode = "average"
     _assert_clean_step(ours, torchs, rank)
     assert "the hook failed" in messages[0]
@@ -182,11 +175,11 @@ def _freed_on_rank(rank: int, size: int) -> list[str]:
     if rank == 0:
         helper = threading.Thread(target=free)
         helper.start()
-        message = _error(ours(x).sum().backward)
+        message = error_of(ours(x).sum().backward)
         helper.join()
     else:
         ours.module.fail = lambda _: 1 / 0
-        message = _error(ours(x).sum().backward, ZeroDivisionError)
+        message = error_of(ours(x).sum().backward, ZeroDivisionError)
         ours.module.fail = None
     ours.abandon_backward()
 
@@ -241,8 +234,8 @@ def _different_models_on_rank(rank: int, size: int) -> dict[str, str]:
         return net
 
     builders = (shapes, order, names, dtypes, frozen, all_frozen, count, buffers)
-    messages = {build.__name__: _error(lambda build=build: DistributedDataParallel(build())) for build in builders}
-    messages["caps"] = _error(lambda: DistributedDataParallel(nn.Linear(4, 4), bucket_cap_mb=1 + rank))
+    messages = {build.__name__: error_of(lambda build=build: DistributedDataParallel(build())) for build in builders}
+    messages["caps"] = error_of(lambda: DistributedDataParallel(nn.Linear(4, 4), bucket_cap_mb=1 + rank))
     DistributedDataParallel(nn.Linear(4, 4))(torch.ones(1, 4)).sum().backward()  # the group is as good as before
     return messages
 

@@ -21,9 +21,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import ddp_lab
 from ddp_lab import recording
 from ddp_lab.parallel.monitoring import group_collectives
-from ddp_lab.protocol.events import Batch
-from ddp_lab.timeline.timeline import Timeline
 from tests.ranks.harness import RankPool
+from tests.ranks.observing import timeline_of
 
 _THIS = __file__
 
@@ -45,15 +44,6 @@ def _recorded(action: Callable[[], Any]) -> tuple[np.ndarray, list[dict[str, Any
     events, dropped, _ = recording.drain(start)
     assert dropped == 0
     return events, [one for one in recording.descriptions(0)[0] if one["type"] in ("group", "call")]
-
-
-def _timeline(answers: list[tuple[np.ndarray, list[dict[str, Any]]]]) -> Timeline:
-    timeline = Timeline()
-    for rank, (events, descriptions) in enumerate(answers):
-        for one in descriptions:
-            timeline.describe(rank, {**one, "session": 1})
-        timeline.extend(Batch(rank, 1, int(events["sequence"][0]), 0, events))
-    return timeline
 
 
 # ---- plain calls ----------------------------------------------------------------------------------------
@@ -84,7 +74,7 @@ def _plain(rank: int, size: int, backend: str) -> Any:
 @pytest.mark.parametrize("backend", ["gloo", "shm"])
 def test_plain_calls_of_two_groups(four: Callable[..., list[Any]], backend: str) -> None:
     """Each has its group, operation, bytes, dtype, reduction and line; its number is equal on its ranks; all end."""
-    timeline = _timeline(four(_plain, backend))
+    timeline = timeline_of(four(_plain, backend))
     frame = timeline.collectives()
     titles = {one.group: one.title for one in timeline.groups()}
     pairs = frame[[titles[group].startswith("pair") for group in frame["group"]]]
@@ -129,7 +119,7 @@ def _compiled(rank: int, size: int) -> Any:
 @pytest.mark.parametrize("program", [_functional, _compiled])
 def test_functional_collectives_and_compiled_regions(four: Callable[..., list[Any]], program: Any) -> None:
     """Collectives that no Python function of `torch.distributed` starts are recorded, too."""
-    frame = _timeline(four(program)).collectives()
+    frame = timeline_of(four(program)).collectives()
     found = frame[frame["operation"] == "all_reduce"]
     assert sorted(found["rank"]) == [0, 1, 2, 3]
     assert (found["bytes"] == 16).all()
@@ -192,7 +182,7 @@ def test_fully_shard(four: Callable[..., list[Any]], shape: tuple[int, ...]) -> 
     names = ("shard",) if len(shape) == 1 else ("replicate", "shard")
     answers = four(_fully_shard, shape, names)
     assert [equal for equal, _ in answers] == [True] * 4
-    timeline = _timeline([found for _, found in answers])
+    timeline = timeline_of([found for _, found in answers])
     frame = timeline.collectives()
     titles = {one.group: one.title for one in timeline.groups()}
     gathers = frame[frame["operation"] == "all_gather"]
@@ -211,7 +201,7 @@ def test_tensor_parallel(four: Callable[..., list[Any]]) -> None:
     """What DTensor communicates is recorded on the group of its mesh dimension; parameters are the same."""
     answers = four(_tensor_parallel)
     assert [equal for equal, _ in answers] == [True] * 4
-    timeline = _timeline([found for _, found in answers])
+    timeline = timeline_of([found for _, found in answers])
     frame = timeline.collectives()
     (tp, *others) = [one for one in timeline.groups() if one.title == "mesh tp"]
     assert {tp.ranks, *(one.ranks for one in others)} == {(0, 1), (2, 3)}
@@ -238,7 +228,7 @@ def test_buckets_of_models(four: Callable[..., list[Any]]) -> None:
     """The all-reduces of our reducer and of torch's say for which bucket of which model they are."""
     answers = four(_models)
     assert [equal for equal, _ in answers] == [True] * 4
-    frame = _timeline([found for _, found in answers]).collectives()
+    frame = timeline_of([found for _, found in answers]).collectives()
     of_models = frame[frame["reducer"] >= 0]
     assert len(set(of_models["reducer"])) == 2
     for _, mine in of_models.groupby("reducer"):
@@ -261,7 +251,7 @@ def _many_places(rank: int, size: int) -> Any:
 
 def test_more_places_than_are_kept(four: Callable[..., list[Any]]) -> None:
     """What is called from yet another place has no place, but its operation still."""
-    frame = _timeline(four(_many_places)).collectives()
+    frame = timeline_of(four(_many_places)).collectives()
     newest = frame[frame["rank"] == 0].iloc[-41:-1]  # the last one is of `_recorded`
     assert set(newest["operation"]) == {"all_reduce", "barrier"}
     assert set(newest["place"]) == {""}

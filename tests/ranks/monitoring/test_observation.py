@@ -17,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import ddp_lab
 from ddp_lab.parallel.monitoring.inspection import request_inspection
 from ddp_lab.parallel.observe import observe_every_model
-from ddp_lab.protocol.events import Batch, Kind
+from ddp_lab.protocol.events import Kind
 from tests.ranks.compare import mlp, samples
 from tests.ranks.conftest import Ranks
 from tests.ranks.harness import on_ranks
-from tests.ranks.observing import CAP_MB, check_backwards, recorded, train
+from tests.ranks.observing import CAP_MB, check_backwards, recorded, timeline_of, train
 
 
 def _timeline(rank: int, size: int) -> Any:
@@ -34,14 +34,10 @@ def _timeline(rank: int, size: int) -> Any:
 
 def test_a_timeline_tells_as_much_as_of_our_class(ranks: Ranks) -> None:
     """From observed ranks a timeline makes complete spans with hidden and exposed times, and a summary."""
-    timeline = ddp_lab.Timeline()
     found = ranks(2, _timeline)
     numbers = {number for _, _, number in found}
     assert len(numbers) == 1
-    for rank, (events, descriptions, _) in enumerate(found):
-        for description in descriptions:
-            timeline.describe(rank, description | {"session": 1})
-        timeline.extend(Batch(rank, 1, int(events["sequence"][0]), 0, events))
+    timeline = timeline_of([recorded for *recorded, _ in found])
     spans = timeline.spans(numbers.pop())
     assert spans["complete"].all()
     assert len(spans) > 2 * 6

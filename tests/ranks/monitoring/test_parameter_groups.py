@@ -20,9 +20,10 @@ import ddp_lab
 from ddp_lab import recording
 from ddp_lab.parallel.monitoring import group_collectives
 from ddp_lab.parallel.observe_shards import observe_every_root
-from ddp_lab.protocol.events import DTYPE, Batch
+from ddp_lab.protocol.events import DTYPE
 from ddp_lab.timeline.timeline import Timeline
 from tests.ranks.harness import RankPool
+from tests.ranks.observing import timeline_of
 
 STEPS = 4
 WIDTH = 16
@@ -123,16 +124,6 @@ def recorded(found: list[Recorded]) -> Iterator[None]:
         events, _, cursor = recording.drain(cursor)
         parts.append(events)
     found.append((np.concatenate([np.empty(0, DTYPE), *parts]), recording.descriptions(0)[0]))
-
-
-def timeline_of(answers: list[Recorded]) -> Timeline:
-    timeline = Timeline()
-    for rank, (events, described) in enumerate(answers):
-        for one in described:
-            timeline.describe(rank, {**one, "session": 1})
-        first = int(events["sequence"][0]) if len(events) else 0
-        timeline.extend(Batch(rank, 1, first, 0, events))
-    return timeline
 
 
 def rows_of(answers: list[Recorded]) -> tuple[Timeline, pd.DataFrame]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from ddp_lab.parallel.monitoring.inspection import request_inspection
 from ddp_lab.protocol.events import Kind
 from tests.ranks.conftest import Ranks
 from tests.ranks.harness import on_ranks
+from tests.ranks.observing import recorded
 from tests.waiting import wait_until
 
 
@@ -29,16 +29,6 @@ def _mlp() -> nn.Module:
     for _ in range(6):
         layers += [nn.Linear(24, 24), nn.ReLU()]
     return nn.Sequential(*layers)
-
-
-def _recorded(action: Callable[[], Any]) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """The models' events and the descriptions that `action` caused; other events are of the program around them."""
-    start = recording.statistics().recorded
-    _, known = recording.descriptions(0)
-    action()
-    events, dropped, _ = recording.drain(start)
-    assert dropped == 0
-    return events[events["reducer"] >= 0], recording.descriptions(known)[0]
 
 
 def _check_step(events: np.ndarray, buckets: int, parameters: int) -> None:
@@ -82,7 +72,7 @@ def _steps_on_rank(rank: int, size: int) -> list[Any]:
         for _ in range(4):
             model(x).sum().backward()
 
-    events, descriptions = _recorded(train)
+    _, events, descriptions = recorded(train)
     assert set(events["reducer"]) == {model.model_id}
     assert set(events["process_group"]) == {group_index(dist.group.WORLD)}
     assert sorted(set(events["step"])) == [0, 1, 2, 3]
@@ -116,7 +106,7 @@ def _steps_on_rank(rank: int, size: int) -> list[Any]:
 def test_options_are_described(rank: int, size: int) -> None:
     """What the model was built with, and the comm hook that it got later, travel with its assignment."""
     model = DistributedDataParallel(_mlp(), find_unused_parameters=True, gradient_as_bucket_view=True)
-    _, descriptions = _recorded(lambda: model.register_comm_hook(None, allreduce_hook))
+    _, _, descriptions = recorded(lambda: model.register_comm_hook(None, allreduce_hook))
     (assignment,) = [d for d in descriptions if d["type"] == "assignment"]
     options: dict[str, Any] = assignment["options"]
     assert options["find_unused_parameters"]
@@ -144,17 +134,17 @@ def test_no_sync_windows_carry_the_coming_step(rank: int, size: int) -> None:
             model(x).sum().backward()
             model(x).sum().backward()
 
-    events, _ = _recorded(accumulate)
+    _, events, _ = recorded(accumulate)
     assert set(events["step"]) == {0}
     assert set(events["bucket"]) == {-1}
     kinds = [Kind(kind) for kind in events["kind"]]
     assert kinds == 2 * [Kind.FORWARD_BEGIN, Kind.FORWARD_END, *12 * [Kind.GRAD_READY]]
-    events, _ = _recorded(lambda: model(x).sum().backward())
+    _, events, _ = recorded(lambda: model(x).sum().backward())
     _check_step(events, 1, 12)
     assert set(events["step"]) == {0}
     model.eval()
     with torch.no_grad():
-        assert len(_recorded(lambda: model(x))[0]) == 0
+        assert len(recorded(lambda: model(x))[1]) == 0
 
 
 @on_ranks(2)
@@ -172,7 +162,7 @@ def test_an_abandoned_backward_keeps_its_step(rank: int, size: int) -> None:
             handle.remove()
         model(x).sum().backward()
 
-    events, _ = _recorded(fail_once)
+    _, events, _ = recorded(fail_once)
     abandoned = events[events["kind"] == Kind.ABANDONED]
     assert [int(e["step"]) for e in abandoned] == [0]
     _check_step(events[events["step"] == 1], 1, 12)
@@ -183,7 +173,7 @@ def _off_on_rank(rank: int, size: int) -> int:
     recording.disable()
     try:
         model(torch.randn(4, 24)).sum().backward()
-        return len(_recorded(lambda: model(torch.randn(4, 24)).sum().backward())[0])
+        return len(recorded(lambda: model(torch.randn(4, 24)).sum().backward())[1])
     finally:
         recording.enable()
 
@@ -232,7 +222,7 @@ def _inspection_on_rank(rank: int, size: int) -> list[Any]:
         norm = torch.cat([gradient.flatten() for gradient in gradients]).double().norm().item()
         assert abs(bucket["norm"] - norm) <= 1e-9 * norm
     request_inspection(model.model_id, 4)
-    _, described = _recorded(lambda: run(2, 4))
+    _, _, described = recorded(lambda: run(2, 4))
     (later,) = [d for d in described if d["type"] == "inspection"]
     assert (later["reducer"], later["step"]) == (model.model_id, 4)
 
