@@ -122,6 +122,13 @@ class Training:
         for rank, events in enumerate(self.step(step, begin_ns)):
             timeline.extend(Batch(rank, 1, int(events["sequence"][0]), 0, events))
 
+    def trained(self, steps: int, *, ms: float = 10.0, timeline: Timeline | None = None) -> Timeline:
+        """Hands so many steps, one every `ms`, to a timeline (a new one by default), and returns it."""
+        made = timeline or Timeline()
+        for step in range(steps):
+            self.feed(made, step, 10**12 + round(step * ms * 1e6))
+        return made
+
     def timeline(self, *chunks: tuple[int, np.ndarray]) -> Timeline:
         """Returns a timeline that has the assignment and these events: pairs of rank and events, renumbered."""
         made = Timeline()

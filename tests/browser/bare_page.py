@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from playwright.sync_api import TimeoutError as NotThere
@@ -18,7 +20,7 @@ from tests.waiting import DEADLINE_S, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 _TRAITS = (*LiveWidget.class_own_traits(sync=True), *Dashboard.class_own_traits(sync=True))
 _PUMP_MS = 1000  # not a deadline: how long a probe may look for a node before the next messages are passed on
@@ -155,3 +157,21 @@ class BarePage:
             if name not in self._told or self._told[name] != value:
                 found[name] = self._told[name] = value
         return found
+
+
+@contextmanager
+def bare_page(
+    browser: Browser, timeline: Timeline, *, width: int = 1240, height: int = 900, clock: bool = False,
+    kind: type[BarePage] = BarePage, **options: Any,
+) -> Iterator[Any]:  # fmt: skip
+    """A dashboard in a page of its own size; `clock`: the page's time passes only when the test lets it."""
+    context = browser.new_context(viewport={"width": width, "height": height})
+    page = context.new_page()
+    if clock:
+        page.clock.install()
+    made = kind(page, timeline, **options)
+    try:
+        yield made
+    finally:
+        made.close()
+        context.close()

@@ -8,10 +8,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -194,6 +194,15 @@ def page(browser: Browser) -> Iterator[Page]:
         yield context.new_page()
     finally:
         context.close()
+
+
+@pytest.fixture
+def bare(browser: Browser) -> Iterator[Callable[..., Any]]:
+    """Opens dashboards in pages of their own, which are closed after the test: see `bare_page`."""
+    from tests.browser.bare_page import bare_page
+
+    with ExitStack() as pages:
+        yield lambda timeline, **options: pages.enter_context(bare_page(browser, timeline, **options))
 
 
 @pytest.fixture

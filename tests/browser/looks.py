@@ -181,9 +181,7 @@ STATES = (
     State("failed", lambda stage: stage.fail(), words=_TRAINED),
     State("interrupted", lambda stage: stage.interrupt(), words={"Timeline": "Gradient sync"}),
     State(
-        "rejoined",
-        lambda stage: stage.run("1"),
-        words={"Timeline": "Gradient sync", "Step through": "No breakpoints"},
+        "rejoined", lambda stage: stage.run("1"), words={"Timeline": "Gradient sync", "Step through": "No breakpoints"}
     ),
     State("other layout", lambda stage: (stage.run(MODEL), stage.change()), words=_LAYOUT),
     State("several models", lambda stage: stage.run(SECOND), words={**_TRAINED, "Timeline": "model"}),

@@ -9,8 +9,7 @@ import pytest
 
 from ddp_lab.timeline.timeline import Timeline
 from tests.benchmarks.browser import NotebookPage, open_tab
-from tests.browser.bare_page import BarePage
-from tests.browser.test_views import training_of
+from tests.browser.test_views import Open, training_of
 from tests.browser.waiting import says
 from tests.training_events import Training
 from tests.waiting import wait_until
@@ -71,15 +70,11 @@ def _step(page: Page) -> Any:
     return page.evaluate(_STATISTICS)["step"]
 
 
-def _open(page: Page, tab: str) -> None:
-    open_tab(page, tab)
-
-
 def test_buckets_are_changed_by_the_form(training: NotebookPage) -> None:
     """A cap that is typed in is applied between two steps: the table has the new buckets, and before and after are
     compared."""
     page = training.page
-    _open(page, "Buckets")
+    open_tab(page, "Buckets")
     rows = page.locator(".ddp-buckets > .ddp-table-scroll tbody tr")
     wait_until(lambda: rows.count() == 1, "one bucket")
     page.get_by_label("bucket size limits").select_option("cap")
@@ -111,7 +106,7 @@ def _pause_both(page: Page) -> None:
 def test_a_backward_is_stepped_through(training: NotebookPage) -> None:
     """Ranks pause when a bucket is ready, go on to the next one by a key, and train on."""
     page = training.page
-    _open(page, "Step through")
+    open_tab(page, "Step through")
     canvas = page.locator(".ddp-step canvas")
     _pause_both(page)
     says(canvas, "Rank 1 pauses: bucket 0 is ready, not yet launched", attribute="aria-label")
@@ -130,7 +125,7 @@ def test_a_backward_is_stepped_through(training: NotebookPage) -> None:
 def test_a_fault_is_injected_seen_and_ended(training: NotebookPage) -> None:
     """A slow layer is injected by the form; a sign stays above every tab until it is ended; both ends are marked."""
     page = training.page
-    _open(page, "Fault injection")
+    open_tab(page, "Fault injection")
     page.get_by_role("combobox", name="rank", exact=True).select_option("1")
     page.get_by_role("combobox", name="parameter").select_option("2.weight")
     page.get_by_label("delay in ms").fill("30")
@@ -138,25 +133,24 @@ def test_a_fault_is_injected_seen_and_ended(training: NotebookPage) -> None:
     mark = "slow layer: 30 ms before the gradient of '2.weight'"
     says(page.locator(".ddp-active tbody"), "active")
     says(page.locator(".ddp-past"), mark)
-    _open(page, "Timeline")
+    open_tab(page, "Timeline")
     sign = page.get_by_role("alert", name="Fault injection")
     says(sign, f"rank 1: {mark}")
-    _open(page, "Fault injection")
+    open_tab(page, "Fault injection")
     page.get_by_role("button", name="End", exact=True).click()
     says(page.locator(".ddp-past"), f"end of {mark}")
     wait_until(lambda: not sign.is_visible(), "no sign")
 
 
 @pytest.mark.parametrize("view", ["step", "fault_injection"])
-def test_a_recording_has_no_controls(page: Page, view: str) -> None:
+def test_a_recording_has_no_controls(bare: Open, view: str) -> None:
     """A control of a saved timeline, alone, says that it needs a running cluster, and offers nothing to press."""
-    shown = BarePage(page, training_of(steps=3), views=[view])
-    shown.until(lambda: "Controls need a running cluster" in page.locator(".ddp-main").inner_text(), "the words")
-    assert not page.locator(".ddp-controls").is_visible()
-    shown.close()
+    shown = bare(training_of(steps=3), views=[view])
+    shown.says(".ddp-main", "Controls need a running cluster")
+    assert not shown.page.locator(".ddp-controls").is_visible()
 
 
-def test_a_control_means_a_model_that_exists(page: Page) -> None:
+def test_a_control_means_a_model_that_exists(bare: Open) -> None:
     """While the model that trained last is shown and gone, the control offers and asks for one that the ranks have."""
     timeline = Timeline()
     training = Training()
@@ -164,8 +158,9 @@ def test_a_control_means_a_model_that_exists(page: Page) -> None:
         training.reducer = reducer
         for step in range(3):
             training.feed(timeline, step, (reducer + 1) * 10**12 + step * 10**8)
-    shown = BarePage(page, timeline, views=["step"])
-    shown.until(lambda: "Controls need a running cluster" in page.locator(".ddp-main").inner_text(), "the words")
+    shown = bare(timeline, views=["step"])
+    page = shown.page
+    shown.says(".ddp-main", "Controls need a running cluster")
     control = {"live": True, "why": "", "heard": [], "living": [0]}
     page.evaluate("(control) => window.fromKernel({control}, [])", control)
     offered = page.locator(".ddp-step").get_by_label("model", exact=True).locator("option")
@@ -175,4 +170,3 @@ def test_a_control_means_a_model_that_exists(page: Page) -> None:
         lambda: page.title() + "." and [one for one in shown._asked if one["type"] == "step"], "a request"
     )
     assert asked[0]["reducer"] == 0
-    shown.close()

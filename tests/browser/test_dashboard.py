@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.benchmarks.browser import NotebookPage, open_tab, printed
+from tests.browser.bare_page import BarePage
 from tests.browser.waiting import has, press, says
+from tests.training_events import Training
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ import json, time
 from tests.training_events import Training
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.widgets.dashboard import Dashboard
-timeline, training, steps = Timeline(), Training({training}), iter(range(10**9))
+timeline, training, steps = Timeline(), Training(2, 3, delays={(1, 1): 2.0}), iter(range(10**9))
 asked = []
 dashboard = Dashboard(timeline, request_inspection=lambda *question: asked.append(question))
 def feed(number, rate=15):
@@ -34,45 +36,7 @@ def feed(number, rate=15):
         time.sleep(1 / rate)
 """
 _STATISTICS = "() => document.querySelector('.ddp-lab')?.statistics()"
-Open = Callable[..., NotebookPage]
-
-
-@pytest.fixture
-def notebook(lab_page: Page, lab: Lab) -> Iterator[Open]:
-    """Opens a notebook that shows a dashboard in its second cell; the others are the test's."""
-    opened: list[NotebookPage] = []
-
-    def open_(*cells: str, training: str = "2, 3, delays={(1, 1): 2.0}") -> NotebookPage:
-        name = lab.write(FEED.format(training=training), "dashboard", *cells)
-        opened.append(NotebookPage(lab_page, lab, name))
-        opened[-1].start_kernel()
-        opened[-1].run_cell(0)
-        opened[-1].run_cell(1)
-        lab_page.wait_for_selector(".ddp-lab")
-        open_tab(lab_page, "Timeline")
-        return opened[-1]
-
-    yield open_
-    for one in opened:
-        assert not one.errors
-        one.shut_down()
-
-
-@pytest.fixture(scope="module")
-def shown(shared: Shared, lab: Lab) -> Iterator[NotebookPage]:
-    """A notebook whose dashboard shows five steps, for tests that only look."""
-    name = lab.write(FEED.format(training="2, 3, delays={(1, 1): 2.0}"), "dashboard", "feed(5)")
-    with shared.page() as page:
-        opened = NotebookPage(page, lab, name)
-        opened.start_kernel()
-        for cell in opened.code_cells():
-            opened.run_cell(cell)
-        open_tab(page, "Timeline")
-        page.locator(".ddp-lab").scroll_into_view_if_needed()
-        wait_until(lambda: _step(page) == 4, "step 4")
-        yield opened
-        opened.shut_down()
-        assert not opened.errors
+Open = Callable[..., BarePage]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +45,7 @@ def lived(shared: Shared, lab: Lab, gate: Path) -> Iterator[NotebookPage]:
     blocks = f"import os\nwhile not os.path.exists({str(gate)!r}): feed(1)\nanswered = len(asked)"
     cells = ("dashboard", "feed(20)", "feed(20)", "feed(5)", blocks, "print(answered)")
     with shared.page() as page:
-        opened = NotebookPage(page, lab, lab.write(FEED.format(training="2, 3, delays={(1, 1): 2.0}"), *cells))
+        opened = NotebookPage(page, lab, lab.write(FEED, *cells))
         opened.start_kernel()
         opened.run_cell(0)
         opened.run_cell(1)
@@ -167,6 +131,51 @@ def test_a_reloaded_page_shows_the_steps_again(lived: NotebookPage) -> None:
     wait_until(lambda: _step(page) == 44, "step 44")
 
 
+def test_bars_by_pointer_and_keyboard(lived: NotebookPage) -> None:
+    """Hovering shows a bucket's numbers; a click or Enter shows its parameters; the keys move between buckets."""
+    page = lived.page
+    canvas = page.locator(".ddp-timeline canvas")
+    canvas.hover(position={"x": 300, "y": 44})
+    tip = page.locator(".ddp-timeline .ddp-tip")
+    says(tip, "step 44 · rank 0 · bucket 1")
+    assert "waiting for peers (last: rank 1)" in tip.inner_text()
+    assert "1.00 MiB, 4 parameters" in tip.inner_text()
+    canvas.click(position={"x": 300, "y": 44})
+    detail = page.locator(".ddp-detail")
+    says(detail.get_by_role("heading"), "Bucket 1 in step 44")
+    says(detail, "layers.2.weight")
+    page.keyboard.press("Escape")
+    wait_until(lambda: not detail.is_visible(), "the end of the details")
+    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight", "Enter"):
+        page.keyboard.press(key)
+    says(page.locator(".ddp-voice"), "rank 1 · bucket 2")
+    says(detail.get_by_role("heading"), "Bucket 2 in step 44")
+
+
+def test_zoom_and_reset(lived: NotebookPage) -> None:
+    """The plus key shortens the visible time, and 0 shows the whole step again."""
+    page = lived.page
+    page.locator(".ddp-scroll").focus()
+    page.keyboard.press("0")
+    whole = _settled(page)
+    page.keyboard.press("+")
+    wait_until(lambda: _pixels(page) != whole, "a zoomed picture")
+    page.keyboard.press("0")
+    wait_until(lambda: _pixels(page) == whole, "the whole picture")
+
+
+def test_follows_the_theme(lived: NotebookPage) -> None:
+    """The canvas's text is dark in the light theme and light in the dark one."""
+    page = lived.page
+    wait_until(lambda: 0 <= _ink(page) < 80, "dark text")
+    lived.set_theme("JupyterLab Dark")
+    try:
+        wait_until(lambda: _ink(page) > 180, "light text")
+    finally:
+        lived.set_theme("JupyterLab Light")
+    wait_until(lambda: 0 <= _ink(page) < 80, "dark text")
+
+
 def test_draws_while_a_cell_blocks_and_answers_meanwhile(lived: NotebookPage, gate: Path) -> None:
     """While a cell blocks the kernel, steps are drawn and a button's message reaches the kernel."""
     page = lived.page
@@ -211,27 +220,31 @@ def test_an_idle_kernel_is_left_alone_and_its_end_is_told(lived: NotebookPage, l
         wait_until(lambda words=words: not page.get_by_text(words).is_visible(), f"the end of {words!r}")
 
 
-def test_follows_the_model_that_trains(notebook: Open) -> None:
+def test_follows_the_model_that_trains(bare: Open) -> None:
     """A second model that begins to train is shown, until the reader chooses a model."""
-    opened = notebook("feed(3)", "training, steps = Training(2, 5, reducer=1), iter(range(10))\nfeed(3)", "feed(3)")
-    page = opened.page
-    opened.run_cell(2)
-    wait_until(lambda: _step(page) == 2, "step 2")
-    models = page.get_by_label("model")
+    second = Training(2, 5, reducer=1)
+    made = bare(timeline := Training().trained(3))
+    models, rows = made.page.get_by_label("model"), made.page.locator(".ddp-sync-table tbody tr")
+    made.open("Timeline")
+    made.until(lambda: _step(made.page) == 2, "step 2")
     assert not models.is_visible()
-    opened.run_cell(3)
-    wait_until(lambda: models.is_visible() and models.input_value() == "1", "the second model")
-    has(page.locator(".ddp-sync-table tbody tr"), 5)
+    for step in range(3):
+        second.feed(timeline, step, 10**13 + step * 10**7)
+    made.until(lambda: models.is_visible() and models.input_value() == "1", "the second model")
+    made.until(lambda: rows.count() == 5, "its buckets")
     models.select_option("0")
-    opened.run_cell(4)
-    wait_until(lambda: page.locator(".ddp-sync-table tbody tr").count() == 3, "the chosen model's buckets")
+    for step in range(3, 6):
+        second.feed(timeline, step, 10**13 + step * 10**7)
+    made.until(lambda: rows.count() == 3, "the chosen model's buckets")
     assert models.input_value() == "0"
 
 
-def test_a_dashboard_whose_output_was_replaced_does_nothing_more(notebook: Open) -> None:
+def test_a_dashboard_whose_output_was_replaced_does_nothing_more(lab_page: Page, lab: Lab) -> None:
     """Its cell has run again and shows another one: its thread ends, no cell's end keeps a picture of it, and it has no
     copy of the browser's script. Displayed once more, it follows again."""
-    opened = notebook(
+    cells = (
+        FEED,
+        "dashboard",
         "made = globals().get('made', []) + [Dashboard(timeline)]\nmade[-1]",
         "while made[0]._refresher.running: time.sleep(0.05)\n"
         "saved = [one._saved_version for one in made]\nfeed(2)\n"
@@ -244,7 +257,9 @@ def test_a_dashboard_whose_output_was_replaced_does_nothing_more(notebook: Open)
         "running = [one._refresher.running for one in made]\n"
         "print(json.dumps([*running, first._saved_version >= second._saved_version, first.life]))",
     )
-    for cell in (2, 2, 3, 4, 5):
+    opened = NotebookPage(lab_page, lab, lab.write(*cells))
+    opened.start_kernel()
+    for cell in (0, 1, 2, 2, 3, 4, 5):
         opened.run_cell(cell)
     again = opened.page.locator(
         ".jp-Cell", has=opened.page.locator(".jp-InputArea", has_text=re.compile(r"made\[0\]\s*$"))
@@ -255,65 +270,19 @@ def test_a_dashboard_whose_output_was_replaced_does_nothing_more(notebook: Open)
     said = [printed(opened.save().cells[cell]) for cell in (3, 4, 7)]
     replaced = "The cell that showed this dashboard has run again"
     assert said == [[False, True], [False, True, replaced, {}, True], [True, True, True, {}]]
+    assert not opened.errors
+    opened.shut_down()
 
 
-def test_many_ranks_and_buckets_scroll(notebook: Open) -> None:
+def test_many_ranks_and_buckets_scroll(bare: Open) -> None:
     """64 ranks of 50 buckets are drawn in a canvas of the view's size, and the rest is reached by scrolling."""
-    opened = notebook("feed(2)", training="64, 50, compute_ms=60")
-    page = opened.page
-    opened.run_cell(2)
-    wait_until(lambda: _step(page) == 1, "step 1")
-    scroller = page.locator(".ddp-scroll")
+    made = bare(Training(64, 50, compute_ms=60).trained(2, ms=100))
+    made.open("Timeline")
+    made.until(lambda: _step(made.page) == 1, "step 1")
+    scroller = made.page.locator(".ddp-scroll")
     height, content = scroller.evaluate("(node) => [node.clientHeight, node.scrollHeight]")
     assert height < 600 < 9_000 < content
-    first = page.evaluate("() => document.querySelector('.ddp-timeline canvas').toDataURL()")
+    picture = "() => document.querySelector('.ddp-timeline canvas').toDataURL()"
+    first = made.page.evaluate(picture)
     scroller.evaluate("(node) => { node.scrollTop = 5000 }")
-    wait_until(
-        lambda: page.evaluate("() => document.querySelector('.ddp-timeline canvas').toDataURL()") != first,
-        "a scrolled picture",
-    )
-
-
-def test_bars_by_pointer_and_keyboard(shown: NotebookPage) -> None:
-    """Hovering shows a bucket's numbers; a click or Enter shows its parameters; the keys move between buckets."""
-    page = shown.page
-    canvas = page.locator(".ddp-timeline canvas")
-    canvas.hover(position={"x": 300, "y": 44})
-    tip = page.locator(".ddp-timeline .ddp-tip")
-    says(tip, "step 4 · rank 0 · bucket 1")
-    assert "waiting for peers (last: rank 1)" in tip.inner_text()
-    assert "1.00 MiB, 4 parameters" in tip.inner_text()
-    canvas.click(position={"x": 300, "y": 44})
-    detail = page.locator(".ddp-detail")
-    says(detail.get_by_role("heading"), "Bucket 1 in step 4")
-    says(detail, "layers.2.weight")
-    page.keyboard.press("Escape")
-    wait_until(lambda: not detail.is_visible(), "the end of the details")
-    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight", "Enter"):
-        page.keyboard.press(key)
-    says(page.locator(".ddp-voice"), "rank 1 · bucket 2")
-    says(detail.get_by_role("heading"), "Bucket 2 in step 4")
-
-
-def test_zoom_and_reset(shown: NotebookPage) -> None:
-    """The plus key shortens the visible time, and 0 shows the whole step again."""
-    page = shown.page
-    page.locator(".ddp-scroll").focus()
-    page.keyboard.press("0")
-    whole = _settled(page)
-    page.keyboard.press("+")
-    wait_until(lambda: _pixels(page) != whole, "a zoomed picture")
-    page.keyboard.press("0")
-    wait_until(lambda: _pixels(page) == whole, "the whole picture")
-
-
-def test_follows_the_theme(shown: NotebookPage) -> None:
-    """The canvas's text is dark in the light theme and light in the dark one."""
-    page = shown.page
-    wait_until(lambda: 0 <= _ink(page) < 80, "dark text")
-    shown.set_theme("JupyterLab Dark")
-    try:
-        wait_until(lambda: _ink(page) > 180, "light text")
-    finally:
-        shown.set_theme("JupyterLab Light")
-    wait_until(lambda: 0 <= _ink(page) < 80, "dark text")
+    made.until(lambda: made.page.evaluate(picture) != first, "a scrolled picture")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ddp_lab.diagnostics.calls import HANGS
+from tests.benchmarks.browser import NotebookPage
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
-
-    from tests.benchmarks.browser import Lab, NotebookPage
+    from tests.benchmarks.browser import Lab
+    from tests.browser.conftest import Shared
 
 FAILED = """
 from ddp_lab.cluster.cells.failures import cell_error, failure_of
@@ -70,25 +70,19 @@ OUTPUT = ".jp-Notebook-cell >> nth={} >> .jp-OutputArea"
 
 
 @pytest.fixture(scope="module")
-def notebook(lab: Lab, browser: object) -> Iterator[NotebookPage]:
+def notebook(shared: Shared, lab: Lab) -> Iterator[NotebookPage]:
     """A notebook whose cells have ended with the errors, beside the lesson that the doctor names."""
-    from tests.benchmarks.browser import NotebookPage
-
     lesson = lab.notebooks / HANGS
     lesson.parent.mkdir(exist_ok=True)
     lesson.write_text((Path(__file__).resolve().parents[2] / HANGS).read_text())
-    context = browser.new_context(viewport={"width": 1360, "height": 1000})  # type: ignore[attr-defined]
-    page: Page = context.new_page()
-    shown = NotebookPage(page, lab, lab.write(FAILED, WRONG, DOCTOR, STOPPED, MAGIC))
-    shown.start_kernel()
-    for cell in range(5):
-        shown.run_cell(cell)
-    try:
+    with shared.page() as page:
+        shown = NotebookPage(page, lab, lab.write(FAILED, WRONG, DOCTOR, STOPPED, MAGIC))
+        shown.start_kernel()
+        for cell in range(5):
+            shown.run_cell(cell)
         yield shown
-    finally:
         shown.shut_down()
-        context.close()
-        shutil.rmtree(lesson.parent)
+    shutil.rmtree(lesson.parent)
 
 
 def test_an_error_can_be_read_in_both_themes(notebook: NotebookPage) -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.browser.bare_page import DARK, BarePage
 from tests.browser.looks import STATES, Stage, State
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
 
 # What a page must not say: a value that is not there, and words for the authors alone.
 _NEVER = ("undefined", "NaN", "[object", "null", "Infinity", "could not draw", "stopped updating")
@@ -48,23 +44,18 @@ def pictures() -> Iterator[dict[str, dict[str, list[str]]]]:
 @pytest.mark.soak
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.name)
 def test_each_view_in_each_state(
-    state: State, stage: Stage, browser: Browser, pictures: dict[str, dict[str, list[str]]]
+    state: State, stage: Stage, bare: Callable[..., BarePage], pictures: dict[str, dict[str, list[str]]]
 ) -> None:
     """The words of every view are those of the state, nothing internal is among them, controls can be used exactly
     where somebody is left to ask, and the others say why not."""
     state.prepare(stage)
-    context = browser.new_context(viewport={"width": 1280, "height": 800})
     timeline, options = state.shown(stage)
-    shown = BarePage(context.new_page(), timeline, **options)
-    try:
-        shown.until(lambda: shown.page.locator(".ddp-lab").inner_text(), "a dashboard")
-        if state.script:
-            shown.until(lambda: shown.page.locator(".ddp-ranks tbody tr").count(), "the ranks")
-            shown.page.evaluate(state.script)
-        _look(shown, state, pictures.setdefault(state.name, {}))
-    finally:
-        shown.close()
-        context.close()
+    shown = bare(timeline, width=1280, height=800, **options)
+    shown.until(lambda: shown.page.locator(".ddp-lab").inner_text(), "a dashboard")
+    if state.script:
+        shown.until(lambda: shown.page.locator(".ddp-ranks tbody tr").count(), "the ranks")
+        shown.page.evaluate(state.script)
+    _look(shown, state, pictures.setdefault(state.name, {}))
 
 
 def _look(shown: BarePage, state: State, taken: dict[str, list[str]]) -> None:

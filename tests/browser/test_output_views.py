@@ -11,6 +11,7 @@ from nbconvert import HTMLExporter
 
 from tests.benchmarks.browser import NotebookPage
 from tests.browser.waiting import has, says
+from tests.security.markup import FLAG, NAME, TEXT
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -39,11 +40,22 @@ for line in range(100_000):
 FAIL = "%%distributed --view tabs\nprint('own', rank)\nif rank == 2: raise ValueError('end of data')\ndist.barrier()"
 
 
+# What would be markup if it were not shown as text.
+MARKUP = (
+    f"%%distributed\nimport sys\nprint({TEXT!r})\nprint({TEXT!r}, file=sys.stderr)",
+    f"%%distributed\nclass Named:\n    def __repr__(self): return {TEXT!r}\nNamed()",
+    f"%%distributed\nraise type('Error' + {NAME!r}, (Exception,), {{}})({TEXT!r})",
+    "%cluster status",
+    "%cluster doctor",
+)
+SCRIPT = "import os; print(open(os.path.splitext(os.environ['JPY_SESSION_NAME'].split('/')[-1])[0] + '.py').read())"
+
+
 @pytest.fixture(scope="module")
 def notebook(shared: Shared, lab: Lab, gate: Path) -> Iterator[NotebookPage]:
     """A notebook with four ranks."""
     with shared.page() as page:
-        cells = (START, SILENT, PRINT, PRINT, FIGURES, WAIT.format(gate=str(gate)), FAIL)
+        cells = (START, SILENT, PRINT, PRINT, FIGURES, WAIT.format(gate=str(gate)), FAIL, "lab", SCRIPT, *MARKUP)
         opened = NotebookPage(page, lab, lab.write(*cells))
         opened.start_kernel()
         opened.run_cell(0)
@@ -71,6 +83,33 @@ def test_a_cell_of_one_rank_has_no_switch(notebook: NotebookPage) -> None:
     notebook.run_cell(1)
     says(_merged(_cell(notebook, 1)), "rank 1 │ alone")
     assert notebook.page.locator("ddp-lab-output").count() == 0
+
+
+def test_the_panels_button_writes_the_script(notebook: NotebookPage) -> None:
+    """It has the notebook's name, and holds the cell; a second press refuses to replace it, and says what to do."""
+    notebook.run_cell(7)
+    has(notebook.page.locator(".ddp-cluster-ranks tbody tr"), 4)
+    button = notebook.page.locator(".ddp-cluster").get_by_role("button", name="Export", exact=True)
+    status = notebook.page.locator(".ddp-cluster > .ddp-status").last
+    button.click()
+    says(status, "from 1 cell of this notebook")
+    button.click()
+    says(status, "exists: add --force to replace it")
+    notebook.run_cell(8)
+    [output] = notebook.save().cells[8].outputs
+    assert "if rank == 1: print('alone')" in output.text
+
+
+def test_outputs_that_would_be_markup_are_text(notebook: NotebookPage) -> None:
+    """What ranks print, return and raise is readable as it is, and no script of it runs."""
+    cells = range(9, 9 + len(MARKUP))
+    for index in cells:
+        notebook.run_cell(index)
+    for index in cells[:3]:
+        says(_cell(notebook, index).locator(".jp-OutputArea"), NAME)
+    found = notebook.page.locator(".jp-OutputArea-output").locator("[onerror], [onload], script")
+    assert found.count() == 0
+    assert notebook.page.evaluate(f"() => window.{FLAG} === undefined")
 
 
 def test_the_switch(notebook: NotebookPage) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ddp_lab.timeline.timeline import Timeline
-from tests.browser.bare_page import BarePage
+from tests.browser.bare_page import BarePage, bare_page
 from tests.training_events import Training
 
 if TYPE_CHECKING:
@@ -29,12 +29,9 @@ def shown(browser: Browser) -> Iterator[BarePage]:
             at = 10**12 + step * 20 * 10**6
             value = {"type": "value", "name": "loss", "value": 1000.0 - step / 2, "at_ns": at, "session": 1}
             timeline.describe(0, value)
-    context = browser.new_context(viewport={"width": 1240, "height": 1000})
-    made = BarePage(context.new_page(), timeline)
-    made.until(lambda: made.page.locator(".ddp-strip").is_visible(), "the strip")
-    yield made
-    made.close()
-    context.close()
+    with bare_page(browser, timeline, height=1000) as made:
+        made.until(lambda: made.page.locator(".ddp-strip").is_visible(), "the strip")
+        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -128,17 +125,9 @@ def test_a_click_on_the_strip_chooses_a_step(shown: BarePage) -> None:
     shown.page.get_by_label("follow latest").check()
 
 
-def test_few_tabs_have_no_groups(browser: Browser) -> None:
+def test_few_tabs_have_no_groups(bare: Callable[..., BarePage]) -> None:
     """Views that a reader named are tabs in one row; a single one has neither tabs nor groups."""
-    timeline, training = Timeline(), Training()
-    for step in range(3):
-        training.feed(timeline, step, 10**12 + step * 10**7)
-    context = browser.new_context()
-    made = BarePage(context.new_page(), timeline, views=["overview", "overlap", "findings"])
-    try:
-        made.says(".ddp-tabs", "Overlap")
-        titles = [one.partition(" (")[0] for one in made.page.locator(".ddp-tab").all_inner_texts()]
-        assert titles == ["Overview", "Overlap", "Findings"]
-    finally:
-        made.close()
-        context.close()
+    made = bare(Training().trained(3), views=["overview", "overlap", "findings"])
+    made.says(".ddp-tabs", "Overlap")
+    titles = [one.partition(" (")[0] for one in made.page.locator(".ddp-tab").all_inner_texts()]
+    assert titles == ["Overview", "Overlap", "Findings"]

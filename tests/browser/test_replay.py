@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from ddp_lab.protocol.events import Batch
 from ddp_lab.timeline.recorded.player import Player
 from ddp_lab.timeline.timeline import Timeline
-from tests.browser.bare_page import BarePage
+from tests.browser.bare_page import BarePage, bare_page
 from tests.training_events import Training
 
 if TYPE_CHECKING:
@@ -22,29 +22,19 @@ _STATISTICS = "() => document.querySelector('.ddp-lab').statistics()"
 @pytest.fixture
 def replay(browser: Browser) -> Iterator[tuple[BarePage, list[float]]]:
     """A page that replays twenty steps 100 ms apart, and the time of day, which the test lets pass."""
-    recorded, training, now = Timeline(), Training(forward_ms=2.0), [0.0]
-    for step in range(20):
-        training.feed(recorded, step, 10**15 + step * 100 * 10**6)
-    player = Player(recorded, speed=0.5, clock=lambda: now[0])
-    context = browser.new_context()
-    made = BarePage(context.new_page(), player.timeline, player=player)
-    yield made, now
-    made.close()
-    context.close()
+    now = [0.0]
+    player = Player(Training(forward_ms=2.0).trained(20, ms=100), speed=0.5, clock=lambda: now[0])
+    with bare_page(browser, player.timeline, player=player) as made:
+        yield made, now
 
 
 @pytest.fixture
 def recording(browser: Browser) -> Iterator[BarePage]:
     """A page of the views that `Timeline.dashboard` has for a recording of twenty steps."""
-    recorded, training = Timeline(), Training(forward_ms=2.0)
+    recorded = Training(forward_ms=2.0).trained(20, ms=20)
     recorded.recorded = True
-    for step in range(20):
-        training.feed(recorded, step, 10**15 + step * 20 * 10**6)
-    context = browser.new_context(viewport={"width": 1240, "height": 900})
-    made = BarePage(context.new_page(), recorded)
-    yield made
-    made.close()
-    context.close()
+    with bare_page(browser, recorded) as made:
+        yield made
 
 
 def _shown(page: BarePage, step: int) -> None:
@@ -118,7 +108,7 @@ def test_a_change_that_was_recorded_is_compared(recording: BarePage) -> None:
     for rank in range(2):
         timeline.describe(rank, training.assignment() | changed)
     for step in range(20, 40):
-        for rank, events in enumerate(training.step(step, 10**15 + step * 20 * 10**6)):
+        for rank, events in enumerate(training.step(step, 10**12 + step * 20 * 10**6)):
             events["generation"] = 2
             timeline.extend(Batch(rank, 1, int(events["sequence"][0]), 0, events))
     recording.open("Buckets")
@@ -128,16 +118,11 @@ def test_a_change_that_was_recorded_is_compared(recording: BarePage) -> None:
     assert not recording.page.get_by_role("button", name="Apply").is_visible()
 
 
-def test_collectives_need_ranks(browser: Browser) -> None:
+def test_collectives_need_ranks(bare: Callable[..., BarePage]) -> None:
     """Asked for by name, the view of collectives says that there are no ranks, and offers nothing to run."""
-    context = browser.new_context()
-    made = BarePage(context.new_page(), Timeline(), views=["collectives"])
-    try:
-        made.says(".ddp-collectives", "collectives need a running cluster")
-        assert not made.page.locator(".ddp-collectives").get_by_role("button").count()
-    finally:
-        made.close()
-        context.close()
+    made = bare(Timeline(), views=["collectives"])
+    made.says(".ddp-collectives", "collectives need a running cluster")
+    assert not made.page.locator(".ddp-collectives").get_by_role("button").count()
 
 
 def test_a_step_that_was_chosen_is_forgotten(replay: tuple[BarePage, list[float]]) -> None:

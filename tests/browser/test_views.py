@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from ddp_lab.views.model_map import cell_rows, map_cells
 from ddp_lab.views.paint.palette import PHASES
 from ddp_lab.widgets import bundle
 from ddp_lab.widgets.controls.collectives import CollectiveStage, no_ranks
-from tests.browser.bare_page import DARK, BarePage
+from tests.browser.bare_page import DARK, BarePage, bare_page
 from tests.training_events import Training
 from tests.waiting import wait_until
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 STEPS = 30
+Open = Callable[..., BarePage]
 PICTURES = ("Overlap", "Stragglers", "Buckets")
 _COLOURS = """() => {
   const canvas = document.querySelector('.ddp-main canvas');
@@ -58,16 +59,18 @@ def training_of(
 
 
 @pytest.fixture(scope="module")
-def shown(browser: Browser) -> Iterator[BarePage]:
-    """A dashboard of thirty steps, for tests that look, click and put back what they changed."""
-    context = browser.new_context(viewport={"width": 1240, "height": 900})
+def page_of_thirty_steps(browser: Browser) -> Iterator[BarePage]:
     link = CommModel(latency_ns=1e5, ns_per_byte=0.4)
-    made = BarePage(context.new_page(), training_of(), link=lambda: link, event_cost=lambda: 34.0)
-    made.until(lambda: made.page.locator(".ddp-tab:visible").count(), "the tabs")
-    made.open("Timeline")
-    yield made
-    made.close()
-    context.close()
+    with bare_page(browser, training_of(), link=lambda: link, event_cost=lambda: 34.0) as made:
+        made.until(lambda: made.page.locator(".ddp-tab:visible").count(), "the tabs")
+        yield made
+
+
+@pytest.fixture
+def shown(page_of_thirty_steps: BarePage) -> BarePage:
+    """A dashboard of thirty steps with the timeline open, for tests that look, click and put back what they changed."""
+    page_of_thirty_steps.open("Timeline")
+    return page_of_thirty_steps
 
 
 @pytest.mark.parametrize("tab", PICTURES)
@@ -79,7 +82,6 @@ def test_each_tab_draws(shown: BarePage, tab: str) -> None:
     assert canvas.count() == 1
     assert len(canvas.get_attribute("aria-label") or "") > 30
     assert shown.page.locator(".ddp-main table").count() >= 1
-    shown.open("Timeline")
 
 
 def test_tabs_by_keyboard(shown: BarePage) -> None:
@@ -95,7 +97,6 @@ def test_tabs_by_keyboard(shown: BarePage) -> None:
     page.get_by_role("tab", name="Timeline").focus()
     page.keyboard.press("ArrowRight")
     assert page.locator(".ddp-subtabs:visible [aria-selected=true]").inner_text() == "Overlap"
-    shown.open("Timeline")
 
 
 def test_overlap_is_that_of_the_timeline(shown: BarePage) -> None:
@@ -111,7 +112,6 @@ def test_overlap_is_that_of_the_timeline(shown: BarePage) -> None:
         assert float(text) == pytest.approx(values[-1], abs=0.06)
     assert cells[-1] == f"{100 * found.efficiency[-1]:.0f} %"
     page.locator(".ddp-overlap summary").click()
-    shown.open("Timeline")
 
 
 def test_a_column_chooses_its_step(shown: BarePage) -> None:
@@ -131,7 +131,6 @@ def test_a_column_chooses_its_step(shown: BarePage) -> None:
         lambda: page.evaluate("() => document.querySelector('.ddp-lab').statistics().step") == STEPS - 2, "the step"
     )
     page.get_by_label("follow latest").check()
-    shown.open("Timeline")
 
 
 def test_the_straggler_is_named(shown: BarePage) -> None:
@@ -150,7 +149,6 @@ def test_the_straggler_is_named(shown: BarePage) -> None:
         page.keyboard.press(key)
     said = shown.says(".ddp-voice", "rank 1 · bucket 1, the others waited")
     assert float(said.split()[-2]) > 2
-    shown.open("Timeline")
 
 
 def test_the_map_opens_a_bucket(shown: BarePage) -> None:
@@ -168,7 +166,6 @@ def test_the_map_opens_a_bucket(shown: BarePage) -> None:
     assert 0 < ready[0] < ready[-1] < 6
     page.get_by_label("close the details").click()
     shown.until(lambda: not detail.is_visible(), "the end of the details")
-    shown.open("Timeline")
 
 
 def test_findings_in_words(shown: BarePage) -> None:
@@ -179,11 +176,11 @@ def test_findings_in_words(shown: BarePage) -> None:
     shown.until(lambda: items.count() >= 1, "a finding")
     assert "layers.2.weight" in page.locator("ol.ddp-findings").inner_text()
     shown.says(".ddp-subtabs:visible", f"Findings ({items.count()})")
-    shown.open("Timeline")
 
 
 def test_several_steps_and_the_whole_step(shown: BarePage) -> None:
-    """Steps lie over each other or in a row; the whole step shows the forward, and each choice changes the picture."""
+    """Steps lie over each other or in a row; the whole step shows the forward, and each choice changes the picture. A
+    drag along the time axis shows that range, and 0 the whole step again."""
     page = shown.page
     seen = [page.evaluate(_PICTURE)]
 
@@ -200,11 +197,6 @@ def test_several_steps_and_the_whole_step(shown: BarePage) -> None:
     shown.until(changed, "the whole step")
     page.get_by_label("whole step", exact=True).uncheck()
     shown.until(lambda: page.evaluate(_PICTURE) == seen[0], "the first picture")
-
-
-def test_a_range_of_time_is_brushed(shown: BarePage) -> None:
-    """A drag along the time axis shows that range, and 0 the whole step again."""
-    page = shown.page
     before = page.evaluate(_PICTURE)
     box = page.locator(".ddp-main canvas").bounding_box()
     assert box is not None
@@ -278,19 +270,14 @@ _CONTRASTS = """() => {
 }"""
 
 
-def test_the_largest_bucket_is_seen_in_the_dark(browser: Browser) -> None:
+def test_the_largest_bucket_is_seen_in_the_dark(bare: Open) -> None:
     """On dark paper every bucket's colour has a contrast of 3 to 1 or more: none looks like a hole in the page."""
-    context = browser.new_context(viewport={"width": 900, "height": 900})
-    made = BarePage(context.new_page(), training_of(steps=3), theme=DARK.replace("#111", "#212121"))
-    try:
-        made.until(lambda: made.page.locator(".ddp-tab:visible").count(), "the tabs")
-        made.open("Buckets")
-        found = made.until(lambda: made.page.evaluate(_CONTRASTS), "the buckets' colours")
-        assert len(found) == 3
-        assert min(found) >= 3
-    finally:
-        made.close()
-        context.close()
+    made = bare(training_of(steps=3), theme=DARK.replace("#111", "#212121"), width=900)
+    made.until(lambda: made.page.locator(".ddp-tab:visible").count(), "the tabs")
+    made.open("Buckets")
+    found = made.until(lambda: made.page.evaluate(_CONTRASTS), "the buckets' colours")
+    assert len(found) == 3
+    assert min(found) >= 3
 
 
 def test_legends_are_in_one_order(shown: BarePage) -> None:
@@ -302,7 +289,6 @@ def test_legends_are_in_one_order(shown: BarePage) -> None:
         names = shown.page.locator(f".ddp-{legend} .ddp-legend >> nth=0").locator("li")
         shown.until(lambda names=names: names.count() > 0, f"the legend of {tab}")
         assert names.all_text_contents() == wanted
-    shown.open("Timeline")
 
 
 def test_a_link_that_is_not_known_says_why(shown: BarePage) -> None:
@@ -318,7 +304,6 @@ def test_a_link_that_is_not_known_says_why(shown: BarePage) -> None:
     assert not row.locator("input").is_visible()
     page.evaluate("(prediction) => window.fromKernel({prediction}, [])", told)
     wait_until(row.locator("input").is_visible, "a slider")
-    shown.open("Timeline")
 
 
 def test_equal_pauses_are_one_phrase(shown: BarePage) -> None:
@@ -335,180 +320,136 @@ def test_equal_pauses_are_one_phrase(shown: BarePage) -> None:
     wait_until(lambda: not words.is_visible(), "its end")
 
 
-def test_ranks_that_are_busy_run_no_collective(browser: Browser) -> None:
+def test_ranks_that_are_busy_run_no_collective(bare: Open) -> None:
     """While a cell runs the button says why it is disabled, and nothing is red; a click later on runs it."""
-    context = browser.new_context(viewport={"width": 900, "height": 800})
     asked, busy = [], ["Ranks 0–1 are running a cell: wait until it ends, or interrupt it."]
     stage = CollectiveStage(lambda *one: asked.append(one) or no_ranks(*one), lambda: choices(2), lambda: busy[0])
-    made = BarePage(context.new_page(), Timeline(), views=["collectives"], collectives=stage)
+    made = bare(Timeline(), views=["collectives"], collectives=stage, width=900, height=800)
     page, run = made.page, made.page.get_by_role("button", name="Run on the ranks")
-    try:
-        made.until(lambda: run.get_attribute("title") == busy[0], "the reason")
-        assert run.is_disabled()
-        page.get_by_label("collective", exact=True).select_option("broadcast")
-        assert not page.get_by_role("alert").is_visible()
-        busy[0] = ""
-        made.until(run.is_enabled, "a button")
-        assert asked == []
-        run.click()
-        made.until(lambda: asked == [("broadcast", "tree", DEFAULT_BYTES)], "a run")
-        made.until(page.get_by_role("alert").is_visible, "what came of it")
-    finally:
-        made.close()
-        context.close()
+    made.until(lambda: run.get_attribute("title") == busy[0], "the reason")
+    assert run.is_disabled()
+    page.get_by_label("collective", exact=True).select_option("broadcast")
+    assert not page.get_by_role("alert").is_visible()
+    busy[0] = ""
+    made.until(run.is_enabled, "a button")
+    assert asked == []
+    run.click()
+    made.until(lambda: asked == [("broadcast", "tree", DEFAULT_BYTES)], "a run")
+    made.until(page.get_by_role("alert").is_visible, "what came of it")
 
 
-def test_a_kernel_that_is_gone(browser: Browser) -> None:
+def test_a_kernel_that_is_gone(bare: Open) -> None:
     """Without a word from the kernel, and at once when its channel is closed, the page says that this is the last
     picture; what it would ask for is disabled, with the reason as its title, and times grow no older."""
-    context = browser.new_context(viewport={"width": 1240, "height": 900})
-    page = context.new_page()
-    page.clock.install()
-    made = BarePage(page, training_of(steps=3), request_inspection=lambda *_: None)
+    made = bare(training_of(steps=3), request_inspection=lambda *_: None, clock=True)
+    page = made.page
     line, compare = page.locator(".ddp-life"), page.get_by_role("button", name="Compare gradients")
-    try:
-        made.open("Timeline")
-        made.until(compare.is_visible, "a step")
-        made.until(lambda: made.page.locator(".ddp-ranks tbody tr").count() == 2, "the ranks")
-        assert not line.is_visible()
-        page.clock.run_for(7_000)
-        wait_until(line.is_visible, "the words")
-        assert line.inner_text().startswith("No message from the kernel for ")
-        assert compare.is_disabled()
-        made.pump()
-        made.until(lambda: page.clock.run_for(1_500) or not line.is_visible(), "the kernel's word")
-        assert compare.is_enabled()
-        page.evaluate("() => { window.model.send = () => { throw new Error('Cannot send') } }")
-        page.evaluate("() => window.emit('comm_live_update')")
-        page.clock.run_for(1_500)
-        wait_until(line.is_visible, "the words")
-        assert line.inner_text() == (
-            "The kernel was restarted: this is the last state, of step 2. Run its cell again for a new dashboard."
-        )
-        assert compare.get_attribute("title") == "The kernel was restarted."
-        assert "ago" not in page.locator(".ddp-ranks tbody").inner_text()
-        assert "unknown" in page.locator(".ddp-ranks tbody").inner_text()
-    finally:
-        made.close()
-        context.close()
+    made.open("Timeline")
+    made.until(compare.is_visible, "a step")
+    made.until(lambda: made.page.locator(".ddp-ranks tbody tr").count() == 2, "the ranks")
+    assert not line.is_visible()
+    page.clock.run_for(7_000)
+    wait_until(line.is_visible, "the words")
+    assert line.inner_text().startswith("No message from the kernel for ")
+    assert compare.is_disabled()
+    made.pump()
+    made.until(lambda: page.clock.run_for(1_500) or not line.is_visible(), "the kernel's word")
+    assert compare.is_enabled()
+    page.evaluate("() => { window.model.send = () => { throw new Error('Cannot send') } }")
+    page.evaluate("() => window.emit('comm_live_update')")
+    page.clock.run_for(1_500)
+    wait_until(line.is_visible, "the words")
+    assert line.inner_text() == (
+        "The kernel was restarted: this is the last state, of step 2. Run its cell again for a new dashboard."
+    )
+    assert compare.get_attribute("title") == "The kernel was restarted."
+    assert "ago" not in page.locator(".ddp-ranks tbody").inner_text()
+    assert "unknown" in page.locator(".ddp-ranks tbody").inner_text()
 
 
-def test_a_kernel_that_does_not_answer(browser: Browser) -> None:
+def test_a_kernel_that_does_not_answer(bare: Open) -> None:
     """A page whose greeting is not answered says so after ten seconds; an answer ends that."""
-    context = browser.new_context(viewport={"width": 1240, "height": 900})
-    page = context.new_page()
-    page.clock.install()
-    made = BarePage(page, training_of(steps=3))
+    made = bare(training_of(steps=3), clock=True)
+    page = made.page
     line = page.locator(".ddp-life")
-    try:
-        page.clock.run_for(8_000)
-        assert not line.is_visible()
-        page.clock.run_for(4_000)
-        wait_until(line.is_visible, "the words")
-        assert line.inner_text().startswith(
-            "No answer from the kernel: it is busy, or this page has lost the connection"
-        )
-        made.pump()
-        made.until(lambda: page.clock.run_for(1_500) or not line.is_visible(), "the kernel's answer")
-    finally:
-        made.close()
-        context.close()
+    page.clock.run_for(8_000)
+    assert not line.is_visible()
+    page.clock.run_for(4_000)
+    wait_until(line.is_visible, "the words")
+    assert line.inner_text().startswith("No answer from the kernel: it is busy, or this page has lost the connection")
+    made.pump()
+    made.until(lambda: page.clock.run_for(1_500) or not line.is_visible(), "the kernel's answer")
 
 
-def test_a_page_that_knows_its_kernel_speaks_only_while_there_is_news(browser: Browser) -> None:
+def test_a_page_that_knows_its_kernel_speaks_only_while_there_is_news(bare: Open) -> None:
     """JupyterLab tells how a kernel is: without news the page is silent, with the next step it speaks again."""
-    context = browser.new_context(viewport={"width": 1240, "height": 900})
-    page = context.new_page()
-    page.clock.install()
     timeline = training_of(steps=3)
-    made = BarePage(page, timeline, kernel={"status": "idle", "isDisposed": False})
+    made = bare(timeline, kernel={"status": "idle", "isDisposed": False}, clock=True)
+    page = made.page
     here = "() => window.model.said.filter((one) => one.type === 'here').length"
-    try:
-        made.until(page.locator(".ddp-ranks tbody tr").count, "a step")
-        page.evaluate("() => window.fromKernel({}, [[{type: 'word', last: true}, []]])")
-        page.clock.run_for(20_000)
-        silent = page.evaluate(here)
-        page.clock.run_for(60_000)
-        assert page.evaluate(here) == silent
-        page.evaluate("() => window.fromKernel({}, [[{type: 'marks', marks: []}, []]])")
-        page.clock.run_for(3_000)
-        assert page.evaluate(here) > silent
-        page.evaluate("() => { window.model.widget_manager.kernel.status = 'dead' }")
-        page.clock.run_for(1_500)
-        wait_until(lambda: page.locator(".ddp-life").inner_text().startswith("The kernel has stopped"), "its end")
-    finally:
-        made.close()
-        context.close()
+    made.until(page.locator(".ddp-ranks tbody tr").count, "a step")
+    page.evaluate("() => window.fromKernel({}, [[{type: 'word', last: true}, []]])")
+    page.clock.run_for(20_000)
+    silent = page.evaluate(here)
+    page.clock.run_for(60_000)
+    assert page.evaluate(here) == silent
+    page.evaluate("() => window.fromKernel({}, [[{type: 'marks', marks: []}, []]])")
+    page.clock.run_for(3_000)
+    assert page.evaluate(here) > silent
+    page.evaluate("() => { window.model.widget_manager.kernel.status = 'dead' }")
+    page.clock.run_for(1_500)
+    wait_until(lambda: page.locator(".ddp-life").inner_text().startswith("The kernel has stopped"), "its end")
 
 
-def test_small_rates_fit(browser: Browser) -> None:
+def test_small_rates_fit(bare: Open) -> None:
     """Of buckets of 1 KiB the bandwidths are told in MB/s or kB/s, are right, and nothing of them is cut off."""
     timeline, training = Timeline(), Training(bucket_bytes=1024)
-    context = browser.new_context(viewport={"width": 1240, "height": 900})
-    made = BarePage(context.new_page(), timeline)
+    made = bare(timeline)
     cells = made.page.locator(".ddp-sync-table tbody tr").first.locator("th, td")
-    try:
-        made.open("Timeline")
-        for step, (unit, factor, training.reduce_ms) in enumerate((("MB/s", 1e6, 0.3), ("kB/s", 1e3, 6.0))):
-            training.feed(timeline, step, 10**12 + step * 10**9)
-            made.until(lambda unit=unit: cells.count() == 8 and unit in cells.nth(3).inner_text(), unit)
-            wanted = timeline.sync_columns(0)["bandwidth_gb_s"][timeline.sync_columns(0)["step"] == step][0] * 1e9
-            for cell in (cells.nth(3), cells.nth(4)):
-                number, its = cell.inner_text().split()
-                assert (float(number) * factor, its) == (pytest.approx(wanted, rel=0.05), unit)
-            assert made.page.evaluate(_CUT) == []
-    finally:
-        made.close()
-        context.close()
+    made.open("Timeline")
+    for step, (unit, factor, training.reduce_ms) in enumerate((("MB/s", 1e6, 0.3), ("kB/s", 1e3, 6.0))):
+        training.feed(timeline, step, 10**12 + step * 10**9)
+        made.until(lambda unit=unit: cells.count() == 8 and unit in cells.nth(3).inner_text(), unit)
+        wanted = timeline.sync_columns(0)["bandwidth_gb_s"][timeline.sync_columns(0)["step"] == step][0] * 1e9
+        for cell in (cells.nth(3), cells.nth(4)):
+            number, its = cell.inner_text().split()
+            assert (float(number) * factor, its) == (pytest.approx(wanted, rel=0.05), unit)
+        assert made.page.evaluate(_CUT) == []
 
 
-def test_it_states_its_own_overhead(browser: Browser) -> None:
+def test_it_states_its_own_overhead(bare: Open) -> None:
     """The line on the overhead has events a step, their measured cost, and, while steps come, the shares of kernel and
     page."""
-    context, timeline, training, steps = browser.new_context(), Timeline(), Training(2, 3), count()
-    made = BarePage(context.new_page(), timeline, event_cost=lambda: 34.0)
+    timeline, training, steps = Timeline(), Training(2, 3), count()
+    made = bare(timeline, event_cost=lambda: 34.0)
     line = made.page.locator(".ddp-overhead")
 
     def told() -> bool:
         training.feed(timeline, step := next(steps), 10**12 + step * 20 * 10**6)
         return all(part in line.inner_text() for part in ("× 34 ns = ", "in the kernel", "in the page"))
 
-    try:
-        made.until(told, "the cost and both shares")
-    finally:
-        made.close()
-        context.close()
+    made.until(told, "the cost and both shares")
 
 
-def test_it_says_that_old_steps_are_thinned(browser: Browser) -> None:
+def test_it_says_that_old_steps_are_thinned(bare: Open) -> None:
     """Of a run that is longer than the timeline keeps, the view says which steps there are."""
-    context = browser.new_context()
-    made = BarePage(context.new_page(), training_of(steps=50, max_steps=16))
+    made = bare(training_of(steps=50, max_steps=16))
     line = made.page.locator(".ddp-overhead")
-    try:
-        made.until(lambda: "Old steps were down-sampled: " in line.inner_text(), "the sentence")
-        assert "are kept, and all since 34." in line.inner_text()
-    finally:
-        made.close()
-        context.close()
+    made.until(lambda: "Old steps were down-sampled: " in line.inner_text(), "the sentence")
+    assert "are kept, and all since 34." in line.inner_text()
 
 
-def test_dark_and_narrow(browser: Browser) -> None:
+def test_dark_and_narrow(bare: Open) -> None:
     """In the dark and 420 pixels wide nothing is wider than the page, and text on the canvas is light."""
-    context = browser.new_context(viewport={"width": 420, "height": 800})
-    made = BarePage(context.new_page(), training_of(8, 12, 8), theme=DARK)
-    try:
-        made.until(lambda: made.page.locator(".ddp-tab:visible").count(), "the tabs")
-        for tab in made.titles():
-            made.open(tab)
-            width = made.page.evaluate("() => document.documentElement.scrollWidth")
-            assert width <= 420, tab
-        made.open("Overlap")
-        bright = [colour for colour in made.page.evaluate(_COLOURS) if min(map(int, colour.split(","))) > 150]
-        assert bright
-    finally:
-        made.close()
-        context.close()
+    made = bare(training_of(8, 12, 8), theme=DARK, width=420, height=800)
+    made.until(lambda: made.page.locator(".ddp-tab:visible").count(), "the tabs")
+    for tab in made.titles():
+        made.open(tab)
+        width = made.page.evaluate("() => document.documentElement.scrollWidth")
+        assert width <= 420, tab
+    made.open("Overlap")
+    bright = [colour for colour in made.page.evaluate(_COLOURS) if min(map(int, colour.split(","))) > 150]
+    assert bright
 
 
 # Counts the frames in which controls of the timeline are on the page.
@@ -522,23 +463,16 @@ _COUNT_FRAMES = """() => {
 }"""
 
 
-def test_a_view_alone(browser: Browser) -> None:
+def test_a_view_alone(bare: Open) -> None:
     """A single view has no tabs and at no moment controls of the timeline; before the first step it says what to do."""
-    context = browser.new_context(viewport={"width": 900, "height": 800})
     timeline = Timeline()
-    made = BarePage(context.new_page(), timeline, views=["overlap"])
-    try:
-        assert "Train with" in made.page.locator(".ddp-empty").inner_text()
-        made.page.evaluate(_COUNT_FRAMES)
-        training = Training(2, 3, forward_ms=1.0)
-        for step in range(3):
-            training.feed(timeline, step, 10**12 + step * 10**7)
-        made.says(".ddp-overlap", "Medians of the last 3 steps")
-        assert not made.page.locator(".ddp-tabs").is_visible()
-        assert made.page.evaluate("() => window.frames_") == 0
-    finally:
-        made.close()
-        context.close()
+    made = bare(timeline, views=["overlap"], width=900, height=800)
+    assert "Train with" in made.page.locator(".ddp-empty").inner_text()
+    made.page.evaluate(_COUNT_FRAMES)
+    Training(2, 3, forward_ms=1.0).trained(3, timeline=timeline)
+    made.says(".ddp-overlap", "Medians of the last 3 steps")
+    assert not made.page.locator(".ddp-tabs").is_visible()
+    assert made.page.evaluate("() => window.frames_") == 0
 
 
 _ASSIGNMENTS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,8 @@ import pytest
 from ddp_lab import Cluster
 from ddp_lab.output.board import SilentBoard
 from ddp_lab.timeline.timeline import Timeline
-from tests.browser.bare_page import DARK, BarePage
+from tests.browser.bare_page import DARK, BarePage, bare_page
+from tests.training_events import Training
 from tests.unit.step_model import History, StepModel
 from tests.waiting import DEADLINE_S
 
@@ -51,12 +52,9 @@ def lab() -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def shown(browser: Browser, lab: Cluster) -> Iterator[BarePage]:
     """The sliders of that cluster."""
-    context = browser.new_context(viewport={"width": 1200, "height": 900})
-    made = BarePage(context.new_page(), lab.timeline, views=["what_if"], **lab.dashboard_means())
-    made.until(lambda: "Recorded:" in _summary(made), "the first answer")
-    yield made
-    made.close()
-    context.close()
+    with bare_page(browser, lab.timeline, width=1200, views=["what_if"], **lab.dashboard_means()) as made:
+        made.until(lambda: "Recorded:" in _summary(made), "the first answer")
+        yield made
 
 
 def _summary(shown: BarePage) -> str:
@@ -137,46 +135,31 @@ def test_nothing_trains(shown: BarePage) -> None:
     shown.until(lambda: "--no-wait" in why.inner_text(), "the remedy")
 
 
-def test_empty_dark_and_narrow(browser: Browser) -> None:
+def test_empty_dark_and_narrow(bare: Callable[..., BarePage]) -> None:
     """Before the first steps it says what to do; in the dark and narrow nothing is wider than the page."""
-    from tests.browser.test_views import training_of
-
-    context = browser.new_context(viewport={"width": 420, "height": 800})
-    made = BarePage(context.new_page(), Timeline(), views=["what_if"], theme=DARK)
-    try:
-        made.until(lambda: "train some steps" in made.page.locator(".ddp-what-if .ddp-empty").inner_text(), "the words")
-        assert "train some steps" in made.dashboard.svg()
-    finally:
-        made.close()
-    made = BarePage(context.new_page(), training_of(8, 12, 8), views=["what_if"], theme=DARK)
-    try:
-        made.until(lambda: "Recorded:" in _summary(made), "an answer")
-        assert made.page.evaluate("() => document.documentElement.scrollWidth") <= 420
-        assert "recorded step" in made.dashboard.svg()
-        assert made.page.get_by_role("button", name="Run it").is_disabled()
-    finally:
-        made.close()
-        context.close()
+    made = bare(timeline := Timeline(), views=["what_if"], theme=DARK, width=420, height=800)
+    made.until(lambda: "train some steps" in made.page.locator(".ddp-what-if .ddp-empty").inner_text(), "the words")
+    assert "train some steps" in made.dashboard.svg()
+    Training(8, 12, forward_ms=2.5, delays={(1, 1): 4.0}).trained(8, ms=20, timeline=timeline)
+    made.until(lambda: "Recorded:" in _summary(made), "an answer")
+    assert made.page.evaluate("() => document.documentElement.scrollWidth") <= 420
+    assert "recorded step" in made.dashboard.svg()
+    assert made.page.get_by_role("button", name="Run it").is_disabled()
 
 
 _DRAWN = """() => { const one = document.querySelector('.ddp-what-if-step canvas');
   return one.getContext('2d').getImageData(0, 0, one.width, one.height).data.some((value) => value > 0) }"""
 
 
-def test_an_abandoned_last_step_is_no_empty_picture(browser: Browser) -> None:
+def test_an_abandoned_last_step_is_no_empty_picture(bare: Callable[..., BarePage]) -> None:
     """After a backward that was given up the last complete step stands beside the prediction, and its title says so."""
     model = StepModel(gradients=[1.0] * 4, sizes=[1_000_000] * 4, buckets=[[0, 1], [2, 3]])
     history = History()
     history.assign(model, 0)
     history.train(model, 0, 20)
     history.abandon(0)
-    context = browser.new_context(viewport={"width": 900, "height": 800})
-    made = BarePage(context.new_page(), history.timeline, views=["what_if"])
-    try:
-        title = made.page.locator(".ddp-what-if-step h4").first
-        made.until(lambda: title.inner_text() == "recorded, step 19 (the last complete one)", "the title")
-        assert made.page.evaluate(_DRAWN)
-        assert "those of rank 0, which computes longest (medians of steps" in _summary(made)
-    finally:
-        made.close()
-        context.close()
+    made = bare(history.timeline, views=["what_if"], width=900, height=800)
+    title = made.page.locator(".ddp-what-if-step h4").first
+    made.until(lambda: title.inner_text() == "recorded, step 19 (the last complete one)", "the title")
+    assert made.page.evaluate(_DRAWN)
+    assert "those of rank 0, which computes longest (medians of steps" in _summary(made)
