@@ -1,4 +1,4 @@
-"""Builds the C++ test programs of this folder: `test_x.cpp` is run by `test_x.py` through the `program` fixture."""
+"""Builds the C++ test programs of this folder: `test_programs.py` runs them through the `program` fixture."""
 
 from __future__ import annotations
 

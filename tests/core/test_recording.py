@@ -32,18 +32,11 @@ def cursor() -> Iterator[int]:
 
 
 def test_an_event_is_drained_as_it_was_recorded(cursor: int) -> None:
-    """Every field given to record() arrives; what was not given says that it does not apply."""
+    """Every field given to record() arrives; what was not given says that it does not apply. A cursor beyond the last
+    event raises instead of waiting for an event that has its number by chance."""
     before = _C.now_ns()
-    _C.record(
-        Kind.GRAD_READY,
-        reducer=3,
-        step=1 << 40,
-        bucket=2,
-        parameter=5,
-        bytes=1 << 35,
-        process_group=1,
-        generation=7,
-    )
+    given = {"reducer": 3, "step": 1 << 40, "bucket": 2, "parameter": 5, "bytes": 1 << 35}
+    _C.record(Kind.GRAD_READY, **given, process_group=1, generation=7)
     _C.record(Kind.BACKWARD_BEGIN)
     events, dropped, following = recording.drain(cursor)
     assert (len(events), dropped, following, events.dtype) == (2, 0, cursor + 2, DTYPE)
@@ -52,21 +45,15 @@ def test_an_event_is_drained_as_it_was_recorded(cursor: int) -> None:
     assert [events[1][name] for name in names] == [Kind.BACKWARD_BEGIN, -1, -1, -1, -1, -1, -1, 0]
     assert list(events["sequence"]) == [cursor, cursor + 1]
     assert before <= events["host_ns"][0] <= events["host_ns"][1] <= _C.now_ns()
-
-
-def test_the_events_of_a_batch_outlive_the_ring(cursor: int) -> None:
-    """A drained array is a copy of its own: writable, and unchanged when the ring is overwritten."""
-    _C.record(Kind.MARK, step=17)
-    events, _, _ = recording.drain(cursor)
-    for _ in range(recording.statistics().capacity):
-        _C.record(Kind.NONE)
-    assert events["step"][0] == 17
-    assert events.flags.writeable
+    with pytest.raises(IndexError, match="beyond the next event"):
+        recording.drain(following + 1)
 
 
 def test_drops_are_counted_exactly(cursor: int) -> None:
-    """A reader that comes too late learns how many events it missed, and the statistics count them once."""
-    recording.drain(cursor)
+    """A reader that comes too late learns how many events it missed, and the statistics count them once. A drained
+    array is a copy of its own: writable, and unchanged when the ring is overwritten."""
+    _C.record(Kind.MARK, step=17)
+    kept, _, cursor = recording.drain(cursor)
     before = recording.statistics()
     for number in range(before.capacity + 1000):
         _C.record(Kind.MARK, step=number)
@@ -77,10 +64,13 @@ def test_drops_are_counted_exactly(cursor: int) -> None:
     after = recording.statistics()
     assert after.dropped - before.dropped == 1000
     assert after.recorded - before.recorded == before.capacity + 1000
+    assert kept["step"].tolist() == [17]
+    assert kept.flags.writeable
 
 
 def test_off_nothing_is_recorded(cursor: int) -> None:
-    """Between disable() and enable() neither events nor marks nor descriptions appear."""
+    """Between disable() and enable() neither events nor marks nor descriptions appear. statistics(measure=True) reports
+    nanoseconds for an event without recording one."""
     _, described = recording.descriptions(0)
     recording.disable()
     assert not recording.enabled()
@@ -92,6 +82,10 @@ def test_off_nothing_is_recorded(cursor: int) -> None:
     recording.enable()
     recording.mark("on again")
     assert recording.drain(cursor)[2] == cursor + 1
+    assert recording.statistics().ns_per_event is None
+    cost = recording.statistics(measure=True).ns_per_event
+    assert cost > 0
+    assert recording.statistics().recorded == cursor + 1
 
 
 def test_a_mark_is_an_event_and_its_name_is_described_once(cursor: int) -> None:
@@ -171,8 +165,10 @@ def test_a_description_is_kept_while_an_event_may_refer_to_it(cursor: int) -> No
     assert ([one["type"] for one in found], following) == (["last"], position + 3)
 
 
-def test_a_description_to_which_no_event_refers_goes_with_its_owner(cursor: int) -> None:
-    """Models that are built and never trained leave nothing behind."""
+def test_descriptions_of_models(cursor: int) -> None:
+    """Models that are built and never trained leave nothing behind. A model whose buckets are assigned anew again and
+    again holds the last assignments alone; however often that was, one that is gone is described once, and one that
+    lives is not."""
     recording.describe({"type": "before"})
     kept = len(recording._descriptions)
     for _ in range(50):
@@ -181,18 +177,10 @@ def test_a_description_to_which_no_event_refers_goes_with_its_owner(cursor: int)
         del owner
     recording.describe({"type": "after"})
     assert len(recording._descriptions) == kept + 1
-
-
-def test_nothing_of_a_newer_assignment_stays_with_its_model(cursor: int) -> None:
-    """A model whose buckets are assigned anew again and again holds the last assignments alone."""
     owner = _Owner()
     for _ in range(50):
         recording.describe({"type": "assignment", "reducer": 12345}, owner)
     assert weakref.getweakrefcount(owner) <= 2
-
-
-def test_a_model_that_is_gone_is_described_once(cursor: int) -> None:
-    """However often its buckets were assigned; a model that lives is not."""
     owner, other = _Owner(), _Owner()
     for _ in range(3):
         recording.describe({"type": "assignment", "reducer": 12346}, owner)
@@ -214,21 +202,6 @@ def test_a_description_is_a_copy_that_json_can_express() -> None:
     found, following = recording.descriptions(position)
     assert found == [{"type": "own", "buckets": [{"bucket": 0}]}]
     assert following == position + 1
-
-
-def test_a_cursor_of_another_process_is_refused(cursor: int) -> None:
-    """A cursor beyond the last event raises instead of waiting for an event that has its number by chance."""
-    with pytest.raises(IndexError, match="beyond the next event"):
-        recording.drain(cursor + 1)
-
-
-def test_the_cost_is_measured_on_demand(cursor: int) -> None:
-    """statistics(measure=True) reports nanoseconds for an event without recording one."""
-    assert recording.statistics().ns_per_event is None
-    cost = recording.statistics(measure=True).ns_per_event
-    assert cost is not None
-    assert cost > 0
-    assert recording.statistics().recorded == cursor
 
 
 def test_save_writes_what_the_ring_holds(cursor: int, tmp_path: Path) -> None:
