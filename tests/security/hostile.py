@@ -40,9 +40,7 @@ WATCHED: list[dict[str, Any]] = [
 
 def recorded(steps: int = 4) -> Timeline:
     """Some steps of two ranks."""
-    timeline, training = Timeline(), Training(2, 3, forward_ms=1.0)
-    for step in range(steps):
-        training.feed(timeline, step, 10**12 + step * 10**7)
+    timeline = Training(2, 3, forward_ms=1.0).trained(steps)
     return timeline
 
 

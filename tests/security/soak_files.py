@@ -91,16 +91,11 @@ def _damaged(data: bytes, dice: random.Random) -> bytes:
     return bytes(made)
 
 
-def _places(value: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [place for key, one in inside for place in [(*before, key), *_places(one, (*before, key))]]
-
-
 def _other_json(value: Any, dice: random.Random) -> Any:
     """A JSON value in which some things are missing or others."""
     made = copy.deepcopy(value)
     for _ in range(dice.choice([1, 1, 2, 4])):
-        places = _places(made)
+        places = list(hostile.places(made))
         if not places:
             return dice.choice(VALUES)
         *way, last = dice.choice(places)

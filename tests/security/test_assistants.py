@@ -43,7 +43,8 @@ def bearer(token: str) -> dict[str, str]:
 
 
 def test_a_token_is_always_required(invitation: Invitation) -> None:
-    """Without the token, with another one and with a part of it a request is refused with 401; with it, answered."""
+    """Without the token, with another one and with a part of it a request is refused with 401; with it, answered. A
+    token of 256 random bits ends with its server. The server listens on a Unix socket alone."""
     assert asked(invitation).status_code == 401
     for wrong in ("x" * len(invitation.token), invitation.token[:-1], "é", "x y"):
         refused = asked(invitation, Authorization=f"Bearer {wrong}".encode())  # type: ignore[arg-type]
@@ -51,26 +52,18 @@ def test_a_token_is_always_required(invitation: Invitation) -> None:
         assert "cluster_status" not in refused.text
     answered = asked(invitation, **bearer(invitation.token))
     assert (answered.status_code, "cluster_status" in answered.text) == (200, True)
-
-
-def test_each_server_has_its_own_token(invitation: Invitation) -> None:
-    """A token of 256 random bits ends with its server."""
     with ddp_lab.serve_mcp():
         second = rendezvous.find()
         assert second.token != invitation.token
         assert len(second.token) == 43
         assert asked(second, **bearer(invitation.token)).status_code == 401
+    assert listening(os.getpid()) == {}
 
 
 @pytest.mark.parametrize(("name", "value", "status"), [("Host", "evil.example", 421), ("Origin", "http://a.b", 403)])
 def test_web_pages_are_refused(invitation: Invitation, name: str, value: str, status: int) -> None:
     """A request for another host name, or from a web page, is refused even with the token."""
     assert asked(invitation, **bearer(invitation.token), **{name: value}).status_code == status
-
-
-def test_nothing_listens_on_a_port(invitation: Invitation) -> None:
-    """The server listens on a Unix socket alone."""
-    assert listening(os.getpid()) == {}
 
 
 def test_files_are_private(invitation: Invitation) -> None:

@@ -48,19 +48,27 @@ _ASSIGNMENT = Training(2, 3).assignment()
 _BATCH = events.encode(events.Batch(1, 7, 0, 0, _TIMELINE.since(0)[0][0][1]))
 
 
-def few(test: Callable[..., None]) -> Callable[..., None]:
-    """Runs a property on a few examples in `make test`, always the same ones."""
-    return settings(_settings(QUICK), derandomize=True)(test)
+some_or_many = pytest.mark.parametrize("examples", [QUICK, pytest.param(LONG, marks=pytest.mark.soak)])
 
 
-def many(test: Callable[..., None]) -> Callable[..., None]:
-    """Runs a property on many examples that nobody has seen, in `make soak` alone."""
-    return pytest.mark.soak(_settings(LONG)(test))
+def _tried(examples: int, check: Callable[[Any], object], strategy: st.SearchStrategy[Any] | None = None) -> None:
+    """Checks a few examples, always the same ones, or many that nobody has seen; by default whatever is drawn."""
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    how = settings(max_examples=examples, database=None, suppress_health_check=slow, derandomize=examples == QUICK)
+
+    def example(drawn: Any) -> None:
+        check(drawn)
+
+    how(given(st.data() if strategy is None else strategy)(example))()
 
 
-def _settings(examples: int) -> settings:
-    shared = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
-    return settings(max_examples=examples, database=None, suppress_health_check=shared)
+def _peak(act: Callable[[], Any]) -> tuple[Any, int]:
+    """What it returns, and the most memory that it took meanwhile."""
+    tracemalloc.start()
+    try:
+        return act(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def _said(read: Callable[[], Any]) -> str:
@@ -86,15 +94,7 @@ def saved(folder: Path) -> dict[str, np.ndarray]:
 
 
 def _decodes_or_says_why(frames: list[bytes]) -> None:
-    tracemalloc.start()
-    try:
-        batch = events.decode(frames)
-        Timeline().extend(batch)
-    except ValueError:
-        pass
-    finally:
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
+    _, peak = _peak(lambda: _said(lambda: Timeline().extend(events.decode(frames))))
     assert peak < MEMORY
 
 
@@ -105,18 +105,10 @@ _frames = st.one_of(
 )
 
 
-@few
-@given(_frames)
-def test_batches(frames: list[bytes]) -> None:
+@some_or_many
+def test_batches(examples: int) -> None:
     """A batch of other bytes is a batch or a ValueError, and takes no more memory than its events."""
-    _decodes_or_says_why(frames)
-
-
-@many
-@given(_frames)
-def test_many_batches(frames: list[bytes]) -> None:
-    """The same, for long."""
-    _decodes_or_says_why(frames)
+    _tried(examples, _decodes_or_says_why, _frames)
 
 
 @pytest.mark.parametrize(
@@ -147,9 +139,16 @@ def _read_everything(path: Path, folder: Path) -> None:
     """Reads a file, and what it holds if it can be read: nothing else than ValueError comes of either."""
     refusal = _said(lambda: read_run([path], partial=True))
     assert not refusal or path.name in refusal
-    if refusal:
-        return
-    hostile.answers(read_run([path], partial=True).timeline, folder)
+    if not refusal:
+        hostile.answers(read_run([path], partial=True).timeline, folder)
+
+
+def _read_changed(arrays: dict[str, np.ndarray], folder: Path) -> Path:
+    """Reads a saved timeline of these arrays; returns its path."""
+    path = folder / "changed.npz"
+    path.write_bytes(hostile.npz(arrays))
+    _read_everything(path, folder)
+    return path
 
 
 @pytest.mark.parametrize("kind", [events.Kind.ACTIVITY, events.Kind.SAMPLE])
@@ -158,52 +157,30 @@ def test_a_place_that_nobody_described(
     saved: dict[str, np.ndarray], folder: Path, kind: events.Kind, place: int
 ) -> None:
     """Time that was spent at such a place is read, and has no name."""
-    path, made = folder / "changed.npz", saved["events"].copy()
+    made = saved["events"].copy()
     chosen = (made["kind"] == events.Kind.GRAD_READY) & (made["parameter"] > 0)
     made["kind"][chosen], made["parameter"][chosen] = kind, place
     made["host_ns"][chosen] = 10**12 + made["step"][chosen] * 10**7 + 7_500_000  # between two steps
-    path.write_bytes(hostile.npz({**saved, "events": made}))
-    _read_everything(path, folder)
-    assert "10.0 ms per step (median)" in Timeline.load(path).summary()
+    assert "10.0 ms per step (median)" in Timeline.load(_read_changed({**saved, "events": made}, folder)).summary()
 
 
-@few
-@given(st.data())
-def test_saved_timelines(saved: dict[str, np.ndarray], folder: Path, data: st.DataObject) -> None:
+@some_or_many
+def test_saved_timelines(saved: dict[str, np.ndarray], folder: Path, examples: int) -> None:
     """A saved timeline with other contents is read, or a ValueError says what is wrong with which file."""
-    path = folder / "changed.npz"
-    path.write_bytes(hostile.npz(data.draw(hostile.changed_arrays(saved))))
-    _read_everything(path, folder)
+    _tried(examples, lambda arrays: _read_changed(arrays, folder), hostile.changed_arrays(saved))
 
 
 def test_a_group_that_leaves_a_rank_out(saved: dict[str, np.ndarray], folder: Path) -> None:
-    """Steps of a rank, or spans of a bucket, that the model's description does not have: the report shows them."""
+    """Steps of a rank, or spans of a bucket, that the model's description does not have: the report shows them. A model
+    of which nothing is left but the end of a step: its times are not known, and all else is read."""
     for field, kept in (("group_ranks", [0]), ("buckets", [])):
         about = json.loads(str(saved["about"]))
         for _, description in about["described"]:
             description[field] = kept
-        path = folder / "changed.npz"
-        path.write_bytes(hostile.npz({**saved, "about": np.array(json.dumps(about))}))
-        _read_everything(path, folder)
-
-
-def test_a_step_that_only_ends(saved: dict[str, np.ndarray], folder: Path) -> None:
-    """A model of which nothing is left but the end of a step: its times are not known, and all else is read."""
+        _read_changed({**saved, "about": np.array(json.dumps(about))}, folder)
     made = saved["events"].copy()
     made["reducer"][made["kind"] == events.Kind.BACKWARD_END] = 1
-    path = folder / "changed.npz"
-    path.write_bytes(hostile.npz({**saved, "events": made}))
-    _read_everything(path, folder)
-    assert "10.0 ms per step (median)." in Timeline.load(path).summary()
-
-
-@many
-@given(st.data())
-def test_many_saved_timelines(saved: dict[str, np.ndarray], folder: Path, data: st.DataObject) -> None:
-    """The same, for long."""
-    path = folder / "changed.npz"
-    path.write_bytes(hostile.npz(data.draw(hostile.changed_arrays(saved))))
-    _read_everything(path, folder)
+    assert "10.0 ms per step (median)." in Timeline.load(_read_changed({**saved, "events": made}, folder)).summary()
 
 
 def _damaged(folder: Path, data: st.DataObject) -> None:
@@ -214,18 +191,10 @@ def _damaged(folder: Path, data: st.DataObject) -> None:
     assert not refusal or path.name in refusal
 
 
-@many
-@given(st.data())
-def test_many_damaged_files(folder: Path, saved: dict[str, np.ndarray], data: st.DataObject) -> None:
-    """The same as the next, for long."""
-    _damaged(folder, data)
-
-
-@few
-@given(st.data())
-def test_damaged_files(folder: Path, saved: dict[str, np.ndarray], data: st.DataObject) -> None:
+@some_or_many
+def test_damaged_files(folder: Path, saved: dict[str, np.ndarray], examples: int) -> None:
     """A saved timeline or a journal with other bytes, or its beginning alone, is read or refused by name."""
-    _damaged(folder, data)
+    _tried(examples, lambda data: _damaged(folder, data))
 
 
 def _messages(*more: list[bytes], **opening: Any) -> list[list[bytes]]:
@@ -242,16 +211,16 @@ def _journal(*more: list[bytes], **opening: Any) -> bytes:
     return journals.written(_messages(*more, **opening))
 
 
-@few
-@given(st.data())
-def test_journals(folder: Path, data: st.DataObject) -> None:
+def test_journals(folder: Path) -> None:
     """A journal whose messages hold other things is read, or a ValueError names the file and the field."""
-    valid = st.sampled_from([_ASSIGNMENT, *hostile.WATCHED])
-    changed = valid.flatmap(lambda one: hostile.changed_json({"type": "describe", "descriptions": [one]}))
-    fields = data.draw(changed)
     path = folder / "changed.journal"
-    path.write_bytes(_journal([JSON_FRAME, json.dumps(fields).encode()]))
-    _read_everything(path, folder)
+
+    def check(fields: Any) -> None:
+        path.write_bytes(_journal([JSON_FRAME, json.dumps(fields).encode()]))
+        _read_everything(path, folder)
+
+    valid = st.sampled_from([_ASSIGNMENT, *hostile.WATCHED])
+    _tried(QUICK, check, valid.flatmap(lambda one: hostile.changed_json({"type": "describe", "descriptions": [one]})))
 
 
 # What a journal may hold that no rank writes -> what whoever reads or follows it says.
@@ -323,12 +292,7 @@ def test_a_number_of_ranks_is_not_believed(tmp_path: Path, world_size: int) -> N
     """A small journal of a run of two billion ranks takes no memory for them; the report says who has no file."""
     path = tmp_path / "rank0.journal"
     path.write_bytes(_journal(world_size=world_size))
-    tracemalloc.start()
-    try:
-        run = read_run([path], partial=True)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    run, peak = _peak(lambda: read_run([path], partial=True))
     assert peak < 16 << 20
     assert f"there is no file of ranks 1–{world_size - 1}, which took part" in run.notices[0]
 
@@ -341,12 +305,7 @@ def test_a_message_of_four_gigabytes(tmp_path: Path) -> None:
     struct.pack_into("<I", header, 8, 2**32 - 1)
     path.write_bytes(opening + header + struct.pack("<I", zlib.crc32(header)))
     os.truncate(path, 128 << 20)
-    tracemalloc.start()
-    try:
-        run = read_run([path])
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    run, peak = _peak(lambda: read_run([path]))
     assert peak < 16 << 20
     assert "is damaged in one place (134,21" in run.damage[0]
     assert journal.MOST_BYTES == wire_sockets.MAX_MESSAGE
@@ -439,12 +398,7 @@ def test_a_bomb_is_refused_before_it_goes_off(saved: dict[str, np.ndarray], tmp_
     packed = bytearray(hostile.npz(saved, compression=zipfile.ZIP_DEFLATED))
     struct.pack_into("<I", packed, packed.index(b"PK\1\2") + 24, 377_487_488)
     path.write_bytes(packed)
-    tracemalloc.start()
-    try:
-        refusal = _said(lambda: Timeline.load(path))
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    refusal, peak = _peak(lambda: _said(lambda: Timeline.load(path)))
     assert "would unpack to 377," in refusal
     assert peak < 16 << 20
 
@@ -456,47 +410,39 @@ class _Bomb:
         return os.mkdir, (os.environ["DDP_LAB_TEST_BOMB"],)
 
 
-def _pickled(saved: dict[str, np.ndarray]) -> bytes:
-    return hostile.npz({**saved, "events": np.array([_Bomb()], object)})
-
-
-def _bare_pickle(saved: dict[str, np.ndarray]) -> bytes:
-    return pickle.dumps(_Bomb())
-
-
-def _bare_array(saved: dict[str, np.ndarray]) -> bytes:
+def _array(array: np.ndarray) -> bytes:
     body = io.BytesIO()
-    np.save(body, saved["events"])
+    np.save(body, array)
     return body.getvalue()
 
 
-def _header_of_a_terabyte(saved: dict[str, np.ndarray]) -> bytes:
+def _header_of_a_terabyte() -> bytes:
     body = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        body, {"descr": np.lib.format.dtype_to_descr(events.DTYPE), "fortran_order": False, "shape": (10**11,)}
-    )
-    return hostile.npz({**saved, "events": body.getvalue()})
+    described = np.lib.format.dtype_to_descr(events.DTYPE)
+    header = {"descr": described, "fortran_order": False, "shape": (10**11,)}
+    np.lib.format.write_array_header_1_0(body, header)
+    return body.getvalue()
 
 
-def _other_compression(saved: dict[str, np.ndarray]) -> bytes:
-    return hostile.npz(saved, compression=zipfile.ZIP_LZMA)
+HOSTILE: dict[str, Callable[[dict[str, np.ndarray]], bytes]] = {
+    "a pickle within": lambda saved: hostile.npz({**saved, "events": np.array([_Bomb()], object)}),
+    "a pickle": lambda saved: pickle.dumps(_Bomb()),
+    "an array": lambda saved: _array(saved["events"]),
+    "a terabyte": lambda saved: hostile.npz({**saved, "events": _header_of_a_terabyte()}),
+    "other compression": lambda saved: hostile.npz(saved, compression=zipfile.ZIP_LZMA),
+    "deep JSON": lambda saved: hostile.npz({**saved, "about": np.array("[" * 100_000)}),
+}
 
 
-def _deep_json(saved: dict[str, np.ndarray]) -> bytes:
-    return hostile.npz({**saved, "about": np.array("[" * 100_000)})
-
-
-@pytest.mark.parametrize(
-    "make", [_pickled, _bare_pickle, _bare_array, _header_of_a_terabyte, _other_compression, _deep_json]
-)
+@pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_files(
-    make: Callable[..., bytes], saved: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, saved: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pickles are not unpickled, sizes not believed: each file is refused by name, by whoever reads it."""
     exploded = tmp_path / "exploded"
     monkeypatch.setenv("DDP_LAB_TEST_BOMB", str(exploded))
     path = tmp_path / "hostile.npz"
-    path.write_bytes(make(saved))
+    path.write_bytes(HOSTILE[name](saved))
     for read in (Timeline.load, lambda one: read_run([one]), lambda one: Timeline.load([one, one])):
         with pytest.raises(ValueError, match=r"hostile\.npz is not a saved timeline"):
             read(path)
@@ -552,20 +498,23 @@ _sent = st.one_of(
 )
 
 
-@few
-@given(st.lists(_sent, min_size=1, max_size=5))
-def test_messages_of_a_rank(rank: tuple[Wire, Any, Any], mute: object, sent: list[list[bytes]]) -> None:
+def test_messages_of_a_rank(rank: tuple[Wire, Any, Any], mute: object) -> None:
     """Whatever a rank with the key sends, the wire goes on: it takes the next message, and keeps the error."""
     wire, data, control = rank
-    for frames in sent:
-        data.send_multipart(frames)
-        control.send_multipart(frames[1:] or frames)
-        control.send_multipart(frames)
-    _still_serves(wire, data, control)
+
+    def check(sent: list[list[bytes]]) -> None:
+        for frames in sent:
+            data.send_multipart(frames)
+            control.send_multipart(frames[1:] or frames)
+            control.send_multipart(frames)
+        _still_serves(wire, data, control)
+
+    _tried(QUICK, check, st.lists(_sent, min_size=1, max_size=5))
 
 
-def test_wrong_ranks_are_not_let_in(rank: tuple[Wire, Any, Any]) -> None:
-    """A hello of a rank that is no number leaves no entry that would break who sends to all; the error names it."""
+def test_wrong_ranks_are_not_let_in(rank: tuple[Wire, Any, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """A hello of a rank that is no number leaves no entry that would break who sends to all; the error names it. Of a
+    thousand messages that are none each is counted and dropped; the log has a line for every power of ten."""
     wire, data, control = rank
     for wrong in ("x", [], -1, 1.5, None, True):
         control.send(json.dumps({"type": "hello", "rank": wrong}).encode())
@@ -573,10 +522,6 @@ def test_wrong_ranks_are_not_let_in(rank: tuple[Wire, Any, Any]) -> None:
     assert wire.connected() <= {0, 5}
     wire.send(None, {"op": "ping"})
     assert wire.error is not None
-
-
-def test_a_flood_is_counted_and_not_logged(rank: tuple[Wire, Any, Any], caplog: pytest.LogCaptureFixture) -> None:
-    """Of a thousand messages that are none each is counted and dropped; the log has a line for every power of ten."""
     wire, data, control = rank
     before = wire.malformed
     for _ in range(1_000):

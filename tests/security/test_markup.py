@@ -50,22 +50,20 @@ def _texts(value: Any) -> Any:
             yield from _texts(one)
 
 
-@pytest.mark.parametrize("view", ["overlap", "stragglers", "sync", "buckets", "findings"])
-def test_saved_pictures(view: str) -> None:
-    """The pictures that stay in a notebook hold names as text, and are XML."""
+def test_saved_pictures() -> None:
+    """The pictures that stay in a notebook hold names as text, and are XML; what a screen reader reads of one ends no
+    attribute. What a comparison of two runs says is text alone: no page."""
     timeline = training()
     frame, assignment = find_step(timeline, None, None)
-    picture = pictures.picture(view, timeline, frame, assignment)
-    ElementTree.fromstring(picture)
-    assert_text_alone(picture, *([f"Net{NAME}", NAME] if view == "buckets" else []))
-
-
-def test_words_beside_a_saved_picture() -> None:
-    """What a screen reader reads of a picture ends no attribute."""
+    for view in ("overlap", "stragglers", "sync", "buckets", "findings"):
+        picture = pictures.picture(view, timeline, frame, assignment)
+        ElementTree.fromstring(picture)
+        assert_text_alone(picture, *([f"Net{NAME}", NAME] if view == "buckets" else []))
     page = SavedPicture("token").bundle("<svg/>", TEXT)["text/html"]
     page, links = re.subn('<link rel="stylesheet" href="data:text/css;base64,[\\w+/=]+">', "", page)
     assert links == 1, "a style that fetches nothing"
     assert_text_alone(page.replace("<svg/>", ""), TEXT)
+    assert not hasattr(compare(timeline, timeline), "_repr_html_")
 
 
 def test_doctor_and_status(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -79,12 +77,6 @@ def test_doctor_and_status(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     dead = Examined(1, "lost", why=TEXT, label=NAME)
     assert_text_alone(HangReport.of([stuck, dead])._repr_html_(), NAME)
     assert_text_alone(status_table.html_table([NAME], [[TEXT]]), NAME, TEXT)
-
-
-def test_comparison() -> None:
-    """What a comparison of two runs says is text alone: no page."""
-    found = compare(training(), training())
-    assert not hasattr(found, "_repr_html_")
 
 
 class _Kept:

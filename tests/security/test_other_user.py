@@ -25,15 +25,7 @@ _STRANGER = Path(__file__).with_name("stranger.py")
 
 def _try(become: bool = True, **given: Any) -> dict[str, str]:
     """What came of these attempts, as another user or as this one."""
-    asked = {
-        "folders": [],
-        "files": [],
-        "pids": [],
-        "wire": None,
-        "ports": [],
-        "sockets": [],
-        "become": become,
-    }
+    asked = {"wire": None, "become": become} | {name: [] for name in ("folders", "files", "pids", "ports", "sockets")}
     done = subprocess.run(
         [sys.executable, str(_STRANGER)],
         input=json.dumps(asked | given, default=str),
@@ -72,7 +64,6 @@ def test_nothing_can_be_read_or_signalled(lab: Lab, segment: Path) -> None:
 def test_the_wire_takes_nothing(lab: Lab) -> None:
     """What another user sends to the wire without a key changes nothing; the cluster goes on. On one machine nobody
     else even reaches its socket, nor those of the controller."""
-    assert lab.wire is not None
     _try(wire=lab.wire.endpoint()["data"])
     sockets = [path for path in everything_in(run_folder(lab)) if path.is_socket()]
     assert len(sockets) > 10
@@ -114,7 +105,6 @@ def test_who_came_before_the_seal_is_sent_away() -> None:
         stack.enter_context(accepted)
         command = [sys.executable, "-c", code, str(port)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stranger:
-            assert stranger.stdout is not None
             assert stranger.stdout.readline() == "in\n"
             stack.enter_context(server.accept()[0])
             assert sockets.seal(port) == ""
