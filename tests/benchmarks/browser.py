@@ -9,6 +9,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,19 +24,12 @@ from ddp_lab.errors import DdpLabError
 from ddp_lab.views.catalogue import VIEWS
 from tests.waiting import DEADLINE_S, wait_until
 
-__all__ = ["PROJECT", "Lab", "NotebookPage", "chromium", "chromium_browser", "jupyterlab", "open_tab", "printed"]
+__all__ = ["PROJECT", "Lab", "NotebookPage", "chromium", "chromium_browser", "jupyterlab", "need_chromium"]
+__all__ += ["notebook_alone", "open_tab", "printed"]
 
 PROJECT = Path(__file__).resolve().parents[2]
-CHROMIUM_FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+CHROMIUM_FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
+CHROMIUM_FLAGS += ("--disable-background-networking", "--disable-component-update", "--disable-sync")
 _SETTINGS = {
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
@@ -46,6 +40,12 @@ _SETTINGS = {
 def chromium() -> str | None:
     """Path of Chromium, None if it is not installed."""
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def need_chromium() -> None:
+    """Raises DdpLabError if Chromium is not installed."""
+    if chromium() is None:
+        raise DdpLabError("this benchmark needs Chromium (on Debian: apt-get install chromium)")
 
 
 def printed(cell: Any) -> Any:
@@ -76,13 +76,8 @@ def jupyterlab(root: Path) -> Iterator[Lab]:
     environment = {**os.environ, "JUPYTERLAB_SETTINGS_DIR": str(root / "settings"), "PYTHONWARNINGS": ""}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     environment.pop("DDP_LAB_EARLY", None)  # as users have it: one zygote for all of its kernels
-    for name in (
-        "JUPYTER_CONFIG_DIR",
-        "JUPYTER_DATA_DIR",
-        "JUPYTER_RUNTIME_DIR",
-        "IPYTHONDIR",
-        "JUPYTERLAB_WORKSPACES_DIR",
-    ):
+    folders = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    for name in (*folders, "JUPYTERLAB_WORKSPACES_DIR"):
         environment[name] = str(root / name.lower())
     for plugin, settings in _SETTINGS.items():
         file = root / "settings" / f"{plugin}.jupyterlab-settings"
@@ -281,3 +276,22 @@ class NotebookPage:
         self.page.evaluate(
             "async () => { await window.jupyterapp.shell.currentWidget.context.sessionContext.shutdown() }"
         )
+
+
+@contextmanager
+def notebook_alone(*cells: str, height: int = 1000) -> Iterator[NotebookPage]:
+    """A notebook of these cells in a JupyterLab and a Chromium of its own; in the end its last cell is run.
+
+    Raises:
+        DdpLabError: Chromium is missing.
+    """
+    need_chromium()
+    with tempfile.TemporaryDirectory() as folder, jupyterlab(Path(folder)) as lab, chromium_browser() as browser:
+        page = browser.new_page(viewport={"width": 1360, "height": height})
+        notebook = NotebookPage(page, lab, lab.write(*cells))
+        notebook.start_kernel()
+        try:
+            yield notebook
+        finally:
+            notebook.run_cell(len(cells) - 1)
+            notebook.shut_down()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -100,7 +99,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     summary = measure(given.workloads, sets=given.sets, rounds=given.rounds, ranks=given.ranks)
     show(summary, _table(summary), given.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,16 +9,13 @@ turns with them, and the blocks tell what that costs. What recording costs a ran
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ddp_lab.bench.measuring.command import new_parser, show
 from ddp_lab.bench.measuring.ratios import second_look
 from ddp_lab.bench.measuring.workloads import WORKLOADS
 from ddp_lab.command_line import count, number_from
-from ddp_lab.errors import DdpLabError
 from ddp_lab.views.catalogue import VIEWS
 from tests.waiting import wait_until
 
@@ -57,29 +54,18 @@ def measure(
     Raises:
         DdpLabError: Chromium is missing, or the training failed.
     """
-    from tests.benchmarks.browser import NotebookPage, chromium, chromium_browser, jupyterlab, printed
+    from tests.benchmarks.browser import notebook_alone, printed
 
-    if chromium() is None:
-        raise DdpLabError("this benchmark needs Chromium (on Debian: apt-get install chromium)")
     shown = [_SHOW.format(name=f"view{number}", view=view) for number, view in enumerate(["", *map(repr, views)])]
     train = _TRAIN.format(model=model, rounds=rounds)
-    with tempfile.TemporaryDirectory() as folder, jupyterlab(Path(folder)) as lab, chromium_browser() as browser:
-        page = browser.new_page(viewport={"width": 1360, "height": 1000 * len(shown)})
-        notebook = NotebookPage(
-            page, lab, lab.write(_START.format(ranks=ranks, threads=threads), *shown, train, "lab.stop()")
-        )
-        notebook.start_kernel()
-        last = len(shown) + 1
-        try:
-            for cell in range(last):
-                notebook.run_cell(cell)
-            notebook.run_cell(last, wait=False)
-            page.locator(".ddp-lab").first.scroll_into_view_if_needed()
-            wait_until(lambda: notebook.executions(last), "the end of the training")
-            found = printed(notebook.save().cells[last])
-        finally:
-            notebook.run_cell(last + 1)
-            notebook.shut_down()
+    start, last = _START.format(ranks=ranks, threads=threads), len(shown) + 1
+    with notebook_alone(start, *shown, train, "lab.stop()", height=1000 * len(shown)) as notebook:
+        for cell in range(last):
+            notebook.run_cell(cell)
+        notebook.run_cell(last, wait=False)
+        notebook.page.locator(".ddp-lab").first.scroll_into_view_if_needed()
+        wait_until(lambda: notebook.executions(last), "the end of the training")
+        found = printed(notebook.save().cells[last])
     off = statistics.median([*found["off"], *found["off again"]])
     return {
         "step_ms": off,

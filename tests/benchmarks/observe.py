@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import gc
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -180,16 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if _HYBRID in given.modes and (given.ranks < 4 or given.ranks % 2):
         parser.error(f"{_HYBRID} needs an even number of ranks, at least 4; give --ranks 4")
     summary = measure(
-        given.workloads,
-        given.modes,
-        sets=given.sets,
-        seconds=given.seconds,
-        builds=given.builds,
-        ranks=given.ranks,
+        given.workloads, given.modes, sets=given.sets, seconds=given.seconds, builds=given.builds, ranks=given.ranks
     )
     show(summary, _table(summary), given.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

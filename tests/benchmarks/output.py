@@ -9,15 +9,12 @@ that costs.
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ddp_lab.bench.measuring.command import new_parser, show
 from ddp_lab.command_line import count, seconds
-from ddp_lab.errors import DdpLabError
 from tests.waiting import wait_until
 
 __all__ = ["main", "measure"]
@@ -110,37 +107,29 @@ def measure(ranks: int = 8, rate: int = 1_000, seconds: float = 30.0) -> dict[st
     Raises:
         DdpLabError: Chromium is missing, or a cell failed.
     """
-    from tests.benchmarks.browser import NotebookPage, chromium, chromium_browser, jupyterlab, printed
+    from tests.benchmarks.browser import notebook_alone, printed
 
-    if chromium() is None:
-        raise DdpLabError("this benchmark needs Chromium (on Debian: apt-get install chromium)")
     values = {"ranks": ranks, "rate": rate, "seconds": seconds}
     cells = [cell.format(**values) for cell in (_START, _PRINT, _SLEEP)]
     cells = [cells[0], cells[1], _KEEP, _COUNT, cells[2], "%cluster stop"]
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder, jupyterlab(Path(folder)) as lab, chromium_browser() as browser:
-        page = browser.new_page(viewport={"width": 1360, "height": 1000})
-        notebook = NotebookPage(page, lab, lab.write(*cells))
-        notebook.start_kernel()
-        try:
-            notebook.run_cell(0)
-            chrome = page.context.new_cdp_session(page)
-            chrome.send("Performance.setTimeDomain", {"timeDomain": "threadTicks"})  # not while others have the core
-            chrome.send("Performance.enable")
-            for name, cell in (("printing", 1), ("silent", 4)):
-                page.evaluate(_WATCH.replace("INDEX", str(cell)))
-                before = _busy(chrome)
-                notebook.run_cell(cell, wait=False)
-                wait_until(partial(notebook.executions, cell), f"the end of cell {cell}")
-                found[name] = _summary(page.evaluate("() => window.stopWatching()"), _busy(chrome) - before)
-                if cell == 1:
-                    text = str(page.evaluate(_SHOWN, cell))
-                    notebook.run_cell(2)
-                    notebook.run_cell(3)
-            found["of_ranks"] = printed(notebook.save().cells[3])
-        finally:
-            notebook.run_cell(5)
-            notebook.shut_down()
+    with notebook_alone(*cells) as notebook:
+        page = notebook.page
+        notebook.run_cell(0)
+        chrome = page.context.new_cdp_session(page)
+        chrome.send("Performance.setTimeDomain", {"timeDomain": "threadTicks"})  # not while others have the core
+        chrome.send("Performance.enable")
+        for name, cell in (("printing", 1), ("silent", 4)):
+            page.evaluate(_WATCH.replace("INDEX", str(cell)))
+            before = _busy(chrome)
+            notebook.run_cell(cell, wait=False)
+            wait_until(partial(notebook.executions, cell), f"the end of cell {cell}")
+            found[name] = _summary(page.evaluate("() => window.stopWatching()"), _busy(chrome) - before)
+            if cell == 1:
+                text = str(page.evaluate(_SHOWN, cell))
+                notebook.run_cell(2)
+                notebook.run_cell(3)
+        found["of_ranks"] = printed(notebook.save().cells[3])
     notes = [line.strip() for line in text.splitlines() if "not shown" in line]
     return {**found, "shown": len(text.splitlines()), "note": notes[0] if notes else "", **values}
 

@@ -18,7 +18,6 @@ import psutil
 
 from ddp_lab.bench.measuring.command import new_parser
 from ddp_lab.command_line import count, seconds, write_json
-from ddp_lab.errors import DdpLabError
 
 __all__ = ["main", "measure"]
 
@@ -47,12 +46,7 @@ _MEASURE = """([rate, seconds]) => new Promise((done) => {
 
 
 def measure(
-    ranks: int = 8,
-    buckets: int = 50,
-    view: str = "Timeline",
-    before: int = 40,
-    rate: int = 30,
-    seconds: float = 10.0,
+    ranks: int = 8, buckets: int = 50, view: str = "Timeline", before: int = 40, rate: int = 30, seconds: float = 10.0
 ) -> dict[str, Any]:
     """Measures the page with one tab open.
 
@@ -72,12 +66,11 @@ def measure(
         DdpLabError: Chromium is missing.
     """
     from ddp_lab.timeline.timeline import Timeline
-    from tests.benchmarks.browser import chromium, chromium_browser
+    from tests.benchmarks.browser import chromium_browser, need_chromium
     from tests.browser.bare_page import BarePage
     from tests.training_events import Training
 
-    if chromium() is None:
-        raise DdpLabError("this benchmark needs Chromium (on Debian: apt-get install chromium)")
+    need_chromium()
     timeline, now = Timeline(), time.monotonic_ns()
     training = Training(ranks, buckets, parameters=1, compute_ms=20, forward_ms=8, reduce_ms=0.5)
     for step in range(before):

@@ -11,7 +11,6 @@ import contextlib
 import gc
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -145,7 +144,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = measure(lab, given.megabytes, given.rounds)
     show(found, _table(found), given.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

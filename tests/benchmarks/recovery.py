@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -222,7 +221,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = measure(given.times, given.states, given.backend)
     show(result, _table(result), given.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

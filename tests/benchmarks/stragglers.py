@@ -9,7 +9,6 @@ steps) takes about 6 minutes.
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -228,7 +227,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = measure(**asked)
     command.show(found, _text(found), given.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

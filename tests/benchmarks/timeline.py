@@ -7,7 +7,6 @@ step arrives, as in a live view; the first question after everything arrived at 
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
@@ -170,7 +169,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = measure(given.ranks, given.buckets, given.parameters, given.events, given.repeats)
     command.show(found, _table(found), given.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

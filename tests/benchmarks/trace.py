@@ -6,7 +6,6 @@ The events are made up, as ranks record them: a second of them takes no training
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -115,7 +114,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         given.json,
     )
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ddp_lab.bench.measuring.command import new_parser
@@ -122,47 +120,39 @@ def measure(
     Raises:
         DdpLabError: Chromium is missing, or the model got another number of buckets.
     """
-    from tests.benchmarks.browser import NotebookPage, chromium, chromium_browser, jupyterlab, open_tab, printed
+    from tests.benchmarks.browser import notebook_alone, open_tab, printed
 
-    if chromium() is None:
-        raise DdpLabError("this benchmark needs Chromium (on Debian: apt-get install chromium)")
     values = {"ranks": ranks, "buckets": buckets, "seconds": seconds, "senders": senders}
     values |= {"rate": _SENDERS_RATE, "fast": _SENDERS_RATE} if senders else {"rate": 10, "fast": 0}
     show = _SHOW_SENDERS if senders else _SHOW
     cells = [cell.format(**values) for cell in (_START, _MODEL, show, _TRAIN, _TRAIN_SLOWLY, _READ_ENDS)]
-    with tempfile.TemporaryDirectory() as folder, jupyterlab(Path(folder)) as lab, chromium_browser() as browser:
-        page = browser.new_page(viewport={"width": 1360, "height": 1000})
-        notebook = NotebookPage(page, lab, lab.write(*cells, _READ, _END))
-        notebook.start_kernel()
-        try:
-            for cell in range(3):
-                notebook.run_cell(cell)
-            page.wait_for_selector(".ddp-lab")
-            open_tab(page, view)
-            notebook.run_cell(3, wait=False)
-            page.locator(".ddp-lab").scroll_into_view_if_needed()
-            page.wait_for_timeout(1_000)
-            page.evaluate(_WATCH_TASKS)
-            first = page.evaluate(_STATISTICS)
-            page.wait_for_timeout(max(seconds - 2.0, 1.0) * 1e3)
-            last = page.evaluate(_STATISTICS)
-            tasks = page.evaluate("() => window.tasks")
-            if notebook.executions(3) is not None:
-                raise DdpLabError("the cell had ended before the measurement")
-            wait_until(lambda: notebook.executions(3), "the end of the training cell")
-            page.evaluate(_WATCH)
-            notebook.run_cell(4, wait=False)
-            page.locator(".ddp-lab").scroll_into_view_if_needed()  # out of sight nothing is drawn
-            wait_until(lambda: notebook.executions(4), "the end of the slow training")
-            page.wait_for_timeout(500)
-            shown = page.evaluate("() => window.shown")
-            notebook.run_cell(5)
-            notebook.run_cell(6)
-            saved = notebook.save().cells
-            ends, found = (printed(saved[cell]) for cell in (5, 6))
-        finally:
-            notebook.run_cell(7)
-            notebook.shut_down()
+    with notebook_alone(*cells, _READ, _END) as notebook:
+        page = notebook.page
+        for cell in range(3):
+            notebook.run_cell(cell)
+        page.wait_for_selector(".ddp-lab")
+        open_tab(page, view)
+        notebook.run_cell(3, wait=False)
+        page.locator(".ddp-lab").scroll_into_view_if_needed()
+        page.wait_for_timeout(1_000)
+        page.evaluate(_WATCH_TASKS)
+        first = page.evaluate(_STATISTICS)
+        page.wait_for_timeout(max(seconds - 2.0, 1.0) * 1e3)
+        last = page.evaluate(_STATISTICS)
+        tasks = page.evaluate("() => window.tasks")
+        if notebook.executions(3) is not None:
+            raise DdpLabError("the cell had ended before the measurement")
+        wait_until(lambda: notebook.executions(3), "the end of the training cell")
+        page.evaluate(_WATCH)
+        notebook.run_cell(4, wait=False)
+        page.locator(".ddp-lab").scroll_into_view_if_needed()  # out of sight nothing is drawn
+        wait_until(lambda: notebook.executions(4), "the end of the slow training")
+        page.wait_for_timeout(500)
+        shown = page.evaluate("() => window.shown")
+        notebook.run_cell(5)
+        notebook.run_cell(6)
+        saved = notebook.save().cells
+        ends, found = (printed(saved[cell]) for cell in (5, 6))
     if found["shape"] != [senders or ranks, buckets]:
         raise DdpLabError(f"the dashboard shows {found['shape'][0]} ranks and {found['shape'][1]} buckets")
     asked = {"ranks": ranks, "senders": senders, "long_tasks": tasks}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,27 +18,32 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 
+def _found(benchmark: Any, folder: Path, *asked: str) -> dict[str, Any]:
+    """What a benchmark writes as JSON."""
+    path = folder / "found.json"
+    assert benchmark.main([*asked, "--json", str(path)]) == 0
+    return json.loads(path.read_text())
+
+
 @pytest.mark.soak
 @pytest.mark.usefixtures("nothing_shared")
-def test_the_dashboard_with_replayed_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Six ranks that are replayed over the wire are shown while two train, and their finished steps with a delay."""
-    path = tmp_path / "found.json"
-    assert widget.main(["--ranks", "2", "--senders", "6", "--buckets", "4", "--seconds", "3", "--json", str(path)]) == 0
-    found = json.loads(path.read_text())
-    assert found["shape"] == [6, 4]
+@pytest.mark.parametrize("senders", [0, 6])
+def test_the_dashboard(tmp_path: Path, capsys: pytest.CaptureFixture[str], senders: int) -> None:
+    """Ranks that train, or six that are replayed over the wire, are shown, and their finished steps with a delay."""
+    asked = ["--ranks", "2", "--senders", str(senders), "--buckets", "4", "--seconds", "3"]
+    found = _found(widget, tmp_path, *asked)
+    assert found["shape"] == [senders or 2, 4]
     assert found["updates_per_second"] > 0
     assert found["steps_per_second"] > 0
     assert 0 < found["latency_ms"] <= found["latency_ms_90"]
-    assert "6 ranks replayed over the wire while 2 train" in capsys.readouterr().out
+    assert ("6 ranks replayed over the wire while 2 train" in capsys.readouterr().out) == (senders == 6)
 
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("nothing_shared")
 def test_the_page_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Made-up steps are drawn, and what they cost the browser is counted."""
-    path = tmp_path / "found.json"
-    assert page_alone.main(["--ranks", "2", "--buckets", "4", "--seconds", "2", "--json", str(path)]) == 0
-    found = json.loads(path.read_text())
+    found = _found(page_alone, tmp_path, "--ranks", "2", "--buckets", "4", "--seconds", "2")
     assert found["updates_per_second"] > 0
     assert found["cpu_ms"] > 0
     assert "2 ranks, 4 buckets, tab Timeline" in capsys.readouterr().out
@@ -48,10 +53,7 @@ def test_the_page_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.usefixtures("nothing_shared")
 def test_what_a_dashboard_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the dashboard and two views open, recording on is compared with off, and off with itself."""
-    path = tmp_path / "found.json"
-    asked = ["--model", "conv_net", "--rounds", "3", "--views", "overlap", "findings", "--json", str(path)]
-    assert dashboard.main(asked) == 0
-    found = json.loads(path.read_text())
+    found = _found(dashboard, tmp_path, "--model", "conv_net", "--rounds", "3", "--views", "overlap", "findings")
     assert found["events"] > 10
     assert found["share"] == pytest.approx(found["events"] * found["ns"] / (1e6 * found["step_ms"]))
     assert found["on / off"]["pairs"] == found["off again / off"]["pairs"] == 3
@@ -62,9 +64,7 @@ def test_what_a_dashboard_costs(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.usefixtures("nothing_shared")
 def test_ranks_that_print_without_pause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of what two ranks print a bounded part is on the page, which keeps drawing, and no line is lost."""
-    path = tmp_path / "found.json"
-    assert output.main(["--ranks", "2", "--rate", "500", "--seconds", "3", "--json", str(path)]) == 0
-    found = json.loads(path.read_text())
+    found = _found(output, tmp_path, "--ranks", "2", "--rate", "500", "--seconds", "3")
     assert {one["printed"] for one in found["of_ranks"].values()} == {1_500}
     assert all(one["log_whole"] and one["result_whole"] for one in found["of_ranks"].values())
     assert found["shown"] == 501

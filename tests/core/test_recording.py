@@ -68,7 +68,7 @@ def test_drops_are_counted_exactly(cursor: int) -> None:
     assert kept.flags.writeable
 
 
-def test_off_nothing_is_recorded(cursor: int) -> None:
+def test_off_and_measured(cursor: int) -> None:
     """Between disable() and enable() neither events nor marks nor descriptions appear. statistics(measure=True) reports
     nanoseconds for an event without recording one."""
     _, described = recording.descriptions(0)
@@ -88,8 +88,9 @@ def test_off_nothing_is_recorded(cursor: int) -> None:
     assert recording.statistics().recorded == cursor + 1
 
 
-def test_a_mark_is_an_event_and_its_name_is_described_once(cursor: int) -> None:
-    """Marks of one name share an index, which one description translates into the name."""
+def test_marks_and_logged_numbers(cursor: int) -> None:
+    """Marks of one name share an index, which one description translates into the name. Each call is one description, a
+    tensor of one element is its number, what is no number is refused, and nothing is logged while recording is off."""
     _, position = recording.descriptions(0)
     for name in ("load", "train", "load"):
         recording.mark(name)
@@ -100,11 +101,6 @@ def test_a_mark_is_an_event_and_its_name_is_described_once(cursor: int) -> None:
     assert [description["type"] for description in found] == ["mark", "mark"]
     assert [names[index] for index in events["parameter"]] == ["load", "train", "load"]
     assert recording.descriptions(following) == ([], following)
-
-
-def test_a_logged_number_is_described_with_its_time(cursor: int) -> None:
-    """Each call is one description, a tensor of one element is its number, what is no number is refused, and nothing is
-    logged while recording is off."""
     position = recording.descriptions(0)[1]
     before = time.monotonic_ns()
     recording.log("loss", torch.tensor([0.5]))
@@ -166,9 +162,8 @@ def test_a_description_is_kept_while_an_event_may_refer_to_it(cursor: int) -> No
 
 
 def test_descriptions_of_models(cursor: int) -> None:
-    """Models that are built and never trained leave nothing behind. A model whose buckets are assigned anew again and
-    again holds the last assignments alone; however often that was, one that is gone is described once, and one that
-    lives is not."""
+    """Models that never train leave nothing behind, a model holds its last assignments alone, and one that is gone is
+    described once."""
     recording.describe({"type": "before"})
     kept = len(recording._descriptions)
     for _ in range(50):
@@ -204,8 +199,9 @@ def test_a_description_is_a_copy_that_json_can_express() -> None:
     assert following == position + 1
 
 
-def test_save_writes_what_the_ring_holds(cursor: int, tmp_path: Path) -> None:
-    """The file holds events, descriptions and rank, at exactly the path given, readable without pickle."""
+def test_saved_files(cursor: int, tmp_path: Path) -> None:
+    """The file holds events, descriptions and rank, at exactly the path given, readable without pickle. In a process
+    group the file says which rank wrote it, also when nothing has been recorded."""
     recording.mark("saved")
     path = recording.save(tmp_path / "events.rank0")
     assert path == tmp_path / "events.rank0"
@@ -215,10 +211,6 @@ def test_save_writes_what_the_ring_holds(cursor: int, tmp_path: Path) -> None:
         assert saved["dropped"] + len(saved["events"]) == cursor + 1
         assert "saved" in [d.get("name") for d in json.loads(str(saved["descriptions"]))]
         assert (int(saved["rank"]), int(saved["schema_version"])) == (0, SCHEMA_VERSION)
-
-
-def test_save_knows_its_rank(tmp_path: Path) -> None:
-    """In a process group the file says which rank wrote it, also when nothing has been recorded."""
     code = (
         "import sys, torch.distributed as dist\n"
         "from ddp_lab import recording\n"

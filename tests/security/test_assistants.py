@@ -66,18 +66,15 @@ def test_web_pages_are_refused(invitation: Invitation, name: str, value: str, st
     assert asked(invitation, **bearer(invitation.token), **{name: value}).status_code == status
 
 
-def test_files_are_private(invitation: Invitation) -> None:
-    """Folders have mode 0700 and files 0600; the entry does not hold the token."""
+def test_files_and_folders_are_private(invitation: Invitation) -> None:
+    """Folders have mode 0700 and files 0600; the entry does not hold the token. The token is sent to no socket in a
+    folder that is open to others."""
     folder, entries = Path(invitation.socket).parent, registry.folder() / "mcp"
     assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, entries)] == [0o700, 0o700]
     (entry,) = entries.iterdir()
     assert [stat.S_IMODE(path.stat().st_mode) for path in (entry, *folder.glob("[mt]*"))] == [0o600] * 3
     assert invitation.token not in entry.read_text()
     assert {path.name for path in folder.iterdir()} == {"machine", "socket", "token"}
-
-
-def test_a_folder_that_others_can_change_is_not_trusted(invitation: Invitation) -> None:
-    """The token is sent to no socket in a folder that is open to others."""
     Path(invitation.socket).parent.chmod(0o755)
     with pytest.raises(ClusterError, match="not a private folder"):
         rendezvous.find()

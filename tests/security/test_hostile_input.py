@@ -170,7 +170,7 @@ def test_saved_timelines(saved: dict[str, np.ndarray], folder: Path, examples: i
     _tried(examples, lambda arrays: _read_changed(arrays, folder), hostile.changed_arrays(saved))
 
 
-def test_a_group_that_leaves_a_rank_out(saved: dict[str, np.ndarray], folder: Path) -> None:
+def test_models_of_which_parts_are_missing(saved: dict[str, np.ndarray], folder: Path) -> None:
     """Steps of a rank, or spans of a bucket, that the model's description does not have: the report shows them. A model
     of which nothing is left but the end of a step: its times are not known, and all else is read."""
     for field, kept in (("group_ranks", [0]), ("buckets", [])):
@@ -297,8 +297,9 @@ def test_a_number_of_ranks_is_not_believed(tmp_path: Path, world_size: int) -> N
     assert f"there is no file of ranks 1–{world_size - 1}, which took part" in run.notices[0]
 
 
-def test_a_message_of_four_gigabytes(tmp_path: Path) -> None:
-    """A journal of 128 MiB of nothing whose message announces 4 GiB is not waited for: no message is so large."""
+def test_sizes_that_are_announced(tmp_path: Path) -> None:
+    """A journal of 128 MiB of nothing whose message announces 4 GiB is not waited for: no message is so large. 16 MiB
+    of headers that all announce 8 MiB take effort for the bytes that are there, not for what they say."""
     path = tmp_path / "rank0.journal"
     opening = journals.written([journals.opening()])
     header = bytearray(journal.pack([b""], 1)[:16])
@@ -309,10 +310,6 @@ def test_a_message_of_four_gigabytes(tmp_path: Path) -> None:
     assert peak < 16 << 20
     assert "is damaged in one place (134,21" in run.damage[0]
     assert journal.MOST_BYTES == wire_sockets.MAX_MESSAGE
-
-
-def test_headers_without_end(tmp_path: Path) -> None:
-    """16 MiB of headers that all announce 8 MiB take effort for the bytes that are there, not for what they say."""
     path = tmp_path / "rank0.journal"
     head = struct.pack("<4sIII", journal.pack([b""], 0)[:4], 9, 8 << 20, 0)
     path.write_bytes(_journal() + (head + struct.pack("<I", zlib.crc32(head))) * ((16 << 20) // 20))
@@ -512,7 +509,7 @@ def test_messages_of_a_rank(rank: tuple[Wire, Any, Any], mute: object) -> None:
     _tried(QUICK, check, st.lists(_sent, min_size=1, max_size=5))
 
 
-def test_wrong_ranks_are_not_let_in(rank: tuple[Wire, Any, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_wrong_ranks_and_a_flood(rank: tuple[Wire, Any, Any], caplog: pytest.LogCaptureFixture) -> None:
     """A hello of a rank that is no number leaves no entry that would break who sends to all; the error names it. Of a
     thousand messages that are none each is counted and dropped; the log has a line for every power of ten."""
     wire, data, control = rank
@@ -522,7 +519,6 @@ def test_wrong_ranks_are_not_let_in(rank: tuple[Wire, Any, Any], caplog: pytest.
     assert wire.connected() <= {0, 5}
     wire.send(None, {"op": "ping"})
     assert wire.error is not None
-    wire, data, control = rank
     before = wire.malformed
     for _ in range(1_000):
         data.send_multipart([JSON_FRAME, b"[]"])

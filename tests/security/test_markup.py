@@ -1,4 +1,4 @@
-"""Texts from ranks (names, outputs, errors) are shown as texts, whatever tags they hold: in pages and pictures."""
+"""Texts from ranks (names, errors) are shown as texts, whatever tags they hold; test_reach.py has real ranks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ import pytest
 from ddp_lab.diagnostics.hang_report import HangReport
 from ddp_lab.diagnostics.rank_state import Call, Examined, Place
 from ddp_lab.output import status_table
-from ddp_lab.output.board import OutputBoard
-from ddp_lab.output.display import kernel_shell
 from ddp_lab.timeline.comparison import compare
 from ddp_lab.views import figures, pictures
 from ddp_lab.views.timeline_scene import find_step
 from ddp_lab.widgets.saved_picture import SavedPicture
-from tests.cluster.conftest import Lab
-from tests.security.markup import FLAG, NAME, TEXT, assert_text_alone, training
+from tests.security.markup import NAME, TEXT, assert_text_alone, training
 
 
 def test_report(tmp_path: Path) -> None:
@@ -77,51 +74,3 @@ def test_doctor_and_status(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     dead = Examined(1, "lost", why=TEXT, label=NAME)
     assert_text_alone(HangReport.of([stuck, dead])._repr_html_(), NAME)
     assert_text_alone(status_table.html_table([NAME], [[TEXT]]), NAME, TEXT)
-
-
-class _Kept:
-    """Keeps what a board publishes."""
-
-    def __init__(self) -> None:
-        self.bundles: list[dict[str, Any]] = []
-
-    def publish(self, handle: str, data: dict[str, Any], metadata: dict[str, Any], update: bool) -> None:
-        self.bundles.append(data)
-
-
-def test_outputs_of_ranks(lab: Lab) -> None:
-    """What ranks print, return and raise is shown as plain text, never as HTML; a model's names reach it whole."""
-    kept = _Kept()
-    assert kernel_shell() is None
-    code = f"""
-import sys
-print({TEXT!r}); print({TEXT!r}, file=sys.stderr)
-class Named:
-    def __repr__(self): return {TEXT!r}
-Named()
-"""
-    lab.run(code, board=OutputBoard(kept))
-    assert kept.bundles
-    assert {kind for bundle in kept.bundles for kind in bundle} == {"text/plain"}
-    assert str(kept.bundles).count(FLAG) >= 9
-
-
-def test_parameters_of_a_real_model(lab: Lab, tmp_path: Path) -> None:
-    """A parameter named `<script>…` trains; its name is in the timeline, and text in the report."""
-    lab.run(
-        f"""
-net = torch.nn.Linear(4, 4)
-net.register_parameter({NAME!r}, torch.nn.Parameter(torch.ones(4)))
-made = type('Net{NAME}', (torch.nn.Module,), {{'forward': lambda self, x: self.net(x) * getattr(self.net, {NAME!r})}})()
-made.net = net
-evil = ddp_lab.DistributedDataParallel(made)
-for _ in range(4):
-    evil(torch.ones(2, 4)).sum().backward()
-"""
-    )
-    model = lab.timeline.reducers()[-1]
-    assert model.module == f"Net{NAME}"
-    names = [one["name"] for one in lab.timeline.assignment(model.reducer)["parameters"]]
-    assert f"net.{NAME}" in names
-    page = lab.timeline.report(tmp_path / "report.html").read_text(encoding="utf-8")
-    assert_text_alone(page, f"Net{NAME}", f"net.{NAME}")

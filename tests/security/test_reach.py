@@ -1,4 +1,4 @@
-"""Who reaches a cluster: ports on loopback alone, CurveZMQ on each of ours, files that only this user may read."""
+"""Who reaches a cluster: loopback ports, CurveZMQ on ours, private files; what its ranks say is text alone."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import ipyparallel
 import pytest
 import zmq
 
 import ddp_lab
+from ddp_lab.output.board import OutputBoard
+from ddp_lab.output.display import kernel_shell
 from tests.cluster.conftest import Lab
 from tests.ranks.harness import ROOT
 from tests.security.looking import everything_in, listening, process_ids, run_folder
+from tests.security.markup import FLAG, NAME, TEXT, assert_text_alone
 from tests.waiting import wait_until
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
@@ -105,3 +109,54 @@ def test_what_a_run_records_is_the_users_alone(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     modes = dict(line.split() for line in done.stdout.splitlines() if " 0o" in line)
     assert modes == {"run": "0o700", "rank0.journal": "0o600", "attach.json": "0o600"}
+
+
+# -- what its ranks say, whatever tags it holds
+
+
+class _Kept:
+    """Keeps what a board publishes."""
+
+    def __init__(self) -> None:
+        self.bundles: list[dict[str, Any]] = []
+
+    def publish(self, handle: str, data: dict[str, Any], metadata: dict[str, Any], update: bool) -> None:
+        self.bundles.append(data)
+
+
+def test_outputs_of_ranks(lab: Lab) -> None:
+    """What ranks print, return and raise is shown as plain text, never as HTML; a model's names reach it whole."""
+    kept = _Kept()
+    assert kernel_shell() is None
+    code = f"""
+import sys
+print({TEXT!r}); print({TEXT!r}, file=sys.stderr)
+class Named:
+    def __repr__(self): return {TEXT!r}
+Named()
+"""
+    lab.run(code, board=OutputBoard(kept))
+    assert kept.bundles
+    assert {kind for bundle in kept.bundles for kind in bundle} == {"text/plain"}
+    assert str(kept.bundles).count(FLAG) >= 9
+
+
+def test_parameters_of_a_real_model(lab: Lab, tmp_path: Path) -> None:
+    """A parameter named `<script>…` trains; its name is in the timeline, and text in the report."""
+    lab.run(
+        f"""
+net = torch.nn.Linear(4, 4)
+net.register_parameter({NAME!r}, torch.nn.Parameter(torch.ones(4)))
+made = type('Net{NAME}', (torch.nn.Module,), {{'forward': lambda self, x: self.net(x) * getattr(self.net, {NAME!r})}})()
+made.net = net
+evil = ddp_lab.DistributedDataParallel(made)
+for _ in range(4):
+    evil(torch.ones(2, 4)).sum().backward()
+"""
+    )
+    model = lab.timeline.reducers()[-1]
+    assert model.module == f"Net{NAME}"
+    names = [one["name"] for one in lab.timeline.assignment(model.reducer)["parameters"]]
+    assert f"net.{NAME}" in names
+    page = lab.timeline.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert_text_alone(page, f"Net{NAME}", f"net.{NAME}")
