@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from jupyter_client.manager import KernelManager, start_new_kernel
 
-from ddp_lab import CellError
 from tests import leftovers
 from tests.cluster.conftest import Lab
 from tests.waiting import DEADLINE_S, wait_until
@@ -44,63 +43,73 @@ def others() -> set[int]:
 
 
 def test_stop_ends_everything(tmp_path: Path) -> None:
-    """stop() returns when every process of the cluster has ended; idle ranks have run their atexit functions by then. A
-    second stop() does nothing."""
+    """A rank that is asked to end runs its atexit functions and ends well, whatever its threads still do: Python would
+    wait for this one. stop() returns when every process of the cluster has ended; idle ranks have run their atexit
+    functions by then. No log is left, and a result that is held has every output. A second stop() does nothing."""
     lab = Lab(2).start()
     pids = lab.pids()
     assert {"controller", "fork server", "rank 0", "rank 1"} == set(pids)
     lab.run(
         "import atexit, pathlib, subprocess; child = subprocess.Popen(['sleep', '600'])\n"
-        f"atexit.register(pathlib.Path({str(tmp_path)!r}, str(rank)).touch)"
+        f"atexit.register(pathlib.Path({str(tmp_path)!r}, str(rank)).touch)\n"
+        "import threading; rank == 1 and threading.Thread(target=threading.Event().wait).start()"
     )
+    result = lab.run("for i in range(2_000): print(i)\nfrom IPython.display import HTML\nHTML('<b>x</b>')")
+    logs = result.logs[0].parent
+    assert logs.is_dir()
+    os.kill(pids["rank 1"], signal.SIGTERM)
+    wait_until(lambda: lab.status()[1].state == "lost", "the rank's end")
+    assert lab.status()[1].exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    assert "Traceback" not in lab.session.processes.fork_server.log_of(1).read_text()
     lab.stop()
     assert not [pid for pid in pids.values() if leftovers.alive(pid)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+    assert not logs.exists()
+    assert result.text(0).startswith("".join(f"{i}\n" for i in range(2_000)))
+    assert result.outputs[0][-1]["data"]["text/html"] == "<b>x</b>"
     assert lab.pids() == {}
     lab.stop()
 
 
-def test_a_rank_that_is_asked_to_end(tmp_path: Path) -> None:
-    """It runs its atexit functions and ends well, whatever its threads still do: Python would wait for this one."""
-    ran = tmp_path / "ran"
-    with Lab(1) as lab:
-        lab.run(
-            "import atexit, pathlib, threading; threading.Thread(target=threading.Event().wait).start()\n"
-            f"atexit.register(pathlib.Path({str(ran)!r}).touch)"
-        )
-        os.kill(lab.pids()["rank 0"], signal.SIGTERM)
-        wait_until(lambda: lab.status()[0].state == "lost", "the rank's end")
-        assert lab.status()[0].exit_code == 0
-        assert ran.exists()
-        assert "Traceback" not in lab.session.processes.fork_server.log_of(0).read_text()
+_SCRIPT = """
+import os, sys
+{start}
 
+def scaled(factor):
+    import torch.distributed as dist
+    return factor * dist.get_rank()
 
-def test_stop_while_a_rank_hangs() -> None:
-    """stop() ends ranks that sit in a collective, too."""
-    with Lab(2) as lab:
-        run = lab.run("if rank == 0: dist.all_reduce(torch.ones(1))", wait=False)
-        wait_until(lambda: lab.status()[1].state == "idle", "rank 1's end")
-        pids = lab.pids()
-    assert not [pid for pid in pids.values() if leftovers.alive(pid)]
-    run._follower.join(DEADLINE_S)
+result = lab.run("print('on', rank); rank + 1")
+assert result.values == {{0: 1, 1: 2}}, result.values
+assert lab.run(scaled, 10).values == {{0: 0, 1: 10}}
+lab.push({{"x": [1, 2]}})
+assert lab.pull("x") == {{0: [1, 2], 1: [1, 2]}}
+assert "torch" not in sys.modules
+assert "ipywidgets" not in sys.modules
+print("checked")
+{end}
+"""
 
 
 # The interpreter's own end, after an exception as without one, and the end by a signal.
 @pytest.mark.parametrize(
-    "end",
+    ("end", "code"),
     [
-        "raise ValueError",
-        "os.kill(os.getpid(), 15)",
-        *(pytest.param(end, marks=pytest.mark.soak) for end in ("pass", "raise SystemExit(1)")),
+        ("raise ValueError", 1),
+        *(
+            pytest.param(*end, marks=pytest.mark.soak)
+            for end in (("os.kill(os.getpid(), 15)", -15), ("pass", 0), ("raise SystemExit(1)", 1))
+        ),
     ],
 )
-def test_end_of_a_script_that_did_not_stop(end: str, others: set[int]) -> None:
-    """A script that ends without stopping its cluster, by whatever way, leaves no process."""
-    process = script(f"import os\n{START}\nprint('started')\n{end}")
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "started\n"
-        process.wait(DEADLINE_S)
+def test_end_of_a_script_that_did_not_stop(end: str, code: int, others: set[int]) -> None:
+    """A plain script runs cells and functions through Cluster, and its process never imports torch; one that ends
+    without stopping its cluster, by whatever way, leaves no process."""
+    with script(_SCRIPT.format(start=START, end=end)) as process:
+        said, _ = process.communicate(timeout=DEADLINE_S)
+    assert {"[rank 0] on 0", "[rank 1] on 1", "checked"} <= set(said.splitlines())
+    assert process.returncode == code
     all_gone(others)
 
 
@@ -135,8 +144,7 @@ def test_sigkill_while_a_cell_runs(others: set[int]) -> None:
     [
         "starting the controller",
         "importing torch",
-        "starting engines 0/2",
-        pytest.param("starting engines 2/2", marks=pytest.mark.soak),
+        *(pytest.param(f"starting engines {number}/2", marks=pytest.mark.soak) for number in (0, 2)),
         "joining",
     ],
 )
@@ -180,7 +188,10 @@ def cluster_processes(manager: KernelManager, others: set[int]) -> set[int]:
 
 
 # The kernel is told the same for a restart and for a shutdown.
-@pytest.mark.parametrize("way", ["restart", pytest.param("shutdown", marks=pytest.mark.soak), "kill"])
+# SIGKILL of a kernel is that of any client.
+@pytest.mark.parametrize(
+    "way", ["restart", *(pytest.param(way, marks=pytest.mark.soak) for way in ("shutdown", "kill"))]
+)
 def test_end_of_a_kernel(way: str, others: set[int], kernel: tuple[KernelManager, Any]) -> None:
     """Restart, shutdown and SIGKILL of the kernel leave no process of the cluster."""
     manager, _ = kernel
@@ -193,17 +204,3 @@ def test_end_of_a_kernel(way: str, others: set[int], kernel: tuple[KernelManager
     else:
         os.kill(manager.provisioner.pid, signal.SIGKILL)
     wait_until(lambda: not [pid for pid in before if leftovers.alive(pid)], f"end after {way}")
-
-
-def test_sigkill_of_the_fork_server() -> None:
-    """Ranks end with the fork server, the cell that ran says so, and restart() starts a new one."""
-    with Lab(2) as lab:
-        pids = lab.pids()
-        run = lab.run("import time; time.sleep(600)", wait=False)
-        os.kill(pids["fork server"], signal.SIGKILL)
-        wait_until(lambda: not leftovers.alive(pids["rank 0"]) and not leftovers.alive(pids["rank 1"]), "ranks' end")
-        wait_until(lambda: {record.state for record in lab.status()} == {"lost"}, "status")
-        with pytest.raises(CellError, match=r"ended: the fork server was killed by SIGKILL \(signal 9\) \(`%cluster r"):
-            run.wait()
-        lab.restart()
-        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}

@@ -55,17 +55,6 @@ def test_a_flood_is_shown_in_part_and_kept_whole(lab: Lab) -> None:
     assert stat.S_IMODE(result.logs[0].parent.stat().st_mode) == 0o700
 
 
-def test_logs_go_with_the_cluster_and_results_stay() -> None:
-    """After stop() no log is left, and a result that is held still has every output."""
-    with Lab(1) as own:
-        result = own.run("for i in range(2_000): print(i)\nfrom IPython.display import HTML\nHTML('<b>x</b>')")
-        folder = result.logs[0].parent
-        assert folder.is_dir()
-    assert not folder.exists()
-    assert result.text(0).startswith("".join(f"{i}\n" for i in range(2_000)))
-    assert result.outputs[0][-1]["data"]["text/html"] == "<b>x</b>"
-
-
 def test_a_log_that_cannot_be_written_costs_nothing(lab: Lab, tmp_path: Path) -> None:
     """Where the folder for logs can't be made, outputs stay in memory, and the page says why there is no log."""
     (tmp_path / "file").touch()

@@ -249,31 +249,6 @@ def test_process_that_is_killed_while_starting(victim: str) -> None:
     assert not lab.running
 
 
-def test_script_without_notebook_or_torch() -> None:
-    """A plain script runs cells and functions through Cluster, and its process never imports torch."""
-    script = """
-import sys
-from ddp_lab import Cluster
-
-def scaled(factor):
-    import torch.distributed as dist
-    return factor * dist.get_rank()
-
-with Cluster(2) as lab:
-    result = lab.run("print('on', rank); rank + 1")
-    assert result.values == {0: 1, 1: 2}, result.values
-    assert lab.run(scaled, 10).values == {0: 0, 1: 10}
-    lab.push({"x": [1, 2]})
-    assert lab.pull("x") == {0: [1, 2], 1: [1, 2]}
-assert "torch" not in sys.modules
-assert "ipywidgets" not in sys.modules
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "on 0" in done.stdout
-    assert "on 1" in done.stdout
-
-
 @pytest.mark.parametrize("detach", [False, True])
 def test_ranks_start_in_the_notebooks_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detach: bool) -> None:
     """The one that is current when the cluster starts; their cells import from it, the cluster's processes don't."""
