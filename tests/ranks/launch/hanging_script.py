@@ -50,7 +50,7 @@ def trains() -> None:
 
 
 def killed() -> None:
-    dist.barrier()
+    train(2)
     if rank == 1:
         time.sleep(6)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -247,7 +247,7 @@ def dump(folder: str) -> None:
 
 
 def see(how: str, where: str) -> None:
-    """Lets others see this job as `python hanging_script.py CASE HOW WHERE` says."""
+    """Lets others see this job as `python hanging_script.py CASE HOW WHERE …` says."""
     if how == "dumps":
         threading.Thread(target=dump, args=(where,), daemon=True).start()
     elif how == "serve_doctor":
@@ -263,7 +263,7 @@ def see(how: str, where: str) -> None:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    if len(sys.argv) > 2:
-        see(*sys.argv[2:])
+    for how, where in zip(sys.argv[2::2], sys.argv[3::2], strict=True):
+        see(how, where)
     globals()[sys.argv[1]]()
     dist.destroy_process_group()

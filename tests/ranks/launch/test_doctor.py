@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_lab.cli import main
 from ddp_lab.diagnostics.hang_report import HangReport
 from ddp_lab.doctor.command import examined
 from ddp_lab.errors import DdpLabError
@@ -78,57 +79,68 @@ def _free_port() -> str:
 AT = rf"{re.escape(str(SCRIPT))}:\d+"
 
 
+def test_a_job_that_waits(tmp_path: Path) -> None:
+    """Torchrun's process is enough: py-spy reads the stacks of its ranks. Torch's debug server says the same with
+    groups and numbers, and so do files of all ranks' Flight Recorders, with the lines that entered the collectives."""
+    port, folder = _free_port(), tmp_path / "dumps"
+    folder.mkdir()
+    with _job(tmp_path, "alone", "serve_doctor", port, "dumps", str(folder)) as pid:
+        _stuck([str(pid)], [rf"rank 0 waits in all_reduce \({AT}\)", "rank 1 is in .*sleep"])
+        words = rf"rank 0 waits in all_reduce #1 of 32 B \(float32 \[2, 4\]\) \({AT}\)"
+        _stuck([f"localhost:{port}"], [words, "rank 1 is in .*sleep"], seconds=0.2)
+        _stuck([str(folder)], [rf"rank 0 waits in all_reduce #1 .* at {AT}", "rank 1 has recorded no"])
+
+
+@soak
 @pytest.mark.parametrize(
     ("case", "words"),
     [
         ("busy", [rf"rank 0 waits in the backward, for its collectives \({AT}\)", rf"rank 1 is in .*sleep.* at {AT}"]),
-        pytest.param("calls", [rf"rank 0 is in all_reduce \({AT}\)", rf"rank 1 is in broadcast \({AT}\)"], marks=soak),
-        pytest.param("alone", [rf"rank 0 waits in all_reduce \({AT}\)", r"rank 1 is in .*sleep"], marks=soak),
-        pytest.param("messages", [rf"rank 0 waits in recv at {AT}|each of ranks 0 and 1 waits in recv"], marks=soak),
-        pytest.param("loader", ["rank 0 waits in the backward", "rank 1 is waiting for data"], marks=soak),
-        pytest.param("checkpoint", [rf"rank 1 waits in barrier \({AT}\)", r"rank 0 is in .*open\("], marks=soak),
-        pytest.param(
-            "sharded", [r"rank 0 waits in .*all_gather|collective of FSDP", "rank 1 is in .*sleep"], marks=soak
-        ),
-        pytest.param("functional_call", [rf"rank 0 waits in .*\({AT}\)", "rank 1 is in .*sleep"], marks=soak),
-        pytest.param("objects", [rf"rank 0 waits in all_gather_object \({AT}\)", "rank 1 is in .*sleep"], marks=soak),
-        pytest.param("handle", [rf"rank 0 waits in a collective \({AT}\)", "rank 1 is in .*sleep"], marks=soak),
-        pytest.param("queue_of_its_own", ["rank 0 waits in all_reduce", "a thread or a queue of its own"], marks=soak),
+        ("calls", [rf"rank 0 is in all_reduce \({AT}\)", rf"rank 1 is in broadcast \({AT}\)"]),
+        ("messages", [rf"rank 0 waits in recv at {AT}|each of ranks 0 and 1 waits in recv"]),
+        ("loader", ["rank 0 waits in the backward", "rank 1 is waiting for data"]),
+        ("checkpoint", [rf"rank 1 waits in barrier \({AT}\)", r"rank 0 is in .*open\("]),
+        ("sharded", [r"rank 0 waits in .*all_gather|collective of FSDP", "rank 1 is in .*sleep"]),
+        ("functional_call", [rf"rank 0 waits in .*\({AT}\)", "rank 1 is in .*sleep"]),
+        ("objects", [rf"rank 0 waits in all_gather_object \({AT}\)", "rank 1 is in .*sleep"]),
+        ("handle", [rf"rank 0 waits in a collective \({AT}\)", "rank 1 is in .*sleep"]),
+        ("queue_of_its_own", ["rank 0 waits in all_reduce", "a thread or a queue of its own"]),
     ],
 )
 def test_processes(tmp_path: Path, case: str, words: list[str]) -> None:
-    """Torchrun's process is enough: py-spy reads the stacks of its ranks."""
+    """The stacks of a job's processes tell other waits, too."""
     with _job(tmp_path, case) as pid:
         _stuck([str(pid)], words)
 
 
-@pytest.mark.parametrize("how", ["serve_doctor", pytest.param("start_debug_server", marks=soak)])
+@soak
+@pytest.mark.parametrize("how", ["serve_doctor", "start_debug_server"])
 @pytest.mark.parametrize(
     ("case", "words"),
     [
         ("alone", [rf"rank 0 waits in all_reduce #1 of 32 B \(float32 \[2, 4\]\) \({AT}\)", "rank 1 is in .*sleep"]),
-        pytest.param("mesh", [r"on mesh dimension (dp|tp)", "rank 3 is in"], marks=soak),
-        pytest.param("groups", ["on data", "on tensor"], marks=soak),
+        ("mesh", [r"on mesh dimension (dp|tp)", "rank 3 is in"]),
+        ("groups", ["on data", "on tensor"]),
     ],
 )
 def test_debug_server(tmp_path: Path, how: str, case: str, words: list[str]) -> None:
-    """Torch's debug server says the same, with groups and numbers; and so does the doctor inside it."""
+    """Torch's debug server does, and so does the doctor inside it."""
     port = _free_port()
     with _job(tmp_path, case, how, port):
         _stuck([f"localhost:{port}"], words, seconds=0.2)
 
 
+@soak
 @pytest.mark.parametrize(
     ("case", "words"),
     [
         ("calls", [rf"rank 0 entered all_reduce #1 .* at {AT}, rank 1 broadcast #1 .* at {AT}"]),
-        pytest.param("alone", [rf"rank 0 waits in all_reduce #1 .* at {AT}", "rank 1 has recorded no"], marks=soak),
-        pytest.param("groups", [rf"different groups: .*on data .* at {AT}", "on tensor"], marks=soak),
-        pytest.param("mesh", [r"on mesh dimension", "rank 3"], marks=soak),
+        ("groups", [rf"different groups: .*on data .* at {AT}", "on tensor"]),
+        ("mesh", [r"on mesh dimension", "rank 3"]),
     ],
 )
 def test_dumps(tmp_path: Path, case: str, words: list[str]) -> None:
-    """Files of all ranks' Flight Recorders are enough, with the lines that entered the collectives."""
+    """Files of all ranks' Flight Recorders do."""
     folder = tmp_path / "dumps"
     folder.mkdir()
     with _job(tmp_path, case, "dumps", str(folder)):
@@ -145,9 +157,19 @@ def test_a_job_in_progress_is_not_stuck(tmp_path: Path) -> None:
             assert not report.diagnosis.stuck, str(report)
 
 
-def test_the_command(tmp_path: Path) -> None:
-    """Exit code 2 with the reason, if there is nothing to examine."""
-    command = [sys.executable, "-m", "ddp_lab", "doctor"]
+def _told(capsys: pytest.CaptureFixture[str], *given: str) -> tuple[int, str, str]:
+    """The exit code of `ddp-lab doctor`, its output and its errors."""
+    try:
+        code = main.main(["doctor", *given])
+    except SystemExit as end:
+        code = int(str(end.code))
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2 with the reason, if there is nothing to examine. `--json` prints a report as data; dumps of a job in
+    which nothing is in flight are exit code 0."""
     for given, words in {
         (str(tmp_path),): "holds no dump of a Flight Recorder",
         ("localhost:1",): "no debug server answers at localhost:1",
@@ -155,19 +177,13 @@ def test_the_command(tmp_path: Path) -> None:
         (str(os.getpid()), "somewhere"): "'somewhere' is not a file or folder, HOST:PORT or a process id",
         (): "the following arguments are required: JOB",
     }.items():
-        done = subprocess.run([*command, *given], capture_output=True, text=True, check=False)
-        assert (done.returncode, words in done.stderr, done.stdout) == (2, True, ""), done.stderr
-
-
-def test_json(tmp_path: Path) -> None:
-    """`--json` prints the same as data; dumps of a job in which nothing is in flight are exit code 0."""
+        code, out, errors = _told(capsys, *given)
+        assert (code, words in errors, out) == (2, True, ""), errors
     for rank in (0, 1):
         (tmp_path / f"trace_{rank}").write_text(json.dumps({"version": "2.10", "entries": []}))
-    command = [sys.executable, "-m", "ddp_lab", "doctor", "--json", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["stuck"], [one["rank"] for one in told["ranks"]]) == (False, [0, 1])
+    code, out, errors = _told(capsys, "--json", str(tmp_path))
+    assert code == 0, errors
+    assert (json.loads(out)["stuck"], [one["rank"] for one in json.loads(out)["ranks"]]) == (False, [0, 1])
 
 
 def test_another_server() -> None:

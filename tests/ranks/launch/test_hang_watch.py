@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ddp_lab.timeline.timeline import read_run
 from tests.waiting import DEADLINE_S, wait_until
 
 SCRIPT = Path(__file__).with_name("hanging_script.py")
@@ -37,36 +38,35 @@ def _line(text: str) -> int:
     return next(number for number, line in enumerate(SCRIPT.read_text().splitlines(), 1) if text in line)
 
 
+LONGER = [
+    ("calls", ["the ranks make different calls: rank 0 entered all_reduce", "rank 1 broadcast"]),
+    ("alone", ["rank 0 waits in all_reduce #1 of 32 B (float32 [2, 4])"]),
+    ("groups", ["in different groups", "on data (ranks 0–1)", "on tensor (ranks 0–1)"]),
+    ("messages", ["ranks 0 and 1 are both waiting to receive from each other"]),
+    ("loader", ["for bucket 0 of Linear", "rank 1 is waiting for data"]),
+    ("checkpoint", ["rank 1 waits in barrier", 'rank 0 is in `open("disk", "wb")`']),
+    ("sharded", ["rank 0 waits in all_gather", "rank 1 is in `time.sleep(EVER)`"]),
+    ("functional_call", ["rank 0 waits in all_reduce #1 (", "`time.sleep(EVER)`"]),
+    ("skips_a_batch", ["rank 0 entered all_gather", "rank 1 barrier"]),
+    ("left_early", ["rank 0 is in the backward, for bucket 0", "rank 1 is in barrier"]),
+    ("swallowed", ["rank 0 entered all_reduce #1", "rank 1 barrier #1"]),
+    ("objects", ["rank 0 waits in all_gather_object", "rank 1 is in `time.sleep(EVER)`"]),
+    ("mesh", ["on mesh dimension dp (ranks 1, 3)", "rank 3 is in `time.sleep(EVER)`"]),
+    ("mesh_order", ["in different groups", "mesh dimension dp (ranks 0, 2)", "mesh dimension tp (ranks 0–1)"]),
+    ("pipeline", ["rank 1 waits for a message from rank 0, which is in `time.sleep"]),
+    ("one_makes_a_group", ["rank 0 is in new_group", "rank 1 is in barrier"]),
+    ("unused", ["rank 1 never produced a gradient for layers.1"]),
+    ("queue_of_its_own", ["rank 0 waits in all_reduce #1", "queue"]),
+    ("handle", ["rank 0 waits in all_reduce #1", "rank 1 is in `time.sleep(EVER)`"]),
+    ("compiled", ["for bucket 0 of OptimizedModule", "`time.sleep(late)`"]),
+]
+
+
 @pytest.mark.parametrize(
     ("case", "words"),
     [
         ("busy", ["rank 0 waits in the backward, for bucket 0 of Linear (", "rank 1 is in `time.sleep(late)` at"]),
-        pytest.param(
-            "calls", ["the ranks make different calls: rank 0 entered all_reduce", "rank 1 broadcast"], marks=soak
-        ),
-        pytest.param("alone", ["rank 0 waits in all_reduce #1 of 32 B (float32 [2, 4])"], marks=soak),
-        pytest.param("groups", ["in different groups", "on data (ranks 0–1)", "on tensor (ranks 0–1)"], marks=soak),
-        pytest.param("messages", ["ranks 0 and 1 are both waiting to receive from each other"], marks=soak),
-        pytest.param("loader", ["for bucket 0 of Linear", "rank 1 is waiting for data"], marks=soak),
-        pytest.param("checkpoint", ["rank 1 waits in barrier", 'rank 0 is in `open("disk", "wb")`'], marks=soak),
-        pytest.param("sharded", ["rank 0 waits in all_gather", "rank 1 is in `time.sleep(EVER)`"], marks=soak),
-        pytest.param("functional_call", ["rank 0 waits in all_reduce #1 (", "`time.sleep(EVER)`"], marks=soak),
-        pytest.param("skips_a_batch", ["rank 0 entered all_gather", "rank 1 barrier"], marks=soak),
-        pytest.param("left_early", ["rank 0 is in the backward, for bucket 0", "rank 1 is in barrier"], marks=soak),
-        pytest.param("swallowed", ["rank 0 entered all_reduce #1", "rank 1 barrier #1"], marks=soak),
-        pytest.param("objects", ["rank 0 waits in all_gather_object", "rank 1 is in `time.sleep(EVER)`"], marks=soak),
-        pytest.param("mesh", ["on mesh dimension dp (ranks 1, 3)", "rank 3 is in `time.sleep(EVER)`"], marks=soak),
-        pytest.param(
-            "mesh_order",
-            ["in different groups", "mesh dimension dp (ranks 0, 2)", "mesh dimension tp (ranks 0–1)"],
-            marks=soak,
-        ),
-        pytest.param("pipeline", ["rank 1 waits for a message from rank 0, which is in `time.sleep"], marks=soak),
-        pytest.param("one_makes_a_group", ["rank 0 is in new_group", "rank 1 is in barrier"], marks=soak),
-        pytest.param("unused", ["rank 1 never produced a gradient for layers.1"], marks=soak),
-        pytest.param("queue_of_its_own", ["rank 0 waits in all_reduce #1", "queue"], marks=soak),
-        pytest.param("handle", ["rank 0 waits in all_reduce #1", "rank 1 is in `time.sleep(EVER)`"], marks=soak),
-        pytest.param("compiled", ["for bucket 0 of OptimizedModule", "`time.sleep(late)`"], marks=soak),
+        *(pytest.param(*one, marks=soak) for one in LONGER),
     ],
 )
 def test_a_hang_is_explained(tmp_path: Path, case: str, words: list[str]) -> None:
@@ -98,23 +98,6 @@ def test_a_late_rank_is_told_and_that_it_goes_on(tmp_path: Path) -> None:
     assert not list((tmp_path / "run").glob("hang-*"))
 
 
-def test_an_interrupt_tells_it_again(tmp_path: Path) -> None:
-    """Ctrl-C ends a hung run with the reason last."""
-    errors = tmp_path / "errors"
-    with errors.open("w") as file:
-        command = _command(tmp_path, "busy")
-        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True)
-    try:
-        wait_until(lambda: "no progress for" in errors.read_text(), "the hang is told")
-        os.killpg(run.pid, signal.SIGINT)
-        assert run.wait(DEADLINE_S) == 130
-    finally:
-        run.kill()
-        run.wait()
-    assert "before the end, ranks had waited for" in errors.read_text()
-    assert "rank 1 failed" not in errors.read_text()
-
-
 @soak
 def test_no_watch(tmp_path: Path) -> None:
     """`--hang-seconds 0` turns it off."""
@@ -123,11 +106,16 @@ def test_no_watch(tmp_path: Path) -> None:
 
 
 def test_a_killed_rank(tmp_path: Path) -> None:
-    """A rank that shows no traceback is named with the line at which it was last seen."""
-    done = _run(tmp_path, "killed")
+    """A rank that shows no traceback is named with the line at which it was last seen, and keeps what it had recorded:
+    but for 20 ms of it."""
+    done = _run(tmp_path, "killed", "--observe")
     assert done.returncode == 1, done.stderr
     assert "was killed by SIGKILL, so torch's agent ended the run" in done.stderr
     assert f"last seen: rank 1 is in `time.sleep(6)` at {SCRIPT}:{_line('time.sleep(6)')}" in done.stderr
+    assert "rank 1 ended early: killed" in done.stderr
+    timeline = read_run([tmp_path / "run"]).timeline
+    assert {rank.rank: rank.state for rank in timeline.ranks()}[1] == "killed"
+    assert timeline.reducers()
 
 
 @soak

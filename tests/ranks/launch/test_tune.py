@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from ddp_lab.bench import tune
-from ddp_lab.cli import main
 from tests.ranks.launch.test_run import ENVIRONMENT, PROGRAMS, SCRIPT, TWO
 
 SLOW = str(PROGRAMS / "train_slow_hook.py")
@@ -51,12 +50,6 @@ def test_programs_that_cannot_be_tuned(what: str, code: int) -> None:
     """Without a model, or after an error, the program's own end is kept and one line says that nothing was tuned."""
     done = _tune(SCRIPT, what, "8", code=code)
     assert "ddp-lab tune: not tuned: the program ended before" in done.stderr
-
-
-def test_several_hosts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """Ranks of another host could not be reached, which is said before anything runs."""
-    assert main.main(["tune", "--nnodes", "2", SLOW, "1"]) == 1
-    assert "only programs on one host can be tuned" in capsys.readouterr().err
 
 
 @pytest.mark.soak
