@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import mcp_types as types
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from mcp import Client, StdioServerParameters
 
-__all__ = ["Assistant", "text_of"]
-
-_Result = TypeVar("_Result")
+__all__ = ["Assistant", "assistant", "text_of"]
 
 
+@contextmanager
+def assistant(*options: str) -> Iterator[Assistant]:
+    """Starts `ddp-lab mcp` with these options, as an assistant does, and ends it."""
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), **os.environ}
+    command = ["-m", "ddp_lab", "mcp", *options]
+    server = StdioServerParameters(command=sys.executable, args=command, env=environment)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(Client(server)) as client:
+        yield Assistant(portal, client)
+
+
+@dataclass(frozen=True)
 class Assistant:
-    """Starts `ddp-lab mcp` for each question, as an assistant does.
+    """A client that is connected to `ddp-lab mcp`."""
 
-    Args:
-        options: of `ddp-lab mcp`.
-    """
-
-    def __init__(self, *options: str) -> None:
-        environment = {"PYTHONPATH": os.pathsep.join(sys.path), **os.environ}
-        command = [sys.executable, "-m", "ddp_lab", "mcp", *options]
-        self._server = StdioServerParameters(command=command[0], args=command[1:], env=environment)
+    _portal: BlockingPortal
+    _client: Client
 
     def tools(self) -> dict[str, types.Tool]:
         """Name -> description of each tool that is offered."""
-        listed = self.with_client(lambda client: client.list_tools())
-        return {tool.name: tool for tool in listed.tools}
+        return {tool.name: tool for tool in self._portal.call(self._client.list_tools).tools}
 
     def call(self, name: str, **arguments: Any) -> types.CallToolResult:
         """The result of a tool; the client has checked its facts against the tool's schema."""
-        return self.with_client(lambda client: client.call_tool(name, arguments))
-
-    def with_client(self, do: Callable[[Client], Awaitable[_Result]]) -> _Result:
-        """What `do` returns for a connected client."""
-
-        async def main() -> _Result:
-            async with Client(self._server) as client:
-                return await do(client)
-
-        return asyncio.run(main())
+        return self._portal.call(partial(self._client.call_tool, name, arguments))
 
 
 def text_of(result: types.CallToolResult) -> str:

@@ -14,9 +14,9 @@ from jupyter_client.manager import KernelManager
 
 import ddp_lab
 from ddp_lab import CellError, ClusterError
-from ddp_lab.assistants import kernel_server, rendezvous
+from ddp_lab.assistants import rendezvous
 from ddp_lab.protocol import registry
-from tests.assistants import Assistant, text_of
+from tests.assistants import Assistant, assistant, text_of
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import HANGS, MODEL, running
 from tests.waiting import DEADLINE_S, wait_until
@@ -33,31 +33,50 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield registry.folder() / "mcp"
 
 
-@pytest.fixture
-def served(lab: Lab) -> Iterator[kernel_server.KernelServer]:
-    """Assistants may read."""
-    with ddp_lab.serve_mcp() as server:
-        yield server
+@pytest.fixture(scope="module")
+def reader(entries: Path) -> Iterator[Assistant]:
+    """An assistant that may only read."""
+    with assistant() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def runner(entries: Path) -> Iterator[Assistant]:
+    """An assistant that may run cells, if the notebook allows it."""
+    with assistant("--allow-run") as one:
+        yield one
 
 
 @pytest.fixture
-def allowed(lab: Lab) -> Iterator[Assistant]:
-    """An assistant that may run cells."""
+def served(lab: Lab) -> Iterator[None]:
+    """The notebook serves assistants that read."""
+    with ddp_lab.serve_mcp():
+        yield
+
+
+@pytest.fixture
+def allowed(lab: Lab, runner: Assistant) -> Iterator[Assistant]:
+    """An assistant that may run cells, also for the notebook."""
     with ddp_lab.serve_mcp(allow_run=True):
-        yield Assistant("--allow-run")
+        yield runner
 
 
-def test_tools_only_read_by_default(served: kernel_server.KernelServer) -> None:
-    """Without --allow-run, the offered tools are those that read, and say so; each is described with its results."""
-    tools = Assistant().tools()
+def test_without_a_notebook(reader: Assistant) -> None:
+    """Tools are listed before a notebook serves: those that read, and say so, each described with its results. A call
+    says what to do, and once one serves, it is answered."""
+    tools = reader.tools()
     assert set(tools) == READING
     assert all(tool.annotations is not None and tool.annotations.read_only_hint for tool in tools.values())
     assert all(tool.description and tool.output_schema for tool in tools.values())
+    alone = reader.call("doctor")
+    assert alone.is_error
+    assert text_of(alone).startswith("no notebook serves assistants: run `%cluster mcp` in the notebook")
 
 
-def test_status(lab: Lab, served: kernel_server.KernelServer) -> None:
+@pytest.mark.usefixtures("served")
+def test_status(lab: Lab, reader: Assistant) -> None:
     """cluster_status has each rank with its state and process, as text and as data."""
-    result = Assistant().call("cluster_status")
+    result = reader.call("cluster_status")
     assert result.structured_content is not None
     assert result.structured_content["cluster"] == lab.name
     ranks = result.structured_content["ranks"]
@@ -67,50 +86,45 @@ def test_status(lab: Lab, served: kernel_server.KernelServer) -> None:
     assert all(str(one["pid"]) in text_of(result) for one in ranks)
 
 
-def test_a_training_is_read(lab: Lab, served: kernel_server.KernelServer) -> None:
-    """Summary, findings, a prediction and the report of a training on the ranks; the ranks run nothing for it."""
+@pytest.mark.usefixtures("served")
+def test_a_training_is_read(lab: Lab, reader: Assistant) -> None:
+    """Summary, findings, a prediction and the report of a training on the ranks; the ranks run nothing for it. A wrong
+    argument and a model that there is not are named."""
     lab.run(TRAIN)
     wait_until(lambda: lab.timeline.judgement() is not None, "steps")
-    assistant = Assistant()
-    summary = assistant.call("timeline_summary")
+    summary = reader.call("timeline_summary")
     assert summary.structured_content is not None
     assert (summary.structured_content["module"], summary.structured_content["step_ms"] > 0) == ("Heads", True)
     assert "per step (median)" in text_of(summary)
-    assert assistant.call("findings").structured_content is not None
-    predicted = assistant.call("what_if", bucket_cap_mb=25, world_size=8).structured_content
+    assert reader.call("findings").structured_content is not None
+    predicted = reader.call("what_if", bucket_cap_mb=25, world_size=8).structured_content
     assert predicted is not None
     assert (predicted["world_size"], predicted["buckets"]) == (8, 1)
-    page = Path(text_of(assistant.call("report")).removeprefix("The report is "))
+    page = Path(text_of(reader.call("report")).removeprefix("The report is "))
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert page.parent.stat().st_mode & 0o777 == 0o700
     shutil.rmtree(page.parent)
     assert lab.link is None
-
-
-def test_arguments_are_checked(lab: Lab, served: kernel_server.KernelServer) -> None:
-    """A wrong argument and a model that there is not are named."""
-    assistant = Assistant()
-    wrong, unknown = assistant.call("what_if", world_size=1), assistant.call("timeline_summary", model=99)
+    wrong, unknown = reader.call("what_if", world_size=1), reader.call("timeline_summary", model=99)
     assert (wrong.is_error, unknown.is_error) == (True, True)
     assert text_of(wrong) == "world_size: Input should be greater than or equal to 2"
     assert text_of(unknown).startswith("model=99: there is")
 
 
-def test_a_hang_is_explained_while_the_notebook_waits(lab: Lab, served: kernel_server.KernelServer) -> None:
+@pytest.mark.usefixtures("served")
+def test_a_hang_is_explained_while_the_notebook_waits(lab: Lab, reader: Assistant) -> None:
     """While the main thread waits for a cell that hangs, doctor names the cause and status the cell."""
     code, kind, words = HANGS["sleep"]
     found: dict[str, Any] = {}
 
     def ask() -> None:
-        assistant = Assistant()
-
         def explained() -> bool:
-            found["hang"] = assistant.call("doctor")
+            found["hang"] = reader.call("doctor")
             return bool((found["hang"].structured_content or {}).get("kind") == kind)
 
         try:
             wait_until(explained, "a diagnosis")
-            found["status"] = assistant.call("cluster_status")
+            found["status"] = reader.call("cluster_status")
         finally:
             lab.interrupt()
 
@@ -126,11 +140,12 @@ def test_a_hang_is_explained_while_the_notebook_waits(lab: Lab, served: kernel_s
     assert {one["state"] for one in found["status"].structured_content["ranks"]} == {"running"}
 
 
-def test_a_cell_is_refused_unless_both_allow_it(lab: Lab, served: kernel_server.KernelServer) -> None:
+@pytest.mark.usefixtures("served")
+def test_a_cell_is_refused_unless_both_allow_it(lab: Lab, reader: Assistant, runner: Assistant) -> None:
     """An assistant can't run a cell if the notebook did not allow it, or `ddp-lab mcp` did not."""
     lab.run("untouched = True")
-    here = Assistant().call("run_cell", code="untouched = False")
-    there = Assistant("--allow-run").call("run_cell", code="untouched = False")
+    here = reader.call("run_cell", code="untouched = False")
+    there = runner.call("run_cell", code="untouched = False")
     assert (here.is_error, there.is_error) == (True, True)
     assert text_of(here).endswith("start the server with `ddp-lab mcp --allow-run`")
     assert text_of(there).endswith("run `%cluster mcp --allow-run` in the notebook")
@@ -179,13 +194,13 @@ def test_a_time_limit(lab: Lab, allowed: Assistant) -> None:
     assert "0.5 s" in text_of(result)
 
 
-def test_stopping_interrupts_the_assistants_cell(lab: Lab) -> None:
+def test_stopping_interrupts_the_assistants_cell(lab: Lab, runner: Assistant) -> None:
     """A server that is stopped ends the cell that an assistant runs; then nothing of the server is left."""
     server = ddp_lab.serve_mcp(allow_run=True)
     folder = Path(rendezvous.find().socket).parent
     found: list[Any] = []
     code = "import time\nwhile True: time.sleep(0.01)"
-    thread = threading.Thread(target=lambda: found.append(Assistant("--allow-run").call("run_cell", code=code)))
+    thread = threading.Thread(target=lambda: found.append(runner.call("run_cell", code=code)))
     thread.start()
     wait_until(lab.busy_ranks, "the cell")
     server.stop()
@@ -199,15 +214,6 @@ def test_stopping_interrupts_the_assistants_cell(lab: Lab) -> None:
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
-def test_without_a_notebook() -> None:
-    """Tools are listed before a notebook serves; a call says what to do, and once one serves, it is answered."""
-    assistant = Assistant()
-    assert set(assistant.tools()) == READING
-    alone = assistant.call("doctor")
-    assert alone.is_error
-    assert text_of(alone).startswith("no notebook serves assistants: run `%cluster mcp` in the notebook")
-
-
 def test_a_second_server_replaces_the_first(lab: Lab) -> None:
     """A process serves once: a new server ends the former one."""
     first = ddp_lab.serve_mcp()
@@ -216,7 +222,7 @@ def test_a_second_server_replaces_the_first(lab: Lab) -> None:
         assert rendezvous.find().pid == os.getpid()
 
 
-def test_in_a_kernel(entries: Path, tmp_path: Path) -> None:
+def test_in_a_kernel(entries: Path, tmp_path: Path, reader: Assistant, runner: Assistant) -> None:
     """In a notebook, an assistant's cell is shown below the cell that allowed it. After the cluster's end its timeline
     is still read, and the remedy named. A kernel that ends leaves nothing."""
     manager = KernelManager(transport="ipc", connection_file=str(tmp_path / "kernel.json"))
@@ -231,7 +237,7 @@ def test_in_a_kernel(entries: Path, tmp_path: Path) -> None:
         allowing = reply["parent_header"]["msg_id"]
         invitation = rendezvous.find()
         client.execute_interactive("1", timeout=DEADLINE_S)
-        result = Assistant("--allow-run").call("run_cell", code="print('seen by', rank)")
+        result = runner.call("run_cell", code="print('seen by', rank)")
         assert not result.is_error, text_of(result)
         shown = []
         while not any("An assistant ran assistant [1] on ranks 0–1: ✓" in text for text in shown):
@@ -242,9 +248,8 @@ def test_in_a_kernel(entries: Path, tmp_path: Path) -> None:
         assert any("seen by 1" in text for text in shown)
         client.execute_interactive(f"%%distributed\n{TRAIN}", timeout=DEADLINE_S, output_hook=lambda message: None)
         client.execute_interactive("%cluster stop", timeout=DEADLINE_S, output_hook=lambda message: None)
-        assistant = Assistant()
-        assert "Heads on 2 ranks" in text_of(assistant.call("timeline_summary"))
-        assert "start it with `%cluster start`" in text_of(assistant.call("doctor"))
+        assert "Heads on 2 ranks" in text_of(reader.call("timeline_summary"))
+        assert "start it with `%cluster start`" in text_of(reader.call("doctor"))
     finally:
         client.stop_channels()
         manager.shutdown_kernel()

@@ -8,13 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from mcp import Client
-from mcp_types import CallToolResult
 
 from ddp_lab.assistants.timeline_tools import Recording
 from ddp_lab.cli.main import main
 from ddp_lab.protocol.events import Batch
-from tests.assistants import Assistant, text_of
+from tests.assistants import assistant, text_of
 from tests.journals import batch, opening, written
 from tests.training_events import Training
 from tests.unit.conftest import SITE
@@ -28,15 +26,11 @@ def test_a_recording_is_served_without_a_cluster() -> None:
     The report is a new private page whose path comes back; the recording's folder is not written to.
     """
     before = sorted(RUNS.iterdir())
-
-    async def ask(client: Client) -> tuple[set[str], list[CallToolResult]]:
-        changes = ({}, {"bandwidth_gb_s": 0.01}, {"world_size": 16})
-        questions = [("timeline_summary", {}), ("findings", {}), ("report", {}), *(("what_if", one) for one in changes)]
-        offered = {tool.name for tool in (await client.list_tools()).tools}
-        return offered, [await client.call_tool(name, arguments) for name, arguments in questions]
-
-    offered, results = Assistant("--recording", str(RUNS / "run-1.npz")).with_client(ask)
-    assert offered == {"timeline_summary", "findings", "what_if", "report"}
+    changes = ({}, {"bandwidth_gb_s": 0.01}, {"world_size": 16})
+    with assistant("--recording", str(RUNS / "run-1.npz")) as asked:
+        assert asked.tools().keys() == {"timeline_summary", "findings", "what_if", "report"}
+        results = [asked.call(name) for name in ("timeline_summary", "findings", "report")]
+        results += [asked.call("what_if", **one) for one in changes]
     summary, found, report, same, slower, wider = (one.structured_content or {} for one in results)
     assert summary
     assert [one["kind"] for one in found["findings"]] == [
