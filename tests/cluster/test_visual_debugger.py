@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,16 @@ def front(notebook: Notebook) -> Iterator[FrontEnd]:
         assert "the notebook's own cells" in notebook.run("%cluster debug off").text
     finally:
         front.close()
+
+
+def _stops(notebook: Notebook, front: FrontEnd, code: str, line: int) -> dict[str, Any]:
+    """Runs a cell that stops in this line and continues to its end; returns the innermost frame."""
+    cell = notebook.begin(code)
+    thread, frames = front.stopped()
+    assert frames[0]["line"] == line
+    front.body("continue", threadId=thread)
+    assert notebook.finish(cell).status == "ok"
+    return frames[0]
 
 
 def test_a_rank_stops_is_inspected_and_stepped(notebook: Notebook, front: FrontEnd) -> None:
@@ -144,11 +155,7 @@ def test_an_interrupt_ends_a_stopped_cell(notebook: Notebook, front: FrontEnd) -
     shown = notebook.finish(cell)
     assert shown.error[0] == "KeyboardInterrupt", (shown.text, shown.error)
     front.event("continued")
-    cell = notebook.begin(CELL)
-    thread, frames = front.stopped()
-    assert frames[0]["line"] == 6
-    front.body("continue", threadId=thread)
-    assert notebook.finish(cell).status == "ok"
+    _stops(notebook, front, CELL, 6)
 
 
 def test_the_doctor_says_who_is_stopped(notebook: Notebook, front: FrontEnd) -> None:
@@ -169,58 +176,14 @@ def test_a_rank_that_fails_while_stopped(notebook: Notebook, front: FrontEnd) ->
     """A stopped rank whose process ends: the cell fails, nothing is stopped, and its new process is debugged again."""
     front.break_at(CELL, 6)
     cell = notebook.begin(CELL)
-    thread, frames = front.stopped()
+    _, frames = front.stopped()
     os.kill(int(front.evaluate("__import__('os').getpid()", frames[0])), signal.SIGKILL)
     front.event("continued")
     shown = notebook.finish(cell)
     assert "rank 1" in shown.error[1], (shown.text, shown.error)
     assert notebook.run("%cluster rejoin").status == "ok"
     wait_until(lambda: front.ask("debugInfo")["body"]["isStarted"], "the new process is debugged")
-    cell = notebook.begin(CELL)
-    thread, frames = front.stopped()
-    assert frames[0]["line"] == 6
-    front.body("continue", threadId=thread)
-    assert notebook.finish(cell).status == "ok"
-
-
-def test_stopping_the_cluster_ends_it(notebook: Notebook, front: FrontEnd) -> None:
-    """`%cluster stop` while a rank is stopped in a background cell ends all, and the debugger is the notebook's."""
-    front.break_at(BACKGROUND, 2)
-    notebook.run(BACKGROUND)
-    front.stopped()
-    assert notebook.run("%cluster stop").status == "ok"
-    front.event("continued")
-    notebook.run("%cluster start -n 2")
-    assert "the notebook's own cells" in notebook.run("%cluster debug").text
-    notebook.run("%cluster debug 1")
-
-
-def test_a_kernel_that_is_lost() -> None:
-    """The kernel of a detached cluster is killed while a rank is stopped: the rank continues, and its cell ends."""
-    first, name = Notebook(), f"debugged-{os.getpid()}-{time.time_ns()}"
-    try:
-        first.run("%load_ext ddp_lab")
-        kernel = int(first.run("import os; os.getpid()").text)
-        assert first.run(f"%cluster start -n 2 --detach --name {name}").status == "ok"
-        first.run("%cluster debug 1")
-        front = FrontEnd(first.manager)
-        front.turn_on()
-        front.break_at(BACKGROUND, 2)
-        first.run(BACKGROUND)
-        front.stopped()
-        front.close()
-        os.kill(kernel, signal.SIGKILL)
-    finally:
-        first.close()
-    second = Notebook()
-    try:
-        second.run("%load_ext ddp_lab")
-        assert second.run(f"%cluster attach {name}").status == "ok"
-        wait_until(lambda: "1.0" in second.run("%%distributed\ny.item()").text, "the end of the stopped cell")
-        assert "rank 1" in second.run("%cluster debug 1").text
-    finally:
-        second.run("%cluster stop")
-        second.close()
+    _stops(notebook, front, CELL, 6)
 
 
 def test_plain_cells_are_debugged_as_before(notebook: Notebook) -> None:
@@ -229,39 +192,7 @@ def test_plain_cells_are_debugged_as_before(notebook: Notebook) -> None:
     try:
         front.turn_on()
         path = front.break_at("a = 1\nb = a + 1", 2)
-        cell = notebook.begin("a = 1\nb = a + 1")
-        thread, frames = front.stopped()
-        assert (frames[0]["source"]["path"], frames[0]["line"]) == (path, 2)
-        front.body("continue", threadId=thread)
-        assert notebook.finish(cell).status == "ok"
-        front.turn_off()
-    finally:
-        front.close()
-
-
-def test_a_debugger_that_is_on_already(notebook: Notebook) -> None:
-    """Turned on at the notebook, it can be pointed at a rank and back; a cluster can be started meanwhile."""
-    notebook.run("%cluster stop")
-    front, plain = FrontEnd(notebook.manager), "c = 1\nd = c + 1"
-    try:
-        front.turn_on()
-        assert notebook.run("%cluster start -n 2").status == "ok"
-        front.break_at(plain, 2)
-        front.body("dumpCell", code=CELL)
-        assert notebook.run("%cluster debug 1").status == "ok"
-        front.break_at(CELL, 6)
-        cell = notebook.begin(CELL)
-        thread, frames = front.stopped()
-        assert frames[0]["line"] == 6
-        front.body("continue", threadId=thread)
-        assert notebook.finish(cell).status == "ok"
-        assert notebook.run("%cluster debug off").status == "ok"
-        wait_until(lambda: front.ask("debugInfo")["body"]["breakpoints"], "the notebook is debugged again")
-        cell = notebook.begin(plain)
-        thread, frames = front.stopped()
-        assert frames[0]["line"] == 2
-        front.body("continue", threadId=thread)
-        assert notebook.finish(cell).status == "ok"
+        assert _stops(notebook, front, "a = 1\nb = a + 1", 2)["source"]["path"] == path
         front.turn_off()
     finally:
         front.close()
@@ -271,3 +202,52 @@ def test_what_is_not_there(notebook: Notebook) -> None:
     """A rank that does not exist, or a word that is none, is refused in one sentence."""
     assert "there is no rank 7: the cluster has ranks 0–1" in notebook.run("%cluster debug 7").error[1]
     assert "'x' is not a rank" in notebook.run("%cluster debug x").text
+
+
+def test_a_cluster_is_stopped_and_started_under_the_debugger(notebook: Notebook, front: FrontEnd) -> None:
+    """`%cluster stop` while a rank is stopped in a background cell ends all, and the debugger is the notebook's. Turned
+    on there, it can be pointed at a rank of a cluster that is started meanwhile, and back."""
+    front.break_at(BACKGROUND, 2)
+    notebook.run(BACKGROUND)
+    front.stopped()
+    assert notebook.run("%cluster stop").status == "ok"
+    front.event("continued")
+    front.turn_off()
+    front.turn_on()
+    plain = "c = 1\nd = c + 1"
+    assert notebook.run("%cluster start -n 2").status == "ok"
+    assert "the notebook's own cells" in notebook.run("%cluster debug").text
+    front.break_at(plain, 2)
+    front.body("dumpCell", code=CELL)
+    assert notebook.run("%cluster debug 1").status == "ok"
+    front.break_at(CELL, 6)
+    _stops(notebook, front, CELL, 6)
+    assert notebook.run("%cluster debug off").status == "ok"
+    wait_until(lambda: front.ask("debugInfo")["body"]["breakpoints"], "the notebook is debugged again")
+    _stops(notebook, front, plain, 2)
+    notebook.run("%cluster debug 1")
+
+
+def test_a_kernel_that_is_lost(notebook: Notebook) -> None:
+    """The kernel of a detached cluster is killed while a rank is stopped: the rank continues, and its cell ends."""
+    first, name = Notebook(), f"debugged-{os.getpid()}-{time.time_ns()}"
+    try:
+        first.run("%load_ext ddp_lab")
+        kernel = int(first.run("import os; os.getpid()").text)
+        assert first.run(f"%cluster start -n 1 --backend gloo --detach --name {name}").status == "ok"
+        first.run("%cluster debug 0")
+        front = FrontEnd(first.manager)
+        front.turn_on()
+        front.break_at(BACKGROUND, 2)
+        first.run(BACKGROUND)
+        front.stopped()
+        front.close()
+        os.kill(kernel, signal.SIGKILL)
+    finally:
+        first.close()
+    try:
+        assert notebook.run(f"%cluster attach {name}").status == "ok"
+        wait_until(lambda: "0.0" in notebook.run("%%distributed\ny.item()").text, "the end of the stopped cell")
+        assert "rank 0" in notebook.run("%cluster debug 0").text
+    finally:
+        notebook.run("%cluster stop")
