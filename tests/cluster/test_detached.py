@@ -25,6 +25,7 @@ from ddp_lab.protocol import registry
 from ddp_lab.widgets.cluster_panel.panel import ClusterPanel
 from tests import leftovers
 from tests.cluster.conftest import Lab
+from tests.cluster.hanging import kill_controller
 from tests.waiting import DEADLINE_S, wait_until
 
 CHECK = "t = torch.ones(1); dist.all_reduce(t); kept, t.item()"
@@ -135,17 +136,8 @@ def test_what_ended_meanwhile_is_reported(abandoned: Callable[[], Lab], tmp_path
 
 def test_nonsense_ends_nobody(abandoned: Callable[[], Lab]) -> None:
     """Lines that are no messages, from whom is attached and from others, are dropped by the keeper."""
-    lines = [
-        b"[]",
-        b"7",
-        b"{",
-        b"null",
-        b"[" * 100_000,
-        b'{"op": []}',
-        b'{"op": "fork"}',
-        b'{"op": "note"}',
-        b"\xff\x00",
-    ]
+    lines = [b"[]", b"7", b"{", b"null", b"[" * 100_000, b"\xff\x00"]
+    lines += [b'{"op": []}', b'{"op": "fork"}', b'{"op": "note"}']
     lines += [b'{"op": "fork", "connection": {}, "ranks": [7]}', b'{"op": "signal", "rank": "x"}', b'{"op": "so"}']
     with abandoned() as lab:
         keeper = lab.session.processes.keeper
@@ -169,9 +161,7 @@ def test_a_controller_that_is_killed_while_nobody_is_there(abandoned: Callable[[
     wait_until(lambda: not leftovers.alive(pid), "the controller's end")
     with abandoned() as lab:
         assert lab.values("mine") == {0: 60, 1: 61}
-        pid = lab.pids()["controller"]
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not leftovers.alive(pid), "the controller's end")
+        kill_controller(lab)
         assert lab.values("mine") == {0: 60, 1: 61}
         assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
@@ -243,8 +233,9 @@ def test_a_name_that_is_taken(abandoned: Callable[[], Lab]) -> None:
     wait_until(lambda: set(leftovers.processes()) <= before, "the end of the second keeper")
 
 
-def test_a_fork_server_that_is_killed() -> None:
-    """Its ranks end with it: who is attached is told, who attaches later, too, and a restart gives new ones."""
+def test_a_fork_server_and_a_keeper_that_are_killed() -> None:
+    """Its ranks end with a fork server: who is attached is told, who attaches later, too, and a restart gives new ones.
+    With the keeper controller, fork server and ranks end; its entry is not trusted any more, and its name is free."""
     lab = Lab(1, detach=True, name="bare", backend="gloo").start()
     try:
         os.kill(lab.pids()["fork server"], signal.SIGKILL)
@@ -258,8 +249,14 @@ def test_a_fork_server_that_is_killed() -> None:
             lab.run("1")
         lab.restart()
         assert lab.values("rank") == {0: 0}
+        pids = lab.pids()
+        os.kill(pids["keeper"], signal.SIGKILL)
+        wait_until(lambda: not [pid for pid in pids.values() if leftovers.alive(pid)], "the end of all")
+        with pytest.raises((CellError, ClusterError)):
+            lab.run("1")
     finally:
         lab.stop()
+    assert not [one for one in Lab.detached() if one.name == "bare"]
 
 
 def test_magics_of_a_detached_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -334,20 +331,6 @@ def test_the_idle_timeout_ends_it(tmp_path: Path, abandoned: Callable[[], Lab]) 
     assert "lab-1" not in [one.name for one in Lab.detached()]
     with pytest.raises(ClusterError, match="no detached cluster is named 'lab-1': "):
         Lab.attach("lab-1")
-
-
-def test_a_keeper_that_is_killed_leaves_nothing() -> None:
-    """Controller, fork server and ranks end with it; its entry is not trusted any more, and its name is free."""
-    lab = Lab(1, detach=True, name="short", backend="gloo").start()
-    pids = lab.pids()
-    os.kill(pids["keeper"], signal.SIGKILL)
-    wait_until(lambda: not [pid for pid in pids.values() if leftovers.alive(pid)], "the end of all")
-    with pytest.raises((CellError, ClusterError)):
-        lab.run("1")
-    lab.restart()
-    assert lab.values("rank") == {0: 0}
-    lab.stop()
-    assert not [one for one in Lab.detached() if one.name == "short"]
 
 
 def test_entries_are_this_users_alone(entries: Path) -> None:
