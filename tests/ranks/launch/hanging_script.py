@@ -36,7 +36,16 @@ def healthy() -> None:
 
 
 def late() -> None:
-    train(6, late_at=3, late=6.0)
+    """Without a model."""
+    for step in range(6):
+        if rank == 1 and step == 3:
+            time.sleep(6.0)
+        dist.all_reduce(ones)
+    dist.all_gather_into_tensor(torch.empty(4, 4), ones)
+    if rank == 0:
+        dist.send(ones, 1)
+    else:
+        dist.recv(ones, 0)
     time.sleep(4.0)  # in which nobody waits
 
 
@@ -50,7 +59,12 @@ def trains() -> None:
 
 
 def killed() -> None:
-    train(2)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+    for layer in (model[0], model[2]):
+        fully_shard(layer)
+    fully_shard(model)
+    for _ in range(3):
+        model(ones).sum().backward()
     if rank == 1:
         time.sleep(6)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ddp_lab import Timeline
 from ddp_lab.timeline.timeline import read_run
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -88,11 +89,21 @@ def test_a_hang_is_explained(tmp_path: Path, case: str, words: list[str]) -> Non
 
 
 def test_a_late_rank_is_told_and_that_it_goes_on(tmp_path: Path) -> None:
-    """A run that recovers ends well; before it hangs and after, nothing is said of it."""
+    """A run that recovers ends well; before it hangs and after, nothing is said of it. Without a model the report, its
+    page and the saved timeline have every collective by group."""
     done = _run(tmp_path, "late")
     assert done.returncode == 0, done.stderr
+    assert "Default group (ranks 0–1), gloo: " in done.stdout
+    assert "nothing to show" not in done.stderr
+    frame = Timeline.load(tmp_path / "run" / "timeline.npz").collectives()
+    assert set(frame["operation"]) >= {"all_gather", "all_reduce", "send", "recv"}
+    assert (frame["state"] == "complete").all()
+    assert set(frame[frame["operation"] == "send"]["place"]) == {f"{SCRIPT}:{_line('dist.send(ones, 1)')}"}
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "Collectives by group" in page
+    assert "waiting for peers" in page
     told = done.stderr.partition("the ranks make progress again")
-    assert f"rank 1 is in `time.sleep(late)` at {SCRIPT}:{_line('time.sleep(late)')}" in told[0]
+    assert f"rank 1 is in `time.sleep(6.0)` at {SCRIPT}:{_line('time.sleep(6.0)')}" in told[0]
     assert told[1], done.stderr
     assert done.stderr.count("no progress for") == 1, done.stderr
     assert not list((tmp_path / "run").glob("hang-*"))
@@ -107,15 +118,23 @@ def test_no_watch(tmp_path: Path) -> None:
 
 def test_a_killed_rank(tmp_path: Path) -> None:
     """A rank that shows no traceback is named with the line at which it was last seen, and keeps what it had recorded:
-    but for 20 ms of it."""
-    done = _run(tmp_path, "killed", "--observe")
+    but for 20 ms of it. Of a script with `fully_shard`, with no change of it, that are the steps of each parameter
+    group, and the summary has their waits."""
+    done = _run(tmp_path, "killed")
     assert done.returncode == 1, done.stderr
     assert "was killed by SIGKILL, so torch's agent ended the run" in done.stderr
     assert f"last seen: rank 1 is in `time.sleep(6)` at {SCRIPT}:{_line('time.sleep(6)')}" in done.stderr
     assert "rank 1 ended early: killed" in done.stderr
     timeline = read_run([tmp_path / "run"]).timeline
     assert {rank.rank: rank.state for rank in timeline.ranks()}[1] == "killed"
-    assert timeline.reducers()
+    assert "Sequential on 2 ranks" in done.stdout
+    assert "2 parameter groups; ranks wait" in done.stdout
+    assert timeline.steps().groupby("rank").size().to_dict() == {0: 3, 1: 3}
+    assert timeline.parameter_groups().groupby("module").size().to_dict() == {"0": 6, "2": 6}
+    frame = timeline.collectives()
+    reduced = frame[frame["operation"] == "reduce_scatter"]
+    assert (set(reduced["module"]), set(reduced["use"])) == ({"0", "2"}, {"reduction"})
+    assert "Parameter groups: step 2" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
 @soak
