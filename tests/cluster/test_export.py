@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.pages import Notebook, notebook_with_cluster
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
     """A kernel with a cluster of two ranks."""
     options, marked = "-n 2 --backend gloo --env A=b", "# export\nimport math\nhalf = math.pi / 2"

@@ -98,9 +98,16 @@ def test_a_process_that_is_paused(lab: Lab, panel: ClusterPanel) -> None:
     wait_until(lambda: states(panel) == ["idle", "idle"] and panel.ranks[1]["silent"] < 1.0, "an answer")
 
 
-def test_restart_ends_a_cell_and_replaces_a_dead_rank() -> None:
-    """A killed rank shows its signal, also while its peer's cell goes on; a confirmed restart gives new processes."""
-    with Lab(2) as lab, shown(lab) as panel:
+def test_start_restart_and_stop() -> None:
+    """A cluster that does not run has a panel that says so, without a thread; one that starts again is shown again. A
+    killed rank shows its signal, also while its peer's cell goes on; a confirmed restart gives new processes."""
+    lab = Lab(2)
+    with shown(lab) as panel, ExitStack() as finally_:
+        finally_.callback(lab.stop)
+        assert "The cluster is not running" in str(panel)
+        lab.start()
+        ask(panel, type="look", id="page", seen=True)
+        wait_until(lambda: states(panel) == ["idle", "idle"], "ranks")
         run = lab.run(WAITS, ranks=[0], wait=False)
         before = lab.pids()
         os.kill(before["rank 1"], signal.SIGKILL)
@@ -112,6 +119,10 @@ def test_restart_ends_a_cell_and_replaces_a_dead_rank() -> None:
         with pytest.raises(Exception, match="rank 0 ended when the cluster was restarted"):
             run.wait()
         assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+        lab.stop()
+        wait_until(lambda: not panel._refresher.running, "the end of the thread")
+        assert (panel.ranks, panel.about["running"]) == ([], False)
+        assert press(panel, "interrupt", ranks=None)["error"] == "The cluster is not running."
 
 
 def test_its_thread_lives_as_long_as_it_is_seen(lab: Lab, panel: ClusterPanel) -> None:
@@ -125,21 +136,6 @@ def test_its_thread_lives_as_long_as_it_is_seen(lab: Lab, panel: ClusterPanel) -
     at = panel.about["at"]
     ask(panel, type="look", id="page", seen=True)
     wait_until(lambda: panel.about["at"] > at, "news")
-
-
-def test_after_stop() -> None:
-    """A stopped cluster has a panel that says so, without a thread; one that starts again is shown again."""
-    lab = Lab(2)
-    with shown(lab) as panel, ExitStack() as finally_:
-        finally_.callback(lab.stop)
-        assert "The cluster is not running" in str(panel)
-        lab.start()
-        ask(panel, type="look", id="page", seen=True)
-        wait_until(lambda: states(panel) == ["idle", "idle"], "ranks")
-        lab.stop()
-        wait_until(lambda: not panel._refresher.running, "the end of the thread")
-        assert (panel.ranks, panel.about["running"]) == ([], False)
-        assert press(panel, "interrupt", ranks=None)["error"] == "The cluster is not running."
 
 
 def test_a_cluster_displays_itself(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
