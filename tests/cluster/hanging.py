@@ -1,9 +1,12 @@
-"""Cells that hang, or whose ranks drift out of step, and what the doctor reports on each."""
+"""Cells that hang, or whose ranks drift out of step, what the doctor reports on each, and how they are ended."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from ddp_lab import CellError
 from ddp_lab.diagnostics.hang_report import HangReport
 from ddp_lab.output.board import SilentBoard
+from tests import leftovers
 from tests.cluster.conftest import Lab
 from tests.waiting import wait_until
 
@@ -167,6 +171,16 @@ class Announced(SilentBoard):
 
 
 @contextlib.contextmanager
+def impatient(lab: Lab, seconds: float = 0.6) -> Iterator[Announced]:
+    """A board for cells that are watched with this time until the end of the block."""
+    before, lab.hang_seconds = lab.hang_seconds, seconds
+    try:
+        yield Announced()
+    finally:
+        lab.hang_seconds = before
+
+
+@contextlib.contextmanager
 def running(lab: Lab, code: str, **options: Any) -> Iterator[None]:
     """A cell that hangs, until the end of the block."""
     lab.run("groups_ = [dist.new_group([0, 1]) for _ in range(2)]") if "groups_" in code else None
@@ -200,12 +214,8 @@ def settled(lab: Lab, kind: str) -> HangReport:
 def told_apart(lab: Lab, name: str) -> None:
     """Asserts the diagnosis of ranks out of step, in that cell of `APART`, which is then interrupted."""
     code, begins, words = APART[name]
-    board, before, lab.hang_seconds = Announced(), lab.hang_seconds, 0.6
-    try:
-        with running(lab, code, board=board):
-            wait_until(lambda: bool(board.said), "the word")
-    finally:
-        lab.hang_seconds = before
+    with impatient(lab) as board, running(lab, code, board=board):
+        wait_until(lambda: board.said, "the word")
     [text] = [said for _, said in board.said if "`%cluster doctor`" in said]
     assert text.startswith(begins)
     for some in words:
@@ -220,3 +230,42 @@ def diagnosed(lab: Lab, name: str) -> HangReport:
     for some in words:
         assert some in report.diagnosis.sentence, report
     return report
+
+
+# A rank that waits for a failed one does so until it is told, not for a time.
+NO_FIXED_WAITS = (
+    "from ddp_lab.engine import agent as agent_\n"
+    "usual = {name: getattr(agent_, name) for name in ('_GRACE_SECONDS', '_NEWS_SECONDS')}\n"
+    "for name in usual: setattr(agent_, name, 600)"
+)
+WAITS_AGAIN = "for name, seconds in usual.items(): setattr(agent_, name, seconds)"
+
+
+def interrupt_when(condition: Callable[[], bool]) -> threading.Thread:
+    """Presses the interrupt button once `condition` holds."""
+
+    def press() -> None:
+        wait_until(condition, "the moment to interrupt")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    return thread
+
+
+def in_line(lab: Lab, rank: int, text: str) -> Callable[[], bool]:
+    """Whether a rank's main thread is somewhere that shows `text` in its stack."""
+
+    def look() -> bool:
+        stack = lab.wire.request([rank], "ping", 1.0, stack=True).get(rank, {}).get("stack", [])
+        return any(text in frame for frame in stack)
+
+    return look
+
+
+def kill_controller(lab: Lab) -> int:
+    """Kills it as the system does that has no memory left; returns its process id once it is gone."""
+    pid = lab.pids()["controller"]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not leftovers.alive(pid), "the controller's end")
+    return pid

@@ -6,15 +6,14 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from ddp_lab import CellError, ClusterError
+from ddp_lab import ClusterError
 from ddp_lab.diagnostics.hang_report import HangReport
 from ddp_lab.diagnostics.rank_state import Examined, Place
 from tests.cluster.conftest import Lab
-from tests.cluster.hanging import APART, HANGS, MODEL, Announced, diagnosed, running, settled, told_apart
+from tests.cluster.hanging import APART, HANGS, MODEL, Announced, diagnosed, impatient, running, settled, told_apart
 from tests.waiting import wait_until
 
 
@@ -55,20 +54,6 @@ def test_the_doctor_loads_no_compiler(lab: Lab) -> None:
     loaded = "import sys; ('torch._inductor' in sys.modules, '_inductor' in vars(torch))"
     assert lab.run(loaded).values == {0: (False, False), 1: (False, False)}
     assert lab.run("torch._inductor.config.debug").values == {0: False, 1: False}  # who needs it finds it
-
-
-def test_frames_in_shared_memory_load_no_compiler() -> None:
-    """The same of our own backend, whose collectives have frames of the same kind."""
-    ask = (
-        "import sys; from ddp_lab.engine.status import flights\n"
-        "frames = [one for number in range(9) for one in flights.frames_of(dist.group.WORLD.group_name, number)]\n"
-        "([line for file, line in frames if 'cell' in file], 'torch._inductor' in sys.modules)"
-    )
-    with Lab(2, backend="shm") as cluster:
-        cluster.run("x = torch.ones(8)\n\ndist.all_reduce(x)")
-        found, loaded = cluster.run(ask).values[0]
-    assert 3 in found
-    assert not loaded
 
 
 def test_nothing_runs(lab: Lab) -> None:
@@ -112,33 +97,25 @@ def test_a_paused_backward(lab: Lab) -> None:
 
 def test_a_cell_without_progress_says_so_once(lab: Lab) -> None:
     """While ranks wait for each other longer than the watch time the cell is told why, once; outputs are progress."""
-    board, lab.hang_seconds = Announced(), 0.6
-    try:
+    with impatient(lab) as board:
         with running(lab, HANGS["sleep"][0], board=board):
-            wait_until(lambda: bool(board.said), "the word")
+            wait_until(lambda: board.said, "the word")
             settled(lab, "busy")
         ((ranks, text),) = board.said
         assert ranks == [0, 1]
         assert text.startswith("no progress for ")
         assert "rank 1 is in `time.sleep(600)`" in text
         talking = Announced()
-        code = "import time\nfor i in range(20):\n    time.sleep(0.1); print(i)"
-        lab.run(
-            code + "\n    dist.barrier() if rank == 0 and i == 19 else None\nif rank: dist.barrier()", board=talking
-        )
+        code = "import time\nfor i in range(20):\n    time.sleep(0.1); print(i)\n"
+        code += "    dist.barrier() if rank == 0 and i == 19 else None\nif rank: dist.barrier()"
+        lab.run(code, board=talking)
         assert talking.said == []
-    finally:
-        lab.hang_seconds = 10.0
 
 
 def test_a_wait_for_a_rank_that_has_ended(lab: Lab) -> None:
     """A rank that waits for one whose cell is over is reported, not that they are out of step."""
-    board, lab.hang_seconds = Announced(), 0.6
-    try:
-        with running(lab, "if rank == 0: dist.all_reduce(torch.ones(1))", board=board):
-            wait_until(lambda: bool(board.said), "the word")
-    finally:
-        lab.hang_seconds = 10.0
+    with impatient(lab) as board, running(lab, "if rank == 0: dist.all_reduce(torch.ones(1))", board=board):
+        wait_until(lambda: board.said, "the word")
     text = board.said[0][1]
     assert text.startswith("no progress for ")
     assert "rank 1 has finished the cell; rank 0 still waits in all_reduce #" in text
@@ -151,18 +128,23 @@ def test_ranks_that_run_apart(lab: Lab, name: str) -> None:
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
-def test_ranks_that_catch_up_are_left_alone(lab: Lab) -> None:
-    """Each rank is ahead in turn, by collectives that it does not wait for: they catch up, and nothing is said."""
-    board, lab.hang_seconds = Announced(), 0.6
-    code = (
-        "import time\nfor i in range(12):\n    works = []\n    for j in range(40):\n"
-        "        if rank == i % 2: time.sleep(0.004)\n"
-        "        works.append(dist.all_reduce(torch.ones(4), async_op=True))\n    for work in works: work.wait()"
-    )
-    try:
+CATCH_UP = """
+import time
+for i in range(12):
+    works = []
+    for j in range(40):
+        if rank == i % 2: time.sleep(0.004)
+        works.append(dist.all_reduce(torch.ones(4), async_op=True))
+    for work in works: work.wait()
+"""
+
+
+@pytest.mark.parametrize(("code", "seconds"), [(CATCH_UP, 0.6), ("import time; time.sleep(2)", 0.3)])
+def test_what_is_left_alone(lab: Lab, code: str, seconds: float) -> None:
+    """Each rank is ahead in turn, by collectives that it does not wait for: they catch up, and nothing is said. Nor is
+    it, however long it takes, of a cell in which nobody waits."""
+    with impatient(lab, seconds) as board:
         lab.run(code, board=board)
-    finally:
-        lab.hang_seconds = 10.0
     assert board.said == []
 
 
@@ -180,37 +162,15 @@ def test_what_is_in_flight(lab: Lab) -> None:
     assert (health[1].in_flight, status[1].in_flight) == ("", "")
 
 
-def test_a_cell_that_computes_is_left_alone(lab: Lab) -> None:
-    """Nobody waits: however long it takes, nothing is said."""
-    board, lab.hang_seconds = Announced(), 0.3
-    try:
-        lab.run("import time; time.sleep(2)", board=board)
-        assert board.said == []
-    finally:
-        lab.hang_seconds = 10.0
-
-
-def test_a_dead_rank_is_named(tmp_path: Path) -> None:
-    """Of a rank that is gone the doctor says how it ended."""
-    with Lab(2) as cluster:
-        with pytest.raises(CellError):
-            cluster.run("import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()")
-        found = cluster.doctor().diagnosis
-    assert found.kind == "lost"
-    assert "rank 1 failed" in found.sentence
-    assert "SIGKILL" in found.sentence
-
-
-def test_a_rank_that_holds_the_interpreter(tmp_path: Path) -> None:
+def test_a_rank_that_holds_the_interpreter(lab: Lab) -> None:
     """A call into C that keeps Python's lock answers nobody: the rank is said to be silent, and who waits for it."""
-    with Lab(2) as cluster:
-        code = "import ctypes\nif rank == 1: ctypes.PyDLL(None).usleep(6_000_000)\ndist.barrier()"
-        cell = cluster.run(code, wait=False)
-        report = settled(cluster, "silent")
-        assert report.diagnosis.stuck
-        assert "rank 1 is unresponsive" in report.diagnosis.sentence
-        assert "rank 0 waits for it" in report.diagnosis.sentence
-        cell.wait()
+    code = "import ctypes\nif rank == 1: ctypes.PyDLL(None).usleep(6_000_000)\ndist.barrier()"
+    cell = lab.run(code, wait=False)
+    report = settled(lab, "silent")
+    assert report.diagnosis.stuck
+    assert "rank 1 is unresponsive" in report.diagnosis.sentence
+    assert "rank 0 waits for it" in report.diagnosis.sentence
+    cell.wait()
 
 
 def test_the_text_has_a_few_frames_of_each_rank() -> None:

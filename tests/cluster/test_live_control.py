@@ -310,16 +310,3 @@ def test_a_failure_ends_a_pause(lab: Lab, tmp_path: Path) -> None:
     with pytest.raises(CellError, match="on purpose"):
         running.wait()
     assert lab.values("for _ in range(3): step()\nmodel._live.waiting") == {0: False, 1: False}
-
-
-def test_a_rank_that_dies(tmp_path: Path) -> None:
-    """An injected death ends the cell with words about the rank that died, its mark is on the timeline, and a restart
-    gives new ranks."""
-    with Lab(2) as lab:
-        with training(lab, tmp_path, fails="SIGKILL"):
-            lab.inject(faults.DeadRank(rank=1))
-        assert (1, "this rank dies") in [(rank, name) for rank, _, name in lab.timeline.marks()]
-        with pytest.raises(ClusterError, match="rank 1"):
-            lab.reconfigure(bucket_cap_mb=1)
-        lab.restart()
-        lab.run(MODEL + "for _ in range(3): step()")

@@ -8,8 +8,7 @@ import re
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -17,13 +16,11 @@ import psutil
 import pytest
 
 from ddp_lab import CellError
-from ddp_lab.cluster.cells import run as run_module
 from ddp_lab.cluster.cells.messages import CellMessages
-from ddp_lab.output.board import LineBoard
 from tests import leftovers
 from tests.benchmarks.recovery import SETUP, STATES, State, interrupted
 from tests.cluster.conftest import Lab
-from tests.cluster.hanging import Announced
+from tests.cluster.hanging import NO_FIXED_WAITS, WAITS_AGAIN, Announced, in_line, kill_controller
 from tests.waiting import wait_until
 
 # A cell that does not end by itself, for each state a rank may be in when it is interrupted.
@@ -41,42 +38,20 @@ HANGS = {**STATES, "await": AWAIT, "destructor": DESTRUCTOR}
 def lab() -> Iterator[Lab]:
     """Two ranks on Gloo, which gives no way to end what waits; tests/cluster/test_shm.py has some of this on "shm"."""
     with Lab(2, backend="gloo") as cluster:
+        cluster.run(SETUP)
         yield cluster
 
 
 @pytest.fixture
 def steady(lab: Lab) -> Lab:
-    """The module's cluster, whole, with a tensor, a variable and a group of the user's."""
-    lab.run(f"t = torch.ones(4)\n{SETUP}")
+    """The module's cluster, whole, with tensors, a variable and a group of the user's."""
+    lab.run("import time; t, x = torch.ones(4), torch.ones(4); kept = f'kept on {rank}'; pair = dist.new_group([0, 1])")
     return lab
 
 
 def state(lab: Lab) -> list[object]:
     """What must survive: process ids and a variable."""
     return [lab.values("import os; os.getpid(), kept"), lab.pids()]
-
-
-def interrupt_when(condition: Callable[[], bool], sent: list[float]) -> threading.Thread:
-    """Presses the interrupt button once `condition` holds, and notes when."""
-
-    def press() -> None:
-        wait_until(condition, "the moment to interrupt")
-        sent.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=press)
-    thread.start()
-    return thread
-
-
-def in_line(lab: Lab, rank: int, text: str) -> Callable[[], bool]:
-    """Whether a rank's main thread is somewhere that shows `text` in its stack."""
-
-    def look() -> bool:
-        stack = lab.wire.request([rank], "ping", 1.0, stack=True).get(rank, {}).get("stack", [])
-        return any(text in frame for frame in stack)
-
-    return look
 
 
 def raise_while_peers_wait(lab: Lab) -> None:
@@ -94,24 +69,16 @@ def raise_while_peers_wait(lab: Lab) -> None:
 def test_raise_while_peers_wait(steady: Lab) -> None:
     """A rank that raises frees the peer that waits for it, and is named first; nothing is lost."""
     before = state(steady)
-    for _ in range(3):
-        raise_while_peers_wait(steady)
-        assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+    raise_while_peers_wait(steady)
+    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
     assert state(steady) == before
-
-
-_NO_FIXED_WAITS = (
-    "from ddp_lab.engine import agent as agent_\n"
-    "usual = {name: getattr(agent_, name) for name in ('_GRACE_SECONDS', '_NEWS_SECONDS')}\n"
-    "for name in usual: setattr(agent_, name, 600)"
-)
 
 
 def test_peers_of_a_failed_rank_wait_for_events(steady: Lab, tmp_path: Path) -> None:
     """A rank that waits for a failed one is unblocked by what it is told, not because some time has passed; its error
     is formatted once."""
     steady.run(
-        f"{_NO_FIXED_WAITS}\nformatted = []\nformatter = get_ipython().InteractiveTB\n"
+        f"{NO_FIXED_WAITS}\nformatted = []\nformatter = get_ipython().InteractiveTB\n"
         "def counted(*a, **k): formatted.append(a); return type(formatter).structured_traceback(formatter, *a, **k)\n"
         "formatter.structured_traceback = counted"
     )
@@ -129,31 +96,15 @@ def test_peers_of_a_failed_rank_wait_for_events(steady: Lab, tmp_path: Path) -> 
         run.wait()
     assert list(caught.value.failures) == [1, 0]
     assert steady.values("len(formatted)") == {0: 1, 1: 1}
-    steady.run("for name, seconds in usual.items(): setattr(agent_, name, seconds)\ndel formatter.structured_traceback")
-
-
-def test_a_killed_rank_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a rank's process ends the cell, without another look at the ranks, and is the reason that the others
-    wait for."""
-    monkeypatch.setattr(run_module, "_LOOK_S", 600.0)
-    with Lab(2, backend="gloo") as lab:
-        lab.run(_NO_FIXED_WAITS, ranks=[0])
-        run = lab.run("if rank == 0: dist.all_reduce(torch.ones(4))\nelse: import time; time.sleep(600)", wait=False)
-        wait_until(in_line(lab, 0, "all_reduce("), "rank 0 in the collective")
-        os.kill(lab.pids()["rank 1"], signal.SIGKILL)
-        with pytest.raises(CellError, match=r"rank 1 was killed by SIGKILL \(signal 9\)") as caught:
-            run.wait()
-        assert list(caught.value.failures) == [1, 0]
-        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+    steady.run(f"{WAITS_AGAIN}\ndel formatter.structured_traceback")
 
 
 @pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS.keys())
 def test_interrupt_frees_whoever_waits(steady: Lab, hang: State) -> None:
     """An interrupt ends a cell, whatever its ranks are stuck in; processes and variables are kept."""
     before = state(steady)
-    for _ in range(2):
-        interrupted(steady, hang)
-        assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+    interrupted(steady, hang)
+    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
     assert state(steady) == before
     assert steady.values("g = torch.ones(1); dist.all_reduce(g, group=pair); g.item()") == {0: 2.0, 1: 2.0}
 
@@ -362,14 +313,6 @@ def test_same_slip_on_all_ranks_costs_no_rejoin(steady: Lab) -> None:
     assert any(groups_survive() for _ in range(10))
 
 
-def test_plain_error_on_one_rank_only(steady: Lab) -> None:
-    """A rank that raises where nobody waits for it leaves a cluster whose next cell works."""
-    with pytest.raises(CellError) as caught:
-        steady.run("if rank == 1: raise ValueError('alone')")
-    assert list(caught.value.failures) == [1]
-    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
-
-
 def test_unequal_collectives_are_noticed(steady: Lab) -> None:
     """A failed cell after which one rank had entered more collectives than the other is followed by a rejoin."""
     with pytest.raises(CellError):
@@ -395,18 +338,14 @@ def test_scripts_may_make_the_default_group(steady: Lab) -> None:
     steady.run("more = [dist.new_group() for _ in range(8)]; del more")
 
 
-HOLDERS = {
-    "live model": "held = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))",
-    "our live model": "held = ddp_lab.DistributedDataParallel(torch.nn.Linear(2, 2))",
-    "work": "held = dist.all_reduce(torch.ones(1), async_op=True); held.wait()",
-    "reference": "held = dist.group.WORLD",
-}
-
-
-@pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS.keys())
-def test_freeing_needs_more_than_destroying(steady: Lab, holder: str) -> None:
-    """With a model, a work or a reference alive, destroying the group frees no peer; our way does, and rejoins."""
-    steady.run(holder)
+def test_freeing_needs_more_than_destroying(steady: Lab) -> None:
+    """With models, a work and a reference alive, destroying the group frees no peer; our way does, and rejoins."""
+    steady.run(
+        "models = [one(torch.nn.Linear(2, 2)) for one in"
+        " (torch.nn.parallel.DistributedDataParallel, ddp_lab.DistributedDataParallel)]\n"
+        "work = dist.all_reduce(torch.ones(1), async_op=True); work.wait()\n"
+        "reference = dist.group.WORLD"
+    )
     code = "if rank == 0: dist.all_reduce(t)\ndist.destroy_process_group()\nimport time\ntime.sleep(600)"
     run = steady.run(code, wait=False)
     wait_until(in_line(steady, 1, "time.sleep(600)"), "rank 1 after the group's end")
@@ -420,7 +359,7 @@ def test_freeing_needs_more_than_destroying(steady: Lab, holder: str) -> None:
         0: "RuntimeError",
     }
     assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
-    steady.run("del held")
+    steady.run("del models, work, reference")
 
 
 @pytest.mark.parametrize("model", ["ddp_lab.DistributedDataParallel", "torch.nn.parallel.DistributedDataParallel"])
@@ -497,12 +436,6 @@ def test_groups_that_take_turns_are_rebuilt(steady: Lab) -> None:
     steady.run("del model, turns, mixed")
 
 
-def test_workers_of_a_data_loader(steady: Lab) -> None:
-    """A rank can start worker processes, as a DataLoader does."""
-    code = "sum(int(x.sum()) for x in torch.utils.data.DataLoader(list(range(8)), batch_size=2, num_workers=2))"
-    assert steady.values(code) == {0: 28, 1: 28}
-
-
 @pytest.mark.soak
 def test_pause_of_a_minute(steady: Lab) -> None:
     """A machine that pauses for a minute loses no rank: processes stopped that long go on as before."""
@@ -546,53 +479,6 @@ def test_group_that_cannot_be_rebuilt_is_named(steady: Lab) -> None:
     assert "[0, 1]" in caught.value.failures[0].message
     steady.run("del lost")
     assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
-
-
-def kill_controller(lab: Lab) -> int:
-    """Kills it as the system does that has no memory left; returns its process id once it is gone."""
-    pid = lab.pids()["controller"]
-    with contextlib.suppress(ProcessLookupError):  # nothing has needed a successor of the one that was killed before
-        os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not leftovers.alive(pid), "the controller's end")
-    return pid
-
-
-def test_a_controller_that_is_killed_costs_nothing(tmp_path: Path) -> None:
-    """Killed in a cell, with another one queued behind it: a sentence says who was killed, both cells end with their
-    values, ranks keep processes and variables. Killed while nothing runs, and in the moment of an interrupt: push,
-    pull, rejoin, doctor and interrupt work."""
-    with Lab(2, backend="gloo") as lab:
-        lab.run("t = torch.ones(4); kept = rank + 20")
-        before = lab.values("import os; os.getpid(), kept")
-        said, gate = Announced(), tmp_path / "gate"
-        code = f"while not os.path.exists({str(gate)!r}): pass\ndist.all_reduce(t)\nrank + 40"
-        first = lab.run(code, wait=False, board=said)
-        second = lab.run("rank + 50", wait=False)
-        wait_until(lambda: {one.state for one in lab.status()} == {"running"}, "the cell")
-        former = kill_controller(lab)
-        wait_until(lambda: said.said, "what is said")
-        restarted = "the controller was killed by SIGKILL (signal 9). The controller was restarted."
-        assert said.said[0][1].startswith(restarted)
-        gate.touch()
-        assert first.wait().values == {0: 40, 1: 41}
-        assert second.wait().values == {0: 50, 1: 51}
-        assert lab.pids()["controller"] != former
-        kill_controller(lab)
-        lab.push({"sent": 7})
-        assert lab.pull("sent") == {0: 7, 1: 7}
-        kill_controller(lab)
-        lab.rejoin()
-        assert restarted in str(lab.doctor())
-
-        def killed() -> bool:
-            return in_line(lab, 0, "all_reduce(t)")() and bool(kill_controller(lab))
-
-        thread = interrupt_when(killed, [])
-        with pytest.raises(KeyboardInterrupt):
-            lab.run("if rank == 0: dist.all_reduce(t)\nelse:\n    import time; time.sleep(600)")
-        thread.join()
-        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
-        assert lab.values("os.getpid(), kept") == before
 
 
 @pytest.mark.soak
@@ -653,87 +539,6 @@ def test_a_stopped_controller_keeps_no_cell_waiting(steady: Lab) -> None:
     run.interrupt()
     with pytest.raises(CellError):
         run.wait()
-
-
-def test_rank_killed_in_a_cell() -> None:
-    """A rank that is killed ends the cell on every rank, is named with its signal, and restart() gives new ranks."""
-    with Lab(2) as lab:
-        lab.run("t = torch.ones(1)")
-        with pytest.raises(CellError, match=r"rank 1.*SIGKILL"):
-            lab.run("import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.all_reduce(t)")
-        assert [record.state for record in lab.status()][1] == "lost"
-        assert lab.status()[1].exit_code == -signal.SIGKILL
-        lab.restart()
-        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
-
-
-def test_dead_ranks_get_new_processes() -> None:
-    """The next cell, or a rejoin, replaces dead ranks alone, says so, and builds the user's groups again."""
-    with Lab(3) as lab:
-        lab.run("kept = rank; last = dist.new_group([1, 2])")
-        for victims in ([1], [0, 2]):
-            pids = lab.pids()
-            with pytest.raises(CellError, match=r"(was|were) killed by SIGSEGV"):
-                lab.run(f"import os, time\nif rank in {victims}: os.kill(os.getpid(), 11)\ntime.sleep(600)")
-            assert lab.sum_of_ones() == dict.fromkeys(range(3), 3.0)
-            new = {name for name, pid in lab.pids().items() if pid != pids[name]}
-            assert new == {f"rank {victim}" for victim in victims}
-        assert lab.values("globals().get('kept')") == {0: None, 1: None, 2: None}
-        os.kill(lab.pids()["rank 2"], signal.SIGKILL)
-        wait_until(lambda: "rank 2" not in lab.pids(), "the end of rank 2")
-        assert lab.rejoin() == {2: "was killed by SIGKILL (signal 9)"}
-        assert lab.rejoin(replace=[0]) == {0: "was terminated to be replaced"}
-        assert lab.sum_of_ones() == dict.fromkeys(range(3), 3.0)
-
-
-def test_a_crash_tells_its_line() -> None:
-    """What a rank wrote last, and where it crashed in C code, is in the error; the next cell says which rank is new."""
-    with Lab(2) as lab:
-        with pytest.raises(CellError) as caught:
-            lab.run("import ctypes\nif rank == 1:\n    ctypes.string_at(0)", label="crash")
-        words = caught.value.report
-        assert "rank 1 was killed by SIGSEGV (signal 11)" in words
-        assert "Fatal Python error: Segmentation fault" in words
-        assert 'File "<cell crash>", line 3' in words
-        assert "interactiveshell" not in words
-        lines: list[str] = []
-        board = LineBoard(lambda stream, line: lines.append(line))
-        lab.run("1", board=board)
-        assert lines[0].startswith(
-            "[rank 1] a new process (the former one was killed by SIGSEGV (signal 11)); its variables are lost"
-        )
-        assert "`ddp_lab.copy_state_from(0)`" in lines[0]
-
-
-def test_a_rank_that_answers_nobody() -> None:
-    """A call into C code that keeps the GIL can't be interrupted: that rank's process alone is ended and replaced."""
-    with Lab(2) as lab:
-        lab.run("import ctypes; t = torch.ones(1); kept = rank")
-        sent: list[float] = []
-        thread = interrupt_when(in_line(lab, 0, "all_reduce(t)"), sent)
-        with pytest.raises(KeyboardInterrupt) as caught:
-            lab.run("if rank == 1: ctypes.PyDLL(None).sleep(600)\ndist.all_reduce(t)")
-        thread.join()
-        words = "\n".join(caught.value._render_traceback_())  # type: ignore[attr-defined]
-        assert "rank 1 was unresponsive" in words
-        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
-        assert lab.values("globals().get('kept')") == {0: 0, 1: None}
-
-
-def test_failure_frees_groups_the_culprit_is_not_in() -> None:
-    """Ranks that wait in a group without the failing rank are freed too."""
-    with Lab(3) as lab:
-        lab.run("outer = dist.new_group([0, 2]); t = torch.ones(1)")
-        with pytest.raises(CellError) as caught:
-            lab.run(
-                "if rank == 1: raise ValueError('culprit')\n"
-                "if rank == 0: dist.barrier()\n"
-                "else: dist.all_reduce(t, group=outer)"
-            )
-        failures = caught.value.failures
-        assert next(iter(failures)) == 1
-        assert sorted(failures) == [0, 1, 2]
-        assert lab.sum_of_ones() == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
 def test_a_worker_that_drops_its_interrupt_ends(steady: Lab) -> None:
