@@ -35,6 +35,6 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 @pytest.fixture(scope="module")
 def lab(network: Network) -> Iterator[Lab]:
-    """One rank on a, two on b."""
-    with Lab(hosts="a:1,b:2", hang_seconds=None) as cluster:
+    """One rank on a, two on b; a host that is silent for 20 s is lost."""
+    with Lab(hosts="a:1,b:2", hang_seconds=None, host_timeout=20) as cluster:
         yield cluster

@@ -1,10 +1,12 @@
-"""A cluster on two hosts: it trains, is interrupted, survives a cut cable, and tells what time it is."""
+"""A cluster on two hosts: it trains, is interrupted, survives a cut cable and a lost host, and tells the time."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,8 +18,9 @@ from ddp_lab import Cluster
 from ddp_lab.errors import CellError, ClusterError
 from tests.cluster.conftest import Lab
 from tests.hosts.conftest import CLOCKS
-from tests.hosts.network import Network
-from tests.leftovers import alive
+from tests.hosts.network import ROOT, Network
+from tests.hosts.test_lost_hosts import train_for_ever, trains_again
+from tests.leftovers import alive, processes
 from tests.waiting import wait_until
 
 MODEL = """
@@ -236,3 +239,42 @@ def test_this_machine_and_another_command_than_ssh(network: Network) -> None:
         assert lab.values("large.nbytes") == {0: 1 << 20, 1: 1 << 20}
         interfaces = lab.values("import os; os.environ['GLOO_SOCKET_IFNAME']")
         assert interfaces == {0: network.bridge, 1: "eth7"}
+
+
+def test_a_host_without_power(lab: Lab, network: Network) -> None:
+    """The host of rank 0 and of the rendezvous is lost: rejoin says who is missing, and works when it has booted."""
+    host = network.hosts["a"]
+    run = train_for_ever(lab)
+    host.kill()
+    with pytest.raises(CellError, match="rank 0 was lost with host a"):
+        run.wait()
+    host.mend()  # its network is back before its sshd
+    with pytest.raises(ClusterError, match="host a could not be reached with ssh"):
+        lab.rejoin()
+    host.start()
+    assert list(lab.rejoin()) == [0]
+    trains_again(lab, 1)
+
+
+def test_a_notebook_that_is_killed(network: Network) -> None:
+    """Its ranks on other hosts end with it, and the connection to them."""
+    host = network.hosts["b"]
+    before = len(host.processes())
+    connections = {pid for pid, command in processes().items() if "host_server" in command}
+    code = "import ddp_lab; ddp_lab.Cluster(hosts='b:1').start(); print('up', flush=True); input()"
+    client = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    with client:
+        assert client.stdout is not None
+        assert b"up" in client.stdout.readline()
+        assert len(host.processes()) > before
+        client.send_signal(signal.SIGKILL)
+    wait_until(lambda: len(host.processes()) == before, "the ranks' end")
+    wait_until(
+        lambda: {pid for pid, command in processes().items() if "host_server" in command} == connections,
+        "the connection's end",
+    )
