@@ -62,13 +62,18 @@ def test_clusters_share_one(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Non
     assert leftovers.alive(begun)
 
 
-def test_other_variables_take_its_place(fresh: None) -> None:
-    """A cluster with other variables gets another zygote; the former ends with the last cluster that came from it."""
+def test_another_takes_its_place(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster with other variables gets another zygote, and so does one that is started after a package was replaced;
+    the former ends with the last cluster that came from it."""
     with Lab(1) as lab:
         former = zygote.pid()
         with Lab(1, env={"SOME": "thing"}) as other:
             assert other.values("import os; os.environ['SOME']") == {0: "thing"}
             assert _parent(other.pids()["fork server"]) == zygote.pid() != former
+            monkeypatch.setattr("importlib.metadata.version", lambda package: "0")
+            with Lab(1, env={"SOME": "thing"}) as later:
+                assert _parent(later.pids()["fork server"]) == zygote.pid()
+                assert len(zygote.pids()) == 3
         assert lab.values("import os; os.environ.get('SOME')") == {0: None}
     _ends(former)
 
@@ -198,12 +203,12 @@ def test_jupyterlab_offers_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     command = [sys.executable, "-m", "ddp_lab", "lab", str(tmp_path), "--no-browser", "--allow-root", "--port=0"]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        [variables] = wait_until(lambda: list(tmp_path.glob("ddp_lab-*/variables")), "the zygote")
-        assert variables.parent.name.startswith(f"ddp_lab-{server.pid}-")
+        [listens] = wait_until(lambda: list(tmp_path.glob("ddp_lab-*/zygote")), "the zygote")
+        assert listens.parent.name.startswith(f"ddp_lab-{server.pid}-")
     finally:
         server.kill()
         server.wait()
-    wait_until(lambda: not variables.parent.exists(), "the end of its folder")
+    wait_until(lambda: not listens.parent.exists(), "the end of its folder")
 
 
 def test_none_is_started(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,9 @@ Importing torch is most of a cluster's start. So one process, the zygote, import
 (`ddp_lab.engine.processes.zygote`); a cluster that starts later is ready in tenths of a second. `%load_ext ddp_lab`
 starts it, or already the kernel (`ddp_lab.notebook.kernel`), unless DDP_LAB_EARLY=0 is in the environment; else the
 first cluster does. It has the variables of the cluster that it was started for. A cluster with others gets a zygote of
-its own, which takes its place: variables may count at an import. What it forks gets all variables as they are then.
-Clusters that outlive this process, and fork servers of other hosts, are started without it.
+its own, which takes its place: variables may count at an import. So does the next cluster after pip has replaced torch,
+or one of our files has changed. What it forks gets all variables as they are then. Clusters that outlive this process,
+and fork servers of other hosts, are started without it.
 
 `ddp-lab lab` offers a zygote to all kernels of its JupyterLab: a kernel with the same variables has its own forked from
 that, which takes hundredths of a second. It ends with its kernel all the same.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib.metadata
 import json
 import os
 import select
@@ -36,6 +38,8 @@ from .devices import place
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
 OFFERED = "DDP_LAB_ZYGOTE"  # a folder, with a zygote that another process offers
 _OFF = "DDP_LAB_EARLY"
+_NEEDED = "needed"  # the file with what a client of an offered zygote must have, too
+_IMPORTED = ("torch", "numpy", "ipyparallel", "ipykernel", "ipython", "pyzmq", "tornado")
 _UNUSED_SECONDS = 600.0
 _LOG_BYTES = 65_536
 # Set by Jupyter, by shells, by pytest for each test, and read later; no import reads them.
@@ -274,13 +278,15 @@ def offer(folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[byte
         folder: an empty one, which only this user may enter; the value of `OFFERED`.
         environment: variables besides this process's.
     """
+    variables = process_environment({**place(None, None, environment).environment, **environment})
+    Path(folder, _NEEDED).write_text(json.dumps(_that_count(variables)))
     with not_debugged():
         return subprocess.Popen(
             [sys.executable, "-m", ZYGOTE, str(os.getpid()), "inf", str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=process_environment({**place(None, None, environment).environment, **environment}),
+            env=variables,
             cwd="/",
             start_new_session=True,
         )
@@ -292,7 +298,7 @@ def _offered(variables: Mapping[str, str]) -> _Forking | None:
         return None
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        if _that_count(json.loads(Path(folder, "variables").read_text())) == variables:
+        if json.loads(Path(folder, _NEEDED).read_text()) == variables:
             channel.connect(str(Path(folder, "zygote")))
             return _Forking(channel)
     except (OSError, ValueError):  # it has ended, or has only just been started
@@ -412,11 +418,18 @@ def _readable(descriptor: int, seconds: float | None) -> bool:
 
 
 def _that_count(environment: Mapping[str, str]) -> dict[str, str]:
-    return {
+    """What makes two zygotes different: variables, versions of what they import, and when our files were changed."""
+    versions = {}
+    for package in _IMPORTED:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[f"{package} version"] = importlib.metadata.version(package)
+    changed = max(path.stat().st_mtime_ns for path in Path(_PACKAGE_ROOT, "ddp_lab").rglob("*.[ps][yo]"))
+    variables = {
         name: value
         for name, value in environment.items()
         if name not in _NEVER_AT_IMPORT and not name.startswith(_NEVER_PREFIXES)
     }
+    return {**variables, **versions, "ddp_lab changed": str(changed)}
 
 
 def not_debugged() -> contextlib.AbstractContextManager[None]:

@@ -13,7 +13,7 @@ What it forks ends with it, and it with its parent: see `parent_watch`. It also 
 socket, or asked for nothing for so many seconds, and none of its processes runs.
 
 With a FOLDER as third argument it serves every process of this user that connects to the socket `zygote` there, which
-has one forked for itself; its variables that may count are in `variables` beside it. It ends with its parent only.
+has one forked for itself. It ends with its parent only.
 """
 
 from __future__ import annotations
@@ -199,7 +199,6 @@ def _listener(folder: Path) -> socket.socket:
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     made.bind(str(folder / "zygote"))
     made.listen()
-    (folder / "variables").write_text(json.dumps(dict(os.environ)))
     return made
 
 
