@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_lab import DistributedDataParallel
-from tests.ranks.conftest import Ranks
 from tests.ranks.harness import on_ranks
 from tests.ranks.provoking import Branches, assert_trains, batch, warned
 from tests.ranks.wrapping import FORWARD_SYNC, needs_forward_sync
@@ -57,15 +56,11 @@ def test_deprecated_arguments(rank: int, size: int, arguments: dict[str, Any], w
     assert texts[0].startswith(words)
 
 
-def _nothing_deprecated(rank: int, size: int) -> list[str]:
-    return warned(
-        lambda: [_step(_model(**a), rank) for a in ({}, {"forward_sync_buffers": False}) if FORWARD_SYNC or not a]
-    )
-
-
-def test_right_use_is_silent(ranks: Ranks) -> None:
+@on_ranks(2)
+def test_right_use_is_silent(rank: int, size: int) -> None:
     """A model built and trained as it should be warns of nothing."""
-    assert ranks(2, _nothing_deprecated) == [[], []]
+    for arguments in [{}, {"forward_sync_buffers": False}] if FORWARD_SYNC else [{}]:
+        assert warned(lambda arguments=arguments: _step(_model(**arguments), rank)) == []
 
 
 @on_ranks(2)
@@ -77,14 +72,11 @@ def test_unnecessary_find_unused_parameters(rank: int, size: int) -> None:
     assert texts[0].startswith("find_unused_parameters=True was specified in DDP constructor, but did not find any")
 
 
-def _necessary_find_unused(rank: int, size: int) -> list[str]:
-    model = _model(find_unused_parameters=True)
-    return warned(lambda: [model(batch(rank), 2).sum().backward() for _ in range(3)])
-
-
-def test_necessary_find_unused_parameters(ranks: Ranks) -> None:
+@on_ranks(2)
+def test_necessary_find_unused_parameters(rank: int, size: int) -> None:
     """find_unused_parameters=True with unused parameters: no warning."""
-    assert ranks(2, _necessary_find_unused) == [[], []]
+    model = _model(find_unused_parameters=True)
+    assert warned(lambda: [model(batch(rank), 2).sum().backward() for _ in range(3)]) == []
 
 
 class _Transposed(nn.Module):
@@ -170,7 +162,9 @@ def test_autograd_grad(rank: int, size: int) -> None:
     assert "second.weight" in texts[0]
 
 
-def _penalty(rank: int, size: int) -> list[str]:
+@on_ranks(2)
+def test_autograd_grad_of_inputs_is_silent(rank: int, size: int) -> None:
+    """torch.autograd.grad on the inputs, as in a gradient penalty, is no mistake and warns of nothing."""
     model = _model()
 
     def step() -> None:
@@ -178,12 +172,7 @@ def _penalty(rank: int, size: int) -> list[str]:
         (slope,) = torch.autograd.grad(model(x).sum(), [x], create_graph=True)
         (model(x).sum() + slope.square().sum()).backward()
 
-    return [text for text in warned(step) if "autograd.grad" in text]
-
-
-def test_autograd_grad_of_inputs_is_silent(ranks: Ranks) -> None:
-    """torch.autograd.grad on the inputs, as in a gradient penalty, is no mistake and warns of nothing."""
-    assert ranks(2, _penalty) == [[], []]
+    assert [text for text in warned(step) if "autograd.grad" in text] == []
 
 
 def _all_reduce(state: Any, anything: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -123,7 +123,6 @@ def test_a_watch_tells_once_on_all_ranks(rank: int, size: int, action: str) -> N
     copied(torch.ones(4, 6))  # not watched
     checks = watch.checks
     watch.remove()
-    told, checks, raised = told, checks, raised
     assert len(told) == 1
     assert "'2.weight'" in told[0]
     assert checks == (2 if action == "raise" else 3)

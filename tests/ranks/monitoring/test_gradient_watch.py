@@ -116,7 +116,6 @@ def test_nan_and_inf_are_traced_to_parameter_and_rank(
         if step == 3:
             bad = watch.last.nonfinite
     assert watch.last.nonfinite is None
-    told, bad = told, bad
     assert len(told) == 1
     assert "'layers.1." in told[0]
     assert "on rank 1" in told[0]

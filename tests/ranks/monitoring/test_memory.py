@@ -12,8 +12,7 @@ from torch.distributed.fsdp import fully_shard
 
 import ddp_lab
 from ddp_lab import Timeline, native
-from tests.ranks.conftest import Ranks
-from tests.ranks.harness import RankPool
+from tests.ranks.harness import RankPool, on_ranks
 
 WIDTH, LAYERS = 256, 4
 LAYER = 4 * WIDTH * (WIDTH + 1)
@@ -143,7 +142,9 @@ def test_a_saved_timeline_predicts_the_same(measured: Callable[[str], Any], tmp_
         peak(prefetch=-1)
 
 
-def _refused(rank: int, size: int) -> list[str]:
+@on_ranks(1)
+def test_errors(rank: int, size: int) -> None:
+    """A function that trains nothing, and zero steps, are refused; nothing measured is said."""
     import torch
 
     model = torch.nn.Linear(4, 4)
@@ -154,19 +155,15 @@ def _refused(rank: int, size: int) -> list[str]:
             ddp_lab.measure_memory(step, model, optimizer, **options)  # type: ignore[arg-type]
         except ValueError as error:
             messages.append(str(error))
-    return messages
-
-
-def test_errors(ranks: Ranks) -> None:
-    """A function that trains nothing, and zero steps, are refused; nothing measured is said."""
-    [messages] = ranks(1, _refused)
     assert "did not run the model" in messages[0]
     assert "0 steps can't be measured" in messages[1]
     with pytest.raises(ValueError, match="the memory of no step was measured"):
         Timeline().predicted_memory()
 
 
-def _other_threads(rank: int, size: int) -> tuple[int, int, int]:
+@on_ranks(1)
+def test_bytes_are_counted_on_all_threads(rank: int, size: int) -> None:
+    """An allocation on another thread is in the peak; one that is freed after counting is subtracted all the same."""
     import threading
 
     import torch
@@ -183,16 +180,12 @@ def _other_threads(rank: int, size: int) -> tuple[int, int, int]:
     uncounted = torch.empty(1 << 12, dtype=torch.uint8)
     now, peak = extension.tensor_memory()
     del held, uncounted
-    return peak - before, now - before, extension.tensor_memory()[0] - before
+    assert (peak - before, now - before, extension.tensor_memory()[0] - before) == (1 << 20, 1 << 10, 0)
 
 
-def test_bytes_are_counted_on_all_threads(ranks: Ranks) -> None:
-    """An allocation on another thread is in the peak; one that is freed after counting is subtracted all the same."""
-    [(peak, now, after)] = ranks(1, _other_threads)
-    assert (peak, now, after) == (1 << 20, 1 << 10, 0)
-
-
-def _collections(rank: int, size: int) -> tuple[list[int], list[bool], bool]:
+@on_ranks(1)
+def test_garbage_is_collected_between_steps(rank: int, size: int) -> None:
+    """In a step none is, and before each only what is new, so that measured steps are about as long as others."""
     import gc
 
     import torch
@@ -214,12 +207,6 @@ def _collections(rank: int, size: int) -> tuple[list[int], list[bool], bool]:
     gc.callbacks.append(note)
     ddp_lab.measure_memory(training_step, model, optimizer, steps=3)
     gc.callbacks.remove(note)
-    return generations, automatic, gc.isenabled()
-
-
-def test_garbage_is_collected_between_steps(ranks: Ranks) -> None:
-    """In a step none is, and before each only what is new, so that measured steps are about as long as others."""
-    [(generations, automatic, after)] = ranks(1, _collections)
     assert generations == [1, 1, 1]
     assert not any(automatic)
-    assert after
+    assert gc.isenabled()
