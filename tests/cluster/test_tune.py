@@ -73,23 +73,24 @@ def test_the_faster_caps_are_found_and_applied(slow: Lab) -> None:
     assert not {"tune", "measure the link"} & set(slow.results), "these are not the user's cells"
 
 
-def test_while_a_cell_trains_an_interrupt_puts_all_back(slow: Lab, tmp_path: Path) -> None:
+def test_while_a_cell_trains_an_interrupt_puts_all_back(lab: Lab, tmp_path: Path) -> None:
     """Steps of a cell are taken as they come; interrupted after a round the model has what it had, and trains on."""
-    before = _settings(slow)
+    lab.run(MODEL)
+    before = _settings(lab)
     path = tmp_path / "stop"
-    running = slow.run(LOOP.format(path=str(path)), wait=False, timeout=DEADLINE_S)
+    running = lab.run(LOOP.format(path=str(path)), wait=False, timeout=DEADLINE_S)
 
     def interrupt(line: str) -> None:
         raise KeyboardInterrupt
 
     try:
         with pytest.raises(KeyboardInterrupt):
-            slow.tune(steps=4, tell=interrupt)
+            lab.tune(steps=4, tell=interrupt)
         assert not running.done
     finally:
         path.touch()
         running.wait()
-    assert _settings(slow) == before
+    assert _settings(lab) == before
 
 
 @pytest.mark.parametrize("how", ["cell", pytest.param("thread", marks=pytest.mark.soak)])
@@ -191,23 +192,25 @@ def test_turns_of_a_length_that_fits(lab: Lab) -> None:
     assert _settings(lab) == before
 
 
-def test_code_that_trains_no_step(slow: Lab) -> None:
+def test_code_that_trains_no_step(lab: Lab) -> None:
     """Code that does not train the model each time is told so, and the model has what it had."""
-    before = _settings(slow)
-    found = slow.tune("pass", steps=4, tell=lambda line: None)
+    lab.run(MODEL)
+    before = _settings(lab)
+    found = lab.tune("pass", steps=4, tell=lambda line: None)
     assert found.best is None
     assert "The code trained 0 steps of the model in 6 turns: it must train one each time." in str(found)
-    assert _settings(slow) == before
+    assert _settings(lab) == before
 
 
-def test_a_step_that_fails(slow: Lab) -> None:
+def test_a_step_that_fails(lab: Lab) -> None:
     """An error of the user's code is raised, and the model has what it had."""
-    before = _settings(slow)
-    slow.run("turns = 0")
+    lab.run(MODEL)
+    before = _settings(lab)
+    lab.run("turns = 0")
     with pytest.raises(CellError, match="on purpose"):
-        slow.tune("turns += 1\nif turns == 30: raise ValueError('on purpose')\nstep()", steps=4, tell=lambda line: None)
-    slow.run("for _ in range(2): step()")  # the ranks have rejoined: buckets are built again
-    assert _settings(slow) == before
+        lab.tune("turns += 1\nif turns == 30: raise ValueError('on purpose')\nstep()", steps=4, tell=lambda line: None)
+    lab.run("for _ in range(2): step()")  # the ranks have rejoined: buckets are built again
+    assert _settings(lab) == before
 
 
 @pytest.mark.soak
