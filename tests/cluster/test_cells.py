@@ -1,10 +1,10 @@
-"""Cells on real ranks: what runs, what comes back, how it fails."""
+"""Cells on real ranks: what runs, what comes back, how it fails; much output, and progress bars."""
 
 from __future__ import annotations
 
 import re
 import signal
-import sys
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,7 @@ def test_output_comes_while_the_cell_runs(lab: Lab, tmp_path: Path) -> None:
     code = f"import os, time\nprint('begun', rank)\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.005)"
     page = Page()
     run = lab.run(code, board=OutputBoard(page), wait=False)
-    wait_until(
-        lambda: "rank 0 │ begun 0\nrank 1 │ begun 1" in page.text, '"rank 0 │ begun 0\\nrank 1 │ begun 1" in page.text'
-    )
+    wait_until(lambda: "rank 0 │ begun 0\nrank 1 │ begun 1" in page.text, "the outputs")
     assert not run.done
     assert set(run.status().ranks.values()) == {"running"}
     go_on.touch()
@@ -84,27 +82,12 @@ def test_cells_are_ipython_cells(lab: Lab) -> None:
     }
 
 
-def test_help_is_shown(lab: Lab) -> None:
-    """`?name` shows the documentation, though a rank has no pager."""
-    assert "Returns a tensor" in page_of(lab, "?torch.ones")
-
-
 def test_tasks_live_on_between_cells(lab: Lab) -> None:
     """A task that one cell began is awaited in the next."""
     lab.run(
         "import asyncio\nasync def answer(): return 42\nawait asyncio.sleep(0)\nbegun = asyncio.create_task(answer())"
     )
     assert lab.values("await begun") == {0: 42, 1: 42}
-
-
-def test_classes_of_a_cell_can_be_pickled(lab: Lab) -> None:
-    """A class that a cell defines survives pickle and torch.save in a later cell."""
-    lab.run("class Net(torch.nn.Linear):\n    pass\nimport pickle, io, inspect")
-    assert lab.values("pickle.loads(pickle.dumps(Net(2, 3))).weight.shape[0]") == {0: 3, 1: 3}
-    lab.run("file = io.BytesIO(); torch.save(Net(2, 3), file); file.seek(0)")
-    assert lab.values("type(torch.load(file, weights_only=False)) is Net") == {0: True, 1: True}
-    lab.run("def own():\n    return 'source'")
-    assert lab.values("inspect.getsource(own)") == dict.fromkeys((0, 1), "def own():\n    return 'source'\n")
 
 
 def test_stderr_and_progress_bars(lab: Lab) -> None:
@@ -180,6 +163,7 @@ def test_error_shows_the_cells_own_line(lab: Lab) -> None:
     assert "Cell %%distributed [3], line 3" in report
     assert "----> 3     int('no number')" in report
     assert lab.values("y") == {0: 0, 1: 1}
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
 BAD = """
@@ -296,18 +280,6 @@ def test_timeout(lab: Lab) -> None:
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
-def test_a_time_limit_that_a_rank_ignores() -> None:
-    """A rank that swallows the interrupt, too, is named, and is not waited for."""
-    with Lab(1) as lab:
-        error = failure(
-            lab,
-            "import time\nwhile True:\n    try: time.sleep(600)\n    except KeyboardInterrupt: pass",
-            timeout=0.3,
-        )
-        assert str(error) == "rank 0 did not end within 0.3 s"
-        assert lab.busy_ranks() == {0}
-
-
 @pytest.mark.parametrize("wait", [True, False])
 def test_a_caller_that_looks_in(lab: Lab, tmp_path: Path, wait: bool) -> None:
     """While it waits for a cell, `tick` is called: here the cell ends by it."""
@@ -323,9 +295,7 @@ def test_a_caller_that_looks_in(lab: Lab, tmp_path: Path, wait: bool) -> None:
 def test_an_interrupt_of_who_waits_for_a_followed_cell(lab: Lab) -> None:
     """Ctrl-C while a cell in the background is waited for interrupts its ranks, which are idle then."""
     run = lab.run("import time\nprint('begun')\ntime.sleep(600)", wait=False)
-    wait_until(
-        lambda: all("begun" in run.text(rank) for rank in (0, 1)), 'all("begun" in run.text(rank) for rank in (0, 1))'
-    )
+    wait_until(lambda: all("begun" in run.text(rank) for rank in (0, 1)), "the outputs")
     with pytest.raises(KeyboardInterrupt):
         run.wait(tick=lambda: signal.raise_signal(signal.SIGINT))
     assert run.done
@@ -345,18 +315,8 @@ def test_a_followed_cell_that_can_not_be_shown(lab: Lab) -> None:
     with pytest.raises(OSError, match="the page is gone"):
         run.wait()
     assert (run.state, run.headline) == ("failed", "✗ can no longer be followed: OSError: the page is gone")
-    wait_until(lambda: not lab.busy_ranks(), "not lab.busy_ranks()")
+    wait_until(lambda: not lab.busy_ranks(), "the cell's end")
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
-
-
-def test_interrupting_a_followed_cell(lab: Lab) -> None:
-    """`CellRun.interrupt` ends a cell that nobody waits for; `wait` then says so."""
-    page = Page()
-    run = lab.run("print('begun')\nimport time\ntime.sleep(600)", board=OutputBoard(page), wait=False)
-    wait_until(lambda: "begun" in page.text, '"begun" in page.text')
-    run.interrupt()
-    with pytest.raises(CellError, match="interrupted"):
-        run.wait()
 
 
 def test_one_rank_goes_on_after_another_failed(lab: Lab, tmp_path: Path) -> None:
@@ -368,54 +328,10 @@ def test_one_rank_goes_on_after_another_failed(lab: Lab, tmp_path: Path) -> None
     )
     page = Page()
     run = lab.run(code, board=OutputBoard(page), wait=False)
-    wait_until(
-        lambda: "rank 1 │ ✗ ValueError: early (rank 0 continues" in page.text,
-        '"rank 1 │ ✗ ValueError: early (rank 0 continues" in page.text',
-    )
+    wait_until(lambda: "rank 1 │ ✗ ValueError: early (rank 0 continues" in page.text, "the failure")
     go_on.touch()
     with pytest.raises(CellError, match="rank 1 failed: ValueError: early"):
         run.wait()
-
-
-def test_push_and_pull(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects and functions travel to ranks and back; nested tensors come as numpy arrays where there is no torch."""
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    lab.push({"numbers": [1, 2], "double": lambda x: 2 * x})
-    lab.push({"only": "one"}, ranks=[1])
-    assert lab.values("double(sum(numbers))") == {0: 6, 1: 6}
-    assert lab.pull("only", ranks=[1]) == {1: "one"}
-    lab.run("nest = {'a': [torch.ones(2, dtype=torch.bfloat16) * rank], 's': torch.Size([2])}")
-    pulled = lab.pull("nest")
-    assert pulled[1]["a"][0].tolist() == [1.0, 1.0]
-    assert pulled[1]["a"][0].dtype == numpy.float32
-    assert pulled[0]["s"] == (2,)
-    assert lab.pull("len(numbers) + rank") == {0: 2, 1: 3}
-
-
-def test_errors_of_push_and_pull(lab: Lab) -> None:
-    """The error names the variable, the ranks that miss it, and what in it can't travel."""
-    lab.run("if rank == 0: there = 1")
-    with pytest.raises(NameError, match=r"no there on rank 1 .*; rank 0 has it"):
-        lab.pull("there")
-    lab.run("class Own: pass\nown = [Own()]\nimport threading\nlock = {'l': threading.Lock()}")
-    for name, reason in {"own": "Own was defined on the rank", "lock": "lock"}.items():
-        with pytest.raises(TypeError, match=rf"{name} .* can't be pulled: .*{reason}"):
-            lab.pull(name)
-    with pytest.raises(TypeError, match=r"frames .a generator. can't be pushed"):
-        lab.push({"frames": (i for i in ())})
-    with pytest.raises(TypeError, match="can't name a variable"):
-        lab.push({"not a name": 1})
-
-
-def test_a_dead_rank_ends_the_cell() -> None:
-    """A rank whose process ends during a cell ends it with an error that names rank and exit; its peer is freed."""
-    with Lab(2) as own:
-        # The barrier: a rank that a busy machine has not let begin would be stopped, not freed.
-        error = failure(own, "import os\ndist.barrier()\nif rank == 1: os._exit(3)\ndist.all_reduce(torch.ones(1))")
-        assert str(error) == "rank 1 ended with exit code 3"
-        assert [each.secondary for each in error.failures.values()] == [False, True]
-        own.restart()
-        assert own.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
 def test_ranks_of_the_readme_train_on_different_batches(lab: Lab) -> None:
@@ -426,3 +342,61 @@ def test_ranks_of_the_readme_train_on_different_batches(lab: Lab) -> None:
     assert page_of(lab, training) == "rank 0 │ rank 0 of 2 is done\nrank 1 │ rank 1 of 2 is done"
     numbers = lab.pull("torch.rand(1).item()")
     assert numbers[0] != numbers[1]
+
+
+_BARS = """
+from {module} import tqdm
+for epoch in tqdm(range(2), desc="epochs", mininterval=0):
+    for batch in tqdm(range(50), desc="batches", leave=False, mininterval=0):
+        pass
+    tqdm.write(f"epoch {{epoch}} is over")
+with tqdm(total=40, desc="own", mininterval=0) as bar:
+    bar.update(10 + 5 * rank)
+    bar.set_postfix(loss=rank / 4)
+"""
+
+
+@pytest.mark.parametrize("module", ["tqdm", "tqdm.auto", "tqdm.notebook"])
+def test_bars_of_ranks_are_merged(lab: Lab, module: str) -> None:
+    """Each bar of tqdm is one line for all ranks, whatever tqdm's module; counts that differ are told as a range."""
+    page = Page()
+    lab.run(_BARS.format(module=module), board=OutputBoard(page))
+    lines = page.text.split("\n")
+    (epochs,) = [line for line in lines if "epochs: 100%" in line]
+    (own,) = [line for line in lines if "own:" in line]
+    assert epochs.startswith("ranks 0–1 ┃ ") or epochs.startswith("          ┃ ")
+    assert "own:  25%|██▒       | 10..15/40 [" in own
+    assert ", loss=0..0.25]" in own
+    assert [line.split("│ ")[1] for line in lines if "is over" in line] == ["epoch 0 is over", "epoch 1 is over"]
+    assert not [line for line in lines if "batches" in line]
+
+
+def test_a_flood_is_shown_in_part_and_kept_whole(lab: Lab) -> None:
+    """Of 30,000 lines of two ranks five hundred are shown; logs and result have them all, and only their owner has."""
+    page = Page()
+    code = "for i in range(15_000): print(f'line {i} of rank {rank}' if rank else f'line {i}')\n'the end'"
+    result = lab.run(code, board=OutputBoard(page))
+    lines = page.text.split("\n")
+    assert len(lines) <= 502
+    (note,) = [line for line in lines if "not shown" in line]
+    assert str(result.logs[1]).replace("rank-1", "rank-*") in note
+    for rank in (0, 1):
+        expected = "".join(f"line {i}" + (" of rank 1\n" if rank else "\n") for i in range(15_000)) + "'the end'\n"
+        assert result.text(rank) == expected
+        assert result.logs[rank].read_text() == expected
+        assert stat.S_IMODE(result.logs[rank].stat().st_mode) == 0o600
+    assert stat.S_IMODE(result.logs[0].parent.stat().st_mode) == 0o700
+
+
+def test_a_log_that_cannot_be_written_costs_nothing(lab: Lab, tmp_path: Path) -> None:
+    """Where the folder for logs can't be made, outputs stay in memory, and the page says why there is no log."""
+    (tmp_path / "file").touch()
+    logs, lab.session.processes.logs = lab.session.processes.logs, tmp_path / "file" / "outputs"
+    try:
+        page = Page()
+        result = lab.run("for i in range(3_000): print(i)", board=OutputBoard(page))
+    finally:
+        lab.session.processes.logs = logs
+    assert result.logs == {}
+    assert "the cell's result has them all (no log: " in page.text
+    assert result.text(1) == "".join(f"{i}\n" for i in range(3_000))

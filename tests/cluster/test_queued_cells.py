@@ -1,14 +1,12 @@
-"""Cells that are not waited for: what they offer while they run, and what becomes of those behind them."""
+"""Cells in a row: what they offer while they run, what becomes of those behind them, and of broken connections."""
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from ddp_lab import CellError, ClusterError
@@ -34,10 +32,7 @@ def held(gate: Path) -> str:
 def test_a_running_cell_can_be_asked(lab: Lab, gate: Path) -> None:
     """Status, outputs so far and repr are there while it runs, the result once it is done."""
     run = lab.run(f"print('begun', rank)\n{held(gate)}\nrank", wait=False, label="asked")
-    wait_until(
-        lambda: all(run.text(rank) == f"begun {rank}\n" for rank in (0, 1)),
-        'all(run.text(rank) == f"begun {rank}\\n" for rank in (0, 1))',
-    )
+    wait_until(lambda: all(run.text(rank) == f"begun {rank}\n" for rank in (0, 1)), "the outputs so far")
     assert run.outputs()[1][0]["output_type"] == "stream"
     assert re.match(r"<CellRun asked at \d\d:\d\d:\d\d: ranks 0–1 running, for 0\.\d s>", repr(run))
     with pytest.raises(ClusterError, match="cell asked is still running on ranks 0–1"):
@@ -100,7 +95,7 @@ def test_a_cell_behind_one_that_fails_on_a_single_rank(lab: Lab, gate: Path) -> 
     """A rank that had begun the second cell is freed, and named as one that waited."""
     first = lab.run(f"{held(gate)}\n1 / 0", ranks=[1], wait=False, label="first")
     second = lab.run(SUM, wait=False, label="second")
-    wait_until(lambda: second.status().ranks[0] == "running", 'second.status().ranks[0] == "running"')
+    wait_until(lambda: second.status().ranks[0] == "running", "the second cell")
     gate.touch()
     with pytest.raises(CellError, match="rank 1 did not run the cell: cell first") as caught:
         second.wait()
@@ -116,7 +111,7 @@ def test_a_cell_behind_one_that_is_interrupted(lab: Lab, waiting: str) -> None:
     """It is not run and says so; nothing hangs, whatever the first one waited in."""
     first = lab.run(f"import time; print('begun')\n{waiting}", wait=False, label="first")
     second = lab.run(SUM, wait=False, label="second")
-    wait_until(lambda: all(first.text(rank) for rank in (0, 1)), "all(first.text(rank) for rank in (0, 1))")
+    wait_until(lambda: all(first.text(rank) for rank in (0, 1)), "the first cell")
     first.interrupt()
     with pytest.raises(CellError, match="ranks 0–1 were interrupted"):
         first.wait()
@@ -137,7 +132,7 @@ def test_an_interrupt_ends_no_later_cell(lab: Lab) -> None:
     )
     try:
         run = lab.run("dist.recv(torch.ones(1), 1 - rank)", wait=False)
-        wait_until(lambda: lab.doctor().diagnosis.stuck, "lab.doctor().diagnosis.stuck")
+        wait_until(lambda: lab.doctor().diagnosis.stuck, "a diagnosis")
         run.interrupt()
         with pytest.raises(CellError, match="ranks 0–1 were interrupted"):
             run.wait()
@@ -163,7 +158,7 @@ def test_a_waiting_cell_that_is_given_up(lab: Lab, gate: Path) -> None:
     first = lab.run(held(gate), wait=False, label="first")
     second = lab.run("1", wait=False, label="second")
     second.give_up(dict.fromkeys([0, 1], "was given up"))
-    wait_until(lambda: second.done, "second.done")
+    wait_until(lambda: second.done, "its end")
     assert re.fullmatch(r"✗ lost after \d\.\d s: ranks 0–1 were given up", second.headline)
     assert not first.done
     gate.touch()
@@ -174,7 +169,7 @@ def test_a_time_limit_begins_with_the_cell(lab: Lab, gate: Path) -> None:
     """The time that a cell waits for its turn does not count."""
     first = lab.run(held(gate), wait=False, label="first")
     second = lab.run("time.sleep(600)", wait=False, timeout=0.2, label="second")
-    wait_until(lambda: second.status().seconds > 0.5, "second.status().seconds > 0.5")
+    wait_until(lambda: second.status().seconds > 0.5, "more than the time limit")
     assert set(second.status().ranks.values()) == {"queued"}
     gate.touch()
     first.wait()
@@ -203,7 +198,7 @@ def test_a_collective_of_all_on_some_ranks(lab: Lab) -> None:
     shown: list[str] = []
     code = f"print('begun')\n{SUM}"
     run: CellRun = lab.run(code, ranks=[0], wait=False, board=LineBoard(lambda _, line: shown.append(line)))
-    wait_until(lambda: any("no progress" in line for line in shown), 'any("no progress" in line for line in shown)')
+    wait_until(lambda: any("no progress" in line for line in shown), "the word")
     told = next(line for line in shown if "no progress" in line)
     assert "which rank 1 must enter too; the cell was not sent to it" in told
     assert "→ Run the cell on all ranks of the group, or pass `group=` a group of only those that run it" in told
@@ -215,61 +210,115 @@ def test_a_collective_of_all_on_some_ranks(lab: Lab) -> None:
     assert lab.values("t = torch.ones(1); dist.all_reduce(t, group=own); t.item()", ranks=[0]) == {0: 1.0}
 
 
-class Headlines:
-    """What a cell in the background was said to do, each state once."""
+# Breaks the rank's connections to the client, as a network does.
+_BREAK = """
+import os, socket
+broken = 0
+for number in map(int, os.listdir("/proc/self/fd")):
+    try:
+        connection = socket.socket(fileno=os.dup(number))
+    except OSError:  # no socket, or the folder's own descriptor
+        continue
+    with connection:
+        peer = str(connection.getpeername()) if connection.family == socket.AF_UNIX else ""
+        if peer.endswith(("/wire/data", "/wire/control")):
+            connection.shutdown(socket.SHUT_RDWR)
+            broken += 1
+"""
 
-    def __init__(self) -> None:
-        self.last = ""
-        self.states: list[str] = []
-        self.report = ""
 
-    def show(self, run: CellRun) -> None:
-        """See `RunView`."""
-        self.last, self.report = run.headline, run.report
-        if self.states[-1:] != [run.state]:
-            self.states.append(run.state)
-
-    def show_again(self) -> None:
-        """See `RunView`."""
+@pytest.fixture(scope="module")
+def view(lab: Lab) -> Any:
+    """The same ranks for ipyparallel."""
+    return lab.client[:]
 
 
-def test_ends_of_cells_in_the_background() -> None:
-    """A death, a replaced rank, a restart and a stop are told, and a run keeps its methods after all of them; a new
-    process is announced only where it is still to come."""
-    sleep = "import time; time.sleep(600)"
-    with Lab(2) as lab:
+def test_cells_and_requests_take_turns(lab: Lab, view: Any, tmp_path: Path) -> None:
+    """A cell that is sent while one of ipyparallel runs, or awaits, begins when that has ended; and the other way
+    round."""
+    view.execute("import asyncio\nawait asyncio.sleep(0)", block=True)
+    lab.run("order = []\nimport os, time")
+    begun = [tmp_path / f"begun {rank}" for rank in (0, 1)]
+    waits = view.execute(
+        f"open({str(tmp_path)!r} + f'/begun {{rank}}', 'w').close()\n"
+        "for _ in range(20): await asyncio.sleep(0.02)\norder.append('px')",
+        block=False,
+    )
+    wait_until(lambda: all(path.exists() for path in begun), "ipyparallel's cell")
+    lab.run("order.append('cell')")
+    waits.get()
+    gate = tmp_path / "gate"
+    run = lab.run(f"while not os.path.exists({str(gate)!r}): time.sleep(0.005)\norder.append('second')", wait=False)
+    wait_until(lambda: {one.state for one in lab.status()} == {"running"}, "the second cell")
+    last = view.execute("order.append('last')", block=False)
+    gate.touch()
+    run.wait()
+    last.get()
+    assert lab.values("order") == {rank: ["px", "cell", "second", "last"] for rank in (0, 1)}
 
-        def ends(name: str, end: Callable[[], Any]) -> Headlines:
-            shown = Headlines()
-            run = lab.run(sleep, wait=False, label=name, view=shown)
-            wait_until(
-                lambda: lab.timeline.ranks() and all(rank.cell for rank in lab.timeline.ranks()),
-                "lab.timeline.ranks() and all(rank.cell for rank in lab.timeline.ranks())",
-            )
-            assert (run.state, shown.states) == ("running", ["running"])
-            end()
-            wait_until(lambda: shown.states[-1] != "running", 'shown.states[-1] != "running"')
-            assert run.state == shown.states[-1] == run.status().state
-            assert lab.results[name] is run
-            assert set(run.failures) == {0, 1}
-            return shown
 
-        killed = ends("killed", lambda: os.kill(lab.pids()["rank 1"], signal.SIGKILL))
-        assert re.fullmatch(r"✗ lost after \d\.\d s: rank 1 was killed by SIGKILL \(signal 9\)", killed.last)
-        assert "during cell killed" in killed.report
-        assert "starts a new process for it" in killed.report
-        assert re.fullmatch(r"■ interrupted after \d\.\d s", ends("interrupted", lab.interrupt).last)
-        replaced = ends("replaced", lambda: lab.rejoin(replace=[0, 1]))
-        assert re.fullmatch(r"✗ lost after \d\.\d s: ranks 0–1 were terminated to be replaced", replaced.last)
-        restarted = ends("restarted", lab.restart)
-        assert re.fullmatch(r"✗ lost after \d\.\d s: ranks 0–1 ended when the cluster was restarted", restarted.last)
+def test_everything_printed_arrives_before_the_end(lab: Lab) -> None:
+    """Text of the cell, of a shell command, of a thread, and of a forked process that is waited for."""
+    result = lab.run(
+        "import multiprocessing, threading\n"
+        "print('cell')\n"
+        "!echo shell\n"
+        "thread = threading.Thread(target=print, args=('thread',)); thread.start(); thread.join()\n"
+        "fork = multiprocessing.get_context('fork').Process(target=print, args=('fork', rank))\n"
+        "fork.start(); fork.join()"
+    )
+    for rank in (0, 1):
+        assert result.text(rank).split("\n") == ["cell", "shell", "thread", f"fork {rank}", ""]
+
+
+def test_context_variables_stay(lab: Lab) -> None:
+    """A context variable that one cell sets has its value in the next, as in a notebook."""
+    lab.run("import contextvars; held = contextvars.ContextVar('held')")
+    lab.run("_ = held.set(rank + 1)")
+    assert lab.values("held.get()") == {0: 1, 1: 2}
+
+
+def test_a_request_that_fails_around_the_cell(lab: Lab) -> None:
+    """An error in the code around a cell, e.g. no memory for its report, ends the cell with that error."""
+    code = (
+        "from ddp_lab.engine.cells import cell as module\nreport = module._report\n"
+        "def fails(*args, **kwargs):\n    module._report = report\n    raise MemoryError('none left')\n"
+        "module._report = fails"
+    )
+    with pytest.raises(CellError) as caught:
+        lab.run(code)
+    assert {(one.name, one.message) for one in caught.value.failures.values()} == {("MemoryError", "none left")}
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_large_values_come_in_pieces(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and arguments of more than one frame, where no memory is shared."""
+    monkeypatch.setenv("DDP_LAB_SHARED_MEMORY", "0")
+    values = numpy.arange(10_000_000.0)  # 80 MB
+    lab.push({"values": values})
+    assert numpy.array_equal(lab.pull("values", ranks=[1])[1], values)
+    lab.run("del values")
+
+
+def test_a_broken_connection_loses_no_cell(lab: Lab) -> None:
+    """Connections that break while a cell runs, and between cells, are made again: each cell ends with its value."""
+    for number in range(3):
+        assert lab.values(_BREAK + f"rank + {number}") == {0: number, 1: number + 1}
+        assert lab.values(_BREAK + "broken") == {0: 2, 1: 2}
         assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
-        stopped = ends("stopped", lab.stop)
-        assert re.fullmatch(r"✗ lost after \d\.\d s: ranks 0–1 ended when the cluster was stopped", stopped.last)
-        assert not [one.report for one in (replaced, restarted, stopped) if "starts" in one.report]
-        with pytest.raises(CellError, match="ended when the cluster was stopped"):
-            lab.results["stopped"].wait()
-    assert repr(lab).startswith("<Cluster 'cluster-")
-    assert repr(lab).endswith(": stopped>")
-    with pytest.raises(ClusterError, match="the cluster is not running: start it"):
-        lab.run("1")
+
+
+def test_a_cell_that_was_lost_is_sent_again(lab: Lab, view: Any) -> None:
+    """A cell that is lost with a connection is sent again, and runs once."""
+    lab.run("count = 0\nfrom ddp_lab.engine.rank import _rank\ndelivery = _rank.telemetry._handlers['cell']")
+    drop = (
+        "lost = False\ndef lose_one(message):\n    global lost\n    lost = True\n"
+        "    _rank.telemetry._handlers['cell'] = delivery\n"
+        "if rank == 1: _rank.telemetry._handlers['cell'] = lose_one"
+    )
+    lab.run(drop)
+    run = lab.run("count += 1; count", wait=False)
+    wait_until(lambda: view.client[1].pull("lost", block=True), "the loss")
+    assert not run.done
+    view.client[1].execute(_BREAK, block=True)
+    assert run.wait().values == {0: 1, 1: 1}
