@@ -47,23 +47,30 @@ def test_another_link(lab: Lab) -> None:
     assert free.breakdown["exposed"] == pytest.approx(0.0, abs=1e-6)
 
 
+# Those of many megabytes take a minute.
+FEW_GROUPS = """
+from ddp_lab.parallel.monitoring import sharding_cost
+sharding_cost.GROUPS = [one for one in sharding_cost.GROUPS if one[0] <= 12 and one[1] <= 1 << 16]
+"""
 SHARDED = """
 from torch.distributed.fsdp import fully_shard
 net = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
 for layer in net:
     fully_shard(layer)
 fully_shard(net)
-for _ in range(12):
+for _ in range(6):
     net(torch.randn(8, 64)).square().mean().backward()
     net.zero_grad()
 """
 
 
 def test_a_cluster_predicts_sharding(lab: Lab) -> None:
-    """It measures sharding with models that its timeline never sees, and predicts it from DDP and from groups."""
+    """It measures sharding with models that its timeline never sees, and predicts it from DDP and from groups. A cell
+    that shards a model and trains it has its parameter groups on the timeline, with no further call."""
     lab.run(TRAINING)
     known = [one.reducer for one in lab.timeline.reducers()]
     before = len(lab.timeline.collectives())
+    lab.run(FEW_GROUPS)
     costs = lab.measure_sharding(repeats=1)
     assert [one.reducer for one in lab.timeline.reducers()] == known
     assert len(lab.timeline.collectives()) - before < 100  # the measurement has thousands
@@ -74,6 +81,9 @@ def test_a_cluster_predicts_sharding(lab: Lab) -> None:
     assert [len(one.prediction.groups) for one in (each, whole)] == [6, 1]
     assert lab.simulate(sharding="zero-1").step_ms > 0
     lab.run(SHARDED)
+    rows = lab.timeline.parameter_groups()
+    assert rows.groupby("module").size().to_dict() == dict.fromkeys("012345", 12)
+    assert rows["complete"].all()
     assert lab.simulate().step_ms == pytest.approx(lab.timeline.simulate().recorded_ms)
     kept = lab.simulate(reshard_after_forward=False)
     assert kept.step_ms < lab.simulate().step_ms
