@@ -162,7 +162,7 @@ def test_an_interrupt_leaves_no_lock_taken(steady: Lab) -> None:
         "    def __enter__(self): lock.acquire(); time.sleep(0.08)\n"
         "    def __exit__(self, *error): time.sleep(0.08); lock.release()"
     )
-    for _ in range(5):
+    for _ in range(3):
         interrupted(steady, State("while True:\n    with Held(): time.sleep(0.02)", ("with Held()", "with Held()")))
         assert steady.values("lock.locked()") == {0: False, 1: False}
     interrupted(steady, State("lock.acquire()\nwith Held(): pass", ("__enter__", "__enter__")))
