@@ -43,41 +43,22 @@ class Training:
 
     def assignment(self) -> dict[str, Any]:
         """Returns the description that each rank sends before its first step."""
-        number = self.buckets * self.parameters
         elements = self.bucket_bytes // 4 // self.parameters
-        return {
-            "type": "assignment",
-            "reducer": self.reducer,
-            "generation": 0,
-            "first_step": 0,
-            "process_group": 0,
-            "group_ranks": list(range(self.ranks)),
-            "backend": "gloo",
-            "module": "DigitsNet",
-            "parameters": [
-                {
-                    "index": index,
-                    "name": f"layers.{index // 2}.{'bias' if index % 2 else 'weight'}",
-                    "shape": [elements] if index % 2 else [64, elements // 64],
-                    "numel": elements,
-                    "bytes": elements * 4,
-                    "dtype": "float32",
-                    "device": "cpu",
-                }
-                for index in range(number)
-            ],
-            "buckets": [
-                {
-                    "bucket": bucket,
-                    "bytes": self.bucket_bytes,
-                    "dtype": "float32",
-                    "device": "cpu",
-                    "parameters": list(range(bucket * self.parameters, (bucket + 1) * self.parameters)),
-                }
-                for bucket in range(self.buckets)
-            ],
-            "rebuilt": False,
-        }
+        of_all = {"dtype": "float32", "device": "cpu"}
+        parameter = of_all | {"numel": elements, "bytes": elements * 4}
+        shapes = ([64, elements // 64], [elements])
+        names = [f"layers.{i // 2}.{'bias' if i % 2 else 'weight'}" for i in range(self.buckets * self.parameters)]
+        members = [list(range(b * self.parameters, (b + 1) * self.parameters)) for b in range(self.buckets)]
+        made = {"type": "assignment", "reducer": self.reducer, "generation": 0, "first_step": 0, "process_group": 0}
+        made |= {"group_ranks": list(range(self.ranks)), "backend": "gloo", "module": "DigitsNet", "rebuilt": False}
+        made["parameters"] = [
+            parameter | {"index": index, "name": name, "shape": shapes[index % 2]} for index, name in enumerate(names)
+        ]
+        made["buckets"] = [
+            of_all | {"bucket": bucket, "bytes": self.bucket_bytes, "parameters": its}
+            for bucket, its in enumerate(members)
+        ]
+        return made
 
     def step(self, step: int, begin_ns: int | None = None) -> list[np.ndarray]:
         """Returns the events of one step, an array for each rank in the order of time."""

@@ -79,16 +79,8 @@ def assignment(
 ) -> dict[str, Any]:
     """An assignment's description; parameters are called layer0, layer1, ..."""
     indices = sorted(index for bucket in buckets for index in bucket)
-    return {
-        "type": "assignment",
-        "reducer": reducer,
-        "generation": generation,
-        "first_step": 0,
-        "process_group": 0,
-        "group_ranks": list(ranks),
-        "backend": "gloo",
-        "module": "Net",
-        "parameters": [{"index": i, "name": f"layer{i}", "numel": 1, "bytes": 4} for i in indices],
-        "buckets": [{"bucket": b, "bytes": 1_000_000, "parameters": list(p)} for b, p in enumerate(buckets)],
-        "rebuilt": generation > 0,
-    }
+    made = {"type": "assignment", "reducer": reducer, "generation": generation, "first_step": 0, "process_group": 0}
+    made |= {"group_ranks": list(ranks), "backend": "gloo", "module": "Net", "rebuilt": generation > 0}
+    made["parameters"] = [{"index": i, "name": f"layer{i}", "numel": 1, "bytes": 4} for i in indices]
+    made["buckets"] = [{"bucket": b, "bytes": 1_000_000, "parameters": list(p)} for b, p in enumerate(buckets)]
+    return made

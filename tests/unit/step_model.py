@@ -45,15 +45,9 @@ class StepModel:
 
     def assignment(self, generation: int = 0, *, rebuilt: bool = True) -> dict[str, Any]:
         """The description of the buckets."""
-        options = {
-            "find_unused_parameters": False,
-            "static_graph": False,
-            "gradient_as_bucket_view": False,
-            "batched_grad_copy": False,
-            "bucket_cap_mb": 25.0,
-            "bucket_cap_mb_list": [max(self._bytes(b) for b in self.buckets) / 2**20],
-            "comm_hook": None,
-        }
+        options = dict.fromkeys(("find_unused_parameters", "static_graph", "gradient_as_bucket_view"), False)
+        options |= {"batched_grad_copy": False, "bucket_cap_mb": 25.0, "comm_hook": None}
+        options["bucket_cap_mb_list"] = [max(self._bytes(b) for b in self.buckets) / 2**20]
         return {
             "type": "assignment", "reducer": 0, "generation": generation, "first_step": 0, "process_group": 0,
             "group_ranks": list(range(self.ranks)), "backend": "gloo", "module": "Net", "rebuilt": rebuilt,

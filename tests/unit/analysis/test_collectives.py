@@ -64,11 +64,14 @@ def test_pictures_of_every_algorithm(collective: str, algorithm: str) -> None:
     assert sum(sum(trace.y) for trace in figure.data if trace.yaxis == "y2") * 1024 == sum(map(made.sent, range(8)))
 
 
-def test_nothing_to_show_says_what_to_do() -> None:
-    """Before the first run picture and figure name the call that makes one."""
+def test_what_is_said_without_a_run() -> None:
+    """Before the first run picture and figure name the call that makes one; algorithms for powers of two are offered
+    with the reason why three ranks can't run them."""
     assert "animate_collective()" in pictures.collective_svg(None)
     with pytest.raises(ValueError, match="animate_collective"):
         to_plotly(collective_scene(None), 460)
+    assert choices(4)["all_reduce"] == {"ring": "", "tree": "", "halving": ""}
+    assert "power of two" in choices(3)["all_reduce"]["halving"]
 
 
 def test_the_table_has_a_row_for_each_part() -> None:
@@ -79,12 +82,6 @@ def test_the_table_has_a_row_for_each_part() -> None:
     assert table[(table.step == 0) & (table["rank"] == 1)].contributions.tolist() == [(), (1,), ()]
     assert table[table.step == 2].contributions.tolist() == [(0,), (1,), (2,)] * 3
     assert table[(table.step == 1) & (table.part == 0)].sent_bytes.tolist() == [1024] * 3
-
-
-def test_what_a_number_of_ranks_allows() -> None:
-    """Algorithms for powers of two are offered with the reason why three ranks can't run them."""
-    assert choices(4)["all_reduce"] == {"ring": "", "tree": "", "halving": ""}
-    assert "power of two" in choices(3)["all_reduce"]["halving"]
 
 
 def test_the_newest_question_is_answered() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ddp_lab.analysis.check_reports import BucketCheck, DriftReport, HookProblem, HookReport, TrainingCheck
-from ddp_lab.parallel.hook_check.cases import Case, Shapes
+from ddp_lab.parallel.hook_check.cases import Case
 from ddp_lab.timeline.tables.gradients import noise_scale, signal_and_noise
 
 
@@ -25,17 +25,20 @@ def report(*problems: HookProblem) -> HookReport:
 
 
 def test_a_warning_is_ok_and_an_error_is_not() -> None:
-    """`ok` says whether there is an error; the verdict counts both."""
+    """`ok` says whether there is an error; the verdict counts both. A bucket is called what it is."""
     mild, bad = HookProblem("mild", "It is odd.", "Look.", "warning"), HookProblem("bad", "It is wrong.", "Fix it.")
     assert report().ok
     assert "ok" in report().verdict
     assert report(mild).ok
     assert not report(bad, mild).ok
     assert "1 error and 1 warning" in report(bad, mild).verdict
+    assert Case(torch.float32, ((1,),)).name == "float32, 1 element"
+    assert Case(torch.float32, ((7,), (3, 5))).name == "float32, 22 elements"
 
 
 def test_words_and_html_say_the_same() -> None:
-    """Every problem, remedy, number and note is in both; HTML is well formed and escapes names."""
+    """Every problem, remedy, number and note is in both; HTML is well formed, escapes names, breaks no cell's line, and
+    scrolls a table that is too wide."""
     made = report(HookProblem("bad", "1 < 2 is wrong.", "Fix it."))
     text, page = str(made), made._repr_html_()
     for part in ("bad", "Fix it.", "float32, 10 elements", "1.0e-07", "0.10 ms", "A note.", "loss 2 -> 1"):
@@ -46,21 +49,8 @@ def test_words_and_html_say_the_same() -> None:
     assert len(tree.findall(".//tbody/tr")) == 1
     assert len(tree.findall(".//polyline")) == 2
     assert tree.find(".//svg").get("aria-label")
-
-
-def test_numbers_are_not_wrapped() -> None:
-    """No cell of the table breaks its line; the table is scrolled where it is too wide, and its heads may wrap."""
-    tree = ElementTree.fromstring(report()._repr_html_())
     assert all("white-space:nowrap" in cell.get("style") for cell in tree.findall(".//td"))
     assert "overflow-x:auto" in tree.find(".//table/..").get("style")
-
-
-@pytest.mark.parametrize(
-    ("shapes", "words"), [(((1,),), "float32, 1 element"), (((7,), (3, 5)), "float32, 22 elements")]
-)
-def test_one_element_is_singular(shapes: Shapes, words: str) -> None:
-    """A bucket is called what it is."""
-    assert Case(torch.float32, shapes).name == words
 
 
 def test_a_drift_report_names_ranks() -> None:
@@ -71,8 +61,9 @@ def test_a_drift_report_names_ranks() -> None:
     assert "All ranks" in str(DriftReport(True, 5, None, (), (), (), 7, 4_000, 0.002))
 
 
-def test_the_noise_scale_is_unbiased() -> None:
-    """Norms of random gradients around a known one give its norm and the noise back, for any number of ranks."""
+def test_the_noise_scale() -> None:
+    """Norms of random gradients around a known one give its norm and the noise back, for any number of ranks. One rank,
+    no step, or no signal: NaN, not an error; ranks without gradients do not count."""
     generator = np.random.default_rng(0)
     true = generator.normal(size=300)
     for ranks in (2, 5):
@@ -83,10 +74,6 @@ def test_the_noise_scale_is_unbiased() -> None:
         assert signal.mean() == pytest.approx(true @ true, rel=0.1)
         assert noise.mean() == pytest.approx(9 * 300, rel=0.02)
         assert noise_scale(signal, noise) == pytest.approx(2700 / (true @ true), rel=0.12)
-
-
-def test_the_noise_scale_of_nothing_is_unknown() -> None:
-    """One rank, no step, or no signal: NaN, not an error; ranks without gradients do not count."""
     assert np.isnan(signal_and_noise(np.array([[1.0]]), np.array([1.0]))[0]).all()
     assert math.isnan(noise_scale(np.empty(0), np.empty(0)))
     assert math.isnan(noise_scale(np.array([-1.0]), np.array([1.0])))

@@ -9,16 +9,19 @@ from hypothesis import strategies as st
 from ddp_lab.analysis import step_metrics
 
 TIMES = st.integers(0, 10**12)
-INTERVALS = st.lists(st.tuples(TIMES, st.integers(0, 10**9), st.booleans()), min_size=1, max_size=8)
 
 
 def test_split_by_hand() -> None:
-    """A collective is hidden up to the end of the computation and exposed after it."""
+    """A collective is hidden up to the end of the computation and exposed after it. Bytes per nanosecond are GB/s; no
+    time, no figure."""
     launched = np.array([10, 40, 90, 120])
     reduced = np.array([30, 110, 100, 150])
     hidden, exposed = step_metrics.split(launched, reduced, np.array(100))
     assert hidden.tolist() == [20, 60, 10, 0]
     assert exposed.tolist() == [0, 10, 0, 30]
+    speed = step_metrics.algorithm_bandwidth(np.array([2_000_000, 1]), np.array([1_000_000, 0]))
+    assert speed[0] == 2.0
+    assert np.isnan(speed[1])
 
 
 @given(st.lists(st.tuples(TIMES, st.integers(0, 10**9)), min_size=1), TIMES)
@@ -38,12 +41,8 @@ def test_covered_by_hand() -> None:
     end = np.array([[10, 12, 25, 8], [9, 9, 9, 9]])
     valid = np.array([[True, True, True, True], [False, False, False, False]])
     assert step_metrics.covered(begin, end, valid).tolist() == [17, 0]
-    assert step_metrics.covered(
-        np.zeros((2, 0), np.int64), np.zeros((2, 0), np.int64), np.zeros((2, 0), bool)
-    ).tolist() == [
-        0,
-        0,
-    ]
+    none = np.zeros((2, 0), np.int64)
+    assert step_metrics.covered(none, none, none.astype(bool)).tolist() == [0, 0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20), st.booleans()), min_size=1, max_size=8))
@@ -54,10 +53,3 @@ def test_covered_counts_instants(intervals: list[tuple[int, int, bool]]) -> None
     valid = np.array([[keep for _, _, keep in intervals]])
     instants = {t for a, length, keep in intervals if keep for t in range(a, a + length)}
     assert step_metrics.covered(begin, end, valid).tolist() == [len(instants)]
-
-
-def test_bandwidth() -> None:
-    """Bytes per nanosecond are GB/s; no time, no figure."""
-    speed = step_metrics.algorithm_bandwidth(np.array([2_000_000, 1]), np.array([1_000_000, 0]))
-    assert speed[0] == 2.0
-    assert np.isnan(speed[1])

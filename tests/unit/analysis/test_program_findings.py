@@ -1,12 +1,14 @@
-"""Findings about the program around the model, from parts of a step and facts about processes."""
+"""Findings about the program around the model, and about the dimensions of a mesh."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from ddp_lab.analysis.findings import findings, headline
-from ddp_lab.analysis.findings.facts import Facts, Finding
+import pytest
+
+from ddp_lab.analysis.findings import Facts, MeshDimension, findings, headline
+from ddp_lab.analysis.findings.facts import Finding
 from ddp_lab.analysis.step_parts import Place, PlaceTime, StepParts
 from tests.unit.step_model import StepModel
 
@@ -24,7 +26,6 @@ CPU = {"host": "here", "cores": 4, "threads": 2}
 def facts(parts: dict[str, float], *lines: PlaceTime, **fields: Any) -> Facts:
     """Facts about two ranks whose mean step has these parts (ms)."""
     known = MODEL.record(20).judgement()
-    assert known is not None
     seconds = {name: ms / 1e3 for name, ms in parts.items()}
     told = StepParts(20, dict.fromkeys((0, 1), seconds), dict.fromkeys((0, 1), lines), {0: 50, 1: 50})
     return replace(known, **{"parts": told, "processes": {0: CPU, 1: CPU}, **fields})
@@ -64,9 +65,9 @@ def test_other_work_of_a_step_is_named_with_its_line() -> None:
 
 
 def test_ranks_that_share_cores() -> None:
-    """More threads than cores is a finding, and what a replay estimates of buckets is left out then."""
+    """More threads than cores is a finding, and what a replay estimates of buckets is left out then. Values that are
+    read, copies from memory that is not pinned, contexts on several GPUs: never on CPUs."""
     known = replace(MODEL, buckets=[[*range(16)]]).record(20).judgement()
-    assert known is not None
     assert "bucket-too-big" in kinds(known)
     shared = replace(known, processes={rank: {**CPU, "threads": 4} for rank in (0, 1)})
     found = kinds(shared)
@@ -75,10 +76,6 @@ def test_ranks_that_share_cores() -> None:
     assert "tune()" in found["shared-cores"].remedy
     assert "shared-cores" not in kinds(replace(known, processes={0: CPU, 1: CPU}))
     assert "shared-cores" not in kinds(on_gpu(shared))
-
-
-def test_what_only_devices_have() -> None:
-    """Values that are read, copies from memory that is not pinned, contexts on several GPUs: never on CPUs."""
     read = facts({"code": 2, "forward": 8}, at("code", "total += loss.item()"))
     assert "value-read" not in kinds(read)
     assert "train.py:7" in kinds(on_gpu(read))["value-read"].evidence
@@ -92,7 +89,44 @@ def test_what_only_devices_have() -> None:
 def test_nothing_is_said_of_steps_that_were_not_judged() -> None:
     """That no change would save time is said only of enough steps."""
     few = MODEL.record(3).judgement()
-    assert few is not None
     assert headline(few, []).startswith("Too few steps to say")
     many = facts({"forward": 8})
     assert headline(many, []).startswith("No change would save")
+
+
+SMALL = StepModel(
+    gradients=[1.0] * 4, sizes=[1_000_000] * 4, buckets=[[0, 1], [2, 3]], options={"gradient_as_bucket_view": True}
+)
+SHARD = MeshDimension("shard", between_hosts=True, bytes=3e6, ns=3e6, waited_ns=2e6)  # 1 GB/s
+REPLICATE = MeshDimension("replicate", between_hosts=False, bytes=1e6, ns=1e5, waited_ns=1e5)  # 10 GB/s
+
+
+def gains(*dimensions: MeshDimension) -> list[float]:
+    """What is to be gained by exchanging dimensions, in ns of a step."""
+    facts = SMALL.record(20).judgement()
+    assert isinstance(facts, Facts)
+    found = [one for one in findings(replace(facts, dimensions=dimensions)) if one.kind.startswith("mesh-dimension")]
+    return [one.gain_percent / 100 * facts.step_ns for one in found]
+
+
+def test_the_dimension_that_sends_more_belongs_within_a_host() -> None:
+    """What is saved is the difference of what they send, at the difference of their rates; at most what is waited."""
+    assert gains(SHARD, REPLICATE) == pytest.approx([2e6 * (1 - 0.1)])
+    assert gains(REPLICATE, replace(SHARD, waited_ns=1e6)) == pytest.approx([1e6])
+
+
+@pytest.mark.parametrize(
+    "dimensions",
+    [
+        (SHARD,),
+        (SHARD, replace(REPLICATE, between_hosts=True)),
+        (replace(SHARD, between_hosts=False), REPLICATE),
+        (replace(SHARD, bytes=0.9e6), REPLICATE),  # it sends less
+        (SHARD, replace(REPLICATE, ns=0.8e6)),  # at nearly the same rate
+        (SHARD, replace(REPLICATE, bytes=0.0)),
+        (replace(SHARD, waited_ns=0.0), REPLICATE),  # it is overlapped
+    ],
+)
+def test_nothing_is_to_be_gained(dimensions: tuple[MeshDimension, ...]) -> None:
+    """Where they are at their places, or it is not known."""
+    assert gains(*dimensions) == []

@@ -48,6 +48,13 @@ class Rank:
     def send(self) -> None:
         self.timeline.extend(self.recorder.batch())
 
+    @classmethod
+    def alone(cls) -> Rank:
+        """The only rank of a run."""
+        made = Timeline()
+        made.describe(0, {**assignment([[0]], ranks=[0]), "session": 1})
+        return cls(0, made)
+
 
 def recorded(ranks: int = 2, steps: int = 12, data: tuple[int, ...] = (4, 4)) -> Timeline:
     """Steps of 20 ms with 2 ms of optimizer, 4 of data, 1 of forward, 3 of backward; the rest is blank."""
@@ -83,41 +90,33 @@ def test_spans_and_samples_add_up_to_the_step() -> None:
     assert str(found.places[0][0].place) == "train.py:7 (time.sleep(1))"
 
 
-def test_too_few_samples_name_nothing() -> None:
-    """A blank with a handful of samples has no name, and the sentence says how much has one."""
-    made = Timeline()
-    one = Rank(0, made)
-    made.describe(0, {**assignment([[0]], ranks=[0]), "session": 1})
+def test_how_many_samples_name_a_blank() -> None:
+    """A blank with a handful of samples has no name, and the sentence says how much has one. A blank of 2 ms in steps
+    of 20 has the name of four samples, which would say too little about one of 10 ms."""
+    one = Rank.alone()
     for number in range(12):
         one.step(number)
     one.samples(SLEEP, [50 * MS])
     one.send()
-    found = made.parts()
+    found = one.timeline.parts()
     assert found.by_rank[0]["unnamed"] == pytest.approx(0.010)
     assert found.named == pytest.approx(0.5)
     assert "50 % of the step has a name" in parts_words(found)
-
-
-def test_a_small_blank_needs_few_samples() -> None:
-    """A blank of 2 ms in steps of 20 has the name of four samples, which would say too little about one of 10 ms."""
-    made = Timeline()
-    one = Rank(0, made)
-    made.describe(0, {**assignment([[0]], ranks=[0]), "session": 1})
+    one = Rank.alone()
     for number in range(12):
         one.step(number, data_ms=12)
     for number in (4, 6, 8, 10):
         one.samples(SLEEP, [(number + 1) * 20 * MS + int(13.5 * MS)])
     one.send()
-    found = made.parts()
+    found = one.timeline.parts()
     assert found.by_rank[0]["code"] == pytest.approx(0.002)
     assert found.named == 1
 
 
 def test_accumulated_forwards_and_backwards_are_a_part() -> None:
-    """A forward without synchronisation lasts until its last gradient; the last forward is not counted with it."""
-    made = Timeline()
-    one = Rank(0, made)
-    made.describe(0, {**assignment([[0]], ranks=[0]), "session": 1})
+    """A forward without synchronisation lasts until its last gradient; the last forward is not counted with it. The
+    step of an optimizer with a closure begins before the backward: only the time after it is the optimizer's."""
+    one = Rank.alone()
     for number in range(12):
         begin = (number + 1) * 20 * MS
         common = {"reducer": 0, "process_group": 0, "step": number}
@@ -127,20 +126,14 @@ def test_accumulated_forwards_and_backwards_are_a_part() -> None:
         one.send()
         one.recorder.backward(number, begin + 15 * MS, [BUCKET], 2.5)
     one.send()
-    assert made.parts().by_rank[0]["accumulation"] == pytest.approx(0.003)
-
-
-def test_an_optimizer_that_calls_the_backward_counts_what_follows_it() -> None:
-    """The step of an optimizer with a closure begins before the backward: only the time after it is the optimizer's."""
-    made = Timeline()
-    one = Rank(0, made)
-    made.describe(0, {**assignment([[0]], ranks=[0]), "session": 1})
+    assert one.timeline.parts().by_rank[0]["accumulation"] == pytest.approx(0.003)
+    one = Rank.alone()
     for number in range(12):
         begin = (number + 1) * 20 * MS
         one.recorder.backward(number, begin, [BUCKET], 2.5)
         one.span(OPTIMIZER, begin - 5 * MS, begin + 8 * MS)  # the backward ends at 3
     one.send()
-    assert made.parts().by_rank[0]["optimizer"] == pytest.approx(0.005)
+    assert one.timeline.parts().by_rank[0]["optimizer"] == pytest.approx(0.005)
 
 
 def test_spans_are_columns_and_phases() -> None:

@@ -55,15 +55,6 @@ def test_noise_names_nobody() -> None:
     assert stragglers.find_stragglers(*_even(ranks=1)) == []
 
 
-def test_late_to_the_backward() -> None:
-    """A rank whose whole backward begins late is named with place -1, not with a bucket."""
-    begin, ready = _even()
-    begin[2] += 7 * MS
-    ready[2] += 7 * MS
-    (late,) = stragglers.find_stragglers(begin, ready)
-    assert (late.rank, late.place, late.delay_ns) == (2, -1, 7 * MS)
-
-
 def test_share_of_steps() -> None:
     """A rank that is late in 30 % of the steps is found where that is asked for, with its delay in those steps."""
     begin, ready = _even()
@@ -155,30 +146,6 @@ def test_a_place_that_is_late_in_most_steps() -> None:
         ready[1, :, 7:] += ((random.random(100) < 0.85) * 4 * MS).astype(np.int64)[:, None]
         right += [(one.rank, one.place) for one in stragglers.find_stragglers(begin, ready)] == [(1, 7)]
     assert right >= 48
-
-
-def test_patterns() -> None:
-    """What comes and goes is random, or data-dependent if it does so with the forward; what stays is persistent."""
-    begin, ready = _even(noise=0.05)
-    hit = np.arange(STEPS) % 3 == 0
-    forward = np.full((RANKS, STEPS), 3.0 * MS)
-    ready[1, :, 2:] += (hit * 8 * MS)[:, None]
-    (late,) = stragglers.find_stragglers(begin, ready, forward)
-    assert (late.rank, late.place, late.pattern) == (1, 2, "random")
-    assert late.late.tolist() == hit.tolist()
-    forward[1] += hit * 5 * MS
-    assert stragglers.find_stragglers(begin, ready, forward)[0].pattern == "data-dependent"
-    ready[1, :, 2:] += (~hit * 8 * MS)[:, None]
-    assert stragglers.find_stragglers(begin, ready, forward)[0].pattern == "persistent"
-
-
-def test_slow_everywhere() -> None:
-    """A rank that is a bit slower at each place is named once, with no place."""
-    begin, ready = _even(noise=0.02)
-    ready[3] += (0.4 * MS * np.arange(1, BUCKETS + 1)).astype(np.int64)
-    (late,) = stragglers.find_stragglers(begin, ready)
-    assert (late.rank, late.place) == (3, stragglers.EVERYWHERE)
-    assert late.delay_ns == pytest.approx(2.4 * MS, rel=0.1)
 
 
 @settings(max_examples=50)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from ddp_lab.analysis.step_metrics import Breakdown
-from ddp_lab.protocol.events import Batch
 from ddp_lab.report import page
 from ddp_lab.timeline.timeline import Timeline, read_run
 from ddp_lab.views.paint import scene_svg
@@ -21,18 +20,6 @@ from ddp_lab.views.scenes import overlap_scene
 from tests.training_events import Training
 from tests.unit.backwards import Bucket, Recorder, assignment
 from tests.unit.timeline.test_recorded_runs import write_journals
-
-
-def timeline_of(training: Training, steps: int = 20, **changes: object) -> Timeline:
-    """A timeline of a model's steps; `changes` go into the description of its buckets."""
-    timeline, sequence = Timeline(), [0] * training.ranks
-    for rank in range(training.ranks):
-        timeline.describe(rank, training.assignment() | {"session": 1} | changes)
-    for step in range(steps):
-        for rank, events in enumerate(training.step(step, (step + 1) * 50_000_000)):
-            timeline.extend(Batch(rank, 1, sequence[rank], 0, events))
-            sequence[rank] += len(events)
-    return timeline
 
 
 class _Tags(HTMLParser):
@@ -58,7 +45,7 @@ class _Tags(HTMLParser):
 
 def test_the_page_is_well_formed_and_loads_nothing() -> None:
     """Tags close in order, nothing is loaded, no script, and the size stays far below that of plotly."""
-    text = page.page(timeline_of(Training(ranks=4, buckets=20, delays={(2, 3): 9.0})))
+    text = page.page(Training(ranks=4, buckets=20, delays={(2, 3): 9.0}).trained(20, ms=50))
     tags = _Tags()
     tags.feed(text)
     assert tags.open == []
@@ -69,11 +56,15 @@ def test_the_page_is_well_formed_and_loads_nothing() -> None:
 
 
 def test_findings_then_words_then_figures() -> None:
-    """The order of the page: findings, summary, figures, tables."""
-    headings = re.findall(r"<h2[^>]*>([^<]*)", page.page(timeline_of(Training(delays={(1, 1): 9.0}))))
+    """The order of the page: findings, summary, figures, tables. A remedy's settings and calls are set as code without
+    the sentence's punctuation."""
+    headings = re.findall(r"<h2[^>]*>([^<]*)", page.page(Training(delays={(1, 1): 9.0}).trained(20, ms=50)))
     assert headings[:2] == ["Findings", "Summary"]
     assert headings[2].startswith("Timeline of step")
     assert headings[-2:] == ["Ranks (medians)", "Buckets (medians)"]
+    text = "Try bucket_cap_mb=1.14. Or bucket_cap_mb=[0.3, 25], then lab.tune(steps=(1, 2)). So static_graph=True, too."
+    chips = re.findall("<code>(.*?)</code>", page._with_code(text))
+    assert chips == ["bucket_cap_mb=1.14", "bucket_cap_mb=[0.3, 25]", "lab.tune(steps=(1, 2))", "static_graph=True"]
 
 
 def test_tiles_and_summary_are_of_the_same_steps() -> None:
@@ -125,38 +116,21 @@ def test_the_header_says_when_and_where(monkeypatch: pytest.MonkeyPatch, tmp_pat
     merged = read_run([tmp_path]).timeline
     assert said in page.page(merged)
     assert said in page.page(Timeline.load(merged.save(tmp_path / "timeline.npz")))
-    assert ">recorded" not in page.page(timeline_of(Training()))
+    assert ">recorded" not in page.page(Training().trained(20, ms=50))
 
 
-def test_a_settings_full_stop_is_no_part_of_it() -> None:
-    """A remedy's settings and calls are set as code without the sentence's punctuation."""
-    text = "Try bucket_cap_mb=1.14. Or bucket_cap_mb=[0.3, 25], then lab.tune(steps=(1, 2)). So static_graph=True, too."
-    chips = re.findall("<code>(.*?)</code>", page._with_code(text))
-    assert chips == ["bucket_cap_mb=1.14", "bucket_cap_mb=[0.3, 25]", "lab.tune(steps=(1, 2))", "static_graph=True"]
-
-
-def test_names_are_escaped() -> None:
-    """A model's class name can't bring markup into the page."""
-    text = page.page(timeline_of(Training(), module="<img src=x onerror=alert(1)>"))
-    assert "<img" not in text
-    assert "&lt;img src=x" in text
-
-
-def test_without_steps_the_page_says_what_to_do() -> None:
-    """An empty timeline gives a page that tells how to record something."""
+def test_pages_of_little() -> None:
+    """An empty timeline gives a page that tells how to record something; a single rank has no gradient sync, and the
+    other figures."""
     assert "Wrap the model in ddp_lab.DistributedDataParallel" in page.page(Timeline())
-
-
-def test_one_rank() -> None:
-    """A single rank has no gradient sync; the page has the other figures."""
-    text = page.page(timeline_of(Training(ranks=1)))
+    text = page.page(Training(ranks=1).trained(20, ms=50))
     assert "Step time breakdown" in text
     assert "Waiting for stragglers" not in text
 
 
 def test_pandas_and_plotly_are_not_loaded(tmp_path: Path) -> None:
     """Writing a report loads neither pandas nor plotly, nor torch."""
-    timeline_of(Training()).save(tmp_path / "run.npz")
+    Training().trained(20, ms=50).save(tmp_path / "run.npz")
     code = (
         "import sys; from ddp_lab.timeline.timeline import Timeline; "
         "Timeline.load('run.npz').report('run.html'); "

@@ -44,12 +44,19 @@ def slow_layer(seed: int) -> StepModel:
 
 
 def test_equal_runs_do_not_differ() -> None:
-    """Two runs of the same model, with other noise: no clear difference of the step, in words too."""
+    """Two runs of the same model, with other noise: no clear difference of the step, in words too. A recording beside
+    itself is said to be the same one."""
     compared = ddp_lab.compare(noisy(1).record(STEPS), noisy(2).record(STEPS))
     assert not compared.step.is_clear
     assert not compared.is_slower()
     assert abs(compared.step.change_percent) < 2
     assert str(compared).startswith("No clear difference between the first run and the second run")
+    run = noisy(1).record(STEPS)
+    compared = ddp_lab.compare(run, run)
+    assert compared.is_same
+    assert str(compared).startswith("the first run and the second run are the same recording (")
+    assert not compared.is_slower()
+    assert not ddp_lab.compare(run, noisy(2).record(STEPS)).is_same
 
 
 def test_a_slower_layer_is_found_in_its_rank_and_bucket() -> None:
@@ -71,17 +78,25 @@ def test_a_slower_layer_is_found_in_its_rank_and_bucket() -> None:
 
 
 def test_thresholds() -> None:
-    """A clear change counts from the threshold on, and faster is never slower."""
+    """A clear change counts from the threshold on, and faster is never slower. One row of the frame for each
+    difference, with the interval and the change in both units."""
     fast, slow = noisy(1).record(STEPS), slow_layer(2).record(STEPS)
     compared = ddp_lab.compare(fast, slow)
     assert compared.is_slower(5)
     assert not compared.is_slower(60)
     assert not ddp_lab.compare(slow, fast).is_slower()
     assert "faster" in str(ddp_lab.compare(slow, fast))
+    frame = compared.frame()
+    assert set(frame.scope) == {"phase", "rank", "bucket"}
+    row = frame[(frame.scope == "phase") & (frame.name == "step")].iloc[0]
+    assert row.change_ms == pytest.approx(row.b_ms - row.a_ms)
+    assert row.change_percent == pytest.approx(100 * row.change_ms / row.a_ms)
+    assert (frame.low_ms <= frame.high_ms).all()
 
 
 def test_other_buckets_and_ranks_are_said() -> None:
-    """Buckets with other parameters are not compared one by one, ranks that only one run has are left out."""
+    """Buckets with other parameters are not compared one by one, ranks that only one run has are left out; of runs on 3
+    and 2 ranks the first sentence says so, before which of them is faster."""
     other = noisy(2, buckets=[[0, 1, 2, 3], [4, 5, 6, 7]])
     compared = ddp_lab.compare(noisy(1).record(STEPS), other.record(STEPS))
     assert not [one for one in compared.differences if one.scope == "bucket"]
@@ -89,16 +104,10 @@ def test_other_buckets_and_ranks_are_said() -> None:
     alone = ddp_lab.compare(noisy(1).record(STEPS), noisy(2, ranks=1).record(STEPS))
     assert {one.rank for one in alone.differences if one.scope == "rank"} == {0}
     assert "the first run ran on 2 ranks, the second run on 1 rank" in str(alone)
-
-
-def test_frame() -> None:
-    """One row for each difference, with the interval and the change in both units."""
-    frame = ddp_lab.compare(noisy(1).record(STEPS), slow_layer(2).record(STEPS)).frame()
-    assert set(frame.scope) == {"phase", "rank", "bucket"}
-    row = frame[(frame.scope == "phase") & (frame.name == "step")].iloc[0]
-    assert row.change_ms == pytest.approx(row.b_ms - row.a_ms)
-    assert row.change_percent == pytest.approx(100 * row.change_ms / row.a_ms)
-    assert (frame.low_ms <= frame.high_ms).all()
+    three, two = noisy(1, ranks=3, late=lambda rank, step: {}), noisy(2, per_mb=0.5)
+    first, second, *_ = str(ddp_lab.compare(three.record(STEPS), two.record(STEPS))).splitlines()
+    assert first.startswith("the first run ran on 3 ranks, the second run on 2 ranks: their steps do different work")
+    assert "faster" in second
 
 
 def test_intervals_hold_what_they_promise() -> None:
@@ -117,8 +126,8 @@ def test_intervals_hold_what_they_promise() -> None:
 
 
 def test_percentages_are_those_of_a_ratio() -> None:
-    """Of 200 noisy, skewed times that shrink by 80 %, that is in 98 % of the intervals at least; none begins below
-    -100 %, and 0 % is in an interval if and only if 0 ms is."""
+    """Of 200 skewed times that shrink by 80 %, 98 % of the intervals hold that, none begins below -100 %; without noise
+    percentages are exact, and a time of 0 has none."""
     draws = np.random.default_rng(5)
     key = ("phase", "exposed", None, None)
     covered = clear = 0
@@ -131,11 +140,6 @@ def test_percentages_are_those_of_a_ratio() -> None:
         clear += found.is_clear
     assert covered >= 196
     assert 0 < clear < 200
-
-
-def test_no_time_has_no_percentage() -> None:
-    """If the first run's time is 0, or can't be told from 0, the sentence has milliseconds; without noise, percentages
-    are exact."""
     key = ("phase", "step", None, None)
     nothing, one, two = np.zeros(20), np.ones(20), np.full(20, 2.0)
     for before, after, percent in ((one, two, 100), (two, nothing, -100), (nothing, two, np.inf)):
@@ -144,24 +148,6 @@ def test_no_time_has_no_percentage() -> None:
     (unsure,) = compare_series({key: np.tile([0.0] * 4 + [9.0] * 4, 5)}, {key: two})
     assert unsure.low_percent < unsure.change_percent < unsure.high_percent == np.inf
     assert "4.50 → 2.00 ms (99 %: -" in str(Comparison("a", "b", [unsure], [], (40, 20)))
-
-
-def test_a_run_is_the_same_as_itself() -> None:
-    """A recording beside itself is said to be the same one, and is neither slower nor faster."""
-    run = noisy(1).record(STEPS)
-    compared = ddp_lab.compare(run, run)
-    assert compared.is_same
-    assert str(compared).startswith("the first run and the second run are the same recording (")
-    assert not compared.is_slower()
-    assert not ddp_lab.compare(run, noisy(2).record(STEPS)).is_same
-
-
-def test_other_numbers_of_ranks_come_first() -> None:
-    """Of runs on 3 and 2 ranks the first sentence says so, before which of them is faster."""
-    three, two = noisy(1, ranks=3, late=lambda rank, step: {}), noisy(2, per_mb=0.5)
-    first, second, *_ = str(ddp_lab.compare(three.record(STEPS), two.record(STEPS))).splitlines()
-    assert first.startswith("the first run ran on 3 ranks, the second run on 2 ranks: their steps do different work")
-    assert "faster" in second
 
 
 @pytest.mark.parametrize(

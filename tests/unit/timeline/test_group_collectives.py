@@ -74,30 +74,27 @@ def test_a_collective_has_one_row_on_each_rank() -> None:
     assert (still["state"], still["last_rank"]) == ("running", -1)
 
 
-def test_words_name_the_last_rank_and_what_has_not_ended() -> None:
-    """A sentence for each group, by the name of its mesh dimension; one for each operation that has not ended."""
-    words = _timeline().summary()
+def test_words_of_groups(tmp_path: Path) -> None:
+    """A sentence for each group and for each operation that has not ended; bytes count once; a file keeps all, and the
+    page of `ddp-lab run` begins with the doctor's words."""
+    made = _timeline()
+    words = made.summary()
     assert "Mesh dp (ranks 0–1), gloo: 2 all_reduce" in words
     assert "rank 1 was last in 100 %, by 2.0 ms" in words
     assert "Rank 0 entered all_reduce at train.py:12; it has not ended." in words
-
-
-def test_the_page_of_a_run_without_models_says_why_it_hung(tmp_path: Path) -> None:
-    """`ddp-lab run` writes a page of the groups, which begins with what the doctor said."""
-    page = tmp_path / "report.html"
-    reports.write_pages(RecordedRun(_timeline(), (), hangs=("rank 1 waits for rank 0",)), page)
-    text = page.read_text(encoding="utf-8")
-    assert "Collectives by group" in text
-    assert "rank 1 waits for rank 0" in text
-
-
-def test_a_file_keeps_them(tmp_path: Path) -> None:
-    """A saved timeline has the same rows, groups and words."""
-    made = _timeline()
+    (facts,) = group_words.group_facts(made.collective_columns(), made.groups())
+    assert facts.operations == {"all_reduce": 2}
+    assert facts.bytes == 8_000_000
+    assert len(facts.running) == 1
     loaded = Timeline.load(made.save(tmp_path / "run.npz"))
     assert loaded.collectives().equals(made.collectives())
     assert loaded.groups() == made.groups()
     assert loaded.summary() == made.summary()
+    page = tmp_path / "report.html"
+    reports.write_pages(RecordedRun(made, (), hangs=("rank 1 waits for rank 0",)), page)
+    text = page.read_text(encoding="utf-8")
+    assert "Collectives by group" in text
+    assert "rank 1 waits for rank 0" in text
 
 
 def test_a_group_of_a_rejoined_cluster_is_another_one() -> None:
@@ -112,7 +109,8 @@ def test_a_group_of_a_rejoined_cluster_is_another_one() -> None:
 
 
 def test_sends_and_receives_are_matched_by_their_pair() -> None:
-    """The k-th send of a rank to another belongs to the k-th receive of that one; directions do not mix."""
+    """The k-th send of a rank to another belongs to the k-th receive of that one; directions do not mix. Ranks that
+    enter different operations as the same collective are named with their places."""
     timeline = Timeline()
     for rank, operation in ((0, "send"), (1, "recv_")):
         _describe(timeline, rank)
@@ -122,10 +120,6 @@ def test_sends_and_receives_are_matched_by_their_pair() -> None:
     frame = timeline.collectives()
     assert frame["peer"].tolist() == [1, 0]
     assert frame["last_rank"].tolist() == [1, 1]
-
-
-def test_a_mismatch_is_told() -> None:
-    """Ranks that enter different operations as the same collective are named with their places."""
     timeline = Timeline()
     for rank, operation in ((0, "allreduce_"), (1, "broadcast_")):
         _describe(timeline, rank)
@@ -145,12 +139,3 @@ def test_a_ring_keeps_the_newest_and_counts_the_rest() -> None:
     assert table.forgotten == 40_000 - len(rows["sequence"])
     assert rows["sequence"].tolist() == list(range(table.forgotten, 40_000))
     assert (rows["ended"] - rows["entered"] == _MS).all()
-
-
-def test_the_facts_of_a_group_count_each_operation_once() -> None:
-    """Two ranks' rows of one collective are one operation of its group, with its bytes once."""
-    timeline = _timeline()
-    (facts,) = group_words.group_facts(timeline.collective_columns(), timeline.groups())
-    assert facts.operations == {"all_reduce": 2}
-    assert facts.bytes == 8_000_000
-    assert len(facts.running) == 1

@@ -23,7 +23,8 @@ def _steps(first: int, number: int) -> tuple[Breakdown, np.ndarray]:
 
 
 def test_a_long_run_keeps_its_extremes() -> None:
-    """However many steps come, there are few rows: all steps in order, with the exact smallest and largest times."""
+    """However many steps come, there are few rows: all steps in order, with the exact smallest and largest times. Few
+    steps are not joined, and none is there twice."""
     history = StepHistory(most_rows=64)
     for first in range(0, 10_000, 40):
         history.extend(*_steps(first, 40))
@@ -39,10 +40,6 @@ def test_a_long_run_keeps_its_extremes() -> None:
     assert rows["exposed"] == pytest.approx(0.25 * rows["median"])
     assert np.ptp(rows["last"][:-1] - rows["first"][:-1]) <= 256  # old steps are shown as finely as new ones
     assert rows["began"].tolist() == rows["first"].tolist()
-
-
-def test_a_short_run_is_a_row_for_each_step() -> None:
-    """Few steps are not joined, and none is there twice."""
     history = StepHistory()
     history.extend(*_steps(0, 0))
     assert history.last == -1
@@ -52,14 +49,17 @@ def test_a_short_run_is_a_row_for_each_step() -> None:
 
 
 def test_the_timeline_remembers_steps_that_its_tables_forget() -> None:
-    """A run of five times the steps that the tables keep is in the history without a gap, though nobody has looked."""
-    made, training = Timeline(max_steps=40), Training(2, 3, forward_ms=1.0)
-    for step in range(200):
-        training.feed(made, step, 10**12 + step * 10**7)
+    """A run of five times the steps that the tables keep is in the history without a gap, though nobody has looked.
+    Facts of chosen steps have only these; of none there are no facts."""
+    made = Training(2, 3, forward_ms=1.0).trained(200, timeline=Timeline(max_steps=40))
     rows = made.history(0).blocks(300)
     assert rows[:, COLUMNS.index("last")].tolist() == list(range(200))
     assert rows[1:, COLUMNS.index("median")] == pytest.approx(10.0, abs=1.5)
     assert np.median(rows[:, COLUMNS.index("exposed")]) > 0
+    made = Training(2, 3, forward_ms=1.0).trained(60)
+    facts = made.judgement(between=(20, 29))
+    assert set(facts.steps.step.tolist()) <= set(range(20, 30))
+    assert made.judgement(between=(100, 110)) is None
 
 
 def test_logged_numbers_are_kept_and_saved(tmp_path: Path) -> None:
@@ -112,14 +112,3 @@ def test_a_typical_step_of_two() -> None:
     assert single.total_ms == pytest.approx(whole[5], rel=0.01)
     assert both.total_ms == pytest.approx((whole[4] + whole[5]) / 2, rel=0.01)
     assert np.isfinite(both.by_rank_ms).all()
-
-
-def test_a_step_is_judged_within_the_chosen_ones() -> None:
-    """Facts of chosen steps have only these; of none there are no facts."""
-    made, training = Timeline(), Training(2, 3, forward_ms=1.0)
-    for step in range(60):
-        training.feed(made, step, 10**12 + step * 10**7)
-    facts = made.judgement(between=(20, 29))
-    assert facts is not None
-    assert set(facts.steps.step.tolist()) <= set(range(20, 30))
-    assert made.judgement(between=(100, 110)) is None

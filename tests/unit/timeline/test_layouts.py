@@ -69,15 +69,14 @@ def test_a_rejoin_changes_no_analysis(tmp_path: Path) -> None:
             wanted[name] for name in ("recorded", "same", "about")
         ]
         one, other = gather(timeline, None, 400), gather(before, None, 400)
-        assert one is not None
-        assert other is not None
         assert (one.findings, one.tables, one.first_step, one.last_step) == (
             other.findings, other.tables, other.first_step, other.last_step,
         )  # fmt: skip
 
 
 def test_which_steps_were_judged_is_said() -> None:
-    """Findings, stragglers and sliders name their steps, and no sentence has an internal word."""
+    """Findings, stragglers and sliders name their steps, and no sentence has an internal word. Without a complete step
+    nothing is called good; a model without a finding is, with the number of steps."""
     broken = trained()
     rejoin(broken, 1)
     found = views(broken.timeline)
@@ -87,10 +86,6 @@ def test_which_steps_were_judged_is_said() -> None:
     assert "steps 11–60" in str(told[2])
     assert broken.timeline.findings()[0].steps == (4, 60)
     assert not [text for text in map(str, told) if "generation" in text or "reducer" in text]
-
-
-def test_nothing_to_gain_is_said_of_judged_steps_alone() -> None:
-    """Without a complete step nothing is called good; a model without a finding is, with the number of steps."""
     history = History()
     history.assign(FIRST, 0, rebuilt=False)
     history.abandon(0)
@@ -103,7 +98,8 @@ def test_nothing_to_gain_is_said_of_judged_steps_alone() -> None:
 
 
 def test_few_steps_with_another_layout_are_not_judged() -> None:
-    """Up to four steps after a change the steps before it are judged, and it is said that there are newer ones."""
+    """Up to four steps after a change the steps before it are judged, and it is said that there are newer ones.
+    Findings of a layout are not disturbed by buckets that only an earlier one had."""
     history, other = trained(), replace(MODEL, buckets=[[0, 1, 2, 3], [4, 5, 6, 7]])
     before = history.timeline.findings()
     history.assign(other, 2)
@@ -112,6 +108,16 @@ def test_few_steps_with_another_layout_are_not_judged() -> None:
     assert "4 newer steps with another bucket layout are not enough" in str(views(history.timeline)["findings"]["text"])
     history.train(other, 2, 6)
     assert history.timeline.findings()[0].steps == (64, 70)
+    history, other = trained(), replace(MODEL, buckets=[[0, 1, 2], [3, 4, 5, 6, 7]])
+    history.assign(other, 2)
+    history.train(other, 2, 30)
+    alone = History()
+    alone.assign(other, 2)
+    alone.step = 61
+    alone.train(other, 2, 30)
+    found, wanted = history.timeline.findings(), alone.timeline.findings()
+    assert [(one.kind, one.steps) for one in found] == [(one.kind, one.steps) for one in wanted]
+    assert [one.gain_percent for one in found] == pytest.approx([one.gain_percent for one in wanted], rel=1e-3)
 
 
 def test_steps_before_and_after_a_rejoin_are_judged_together() -> None:
@@ -122,7 +128,6 @@ def test_steps_before_and_after_a_rejoin_are_judged_together() -> None:
     history.assign(MODEL, 3)
     history.train(MODEL, 3, 10)
     found = history.timeline.judgement()
-    assert found is not None
     steps = found.steps.step.tolist()
     assert steps == [*range(4, 61), *range(66, 73)]
     assert "64 of steps 4–72" in str(views(history.timeline)["findings"]["text"])
@@ -140,20 +145,6 @@ def test_a_rejoin_is_no_change_of_the_user() -> None:
     history.assign(MODEL, 3)
     history.train(MODEL, 3, 30)
     assert compared(history.timeline, 0) == nothing
-
-
-def test_fewer_buckets_than_before() -> None:
-    """Findings of a layout are not disturbed by buckets that only an earlier one had."""
-    history, other = trained(), replace(MODEL, buckets=[[0, 1, 2], [3, 4, 5, 6, 7]])
-    history.assign(other, 2)
-    history.train(other, 2, 30)
-    alone = History()
-    alone.assign(other, 2)
-    alone.step = 61
-    alone.train(other, 2, 30)
-    found, wanted = history.timeline.findings(), alone.timeline.findings()
-    assert [(one.kind, one.steps) for one in found] == [(one.kind, one.steps) for one in wanted]
-    assert [one.gain_percent for one in found] == pytest.approx([one.gain_percent for one in wanted], rel=1e-3)
 
 
 def test_layouts_by_hand() -> None:

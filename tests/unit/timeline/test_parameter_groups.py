@@ -338,16 +338,9 @@ def test_a_prefetch_that_misses_the_next_group() -> None:
     assert remedy(1).startswith("Start all-gathers earlier")
 
 
-def test_a_late_device_has_a_name() -> None:
-    """A rank whose device computes longer in one group is found by what its stream does between its waits."""
-    late = [one for one in streamed(late=6.0).findings() if one.kind == "late-parameter-group"]
-    assert [one.title for one in late] == ["Rank 1 is late in the forward of blocks.0."]
-    assert late[0].gain_percent == pytest.approx(100 * 6 / (STEP + 6), rel=0.01)
-    assert [one for one in streamed().findings() if one.kind == "late-parameter-group"] == []
-
-
-def test_evaluations_belong_to_no_step() -> None:
-    """What is gathered for an evaluation is neither counted nor exposed."""
+def test_uses_and_evaluations() -> None:
+    """What is gathered for an evaluation is neither counted nor exposed. A reader that has no ranks knows the same
+    names, in the same order."""
     plain, evaluated = recorded(), recorded(evaluates=True)
     assert (
         evaluated.parameter_groups()["forward_unshards"].tolist()
@@ -355,10 +348,12 @@ def test_evaluations_belong_to_no_step() -> None:
     )
     np.testing.assert_allclose(evaluated.steps()["exposed_ms"], plain.steps()["exposed_ms"])
     assert "evaluation" in set(evaluated.collectives()["use"])
+    assert native.load().USES == USES
 
 
 def test_a_late_rank_has_a_name() -> None:
-    """By rank, group and phase, though all ranks' steps take equally long; a healthy run has no such finding."""
+    """By rank, group and phase, on the host or by what the device's stream does between waits; nobody is late in a
+    healthy run, or in too few steps."""
     found = [one for one in recorded(late=6.0).findings() if one.kind == "late-parameter-group"]
     assert [(one.rank, one.bucket, one.title) for one in found] == [
         (1, 1, "Rank 1 is late in the forward of blocks.0.")
@@ -367,18 +362,19 @@ def test_a_late_rank_has_a_name() -> None:
     healthy = recorded()
     assert [one.kind for one in healthy.findings()] == ["exposed-unshard", "exposed-backward-unshard"]
     assert healthy.stragglers() == []
-
-
-def test_steps_of_another_order_are_left_out() -> None:
-    """With too few steps whose collectives come in the usual order, nobody is called late."""
     timeline = recorded(steps=3, late=6.0)
     parts = timeline.collectives_in(timeline.views(0))
     assert late_groups([one for _, one in parts], timeline.assignment(0)["buckets"], 1e8) == []
     assert (parts[0][1].kind == REDUCE_SCATTER).sum() == 9
+    late = [one for one in streamed(late=6.0).findings() if one.kind == "late-parameter-group"]
+    assert [one.title for one in late] == ["Rank 1 is late in the forward of blocks.0."]
+    assert late[0].gain_percent == pytest.approx(100 * 6 / (STEP + 6), rel=0.01)
+    assert [one for one in streamed().findings() if one.kind == "late-parameter-group"] == []
 
 
 def test_collectives_that_are_no_longer_kept() -> None:
-    """A program that goes on with many other collectives takes their place: the view says so, and what-if, too."""
+    """A program that goes on with many other collectives takes their place: the view says so, and what-if, too. In a
+    long run they have no exposed time; means, charts and the history of all steps leave no room for zeros."""
     steps, others = 8, 20_000
     timeline = recorded(steps=steps)
     first = steps * len(_step(0.0, 0, USUAL, 0.0, 0.0))
@@ -391,6 +387,21 @@ def test_collectives_that_are_no_longer_kept() -> None:
     assert "no longer kept; train a few more steps" in parameter_groups_scene(timeline).empty
     with pytest.raises(ValueError, match="no longer kept: train a few more steps"):
         timeline.simulate()
+    steps = 2_500  # of 8 collectives: more than a rank's table holds
+    timeline = recorded(steps=steps)
+    assert timeline.forgotten_collectives() > 0
+    found = timeline.steps().query("rank == 0").set_index("step")
+    old = found[found.index < 400]  # of which the tables hold some
+    assert len(old) > 10
+    assert old["exposed_ms"].isna().all()
+    assert set(old["clock"]) == {"none"}
+    assert found.loc[steps - 1, "exposed_ms"] == pytest.approx(29)
+    shown = breakdown(timeline, 0, 10_000)
+    assert len(shown.step) > 1_000
+    assert (shown.exposed > 0).all()
+    assert timeline.history(0).last == steps - 1
+    (parts, _) = timeline.parts(last_steps=10_000).by_rank.values()
+    assert parts["exposed"] == pytest.approx(29 / 1e3)
 
 
 def test_the_view() -> None:
@@ -416,7 +427,8 @@ def test_the_view() -> None:
 
 
 def test_columns_of_what_there_is() -> None:
-    """The table has all-reduces only where there is one, and places of late ranks only if one is late."""
+    """The table has all-reduces only where there is one, and places of late ranks only if one is late. With very many
+    groups only the first rank has lanes, and the sentence says which and why."""
     (head, hybrid), (late, _) = (
         (parameter_groups_trait(parameter_groups_scene(one))["head"] for one in made)
         for made in ((recorded(), recorded(mesh=(2, 1))), (recorded(late=6.0), recorded(late=6.0)))
@@ -428,35 +440,7 @@ def test_columns_of_what_there_is() -> None:
     assert hybrid == [*head[:8], "all-reduce ms", "of it exposed", *head[8:]]
     assert late == [*head[:8], "late:", *head[8:]]
     assert "all_reduce_ms" in recorded().parameter_groups()
-
-
-def test_a_picture_of_one_rank_says_so() -> None:
-    """With very many groups only the first rank has lanes, and the sentence says which and why."""
     assert "The picture shows" not in parameter_groups_scene(recorded()).summary
     scene = parameter_groups_scene(recorded(idle=40))
     assert scene.summary.endswith("The picture shows rank 0 only: 43 groups on 2 ranks would have too many rows.")
     assert {one for one in scene.panels[0].y.lanes if one.startswith("rank")} == {"rank 0"}
-
-
-def test_steps_whose_collectives_are_forgotten() -> None:
-    """In a long run they have no exposed time; means, charts and the history of all steps leave no room for zeros."""
-    steps = 2_500  # of 8 collectives: more than a rank's table holds
-    timeline = recorded(steps=steps)
-    assert timeline.forgotten_collectives() > 0
-    found = timeline.steps().query("rank == 0").set_index("step")
-    old = found[found.index < 400]  # of which the tables hold some
-    assert len(old) > 10
-    assert old["exposed_ms"].isna().all()
-    assert set(old["clock"]) == {"none"}
-    assert found.loc[steps - 1, "exposed_ms"] == pytest.approx(29)
-    shown = breakdown(timeline, 0, 10_000)
-    assert len(shown.step) > 1_000
-    assert (shown.exposed > 0).all()
-    assert timeline.history(0).last == steps - 1
-    (parts, _) = timeline.parts(last_steps=10_000).by_rank.values()
-    assert parts["exposed"] == pytest.approx(29 / 1e3)
-
-
-def test_uses_have_the_names_that_ranks_give_them() -> None:
-    """A reader that has no ranks knows the same names, in the same order."""
-    assert native.load().USES == USES

@@ -42,8 +42,7 @@ print(replay.player.timeline.spans().equals(timeline.spans()))
 class _Clock:
     """Seconds that a test lets pass."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
+    now = 100.0
 
     def __call__(self) -> float:
         return self.now
@@ -82,7 +81,8 @@ def test_events_come_in_their_time() -> None:
 
 
 def test_pause_and_seek() -> None:
-    """A paused replay stays; it goes forwards, back and, from its end, to the beginning."""
+    """A paused replay stays; it goes forwards, back and, from its end, to the beginning. What a reader did between two
+    cells is not waited for: long pauses are played as a second."""
     clock = _Clock()
     player = Player(recorded(), clock=clock)
     player.pause()
@@ -100,15 +100,12 @@ def test_pause_and_seek() -> None:
     clock.now += 0.05
     player.advance()
     assert last_step(player) == 1
-
-
-def test_long_pauses_are_played_as_a_second() -> None:
-    """What a reader did between two cells is not waited for."""
     assert Player(recorded(60_000)).seconds == pytest.approx(1 + Player(recorded()).seconds - APART_MS / 1e3, abs=0.02)
 
 
-def test_lost_events_are_told(tmp_path: Path) -> None:
-    """A replay says of each rank how many events its recording lacks, also after it has gone back."""
+def test_lost_events_and_refusals(tmp_path: Path) -> None:
+    """A replay says of each rank how many events its recording lacks, also after it has gone back. Nothing recorded, or
+    no speed, is refused with the reason."""
     whole = recorded()
     whole.extend(Batch(1, 1, 10**6, 0, np.zeros(0, DTYPE)))
     lost = [one.dropped for one in whole.ranks()]
@@ -118,10 +115,6 @@ def test_lost_events_are_told(tmp_path: Path) -> None:
         player.seek(seconds)
         assert [one.dropped for one in player.timeline.ranks()] == lost
     assert player.timeline.spans().equals(whole.spans())
-
-
-def test_refusals() -> None:
-    """Nothing recorded, or no speed, is refused with the reason."""
     with pytest.raises(ValueError, match="nothing to replay"):
         Timeline().replay()
     with pytest.raises(ValueError, match="speed must be positive, got 0"):

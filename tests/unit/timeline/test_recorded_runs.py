@@ -70,7 +70,8 @@ def test_journals_of_all_ranks_are_one_timeline(tmp_path: Path) -> None:
 
 
 def test_clocks_of_other_hosts_are_aligned(tmp_path: Path) -> None:
-    """Ranks 2 and 3 are on a host whose clock is 3 hours ahead: merged, they are as late as on one host."""
+    """Ranks 2 and 3 are on a host whose clock is 3 hours ahead: merged, they are as late as on one host. Where nothing
+    tells how far clocks are apart, the notice says so, and times stay as they are."""
     delays = {(3, 1): 6.0}
     hours = 3 * 3600 * 10**9 + 12_345
     write_journals(tmp_path / "one", Training(ranks=4, delays=delays))
@@ -83,72 +84,40 @@ def test_clocks_of_other_hosts_are_aligned(tmp_path: Path) -> None:
     assert theirs["last_rank"].tolist() == ours["last_rank"].tolist()
     assert np.abs(theirs["late_ms"] - ours["late_ms"]).max() < 0.7  # half of an all-reduce
     assert {place.rank for place in two.timeline.stragglers()} == {3}
-
-
-def test_hosts_without_a_common_collective_are_said(tmp_path: Path) -> None:
-    """Where nothing tells how far clocks are apart, the notice says so, and times stay as they are."""
     paths = write_journals(tmp_path / "one", Training(ranks=2), ahead_ns=[0, 5])
     other = write_journals(tmp_path / "two", Training(ranks=2, reducer=7), ahead_ns=[0, 5])
     run = read_run([paths[0], other[1]])
     assert any("times of the two hosts can't be compared" in notice for notice in run.notices)
 
 
-def _second_of_rank_0(folder: Path) -> list[Path]:
-    return [*write_journals(folder / "a", Training()), write_journals(folder / "b", Training())[0]]
-
-
-def _another_run(folder: Path) -> list[Path]:
-    return [
-        write_journals(folder / "a", Training())[0],
-        write_journals(folder / "b", Training(), run="b")[1],
-    ]
-
-
-def _without_rank_1(folder: Path) -> list[Path]:
-    paths = write_journals(folder, Training(ranks=3))
-    return [paths[0], paths[2]]
-
-
-def _newer(folder: Path) -> list[Path]:
-    return write_journals(folder, Training(), schema_version=events.SCHEMA_VERSION + 1)
-
-
-def _no_recording(folder: Path) -> list[Path]:
-    (folder / "notes.npz").write_text("hello")
-    return [folder / "notes.npz"]
-
-
-def _empty(folder: Path) -> list[Path]:
-    return [folder]
-
-
-def _begun(folder: Path) -> list[Path]:
-    journal.path_of(folder, 1).write_bytes(journal.MAGIC)
-    return [journal.path_of(folder, 1)]
-
-
-def _gone(folder: Path) -> list[Path]:
-    return [folder / "gone.journal"]
+def _written(path: Path, data: bytes) -> list[Path]:
+    path.write_bytes(data)
+    return [path]
 
 
 WRONG: dict[str, tuple[Callable[[Path], list[Path]], str]] = {
-    "two of a rank": (_second_of_rank_0, r"two files are of rank 0: .*a/rank0\.journal and .*b/rank0\.journal"),
+    "two of a rank": (
+        lambda folder: [*write_journals(folder / "a", Training()), write_journals(folder / "b", Training())[0]],
+        r"two files are of rank 0: .*a/rank0\.journal and .*b/rank0\.journal",
+    ),
     "two runs": (
-        _another_run,
+        lambda folder: [
+            write_journals(folder / name, Training(), run=name)[rank] for rank, name in enumerate(("a", "b"))
+        ],
         r"rank0\.journal \(rank 0\) and .*rank1\.journal \(rank 1\) are of different runs, a and b",
     ),
     "missing": (
-        _without_rank_1,
+        lambda folder: write_journals(folder, Training(ranks=3))[::2],
         r"there is no file of rank 1, which took part in the run: the 2 given files are of ranks 0, 2",
     ),
     "schema": (
-        _newer,
+        lambda folder: write_journals(folder, Training(), schema_version=events.SCHEMA_VERSION + 1),
         rf"rank0\.journal holds events of schema version {events.SCHEMA_VERSION + 1}; this ddp_lab reads",
     ),
-    "no recording": (_no_recording, r"notes\.npz is not a saved timeline"),
-    "empty": (_empty, r"contains no recording"),
-    "begun": (_begun, r"rank1\.journal has no header"),
-    "gone": (_gone, r"gone\.journal does not exist"),
+    "no recording": (lambda folder: _written(folder / "notes.npz", b"hello"), r"notes\.npz is not a saved timeline"),
+    "empty": (lambda folder: [folder], r"contains no recording"),
+    "begun": (lambda folder: _written(journal.path_of(folder, 1), journal.MAGIC), r"rank1\.journal has no header"),
+    "gone": (lambda folder: [folder / "gone.journal"], r"gone\.journal does not exist"),
 }
 
 
@@ -318,7 +287,8 @@ def test_what_was_taken_back_is_not_missed(tmp_path: Path) -> None:
 
 
 def test_the_first_to_fail_is_named_first(tmp_path: Path) -> None:
-    """The rank whose error brought down the others, whatever its number; one that was killed could not say when."""
+    """The rank whose error brought down the others, whatever its number; one that was killed could not say when. A
+    journal whose disk was full at the end says so in its last message, or in its first one; the notice has it."""
     ends = {0: ("RuntimeError: Connection closed by peer", 2), 1: ("ValueError: no data", 1), 2: None}
     for rank, end in ends.items():
         said = [] if end is None else [journal.json_frames("end", how=end[0], ended_ns=end[1])]
@@ -329,10 +299,6 @@ def test_the_first_to_fail_is_named_first(tmp_path: Path) -> None:
         "rank 0 ended early: RuntimeError: Connection closed by peer",
         "rank 2 ended early: killed",
     ]
-
-
-def test_what_could_not_be_written_is_counted(tmp_path: Path) -> None:
-    """A journal whose disk was full at the end says so in its last message, or in its first one; the notice has it."""
     end = {"how": "finished", "missing": 1234, "why": "No space left on device"}
     for number, messages in enumerate(
         ([journals.opening(), journal.json_frames("end", **end)], [journals.opening(**end)])

@@ -17,17 +17,14 @@ EACH = ["blocks.*"]
 
 
 def test_what_is_recorded_is_predicted() -> None:
-    """Without a change, and with the recorded groups by name, the step is the recorded one."""
+    """Without a change, and with the recorded groups by name, the step is the recorded one. Of a device the stream is
+    predicted, though its host is far ahead, and what the stream waits for is hidden or exposed."""
     timeline = recorded()
     for what in ({}, {"groups": EACH, "reshard_after_forward": True}):
         found = timeline.simulate(**what)
         assert found.step_ms == pytest.approx(STEP)
         assert sum(found.breakdown.values()) - found.breakdown["hidden"] == pytest.approx(STEP)
     assert f"recorded: {STEP:.2f}" in repr(found)
-
-
-def test_of_a_device_the_stream_is_predicted() -> None:
-    """The step is the device's, though its host is far ahead, and what the stream waits for is hidden or exposed."""
     timeline = streamed()
     found = timeline.simulate()
     assert found.step_ms == pytest.approx(STEP)
@@ -38,7 +35,8 @@ def test_of_a_device_the_stream_is_predicted() -> None:
 
 
 def test_changes_have_their_effect() -> None:
-    """Without resharding the gatherings of the backward are gone, and of a single group, too; more ranks cost more."""
+    """Without resharding the gatherings of the backward are gone, and of a single group, too; more ranks cost more.
+    What was measured says how costs grow with sizes; the recorded collectives say how long they took."""
     timeline = recorded()
     usual = timeline.simulate(prefetch=0)
     kept, whole, more = (
@@ -49,10 +47,16 @@ def test_changes_have_their_effect() -> None:
     assert whole.breakdown["exposed"] < usual.breakdown["exposed"]
     assert timeline.simulate(prefetch=1).breakdown["hidden"] > usual.breakdown["hidden"] == 0
     assert [len(one) for one in whole.prediction.groups] == [len(NAMES)]
+    measured = ShardingCosts(Cost(byte_ns=1), Cost(byte_ns=1), optimizer_ns=1e6)
+    found = recorded().simulate(measured)
+    assert found.step_ms == pytest.approx(STEP)
+    assert found.costs.all_gather.ns(1000, 1) > 1000 * measured.all_gather.ns(1000, 1)
+    assert found.breakdown["other"] == pytest.approx(recorded().simulate().breakdown["other"])
 
 
 def test_two_dimensions() -> None:
-    """HSDP is predicted as it was, and in larger groups; its part of the gradients is all-reduced."""
+    """HSDP is predicted as it was, and in larger groups; its part of the gradients is all-reduced. `replicate` is
+    predicted as it was, in larger groups, and on more ranks."""
     timeline = recorded(mesh=(2, 2))
     found = timeline.simulate()
     assert found.step_ms == pytest.approx(STEP)
@@ -62,10 +66,6 @@ def test_two_dimensions() -> None:
     assert timeline.simulate(groups=[]).step_ms < found.step_ms < timeline.simulate(world_size=8).step_ms
     with pytest.raises(ValueError, match="2 replicas of the parameters need a world size that is a multiple, got 3"):
         timeline.simulate(world_size=3)
-
-
-def test_replicated_groups() -> None:
-    """`replicate` is predicted as it was, in larger groups, and on more ranks."""
     timeline = recorded(kind="replicate")
     found = timeline.simulate()
     assert found.step_ms == pytest.approx(STEP)
@@ -91,23 +91,12 @@ def test_a_recording_of_one_rank(kind: str, mesh: tuple[int, ...]) -> None:
 
 def test_zero_1_on_more_ranks_has_their_all_reduces() -> None:
     """ZeRO-1 adds broadcasts to a step of DDP with as many ranks, and saves work of the optimizer."""
-    timeline, training = Timeline(), Training(2, 3, forward_ms=1.0)
-    for step in range(12):
-        training.feed(timeline, step, 10**12 + step * 10**7)
+    timeline = Training(2, 3, forward_ms=1.0).trained(12)
     zero, more = (timeline.simulate(sharding="zero-1", world_size=ranks).breakdown for ranks in (2, 64))
     plain = timeline.simulate(world_size=64).breakdown
     assert more["exposed"] > plain["exposed"] > zero["exposed"] > timeline.simulate(world_size=2).breakdown["exposed"]
     for name in ("forward", "compute", "hidden"):
         assert more[name] == plain[name]
-
-
-def test_measured_costs_have_the_recorded_height() -> None:
-    """What was measured says how costs grow with sizes; the recorded collectives say how long they took."""
-    measured = ShardingCosts(Cost(byte_ns=1), Cost(byte_ns=1), optimizer_ns=1e6)
-    found = recorded().simulate(measured)
-    assert found.step_ms == pytest.approx(STEP)
-    assert found.costs.all_gather.ns(1000, 1) > 1000 * measured.all_gather.ns(1000, 1)
-    assert found.breakdown["other"] == pytest.approx(recorded().simulate().breakdown["other"])
 
 
 @pytest.mark.parametrize(

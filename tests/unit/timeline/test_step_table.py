@@ -1,4 +1,4 @@
-"""The dense table of times against a plain dictionary."""
+"""The dense tables of times: steps against a plain dictionary, and the activities of one rank."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddp_lab.analysis.step_parts import SPANS
 from ddp_lab.protocol.events import DTYPE, MOST_BUCKETS, MOST_PARAMETERS, Kind
 from ddp_lab.timeline.store import EventStore
 from ddp_lab.timeline.tables import step_table
-from ddp_lab.timeline.tables.activity import ActivityTable
+from ddp_lab.timeline.tables.activity import _MOST, ActivityTable
 from ddp_lab.timeline.tables.span_columns import view_of
 from ddp_lab.timeline.tables.step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
 
@@ -103,7 +104,8 @@ def test_holds_what_the_events_say(facts: list[tuple[int, Kind, int, int]], max_
 
 
 def test_a_late_device_span_of_a_forgotten_step_is_ignored() -> None:
-    """An event of a step that the ring has overwritten changes nothing."""
+    """An event of a step that the ring has overwritten changes nothing. A far step of the last parameter and the last
+    bucket that there may be make no table of gigabytes."""
     table = StepTable(8)
     events = _events([(1, Kind.BACKWARD_END, -1, 0)] * 20)
     table.extend(events)
@@ -112,6 +114,11 @@ def test_a_late_device_span_of_a_forgotten_step_is_ignored() -> None:
     table.extend(late)
     assert _held(table) == before
     assert sorted(before) == [8, *range(13, 21)]
+    table = StepTable(1_000)
+    kind, far = Kind.GRAD_READY, (MOST_BUCKETS - 1, MOST_PARAMETERS - 1)
+    table.extend(_events([(1, kind, 0, 0), (900, kind, *far), (50_000, kind, *far)]))
+    assert sum(one.nbytes for one in (table.steps, table.buckets, table.gradients)) < 4 << 20
+    assert _held(table)[50_901]["gradient", MOST_PARAMETERS - 1] == 1_002
 
 
 @settings(max_examples=30)
@@ -175,10 +182,24 @@ def test_no_larger_than_what_came(
     assert not len(events) or table.last_step in _held(table)
 
 
-def test_two_events_of_far_numbers() -> None:
-    """A far step of the last parameter and the last bucket that there may be make no table of gigabytes."""
-    table = StepTable(1_000)
-    kind, far = Kind.GRAD_READY, (MOST_BUCKETS - 1, MOST_PARAMETERS - 1)
-    table.extend(_events([(1, kind, 0, 0), (900, kind, *far), (50_000, kind, *far)]))
-    assert sum(one.nbytes for one in (table.steps, table.buckets, table.gradients)) < 4 << 20
-    assert _held(table)[50_901]["gradient", MOST_PARAMETERS - 1] == 1_002
+_APART, _LASTS = 100, 10  # ns between two forwards, and that each takes
+
+
+@pytest.mark.parametrize("batch", [1, 997, 3 * _MOST])
+def test_the_newest_activities_are_kept(batch: int) -> None:
+    """Whatever comes at once: of many forwards the newest ones count, and those before are forgotten."""
+    number = 3 * _MOST if batch > 1 else 300
+    table, forwards = ActivityTable(), np.zeros(2 * number, DTYPE)
+    forwards["kind"] = [Kind.FORWARD_BEGIN, Kind.FORWARD_END] * number
+    forwards["host_ns"] = np.repeat(1_000 + _APART * np.arange(number), 2) + [0, _LASTS] * number
+    forwards["bucket"] = -1
+    for first in range(0, number, batch):
+        table.extend(forwards[2 * first : 2 * (first + batch)], [])
+        table.digest([])
+    end = 1_000 + _APART * number
+    begins = end - _APART * np.array([1, 7, 250, min(_MOST, number), number])
+    steps = np.stack([begins - 1, np.full(5, end), np.full(5, end + 1), np.full(5, end + 2)], axis=1)
+    forwards_of_steps = table.within(steps)[:, SPANS.index("accumulation")] // _LASTS
+    assert forwards_of_steps.tolist() == [1, 7, 250, *[min(_MOST, number)] * 2]
+    one_by_one = np.concatenate([table.within(step[None]) for step in steps])
+    assert np.array_equal(table.within(steps), one_by_one)

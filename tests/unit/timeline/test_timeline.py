@@ -23,22 +23,44 @@ EARLY = [Bucket((1.0, 2.0), 2.0, 4.0, (2, 3), 2_000_000), Bucket((5.0, 6.0), 6.0
 LATE = [Bucket((1.0, 2.0), 2.0, 4.0, (2, 3), 2_000_000), Bucket((9.0, 10.0), 10.0, 12.0, (0, 1))]
 
 
-def _two_ranks(steps: int = 10, timeline: Timeline | None = None) -> Timeline:
-    made = timeline or Timeline()
+TINY = [Bucket((1.0,), 1.0, 2.0)]
+
+
+def _described_ranks(timeline: Timeline) -> None:
     for rank in (0, 1):
-        made.describe(rank, assignment([[2, 3], [0, 1]]) | {"session": 1})
-    for rank, (buckets, finalize) in enumerate([(EARLY, 6.0), (LATE, 10.0)]):
-        recorder = Recorder(rank)
-        for step in range(steps):
-            recorder.backward(step, (step + 1) * 20 * MS, buckets, finalize)
-        made.extend(recorder.batch())
+        timeline.describe(rank, assignment([[2, 3], [0, 1]]) | {"session": 1})
+
+
+def _record(recorders: list[Recorder], step: int) -> None:
+    for recorder, (buckets, finalize) in zip(recorders, [(EARLY, 6.0), (LATE, 10.0)], strict=True):
+        recorder.backward(step, (step + 1) * 20 * MS, buckets, finalize)
+
+
+def _two_ranks(steps: int = 10, timeline: Timeline | None = None, *, each: int = 10**9) -> Timeline:
+    """So many steps of both ranks, of which each batch has at most `each`."""
+    made, recorders = timeline or Timeline(), [Recorder(0), Recorder(1)]
+    _described_ranks(made)
+    for step in range(steps):
+        _record(recorders, step)
+        if (step + 1) % each == 0 or step == steps - 1:
+            for recorder in recorders:
+                made.extend(recorder.batch())
     return made
 
 
-def test_spans_by_hand() -> None:
-    """Each span holds the times that its events state, and what follows from them."""
-    spans = _two_ranks().spans()
+def _send(timeline: Timeline, recorder: Recorder, step: int, buckets: list[Bucket] = TINY, **fields: int) -> None:
+    """A backward that begins 20 ms after the one before, and its batch."""
+    recorder.backward(step, (step + 1) * 20 * MS, buckets, buckets[-1].gradients[-1], **fields)
+    timeline.extend(recorder.batch())
+
+
+def test_tables_by_hand() -> None:
+    """Each span holds the times that its events state; a step is split at its computation's end; over the ranks: who
+    launched last, how long the others waited, and how fast the collective then was."""
+    timeline = _two_ranks()
+    spans = timeline.spans()
     assert tuple(spans.columns) == SPAN_COLUMNS
+    assert (np.diff(spans["rank"] * 10**6 + spans.step * 10**3 + spans.bucket) > 0).all()
     assert len(spans) == 2 * 10 * 2
     one = spans[(spans["rank"] == 0) & (spans.step == 3) & (spans.bucket == 1)].iloc[0]
     assert one.backward_begin_ns == 80 * MS
@@ -49,11 +71,7 @@ def test_spans_by_hand() -> None:
     first = spans[(spans["rank"] == 0) & (spans.step == 3) & (spans.bucket == 0)].iloc[0]
     assert (first.hidden_ms, first.exposed_ms) == (2.0, 0.0)
     assert (spans.hidden_ms + spans.exposed_ms == spans.all_reduce_ms).all()
-
-
-def test_steps_by_hand() -> None:
-    """A step's communication is the time during which any collective is under way, split at the computation's end."""
-    steps = _two_ranks().steps()
+    steps = timeline.steps()
     assert tuple(steps.columns) == STEP_COLUMNS
     of_rank = steps[steps["rank"] == 1]
     one = of_rank.iloc[4]
@@ -61,11 +79,7 @@ def test_steps_by_hand() -> None:
     assert (one.communication_ms, one.hidden_ms, one.exposed_ms) == (4.0, 2.0, 2.0)
     assert (one.state, one.buckets, one.bytes) == ("complete", 2, 3_000_000)
     assert np.isnan(of_rank.iloc[0].step_ms)
-
-
-def test_sync_by_hand() -> None:
-    """Over the ranks: who launched last, how long the others waited, and how fast the collective then was."""
-    sync = _two_ranks().all_reduces()
+    sync = timeline.all_reduces()
     assert tuple(sync.columns) == SYNC_COLUMNS
     one = sync[(sync.step == 2) & (sync.bucket == 1)].iloc[0]
     assert (one.last_rank, one.late_ms, one.wait_ms) == (1, 4.0, {0: 4.0, 1: 0.0})
@@ -78,25 +92,24 @@ def test_sync_by_hand() -> None:
 def test_sync_waits_for_all_ranks() -> None:
     """A bucket that one rank has not reduced is not in the gradient sync, and its span has no times yet."""
     timeline = _two_ranks()
-    recorder = Recorder(0, next=timeline.ranks()[0].events)
-    recorder.backward(10, 300 * MS, EARLY, 6.0)
-    timeline.extend(recorder.batch())
+    _send(timeline, Recorder(0, next=timeline.ranks()[0].events), 14, EARLY)
     running = Recorder(1, next=timeline.ranks()[1].events)
-    running.record(Kind.BACKWARD_BEGIN, 300 * MS, reducer=0, step=10)
-    running.record(Kind.GRAD_READY, 301 * MS, reducer=0, step=10, bucket=0, parameter=3)
+    running.record(Kind.BACKWARD_BEGIN, 300 * MS, reducer=0, step=14)
+    running.record(Kind.GRAD_READY, 301 * MS, reducer=0, step=14, bucket=0, parameter=3)
     timeline.extend(running.batch())
     assert timeline.all_reduces().step.max() == 9
     last = timeline.spans(last_steps=1)
-    assert last.step.unique().tolist() == [10]
+    assert last.step.unique().tolist() == [14]
     (open_span,) = [row for row in last.itertuples() if row.rank == 1]
     assert open_span.first_ready_ms == 1.0
     assert np.isnan([open_span.ready_ms, open_span.all_reduce_ms, open_span.exposed_ms]).all()
     assert not open_span.complete
-    assert timeline.steps().query("step == 10").state.tolist() == ["complete", "running"]
+    assert timeline.steps().query("step == 14").state.tolist() == ["complete", "running"]
 
 
-def test_models_and_generations_stay_apart() -> None:
-    """Two models in one program, and buckets before and after they were assigned anew, are told apart."""
+def test_models_generations_and_groups_stay_apart() -> None:
+    """Two models in one program, and buckets before and after they were assigned anew, are told apart. Two groups of
+    ranks that each build a model numbered 0 are two models."""
     timeline, recorder = Timeline(), Recorder(0)
     timeline.describe(0, assignment([[0, 1, 2, 3]], ranks=[0]))
     timeline.describe(0, assignment([[2, 3], [0, 1]], ranks=[0], generation=1))
@@ -104,7 +117,7 @@ def test_models_and_generations_stay_apart() -> None:
     whole = [Bucket((1.0, 2.0, 3.0, 4.0), 4.0, 5.0)]
     recorder.backward(0, 20 * MS, whole, 4.0)
     recorder.backward(1, 40 * MS, EARLY, 6.0, generation=1)
-    recorder.backward(0, 60 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0, reducer=1)
+    recorder.backward(0, 60 * MS, TINY, 1.0, reducer=1)
     timeline.extend(recorder.batch())
     spans = timeline.spans()
     found = spans[["reducer", "step", "generation", "bucket", "n_parameters"]].to_numpy().tolist()
@@ -115,6 +128,12 @@ def test_models_and_generations_stay_apart() -> None:
     assert len(timeline.assignment(0, 0)["buckets"]) == 1
     with pytest.raises(ValueError, match="no bucket layout of model 7"):
         timeline.assignment(7)
+    timeline = Timeline()
+    for rank, group in [(0, (0, 1)), (2, (2, 3)), (1, (0, 1)), (3, (2, 3))]:
+        timeline.describe(rank, assignment([[0]], ranks=group))
+        _send(timeline, Recorder(rank), 0)
+    assert {one.reducer: one.ranks for one in timeline.reducers()} == {0: (0, 1), 1: (2, 3)}
+    assert timeline.all_reduces().reducer.tolist() == [0, 1]
 
 
 def test_a_restarted_cluster_brings_new_models() -> None:
@@ -122,11 +141,9 @@ def test_a_restarted_cluster_brings_new_models() -> None:
     timeline = _two_ranks()
     for rank in (0, 1):
         timeline.describe(rank, assignment([[0]]) | {"session": 2})
-        recorder = Recorder(rank, session=2)
-        recorder.backward(0, 900 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
-        timeline.extend(recorder.batch())
+        _send(timeline, Recorder(rank, session=2), 44)
     assert [one.reducer for one in timeline.reducers()] == [0, 1]
-    assert timeline.spans(model=1).step.tolist() == [0, 0]
+    assert timeline.spans(model=1).step.tolist() == [44, 44]
     assert len(timeline.spans(model=0)) == 40
     assert [rank.session for rank in timeline.ranks()] == [2, 2]
     assert timeline.own_numbers(1) == {0: 0, 1: 0}, "what to ask these ranks about"
@@ -167,18 +184,15 @@ def test_a_short_lived_model_is_one() -> None:
     assert timeline.own_numbers(6) == {0: 6, 1: 6}
 
 
-def test_a_model_of_a_rank_that_was_replaced_and_of_one_that_was_not() -> None:
-    """Ranks that began at different times have one model together, not two."""
+def test_models_of_ranks_that_were_replaced() -> None:
+    """Ranks that began at different times have one model together, not two. The copy that a replaced rank got of
+    another rank's model is that model, and it lives again."""
     timeline = Timeline()
     for rank, session, reducer in [(0, 10, 0), (1, 20, 0), (0, 10, 1), (1, 21, 1)]:
         _described(timeline, rank, session, reducer)
     assert [one.reducer for one in timeline.reducers()] == [0, 1]
     assert timeline.own_numbers(1) == {0: 1, 1: 1}
     assert [one.reducer for one in timeline.living()] == [1]
-
-
-def test_a_model_that_a_new_rank_was_given_goes_on() -> None:
-    """The copy that a replaced rank got of another rank's model is that model, and it lives again."""
     timeline = Timeline()
     _described(timeline, 0, 10, 3)
     _described(timeline, 1, 20, 3)
@@ -191,45 +205,22 @@ def test_a_model_that_a_new_rank_was_given_goes_on() -> None:
     assert [one.reducer for one in timeline.reducers()] == [3]
 
 
-def test_separate_groups_that_number_alike_are_separate_models() -> None:
-    """Two groups of ranks that each build a model numbered 0 are two models."""
-    timeline = Timeline()
-    for rank, group in [(0, (0, 1)), (2, (2, 3)), (1, (0, 1)), (3, (2, 3))]:
-        timeline.describe(rank, assignment([[0]], ranks=group))
-        recorder = Recorder(rank)
-        recorder.backward(0, 20 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
-        timeline.extend(recorder.batch())
-    assert {one.reducer: one.ranks for one in timeline.reducers()} == {0: (0, 1), 1: (2, 3)}
-    assert timeline.all_reduces().reducer.tolist() == [0, 1]
-
-
 def test_messages_of_a_former_process_are_ignored() -> None:
-    """What a rank's former process had still in flight does not end the life of the one that replaced it."""
+    """What a rank's former process had still in flight does not end the life of the one that replaced it. A rank's
+    record tells what its statuses and events said last."""
     timeline = _two_ranks()
     timeline.set_status(0, {"session": 2, "state": "idle"})
-    late = Recorder(0, session=1, next=500)
-    late.backward(99, 900 * MS, EARLY, 6.0)
-    timeline.extend(late.batch())
+    _send(timeline, Recorder(0, session=1, next=500), 99, EARLY)
     timeline.set_status(0, {"session": 1, "state": "leaving"})
     one = timeline.ranks()[0]
     assert (one.session, one.state, one.events) == (2, "idle", 0)
     assert timeline.spans().step.max() == 9
-
-
-def test_what_a_former_process_left_unfinished_is_abandoned() -> None:
-    """A backward under way when a rank gets a new process never goes on: steps and dashboards say so, a rank that has
-    kept its process tells by itself, and steps that had ended stay as they were."""
-    timeline = _two_ranks(3)
-    for rank in range(2):
-        recorder = Recorder(rank, next=500)
-        recorder.record(Kind.BACKWARD_BEGIN, 900 * MS, reducer=0, step=3, process_group=0)
-        timeline.extend(recorder.batch())
-    timeline.set_status(1, {"session": 2})
-    steps = timeline.steps().set_index(["rank", "step"]).state
-    assert steps[1].tolist() == ["complete"] * 3 + ["abandoned"]
-    assert steps[0].tolist() == ["complete"] * 3 + ["running"]
-    assert [frame.abandoned for frame in StepFrames(timeline).frames(0, 10)] == [False] * 3 + [True]
-    assert timeline.ranks()[1].events == 0
+    timeline = _two_ranks()
+    timeline.set_status(1, {"session": 1, "pid": 77, "state": "running", "cell": "c5"})
+    timeline.set_status(1, {"session": 1, "state": "idle", "cell": None})
+    one = timeline.ranks()[1]
+    assert (one.pid, one.state, one.cell, one.step, one.dropped) == (77, "idle", None, 9, 0)
+    assert timeline.ranks()[0].state == "unknown"
 
 
 def test_drops_and_repeats_are_counted() -> None:
@@ -250,42 +241,9 @@ def test_drops_and_repeats_are_counted() -> None:
     assert "100 events were dropped" in timeline.summary()
 
 
-def test_cursor_reads_say_what_is_gone() -> None:
-    """`since` returns each event once, and counts those that were forgotten before they were read."""
-    timeline, recorder = Timeline(max_events=50), Recorder(0)
-    recorder.backward(0, 20 * MS, EARLY, 6.0)
-    timeline.extend(recorder.batch())
-    _, cursor, gone = timeline.since(0)
-    assert gone == 0
-    assert timeline.since(cursor)[0] == []
-    for step in range(1, 20):
-        recorder.backward(step, (step + 1) * 20 * MS, EARLY, 6.0)
-        timeline.extend(recorder.batch())
-    more, end, gone = timeline.since(cursor)
-    assert gone + sum(len(events) for _, events in more) == end - cursor
-    assert gone > 0
-    assert timeline.spans().step.nunique() == 20, "the tables reach further back than the raw events"
-
-
-def test_bounded_steps() -> None:
-    """Of more steps than `max_steps` the newest are kept, and a few of those before."""
-    timeline = _two_ranks(30, Timeline(max_steps=8))
-    assert timeline.spans().step.unique().tolist() == [0, 16, *range(22, 30)]
-    assert timeline.steps().query("step > 0").step_ms.eq(20.0).all()
-    assert timeline.steps(last_steps=3).step.unique().tolist() == [27, 28, 29]
-    assert timeline.steps(last_steps=3).step_ms.tolist() == [20.0] * 6, "the step before is known, if not shown"
-
-
 def test_a_long_run_is_saved_thinned(tmp_path: Path) -> None:
     """A file holds the newest events and evenly spaced old steps of all ranks; words say so, loaded or not."""
-    timeline = Timeline(max_steps=40, max_events=1_000)
-    recorders = [Recorder(rank) for rank in (0, 1)]
-    for rank in (0, 1):
-        timeline.describe(rank, assignment([[2, 3], [0, 1]]) | {"session": 1})
-    for step in range(400):
-        for recorder, (buckets, finalize) in zip(recorders, [(EARLY, 6.0), (LATE, 10.0)], strict=True):
-            recorder.backward(step, (step + 1) * 20 * MS, buckets, finalize)
-            timeline.extend(recorder.batch())
+    timeline = _two_ranks(400, Timeline(max_steps=40, max_events=1_000), each=1)
     kept = timeline.kept(0)
     assert (kept.first, kept.last, kept.whole_from, kept.steps) == (0, 399, 360, 40 + kept.thinned)
     assert 4 <= kept.thinned <= 10
@@ -328,16 +286,14 @@ def test_columns_are_the_same_whenever_one_asks() -> None:
     asked, once = Timeline(max_steps=70), Timeline(max_steps=70)
     recorders = [Recorder(rank) for rank in (0, 1)]
     for step in range(150):
-        for recorder, (buckets, finalize) in zip(recorders, [(EARLY, 6.0), (LATE, 10.0)], strict=True):
-            recorder.backward(step, (step + 1) * 20 * MS, buckets, finalize)
-            batch = recorder.batch()
+        _record(recorders, step)
+        for batch in [recorder.batch() for recorder in recorders]:
             for timeline in (asked, once):
                 timeline.extend(batch)
             if step % 7 == 0:
                 asked.spans(), asked.steps(last_steps=5), asked.all_reduces()
     for timeline in (asked, once):
-        for rank in (0, 1):
-            timeline.describe(rank, assignment([[2, 3], [0, 1]]) | {"session": 1})
+        _described_ranks(timeline)
     for last_steps in (None, 1, 40, 69):
         for table in ("spans", "steps", "all_reduces"):
             pd.testing.assert_frame_equal(
@@ -355,8 +311,8 @@ def test_a_live_view_of_a_long_run_holds_what_is_kept() -> None:
 
     def trained(first: int, steps: int) -> int:
         for step in range(first, first + steps):
-            for recorder, (buckets, finalize) in zip(recorders, [(EARLY, 6.0), (LATE, 10.0)], strict=True):
-                recorder.backward(step, (step + 1) * 20 * MS, buckets, finalize)
+            _record(recorders, step)
+            for recorder in recorders:
                 timeline.extend(recorder.batch())
             if step % 16 == 0:
                 timeline.columns(last_steps=20), timeline.step_columns(last_steps=20), timeline.sync_columns(0, 20)
@@ -365,15 +321,17 @@ def test_a_live_view_of_a_long_run_holds_what_is_kept() -> None:
     trained(0, 10)
     tracemalloc.start()
     try:
-        early, late = trained(10, 500), trained(510, 1_000)
+        early, late = trained(10, 200), trained(210, 400)
     finally:
         tracemalloc.stop()
-    rows = 1_000 * 8 * len(history.COLUMNS)
+    rows = 400 * 8 * len(history.COLUMNS)
     assert late < early + rows + 100_000, "what was asked for is not kept"
 
 
-def test_abandoned_backward() -> None:
-    """A backward that did not finish is shown as abandoned, without hidden and exposed times."""
+def test_abandoned_backwards() -> None:
+    """A backward that did not finish is shown as abandoned, without hidden and exposed times. A backward under way when
+    a rank gets a new process never goes on: steps and dashboards say so, a rank that has kept its process tells by
+    itself, and steps that had ended stay as they were."""
     timeline, recorder = Timeline(), Recorder(0)
     recorder.record(Kind.BACKWARD_BEGIN, 10 * MS, reducer=0, step=0)
     recorder.record(Kind.BUCKET_LAUNCHED, 11 * MS, reducer=0, step=0, bucket=0, bytes=5)
@@ -381,10 +339,22 @@ def test_abandoned_backward() -> None:
     timeline.extend(recorder.batch())
     (step,) = timeline.steps().itertuples()
     assert (step.state, np.isnan(step.exposed_ms)) == ("abandoned", True)
+    timeline = _two_ranks(3)
+    for rank in range(2):
+        recorder = Recorder(rank, next=500)
+        recorder.record(Kind.BACKWARD_BEGIN, 900 * MS, reducer=0, step=3, process_group=0)
+        timeline.extend(recorder.batch())
+    timeline.set_status(1, {"session": 2})
+    steps = timeline.steps().set_index(["rank", "step"]).state
+    assert steps[1].tolist() == ["complete"] * 3 + ["abandoned"]
+    assert steps[0].tolist() == ["complete"] * 3 + ["running"]
+    assert [frame.abandoned for frame in StepFrames(timeline).frames(0, 10)] == [False] * 3 + [True]
+    assert timeline.ranks()[1].events == 0
 
 
 def test_device_times_are_kept_apart() -> None:
-    """With device spans hidden and exposed parts are those on the device, and say so; host times stay."""
+    """With device spans hidden and exposed parts are those on the device, and say so; host times stay. Where devices
+    compute, the host's times of readiness say nothing: the bucket is named by device times."""
     timeline, recorder = Timeline(), Recorder(0)
     recorder.backward(0, 20 * MS, EARLY, 6.0)
     for bucket, (begin, end) in enumerate([(25, 31), (30, 33)]):
@@ -401,10 +371,6 @@ def test_device_times_are_kept_apart() -> None:
     assert spans.all_reduce_ms.tolist() == [2.0, 6.0]
     assert steps[["hidden_ms", "exposed_ms", "communication_ms"]].to_numpy().tolist() == [[5.0, 3.0, 8.0]]
     assert spans.clock.tolist() == ["device", "device"]
-
-
-def test_stragglers_on_a_device() -> None:
-    """Where devices compute, the host's times of readiness say nothing: the bucket is named by device times."""
     timeline = Timeline()
     for rank in (0, 1):
         timeline.describe(rank, assignment([[2, 3], [0, 1]]))
@@ -419,22 +385,6 @@ def test_stragglers_on_a_device() -> None:
     (late,) = timeline.stragglers()
     assert (late.rank, late.bucket, late.parameter, late.delay_ms) == (1, 1, None, 20.0)
     assert "Rank 1 falls behind in bucket 1 (layer0, layer1), by 20.0 ms" in timeline.summary()
-
-
-def test_stragglers_name_rank_bucket_and_parameter() -> None:
-    """The late rank is named with the bucket and the parameter at which it falls behind."""
-    (late,) = _two_ranks().stragglers()
-    assert (late.rank, late.bucket, late.parameter, late.delay_ms, late.share) == (1, 1, "layer0", 4.0, 1.0)
-
-
-def test_ranks_and_statuses() -> None:
-    """A rank's record tells what its statuses and events said last."""
-    timeline = _two_ranks()
-    timeline.set_status(1, {"session": 1, "pid": 77, "state": "running", "cell": "c5"})
-    timeline.set_status(1, {"session": 1, "state": "idle", "cell": None})
-    one = timeline.ranks()[1]
-    assert (one.pid, one.state, one.cell, one.step, one.dropped) == (77, "idle", None, 9, 0)
-    assert timeline.ranks()[0].state == "unknown"
 
 
 def test_inspections() -> None:
@@ -473,59 +423,45 @@ def test_summary_in_words() -> None:
     ]
 
 
-@pytest.mark.parametrize("columns", [SPAN_COLUMNS, STEP_COLUMNS, SYNC_COLUMNS])
-def test_empty(columns: tuple[str, ...]) -> None:
-    """Without events every table is empty with all its columns, and the summary says what to do."""
+def test_what_is_said_of_little() -> None:
+    """One rank has nobody to talk to; a single bucket can't overlap; an unfinished first step is said to be one.
+    Without events every table is empty with all its columns, and the summary says what to do."""
+    timeline, recorder = Timeline(), Recorder(0)
+    recorder.record(Kind.BACKWARD_BEGIN, 10 * MS, reducer=0, step=0)
+    timeline.extend(recorder.batch())
+    assert timeline.summary().startswith("No step of ? is complete yet.")
+    _send(timeline, recorder, 0)
+    assert "a single rank has no communication" in timeline.summary()
+    timeline.clear()
+    for rank in (0, 1):
+        _send(timeline, Recorder(rank), 0)
+    assert "a single bucket" in timeline.summary()
     timeline = Timeline()
     tables = (timeline.spans(), timeline.steps(), timeline.all_reduces())
-    assert columns in [tuple(table.columns) for table in tables]
+    assert [tuple(table.columns) for table in tables] == [SPAN_COLUMNS, STEP_COLUMNS, SYNC_COLUMNS]
     assert [len(table) for table in tables] == [0, 0, 0]
     assert "Wrap the model" in timeline.summary()
     assert timeline.stragglers() == []
 
 
-def test_summary_of_one_rank_and_one_bucket() -> None:
-    """One rank has nobody to talk to; a single bucket can't overlap; an unfinished first step is said to be one."""
-    timeline, recorder = Timeline(), Recorder(0)
-    recorder.record(Kind.BACKWARD_BEGIN, 10 * MS, reducer=0, step=0)
-    timeline.extend(recorder.batch())
-    assert timeline.summary().startswith("No step of ? is complete yet.")
-    recorder.backward(0, 20 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
-    timeline.extend(recorder.batch())
-    assert "a single rank has no communication" in timeline.summary()
-    timeline.clear()
-    for rank in (0, 1):
-        recorder = Recorder(rank)
-        recorder.backward(0, 20 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
-        timeline.extend(recorder.batch())
-    assert "a single bucket" in timeline.summary()
-
-
 def test_what_is_cleared_is_not_dropped() -> None:
     """After a clear, the next event of the same process is no loss; a gap after it, or before a new process's, is."""
     timeline, recorder = Timeline(), Recorder(0)
-    recorder.backward(0, 20 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
-    timeline.extend(recorder.batch())
+    _send(timeline, recorder, 0)
     timeline.clear()
     timeline.clear()  # what the first one has deleted stays deleted
-    recorder.backward(1, 40 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
-    timeline.extend(recorder.batch())
+    _send(timeline, recorder, 1)
     assert timeline.ranks()[0].dropped == 0
     assert timeline.spans()["step"].tolist() == [1]
     recorder.next += 7
-    recorder.backward(2, 60 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
-    timeline.extend(recorder.batch())
+    _send(timeline, recorder, 2)
     assert timeline.ranks()[0].dropped == 7
     timeline.clear()
     recorder.next += 5
-    recorder.backward(3, 80 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
-    timeline.extend(recorder.batch())
+    _send(timeline, recorder, 3)
     assert timeline.ranks()[0].dropped == 5  # since the clear
     timeline.clear()
-    restarted = Recorder(0, session=2)
-    restarted.next += 3
-    restarted.backward(0, 90 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
-    timeline.extend(restarted.batch())
+    _send(timeline, Recorder(0, session=2, next=3), 4)
     assert timeline.ranks()[0].dropped == 3
 
 
@@ -537,8 +473,7 @@ def test_save_and_load(tmp_path: Path) -> None:
     recorder = Recorder(0, session=2)
     recorder.record(Kind.MARK, 890 * MS, parameter=0)
     recorder.next += 7
-    recorder.backward(0, 900 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
-    timeline.extend(recorder.batch())
+    _send(timeline, recorder, 44)
     timeline.set_status(0, {"session": 2, "state": "idle"})
     loaded = Timeline.load(timeline.save(tmp_path / "run.npz"))
     pd.testing.assert_frame_equal(loaded.spans(), timeline.spans())
@@ -560,20 +495,6 @@ def test_load_says_what_is_wrong(tmp_path: Path) -> None:
         Timeline.load(tmp_path / "missing.npz")
 
 
-def test_large_tables() -> None:
-    """8 ranks with 50 buckets and 100 steps: 40,000 spans, in one table, in the order of rank, step and bucket."""
-    timeline = Timeline()
-    buckets = [Bucket((b + 0.5, b + 1.0), b + 1.0, b + 2.0, (2 * b, 2 * b + 1)) for b in range(50)]
-    for rank in range(8):
-        recorder = Recorder(rank)
-        for step in range(100):
-            recorder.backward(step, (step + 1) * 100 * MS, buckets, 50.0)
-        timeline.extend(recorder.batch())
-    spans = timeline.spans()
-    assert len(spans) == 40_000
-    assert (np.diff(spans["rank"] * 10**6 + spans.step * 10**3 + spans.bucket) > 0).all()
-
-
 def test_readers_and_the_receiver_thread() -> None:
     """A reader beside the appending thread always sees whole batches: no torn step, no error."""
     timeline = Timeline(max_steps=50)
@@ -584,8 +505,7 @@ def test_readers_and_the_receiver_thread() -> None:
         recorder = Recorder(0)
         try:
             for step in range(400):
-                recorder.backward(step, (step + 1) * 20 * MS, EARLY, 6.0)
-                timeline.extend(recorder.batch())
+                _send(timeline, recorder, step, EARLY)
         except BaseException as error:
             errors.append(error)
             raise

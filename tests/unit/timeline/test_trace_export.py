@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_lab.protocol.events import Batch, Kind
+from ddp_lab.protocol.events import Kind
 from ddp_lab.timeline.recorded import chrome_trace
-from ddp_lab.timeline.tables.gradients import GRADIENT_COLUMNS, gradient_columns
+from ddp_lab.timeline.tables.gradients import GRADIENT_COLUMNS
 from ddp_lab.timeline.tables.span_columns import SPAN_COLUMNS, STEP_COLUMNS
 from ddp_lab.timeline.timeline import Timeline
 from tests import trace_format
@@ -28,29 +28,9 @@ from tests.unit.backwards import MS, Bucket, Recorder, assignment
 STEPS = 4
 
 
-def _timeline(training: Training, steps: int = STEPS) -> Timeline:
-    timeline = Timeline()
-    sequence = [0] * training.ranks
-    for rank in range(training.ranks):
-        timeline.describe(rank, training.assignment() | {"session": 1})
-    for step in range(steps):
-        for rank, events in enumerate(training.step(step, (step + 1) * 50 * MS)):
-            timeline.extend(Batch(rank, 1, sequence[rank], 0, events))
-            sequence[rank] += len(events)
-    return timeline
-
-
 def _written(timeline: Timeline, folder: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(timeline.to_perfetto(folder / "trace.json").read_text())
     return document
-
-
-def test_the_trace_is_valid(tmp_path: Path) -> None:
-    """Every event has the fields of its phase, slices follow each other, and each arrow's ends lie on slices."""
-    document = _written(_timeline(Training(ranks=3, delays={(1, 1): 5.0})), tmp_path)
-    assert trace_format.faults(document) == []
-    phases = Counter(event["ph"] for event in document["traceEvents"])
-    assert phases["s"] == phases["t"] == phases["f"] == 3 * STEPS * 3
 
 
 @pytest.mark.parametrize(
@@ -66,15 +46,18 @@ def test_the_trace_is_valid(tmp_path: Path) -> None:
 )
 def test_faults_are_found(fault: dict[str, Any], tmp_path: Path) -> None:
     """The check of the format refuses an event that breaks it."""
-    document = _written(_timeline(Training()), tmp_path)
+    document = _written(Training().trained(STEPS, ms=50), tmp_path)
     document["traceEvents"].append(fault)
     assert trace_format.faults(document) != []
 
 
 def test_tracks_and_slices(tmp_path: Path) -> None:
-    """A process for each rank and one for all, a track for each bucket, gradients by name, times as recorded."""
-    timeline = _timeline(Training(ranks=2, buckets=2, parameters=2))
-    events = _written(timeline, tmp_path)["traceEvents"]
+    """Valid: slices follow each other, each arrow's ends lie on slices. A process for each rank and one for all, a
+    track for each bucket, gradients by name, times as recorded."""
+    timeline = Training(ranks=2, buckets=2, parameters=2).trained(STEPS, ms=50)
+    document = _written(timeline, tmp_path)
+    assert trace_format.faults(document) == []
+    events = document["traceEvents"]
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert sorted(processes.values()) == ["all ranks", "rank 0", "rank 1"]
     names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
@@ -95,7 +78,7 @@ def test_tracks_and_slices(tmp_path: Path) -> None:
 
 def test_arrows_lead_from_the_gradient_to_everybodys_collective(tmp_path: Path) -> None:
     """An arrow starts at the gradient that completes the bucket, and passes the rank's collective."""
-    events = _written(_timeline(Training(ranks=2, buckets=2, parameters=2)), tmp_path)["traceEvents"]
+    events = _written(Training(ranks=2, buckets=2, parameters=2).trained(STEPS, ms=50), tmp_path)["traceEvents"]
     slices = [e for e in events if e["ph"] == "X"]
 
     def at(event: dict[str, Any]) -> dict[str, Any]:
@@ -119,20 +102,16 @@ def test_arrows_lead_from_the_gradient_to_everybodys_collective(tmp_path: Path) 
         assert gradient["args"]["step"] == rank["args"]["step"] == everybody["args"]["step"]
 
 
-def test_many_gradients_are_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the limit only the gradients that complete a bucket are shown, and every arrow still starts at one."""
+def test_what_is_beyond_the_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limits only the gradients that complete a bucket are shown, and an arrow leads to each collective from
+    the rank that launched last; the trace says so."""
     monkeypatch.setattr(chrome_trace, "MOST_GRADIENTS", 10)
-    document = _written(_timeline(Training(ranks=2, buckets=2, parameters=2)), tmp_path)
+    document = _written(Training(ranks=2, buckets=2, parameters=2).trained(STEPS, ms=50), tmp_path)
     assert trace_format.faults(document) == []
     names = Counter(e["name"] for e in document["traceEvents"] if e["name"].startswith("layers."))
     assert names == {"layers.0.bias": 2 * STEPS, "layers.1.bias": 2 * STEPS}
-
-
-def test_many_arrows_are_those_of_the_last_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the limit an arrow leads to each collective from the rank that launched last; the trace says so."""
     monkeypatch.setattr(chrome_trace, "MOST_ARROWS", 10)
-    monkeypatch.setattr(chrome_trace, "MOST_GRADIENTS", 10)
-    document = _written(_timeline(Training(ranks=3, delays={(1, 0): 5.0})), tmp_path)
+    document = _written(Training(ranks=3, delays={(1, 0): 5.0}).trained(STEPS, ms=50), tmp_path)
     assert trace_format.faults(document) == []
     begins = [event for event in document["traceEvents"] if event["ph"] == "s"]
     assert [event["pid"] for event in begins] == [1] * len(begins)
@@ -140,24 +119,9 @@ def test_many_arrows_are_those_of_the_last_rank(tmp_path: Path, monkeypatch: pyt
     assert "launched last" in document["otherData"]["notes"]
 
 
-def test_completing_gradients_alone() -> None:
-    """Of many gradients only the completing ones are looked for: the same ones, with the same times."""
-    timeline = _timeline(Training(ranks=2, buckets=3, parameters=4))
-    whole, alone = (
-        gradient_columns(timeline.views(), timeline._book.buckets(), completing=one) for one in (False, True)
-    )
-    chosen = whole["completes"]
-    rows = [
-        sorted(zip(*(columns[name].tolist() for name in GRADIENT_COLUMNS), strict=True))
-        for columns in ({name: values[chosen] for name, values in whole.items()}, alone)
-    ]
-    assert rows[0] == rows[1]
-    assert len(rows[0]) == 2 * STEPS * 3
-
-
 def test_compressed_and_some_steps(tmp_path: Path) -> None:
     """A trace may be compressed and hold the newest steps only."""
-    path = _timeline(Training()).to_perfetto(tmp_path / "trace.json.gz", last_steps=2)
+    path = Training().trained(STEPS, ms=50).to_perfetto(tmp_path / "trace.json.gz", last_steps=2)
     document = json.loads(gzip.decompress(path.read_bytes()))
     assert trace_format.faults(document) == []
     assert {e["args"]["step"] for e in document["traceEvents"] if e["ph"] == "X"} == {STEPS - 2, STEPS - 1}

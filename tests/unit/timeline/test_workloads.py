@@ -17,7 +17,7 @@ from ddp_lab.simulation.workload import Workload
 from ddp_lab.timeline import what_if, workloads
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.widgets.step_feed import StepFeed
-from tests.unit.backwards import MS, Bucket, Recorder
+from tests.unit.backwards import MS, Bucket, Recorder, assignment
 
 MIB = 1 << 20
 # Rank 1's last gradients come 3 ms late. Collectives: 2 to 6 ms (hidden), 10 or 13 to 15 (exposed).
@@ -29,45 +29,38 @@ BUCKETS = [
 SIZES = [MIB // 2, MIB // 2, MIB, MIB]
 
 
-def described(session: int = 1) -> dict[str, Any]:
+def described() -> dict[str, Any]:
     """The assignment of those buckets, as ranks describe it."""
-    return {
-        "type": "assignment",
-        "session": session,
-        "reducer": 0,
-        "generation": 1,
-        "first_step": 0,
-        "process_group": 0,
-        "group_ranks": [0, 1],
-        "backend": "gloo",
-        "module": "Net",
-        "parameters": [
-            {"index": i, "name": f"layer{i}", "bytes": size, "dtype": "float32", "device": "cpu"}
-            for i, size in enumerate(SIZES)
-        ],
-        "buckets": [
-            {"bucket": 0, "bytes": 2 * MIB, "parameters": [3, 2]},
-            {"bucket": 1, "bytes": MIB, "parameters": [1, 0]},
-        ],
-        "rebuilt": True,
-        "options": {"bucket_cap_mb_list": [2.0, 1.0]},
-    }
+    made = assignment([[3, 2], [1, 0]], generation=1) | {"session": 1, "options": {"bucket_cap_mb_list": [2.0, 1.0]}}
+    for one, size in zip(made["parameters"], SIZES, strict=True):
+        one |= {"numel": size // 4, "bytes": size, "dtype": "float32", "device": "cpu"}
+    for one, size in zip(made["buckets"], (2 * MIB, MIB), strict=True):
+        one["bytes"] = size
+    return made
 
 
-def recorded(steps: int = 20) -> Timeline:
-    """Steps of 18 ms: 2 between the backwards' ends and the next forward, 1 forward, 15 backward."""
+def trained(
+    *buckets: list[Bucket], steps: int = 9, finalize: tuple[float, float] = (10.0, 10.0), **fields: Any
+) -> Timeline:
+    """Steps of two ranks, every 18 ms, whose buckets have these times; `fields`: of their description."""
     made = Timeline()
     for rank in range(2):
-        made.describe(rank, described())
+        made.describe(rank, described() | fields)
         recorder = Recorder(rank)
         for step in range(steps):
-            recorder.backward(step, (step + 1) * 18 * MS, BUCKETS[rank], (10.0, 13.0)[rank], generation=1)
+            recorder.backward(step, (step + 1) * 18 * MS, buckets[rank % len(buckets)], finalize[rank], generation=1)
         made.extend(recorder.batch())
     return made
 
 
+def recorded(steps: int = 20) -> Timeline:
+    """Steps of 18 ms: 2 between the backwards' ends and the next forward, 1 forward, 15 backward."""
+    return trained(*BUCKETS, steps=steps, finalize=(10.0, 13.0))
+
+
 def test_a_workload_holds_what_the_events_state() -> None:
-    """Times of readiness by rank and parameter, phases, busy intervals, order and caps are those of the events."""
+    """Times of readiness by rank and parameter, phases, busy intervals, order and caps are those of the events. Without
+    steps, and with too few, the user is told what to do."""
     found = recorded().workload()
     assert found.names == ("layer0", "layer1", "layer2", "layer3")
     assert found.ready_ns.tolist() == [[10e6, 8e6, 2e6, 1e6], [13e6, 11e6, 2e6, 1e6]]
@@ -78,6 +71,10 @@ def test_a_workload_holds_what_the_events_state() -> None:
     assert found.order == (3, 2, 1, 0)
     assert found.caps == (2 * MIB, MIB)
     assert found.world_size == 2
+    with pytest.raises(ValueError, match="train some steps"):
+        Timeline().workload()
+    with pytest.raises(ValueError, match="train a few more"):
+        recorded(1).workload()
 
 
 def test_the_recorded_step_is_predicted() -> None:
@@ -112,17 +109,17 @@ def test_a_prediction_is_a_timeline() -> None:
 
 
 def test_all_reduces_that_had_the_link_to_themselves() -> None:
-    """A collective that was launched while one before it was under way is left out of the link's points."""
-    timeline = Timeline()
-    queued = [Bucket((1.0, 2.0), 2.0, 6.0, (3, 2), 2 * MIB), Bucket((4.0, 5.0), 5.0, 8.0, (1, 0), MIB)]
-    for rank in range(2):
-        timeline.describe(rank, described())
-        recorder = Recorder(rank)
-        for step in range(9):
-            recorder.backward(step, (step + 1) * 18 * MS, queued, 5.0, generation=1)
-        timeline.extend(recorder.batch())
+    """A collective that was launched while one before it was under way is left out of the link's points. Of PowerSGD no
+    time is expected; of a hook of one's own, that of the bucket."""
+    timeline = trained([FIRST, Bucket((4.0, 5.0), 5.0, 8.0, (1, 0), MIB)], finalize=(5.0, 5.0))
     assert set(workloads.all_reduces(timeline)) == {(2 * MIB, 4e6, 2)}
     assert float(what_if.fit_link(timeline).time_ns(MIB, 2)) == pytest.approx(2e6)
+    made, link = recorded(), CommModel(0.0, 4e6 / MIB)
+    feed = StepFeed(made, lambda *message: None)
+    for name, wanted in [("powerSGD_hook", [None, None]), ("mine", [8e6, 4e6]), (None, [8e6, 4e6])]:
+        for rank in range(2):
+            made.describe(rank, described() | {"options": HOOK | {"comm_hook": name}})
+        assert feed.expected(0, 1, link)["ns"] == wanted
 
 
 HALVED = [{"bucket": 0, "bytes": MIB, "parameters": [3, 2]}, {"bucket": 1, "bytes": MIB // 2, "parameters": [1, 0]}]
@@ -146,16 +143,6 @@ def test_bytes_that_travel(fields: dict[str, object]) -> None:
     assert feed.expected(0, 1, link)["ns"] == pytest.approx([4e6, 2e6])
 
 
-def test_a_hook_of_which_nobody_knows_what_it_sends() -> None:
-    """Of PowerSGD no time is expected; of a hook of one's own, that of the bucket."""
-    made, link = recorded(), CommModel(0.0, 4e6 / MIB)
-    feed = StepFeed(made, lambda *message: None)
-    for name, wanted in [("powerSGD_hook", [None, None]), ("mine", [8e6, 4e6]), (None, [8e6, 4e6])]:
-        for rank in range(2):
-            made.describe(rank, described() | {"options": HOOK | {"comm_hook": name}})
-        assert feed.expected(0, 1, link)["ns"] == wanted
-
-
 @pytest.mark.parametrize(
     ("used", "ready"),
     [
@@ -166,14 +153,7 @@ def test_a_hook_of_which_nobody_knows_what_it_sends() -> None:
 )
 def test_an_unused_parameter_is_ready_with_its_bucket(used: list[Bucket], ready: list[float]) -> None:
     """A parameter without a single gradient does not hold up the workload, wherever the module has it."""
-    timeline = Timeline()
-    for rank in range(2):
-        timeline.describe(rank, described())
-        recorder = Recorder(rank)
-        for step in range(9):
-            recorder.backward(step, (step + 1) * 18 * MS, used, 10.0, generation=1)
-        timeline.extend(recorder.batch())
-    assert timeline.workload().ready_ns[0].tolist() == ready
+    assert trained(used).workload().ready_ns[0].tolist() == ready
 
 
 def test_what_follows_a_tiny_bucket_is_not_all_copying() -> None:
@@ -212,17 +192,13 @@ def on_devices(*spans: list[tuple[int, int]], **fields: object) -> Timeline:
 
 
 def test_on_devices_readiness_is_the_devices() -> None:
-    """With device spans a bucket is ready at the device's launch; the last rank tells the collective's time."""
+    """A bucket is ready at the device's launch; NCCL's collectives that queue take as long as they run, Gloo's, which
+    run two at a time, are left out."""
     timeline = on_devices([(4, 9), (12, 17)], [(6, 9), (14, 17)])
     found = timeline.workload()
     assert found.ready_ns.tolist() == [[12e6, 8e6, 4e6, 2e6], [14e6, 10e6, 6e6, 3e6]]
     assert found.computed_ns.tolist() == [12e6, 14e6]
     assert set(workloads.all_reduces(timeline)) == {(2 * MIB, 3e6, 2), (MIB, 3e6, 2)}
-
-
-def test_queued_collectives_on_devices() -> None:
-    """A collective of NCCL that waits in the stream for the one before it takes as long as it runs; one of Gloo, which
-    runs two at a time, is left out."""
     queued = [(2, 6), (4, 8)], [(3, 7), (4, 9)]
     made = on_devices(*queued, backend="nccl")
     assert set(workloads.all_reduces(made)) == {(2 * MIB, 4e6, 2), (MIB, 2e6, 2)}
@@ -245,11 +221,3 @@ def test_calibration_finds_the_slowdowns() -> None:
     held_out = [run(4e7, [1, 2, 12]), run(2e7, [1, 2, 12])]
     assert np.abs(errors(held_out, link)).max() > 0.05
     assert np.abs(errors(held_out, found)).max() < 0.01
-
-
-def test_nothing_to_say() -> None:
-    """Without steps, and with too few, the user is told what to do."""
-    with pytest.raises(ValueError, match="train some steps"):
-        Timeline().workload()
-    with pytest.raises(ValueError, match="train a few more"):
-        recorded(1).workload()

@@ -45,8 +45,9 @@ def timeline() -> Timeline:
     return made
 
 
-def test_norms_are_summed_over_buckets(timeline: Timeline) -> None:
-    """A step's norm is that of all its buckets together; unknown where one is not finite; noise follows from them."""
+def test_norms_by_step_and_bucket(timeline: Timeline) -> None:
+    """A step's norm is that of all its buckets together; unknown where one is not finite; noise follows from them. Of
+    large models only the newest steps' buckets are sent, at least one."""
     found = gradient_facts(timeline, 0)
     first = found["steps"][0]
     assert first["before"] == [5.0, 10.0]
@@ -56,6 +57,10 @@ def test_norms_are_summed_over_buckets(timeline: Timeline) -> None:
     assert found["steps"][20]["before"] == [5.0, None]
     assert found["steps"][20]["bad"]["parameter"] == "layers.1.weight"
     assert found["buckets"]["29"] == {"before": [[3.0, 4.0], [6.0, 8.0]], "after": [3.0, 4.0]}
+    made = Timeline()
+    for step in range(10):
+        made.describe(0, watched(step, [[1.0] * 1000] * 3, [1.0] * 1000))
+    assert list(gradient_facts(made, 0)["buckets"]) == ["9", "8"]
 
 
 def test_the_noise_scale_of_equal_ranks_is_zero() -> None:
@@ -66,16 +71,9 @@ def test_the_noise_scale_of_equal_ranks_is_zero() -> None:
         assert gradient_facts(made, 0)["steps"][0]["noise"] == pytest.approx(wanted, abs=1e-4)
 
 
-def test_many_buckets_are_bounded() -> None:
-    """Of large models only the newest steps' buckets are sent, at least one."""
-    made = Timeline()
-    for step in range(10):
-        made.describe(0, watched(step, [[1.0] * 1000] * 3, [1.0] * 1000))
-    assert list(gradient_facts(made, 0)["buckets"]) == ["9", "8"]
-
-
-def test_comparisons_are_a_table(timeline: Timeline) -> None:
-    """`Timeline.drift` has a row for each comparison, with what differs, where, and what it cost."""
+def test_comparisons_are_a_table(timeline: Timeline, tmp_path: Any) -> None:
+    """`Timeline.drift` has a row for each comparison, with what differs, where, and what it cost. Norms and comparisons
+    are there after `save` and `load`."""
     table = timeline.drift()
     assert table.step.tolist() == [10, 25]
     assert table.ok.tolist() == [True, False]
@@ -84,10 +82,6 @@ def test_comparisons_are_a_table(timeline: Timeline) -> None:
     assert table.cost_ms.tolist() == [1.0, 1.0]
     assert timeline.drift(model=7).empty
     assert timeline.inspection_count(0) == 2
-
-
-def test_saved_timelines_keep_them(timeline: Timeline, tmp_path: Any) -> None:
-    """Norms and comparisons are there after `save` and `load`."""
     loaded = Timeline.load(timeline.save(tmp_path / "run.npz"))
     assert loaded.drift().equals(timeline.drift())
     assert gradient_facts(loaded, 0) == gradient_facts(timeline, 0)

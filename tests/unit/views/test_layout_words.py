@@ -10,7 +10,6 @@ import pytest
 
 from ddp_lab.formatting import ending
 from ddp_lab.report.page import page
-from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views.figures import figure
 from ddp_lab.views.layout_words import BUCKETS, layout_words
 from ddp_lab.views.pictures import picture
@@ -55,15 +54,11 @@ def test_groups_have_the_names_of_their_modules(kind: str, mesh: tuple[int, ...]
 
 
 def test_buckets_have_numbers() -> None:
-    """As long as nothing else is known."""
+    """As long as nothing else is known. Below a column of cells there is room for the end of a name."""
     assert layout_words({"buckets": [{"bucket": 0}]}) == BUCKETS
     assert (BUCKETS.name(2), BUCKETS.cell(2), BUCKETS.head, BUCKETS.reduction) == (
         *("bucket 2", "2", "bucket", "all-reduce"),
     )
-
-
-def test_the_end_of_a_long_name_is_kept() -> None:
-    """Below a column of cells there is room for the end of a name."""
     assert (ending("model.encoder.layers.17"), ending("head")) == ("…coder.layers.17", "head")
 
 
@@ -80,18 +75,14 @@ def test_pictures_and_figures_of_groups_speak_of_groups(view: str) -> None:
 
 
 def test_a_figure_explains_its_own_spans() -> None:
-    """What a colour means in the timeline of buckets is not said of other spans with that colour."""
+    """No words about other spans of its colour; paper and plot are transparent; lanes that only head others are left
+    out."""
     names = [one.name for one in figure(recorded(), "parameter_groups").data]
     assert "exposed (thin line): the rank waits for it" in names
     assert not [one for one in names if one and ("→" in one or "backward's computation" in one)]
     names = [one.name for one in figure(recorded()).data]
     assert "reduce-scatter: launched on the last rank → reduced" in names
     assert "exposed: the rank waits for it: it adds to the step time" in names
-
-
-def test_a_figure_follows_the_page() -> None:
-    """Paper and plot are transparent, and no text relies on a white page below its span; lanes without spans that only
-    head others are left out."""
     made = figure(recorded())
     assert {made.layout.paper_bgcolor, made.layout.plot_bgcolor} == {"rgba(0,0,0,0)"}
     clear = [one for one in made.data if one.type == "bar" and str(one.marker.color).startswith("rgba")]
@@ -102,19 +93,12 @@ def test_a_figure_follows_the_page() -> None:
 
 
 def test_a_report_of_groups_speaks_of_groups() -> None:
-    """Header, captions, figures and tables."""
+    """Header, captions, figures and tables. As before."""
     said = _texts(page(recorded(late=6.0)))
     assert _OF_BUCKETS.findall(said) == []
     assert "3 parameter groups of 3 parameters" in said
     assert "reduce-scatter: launched on every rank, in flight" in said
-
-
-def test_a_report_of_buckets_speaks_of_buckets() -> None:
-    """As before."""
-    made = Timeline()
-    for step in range(12):
-        Training(2, 3).feed(made, step, 10**12 + step * 20 * 10**6)
-    said = _texts(page(made))
+    said = _texts(page(Training(2, 3).trained(12, ms=20)))
     assert "One row per bucket and rank." in said
     assert "all-reduce: launched on every rank, in flight" in said
     assert "parameter group" not in said

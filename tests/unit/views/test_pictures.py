@@ -1,8 +1,10 @@
-"""The scene, SVG and plotly figures of a step."""
+"""The scene, SVG and plotly figures of a step; a figure costs no two seconds of grammars."""
 
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -20,17 +22,13 @@ from tests.training_events import Training
 
 def frame_of(training: Training) -> StepFrame:
     """One step of a training."""
-    frame = StepFrames(training.timeline(*enumerate(training.step(0, 10**12)))).latest()
-    assert frame is not None
-    return frame
+    return StepFrames(training.timeline(*enumerate(training.step(0, 10**12)))).latest()
 
 
 @pytest.fixture
 def timeline() -> Timeline:
     """Three steps of two ranks and three buckets."""
-    made, training = Timeline(), Training(2, 3, delays={(1, 1): 2.0})
-    for step in range(3):
-        training.feed(made, step, 10**12 + step * 10**8)
+    made = Training(2, 3, delays={(1, 1): 2.0}).trained(3, ms=100)
     return made
 
 
@@ -45,28 +43,21 @@ def parts_of(frame: StepFrame) -> dict[tuple[int, str], tuple[float, float]]:
 
 
 def test_parts_follow_each_other() -> None:
-    """The bars of a bucket touch: filling, ready (queued), waiting for peers, all-reduce, from left to right."""
+    """The bars of a bucket touch: filling, ready (queued), waiting for peers, all-reduce, from left to right. In the
+    bucket where rank 1 is late, rank 0 waits as long as rank 1 is late, and rank 1 not at all. Without its end, a bar
+    reaches to the last event."""
     parts = parts_of(frame_of(Training(2, 3, delays={(1, 1): 2.0})))
     for lane in (1, 2, 3, 5, 6, 7):  # below the ranks' own
         bars = [parts[lane, part] for part in PARTS[:4] if (lane, part) in parts]
         assert len(bars) >= 3
         assert all(one[1] == pytest.approx(after[0]) for one, after in itertools.pairwise(bars))
-
-
-def test_the_late_rank_does_not_wait() -> None:
-    """In the bucket where rank 1 is late, rank 0 waits as long as rank 1 is late, and rank 1 not at all."""
     parts = parts_of(frame_of(Training(2, 3, delays={(1, 1): 5.0})))
     assert (6, "waiting") not in parts
     begin, end = parts[2, "waiting"]
     assert end - begin == pytest.approx(5.0, abs=1.5)
-
-
-def test_a_collective_that_does_not_end_is_open() -> None:
-    """Without its end, a bar reaches to the last event."""
     training = Training(2, 1)
     chunks = [(rank, one[one["kind"] != Kind.BUCKET_REDUCED]) for rank, one in enumerate(training.step(0, 10**12))]
     frame = StepFrames(training.timeline(*chunks)).frame(0, 0)
-    assert frame is not None
     parts = parts_of(frame)
     assert parts[1, "reducing"][1] == parts[3, "reducing"][1] == pytest.approx(frame.extent_ms()[:, 1].max())
 
@@ -104,7 +95,8 @@ def test_the_empty_svg_states_its_text() -> None:
 
 
 def test_the_figure_has_a_bar_for_each_part(timeline: Timeline) -> None:
-    """The plotly figure holds every bar of the layout, with plain CSS colours, a unit on the axis and hover texts."""
+    """The plotly figure holds every bar of the layout, with plain CSS colours, a unit on the axis and hover texts. A
+    step and some ranks can be chosen; what is not there is named in the error."""
     figure = timeline_figure(timeline)
     bars = [trace for trace in figure.data if trace.type == "bar"]
     assert sum(len(trace.x) for trace in bars) >= 2 * 3 * 3
@@ -112,10 +104,6 @@ def test_the_figure_has_a_bar_for_each_part(timeline: Timeline) -> None:
     assert "milliseconds" in figure.layout.xaxis.title.text
     assert figure.layout.title.text == "Bucket timeline of DigitsNet: step 2"
     assert "last to launch: rank 1" in bars[0].customdata[1]
-
-
-def test_the_figure_of_a_step_or_rank(timeline: Timeline) -> None:
-    """A step and some ranks can be chosen; what is not there is named in the error."""
     figure = timeline_figure(timeline, step=1, ranks=[1])
     assert {name.split(" · ")[0] for trace in figure.data if trace.type == "bar" for name in trace.y} == {"rank 1"}
     with pytest.raises(ValueError, match="steps 0 to 2"):

@@ -29,9 +29,7 @@ VIEWS = ("timeline", "sync", "overlap", "stragglers", "buckets", "findings")
 
 def timeline_of(steps: int = 20, ranks: int = 2, **options: Any) -> Timeline:
     """Steps of a training of 20 ms each, with a forward."""
-    made, training = Timeline(), Training(ranks, 3, forward_ms=2.5, **options)
-    for step in range(steps):
-        training.feed(made, step, 10**12 + step * 20 * 10**6)
+    made = Training(ranks, 3, forward_ms=2.5, **options).trained(steps, ms=20)
     return made
 
 
@@ -47,7 +45,8 @@ def model(*names: str, buckets: int = 2) -> dict[str, Any]:
 
 
 def test_the_parts_of_a_step_add_up_to_it() -> None:
-    """Other, forward, backward and exposed communication are the step; hidden is part of the backward's computation."""
+    """Other, forward, backward and exposed communication are the step; hidden is part of the backward's computation.
+    Nearly all waiting is for the rank that is delayed, from the bucket on in which it is."""
     made = timeline_of()
     found = view_data.breakdown(made)
     steps = made.steps().groupby("step").median(numeric_only=True)
@@ -55,6 +54,10 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
     np.testing.assert_allclose(found.alone + found.hidden, steps["compute_ms"], rtol=1e-6)
     np.testing.assert_allclose(found.forward, 2.5, atol=0.01)
     assert ((found.efficiency > 0) & (found.efficiency < 1)).all()
+    found = view_data.waiting(timeline_of(ranks=3, delays={(2, 1): 4.0}))
+    assert found.cells[2, 1:].sum() > 0.9 * found.cells.sum()
+    assert found.share[2] > 0.6
+    assert found.steps == 20
 
 
 def test_hidden_communication_is_each_ranks_own() -> None:
@@ -75,23 +78,20 @@ def test_hidden_communication_is_each_ranks_own() -> None:
     assert found.alone.tolist() == [1.0]
 
 
-def test_waiting_is_for_the_late_rank() -> None:
-    """Nearly all waiting is for the rank that is delayed, from the bucket on in which it is."""
-    found = view_data.waiting(timeline_of(ranks=3, delays={(2, 1): 4.0}))
-    assert found.cells[2, 1:].sum() > 0.9 * found.cells.sum()
-    assert found.share[2] > 0.6
-    assert found.steps == 20
-
-
-def test_bus_bandwidth_has_the_rings_factor() -> None:
-    """A ring of four ranks moves 1.5 times the buffer's bytes over each link."""
+def test_rates_have_the_unit_that_fits() -> None:
+    """A ring of four ranks moves 1.5 times the buffer's bytes over each link. The pictures of the gradient sync tell
+    small and large bandwidths with three digits."""
     found = view_data.sync(timeline_of(ranks=4))
     np.testing.assert_allclose(found.bus_gb_s, 1.5 * found.algorithm_gb_s)
+    rates = figure(timeline_of(bucket_bytes=1024), "sync").data[1].text
+    assert all(re.fullmatch(r"[\d.]{3,4} (kB/s|MB/s) \(bus\)", one) for one in rates), rates
+    assert (rate(123.4), rate(0.75), rate(0.0034), rate(2.5e-7)) == ("123 GB/s", "0.75 GB/s", "3.4 MB/s", "250 B/s")
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_each_picture_is_self_contained(view: str) -> None:
-    """Every view's SVG is well-formed, loads nothing, and its style rules reach nothing but itself."""
+def test_each_view_is_drawn(view: str) -> None:
+    """Its SVG is well-formed, loads nothing, and its style rules reach nothing but itself. Its plotly figure has data,
+    a title, and colours that are names, not numbers on a scale."""
     made = timeline_of(delays={(1, 1): 4.0})
     frame, assignment = find_step(made, None, None)
     text = pictures.picture(view, made, frame, assignment)
@@ -100,15 +100,10 @@ def test_each_picture_is_self_contained(view: str) -> None:
     assert "href" not in text
     for style in re.findall(r"<style>(.*?)</style>", text):
         assert all(rule.startswith(".ddp-picture ") for rule in re.findall(r"(?:^|\})([^{}]+)\{", style))
-
-
-@pytest.mark.parametrize("view", VIEWS)
-def test_each_figure_is_drawn(view: str) -> None:
-    """Every view is a plotly figure with data, a title, and colours that are names, not numbers on a scale."""
-    made = figure(timeline_of(delays={(1, 1): 4.0}), view)
-    assert made.data
-    assert made.layout.title.text
-    for trace in made.data:
+    drawn = figure(made, view)
+    assert drawn.data
+    assert drawn.layout.title.text
+    for trace in drawn.data:
         colour = getattr(getattr(trace, "marker", None), "color", None)
         assert colour is None or isinstance(colour, str)
 
@@ -140,7 +135,8 @@ def test_figures_say_what_is_missing() -> None:
 
 
 def test_the_map_is_as_wide_as_the_bytes() -> None:
-    """A parameter's cell is as wide as its share of the bytes, inside its module's; siblings touch."""
+    """A parameter's cell is as wide as its share of the bytes, inside its module's; siblings touch. A chain of modules
+    with one child each takes one row, named by all of them; widths may be equal."""
     cells, depth = map_cells(model("a.weight", "a.bias", "b.c.weight", "b.d.weight"))
     by_path = {cell.path: cell for cell in cells}
     assert depth == 4
@@ -154,33 +150,10 @@ def test_the_map_is_as_wide_as_the_bytes() -> None:
     for cell in cells:
         parent = by_path.get(cell.path.rpartition(".")[0])
         assert parent is None or parent.begin - 1e-9 <= cell.begin <= cell.end <= parent.end + 1e-9
-
-
-def test_modules_around_a_single_one_are_one_cell() -> None:
-    """A chain of modules with one child each takes one row, named by all of them; widths may be equal."""
     cells, depth = map_cells(model("outer.inner.x.weight", "outer.inner.y.weight"), equal=True)
     assert [cell.name for cell in cells][:2] == ["Net", "outer.inner"]
     assert depth == 4
     assert cells[-1].end - cells[-1].begin == pytest.approx(0.5)
-
-
-def test_readiness_of_each_parameter() -> None:
-    """A parameter's readiness is the median over ranks and steps; one without gradients is unused."""
-    made, training = Timeline(), Training(2, 2)
-    for step in range(5):
-        events = training.step(step, 10**12 + step * 10**8)
-        if step == 0:
-            for rank in range(2):
-                made.describe(rank, training.assignment())
-        for rank, one in enumerate(events):
-            kept = one[(one["kind"] != Kind.GRAD_READY) | (one["parameter"] != 3)]
-            made._enter(rank, None)
-            made._append(rank, kept)
-    found = readiness(made.views(0))
-    assert found["used"] == [1, 1, 1, 0, 1, 1, 1, 1]
-    assert found["ready"][3] is None
-    assert readiness(made.views(0), 10)["used"][8:] == [0, 0], "the last ones may be unused, too"
-    assert found["ready"][7] == pytest.approx(made.spans().query("bucket == 1").ready_ms.median(), rel=0.01)
 
 
 def _with_an_unused_parameter(steps: int = 5) -> Timeline:
@@ -195,9 +168,15 @@ def _with_an_unused_parameter(steps: int = 5) -> Timeline:
     return made
 
 
-def test_unused_parameters_are_marked() -> None:
-    """The map of the buckets, as figure and as picture, marks those that never got a gradient, and no others."""
+def test_readiness_of_each_parameter() -> None:
+    """A parameter's readiness is the median over ranks and steps; one without gradients is unused. The map of the
+    buckets, as figure and as picture, marks those that never got a gradient, and no others."""
     made = _with_an_unused_parameter()
+    found = readiness(made.views(0))
+    assert found["used"] == [1, 1, 1, 0, 1, 1, 1, 1]
+    assert found["ready"][3] is None
+    assert readiness(made.views(0), 10)["used"][8:] == [0, 0], "the last ones may be unused, too"
+    assert found["ready"][7] == pytest.approx(made.spans().query("bucket == 1").ready_ms.median(), rel=0.01)
     (trace,) = figure(made, "buckets").data
     at = list(trace.ids).index("layers.1.bias")
     assert trace.labels[at] == "bias · unused"
@@ -229,13 +208,6 @@ def test_before_a_step_has_ended_nothing_is_unused() -> None:
         made._append(rank, begun)
     assert readiness(made.views(0), 12) == before
     assert "unused" not in str(figure(made, "buckets"))
-
-
-def test_rates_have_the_unit_that_fits() -> None:
-    """The pictures of the gradient sync tell small and large bandwidths with three digits."""
-    rates = figure(timeline_of(bucket_bytes=1024), "sync").data[1].text
-    assert all(re.fullmatch(r"[\d.]{3,4} (kB/s|MB/s) \(bus\)", one) for one in rates), rates
-    assert (rate(123.4), rate(0.75), rate(0.0034), rate(2.5e-7)) == ("123 GB/s", "0.75 GB/s", "3.4 MB/s", "250 B/s")
 
 
 def test_gradients_of_a_bucket() -> None:
@@ -271,7 +243,8 @@ def test_what_nobody_looks_at_is_not_computed() -> None:
 
 
 def test_the_overhead_counts_events_of_a_step() -> None:
-    """Events of one rank and step, and the step's time, are those that were recorded; the cost is asked for once."""
+    """Events of one rank and step, and the step's time, are those that were recorded; the cost is asked for once. What
+    a model's construction records is no event of a step: not of its first steps, and not of another model's."""
     made, training = Timeline(), Training(2, 3, forward_ms=1.0)
     asked = []
     for step in range(10):
@@ -284,10 +257,6 @@ def test_the_overhead_counts_events_of_a_step() -> None:
     assert found["kept"] == ""
     assert found["step"] == pytest.approx(10.0, abs=0.5)
     assert asked == [1]
-
-
-def test_the_overhead_counts_from_a_models_start() -> None:
-    """What a model's construction records is no event of a step: not of its first steps, and not of another model's."""
     made, training = Timeline(), Training(2, 3)
     overhead = Overhead(made, None)
     events, began = len(training.step(0)[0]), 10**12
@@ -309,7 +278,8 @@ def test_the_overhead_counts_from_a_models_start() -> None:
 
 
 def test_a_step_knows_its_forward_and_the_step_before() -> None:
-    """A frame holds begin and end of the forward, and when each rank ended the step before."""
+    """A frame holds begin and end of the forward, and when each rank ended the step before. A forward (perhaps of an
+    evaluation) is not shown; under a new assignment its step follows the backward's."""
     training = Training(2, 3, forward_ms=2.0)
     steps = [training.step(step, 10**12 + step * 10**8) for step in range(2)]
     first, second = StepFrames(training.timeline(*enumerate(steps[0]), *enumerate(steps[1]))).frames(0, 2)
@@ -317,10 +287,6 @@ def test_a_step_knows_its_forward_and_the_step_before() -> None:
     assert (first.outside_ns[:, PREVIOUS_END] == 0).all()
     forward = second.outside_ns[:, FORWARD_END] - second.outside_ns[:, FORWARD_BEGIN]
     np.testing.assert_allclose(forward, 2e6, rtol=0.01)
-
-
-def test_a_forward_alone_is_no_step() -> None:
-    """A forward (perhaps of an evaluation) is not shown; under a new assignment its step follows the backward's."""
     training = Training(1, 2, forward_ms=2.0)
     timeline = training.timeline()
     timeline.describe(0, {**Training(1, 3).assignment(), "generation": 1, "session": 1})
@@ -333,6 +299,5 @@ def test_a_forward_alone_is_no_step() -> None:
     assert frames.frame(0, 0) is None
     append(timeline, (0, events[~forward]))
     frame = frames.latest()
-    assert frame is not None
     assert (frame.generation, frame.shape) == (1, (1, 3))
     assert (frame.outside_ns[0, :2] > 0).all()

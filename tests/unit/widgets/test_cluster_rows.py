@@ -34,7 +34,8 @@ def row(health: RankHealth, told: RankStatus | None = None, use: ProcessUse | No
 
 
 def test_a_running_rank_names_its_cell() -> None:
-    """A rank that runs a cell says which, for how long, at which step, and what its process takes."""
+    """A rank that runs a cell says which, for how long, at which step, and what its process takes. After a restart a
+    rank has no step until its new process sends events, in the panel and in the dashboard."""
     health = RankHealth(record(state="running", cell="7-1"), "%%distributed [3]", 12.4, 0.2)
     made = row(health, RankStatus(0, state="running", step=41, events=9), ProcessUse(97.5, 3 << 20, stopped=False))
     assert (made["words"], made["seconds"], made["step"]) == ("runs %%distributed [3]", 12.4, 41)
@@ -42,6 +43,10 @@ def test_a_running_rank_names_its_cell() -> None:
     titles, texts = row_texts([made])
     assert titles == ["rank", "state", "device", "memory", "CPU", "step", "heartbeat"]
     assert texts == [["0", "runs %%distributed [3] for 12 s", "cpu", "3 MiB", "98 %", "41", "0 s ago"]]
+    heard = RankStatus(0, state="idle", step=41, last_event_ns=10**9, events=0)
+    assert row(RankHealth(record()), heard)["step"] is None
+    (made,) = rank_rows([heard], [record()])
+    assert (made["step"], made["lastEvent"], made["recorded"]) == (-1, None, 0)
 
 
 @pytest.mark.parametrize(
@@ -85,26 +90,15 @@ def test_a_slow_answer_is_no_silence(seconds: float, state: str) -> None:
     assert row(health, RankStatus(0, state="running"))["state"] == state
 
 
-def test_steps_of_a_former_process_do_not_count() -> None:
-    """After a restart a rank has no step until its new process sends events, in the panel and in the dashboard."""
-    heard = RankStatus(0, state="idle", step=41, last_event_ns=10**9, events=0)
-    assert row(RankHealth(record()), heard)["step"] is None
-    (made,) = rank_rows([heard], [record()])
-    assert (made["step"], made["lastEvent"], made["recorded"]) == (-1, None, 0)
-
-
-def test_what_is_in_flight() -> None:
-    """Launched collectives that have not ended have a column as long as there are any."""
+def test_columns_of_what_there_is() -> None:
+    """Launched collectives that have not ended have a column as long as there are any. What a GPU rank answers is
+    shown; where the driver tells nothing, there is no such column."""
     oldest = {"name": "all_reduce", "number": 18, "bytes": 4 << 20, "seconds": 3.2, "bucket": ""}
     words = in_flight_words({"count": 2, "oldest": oldest})
     made = row(RankHealth.of(record(in_flight=words), {}, 0.1))
     titles, (texts,) = row_texts([made])
     assert texts[titles.index("in flight")] == "2, oldest all_reduce #18 of 4 MiB for 3.2 s"
     assert "in flight" not in row_texts([row(RankHealth.of(record(), {}, 0.1))])[0]
-
-
-def test_gpu_columns() -> None:
-    """What a GPU rank answers is shown; where the driver tells nothing, there is no such column."""
     answer = {"gpu": {"used": 3 << 30, "total": 24 << 30, "percent": 88}}
     (texts,) = row_texts([row(RankHealth.of(record(device="cuda:0"), answer, 0.1))])[1]
     assert texts[3:5] == ["3 GiB of 24 GiB", "88 %"]

@@ -31,7 +31,8 @@ def state(rank: int, *buckets: str, step: int = 4, **fields: Any) -> StepState:
 
 
 def test_a_rank_waits_for_the_one_that_pauses() -> None:
-    """A rank that has launched everything waits, in bucket order, for the ranks that have not launched that bucket."""
+    """A rank that has launched everything waits, in bucket order, for the ranks that have not launched that bucket.
+    What a rank launched in an earlier step does not count; one that is a step ahead has launched everything."""
     found = standings(
         {
             0: state(0, "reduced", "launched", "launched", finalizing=True),
@@ -43,10 +44,6 @@ def test_a_rank_waits_for_the_one_that_pauses() -> None:
     assert found[0].text == "waits for ranks 1 and 2, which have not launched bucket 1"
     assert found[1].text == "pauses: bucket 1 is ready, not yet launched"
     assert found[2].text == "computes gradients; 1 of 3 buckets are launched"
-
-
-def test_ranks_in_different_steps() -> None:
-    """What a rank launched in an earlier step does not count; one that is a step ahead has launched everything."""
     behind = state(1, "reduced", "reduced", step=3, in_flight=False)
     found = standings({0: state(0, "launched", "launched", finalizing=True), 1: behind})
     assert found[0].waits_for == (1,)
@@ -72,7 +69,8 @@ def test_pauses_in_words(fields: dict[str, Any], words: str) -> None:
 
 
 def test_what_the_machine_shows() -> None:
-    """The browser gets armed and paused ranks, why breakpoints ended, and each bucket with its missing gradients."""
+    """The browser gets armed and paused ranks, why breakpoints ended, and each bucket with its missing gradients. A
+    rank's faults come with their number, whether they have begun, and the words of their mark."""
     missing = tuple(f"{index}.weight" for index in range(9))
     stage = BucketStage("pending", 1, 10, missing)
     states = {
@@ -85,31 +83,22 @@ def test_what_the_machine_shows() -> None:
     assert (shown["armed"], shown["paused"], shown["ended"]) == ([0, 1], [1], "it fell")
     assert shown["ranks"][0]["buckets"] == [["pending", 1, 10, list(missing[:6]), 3]]
     assert [one["since"] for one in shown["ranks"]] == [None, 7.0, None]
-
-
-def test_faults_are_listed_in_words() -> None:
-    """A rank's faults come with their number, whether they have begun, and the words of their mark."""
     fault = faults.SlowLayer(1, "0.weight", 0.05)
     (row,) = fault_rows({1: [{**faults.to_dict(fault), "number": 3, "begun": False}]})
     assert row == {"rank": 1, "number": 3, "begun": False, "kind": "SlowLayer", "text": fault.text()}
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [faults.SlowRank(0, 0.1), faults.SlowLayer(0, "a", 0.1), faults.SlowLink(0, 0.1, 5.0)],
+    "fault", [faults.SlowRank(0, 0.1), faults.SlowLayer(0, "a", 0.1), faults.SlowLink(0, 0.1, 5.0)]
 )
-def test_marks_of_lasting_faults(fault: faults.Fault) -> None:
-    """A lasting fault's first mark begins it, its last one ends it; the program's own marks are neither."""
+def test_marks_of_faults(fault: faults.Fault) -> None:
+    """A lasting fault's first mark begins it, its last one ends it; one that is over at once has one mark; the
+    program's own marks are neither."""
     assert faults.mark_kind(fault.text()) == "begin"
     assert faults.mark_kind(f"end of {fault.text()}") == "end"
-    assert faults.mark_kind("end of epoch") is None
-    assert faults.mark_kind("optimizer") is None
-
-
-@pytest.mark.parametrize("fault", [faults.DroppedGradient(0, "a"), faults.DeadRank(0)])
-def test_marks_of_faults_that_happen_once(fault: faults.Fault) -> None:
-    """A fault that is over at once has one mark."""
-    assert faults.mark_kind(fault.text()) == "once"
+    for once in (faults.DroppedGradient(0, "a"), faults.DeadRank(0)):
+        assert faults.mark_kind(once.text()) == "once"
+    assert [faults.mark_kind(text) for text in ("end of epoch", "optimizer")] == [None, None]
 
 
 def assignment(generation: int, first_step: int, groups: list[list[int]], caps: list[float], hook: str | None) -> Any:
@@ -147,14 +136,6 @@ def test_a_change_is_taken_back() -> None:
     assert described(after) == {"buckets": 4, "caps": "0.01 MiB", "hook": "fp16_compress_hook"}
 
 
-def test_nothing_to_compare_before_a_change() -> None:
-    """With one assignment there is no comparison, and no words about one."""
-    timeline, training = Timeline(), Training(2, 3)
-    for step in range(20):
-        training.feed(timeline, step, 10**12 + step * 20 * 10**6)
-    assert compared(timeline, 0) == {"reducer": 0, "text": "", "sides": []}
-
-
 def _trained(first: int, changed: int, steps: int, **fields: object) -> Timeline:
     """Steps of 20 ms, from `changed` on of 10 ms and under the assignment after `first`, with these fields."""
     timeline, training = Timeline(), Training(2, 3)
@@ -173,8 +154,12 @@ def _trained(first: int, changed: int, steps: int, **fields: object) -> Timeline
     return timeline
 
 
+FP16 = {"rebuilt": True, "options": {"comm_hook": "fp16_compress_hook"}}
+
+
 def test_before_and_after_a_change() -> None:
-    """Steps of both assignments are compared, the two next to a change left out; ten on each side give a verdict."""
+    """Steps of both assignments are compared, if there are ten on each side; not around a rebuild, nor where buckets
+    and hook stay the same."""
     found = compared(_trained(1, 30, 60, **FP16), 0)
     assert found["verdict"] == "faster"
     assert found["percent"] == pytest.approx(-50, abs=3)
@@ -183,18 +168,9 @@ def test_before_and_after_a_change() -> None:
     early = compared(_trained(1, 30, 36, **FP16), 0)
     assert "verdict" not in early
     assert early["text"].startswith("4 steps after the change are too few")
-
-
-FP16 = {"rebuilt": True, "options": {"comm_hook": "fp16_compress_hook"}}
-
-
-def test_the_rebuild_is_no_change() -> None:
-    """New buckets after the first step are the rebuild: nobody asked for them, and nothing is compared."""
+    timeline = Training(2, 3).trained(20, ms=20)
+    assert compared(timeline, 0) == {"reducer": 0, "text": "", "sides": []}
     assert compared(_trained(0, 1, 40, rebuilt=True), 0)["sides"] == []
-
-
-def test_a_change_that_keeps_the_buckets_has_no_verdict() -> None:
-    """Other caps that lead to the same buckets: that is said, and no step is called faster, though it is."""
     found = compared(_trained(1, 30, 60, rebuilt=True, options={"bucket_cap_mb_list": [1.0, 25.0]}), 0)
     assert found["text"].startswith("Buckets and hook are the same before and after the change")
     assert "verdict" not in found
@@ -221,7 +197,8 @@ def test_a_fault_ends_what_is_compared() -> None:
 
 
 def test_what_was_typed_is_checked_before_ranks_are_asked() -> None:
-    """Caps, buckets and times that are no numbers are refused in words, without a question to any rank."""
+    """Caps, buckets and times that are no numbers are refused in words, without a question to any rank. A saved
+    timeline's controls say that they need a running cluster, and take requests without asking anybody."""
     nobody: Any = None
     with pytest.raises(ValueError, match="bucket size limits must be numbers in MiB"):
         BucketControl(nobody, Timeline(), lambda: None).obey({"change": {"bucket_cap_mb_list": [1.0, None]}})
@@ -231,10 +208,6 @@ def test_what_was_typed_is_checked_before_ranks_are_asked() -> None:
         StepControl(nobody).obey({"do": "pause", "points": []})
     with pytest.raises(ValueError, match="enter the delay in milliseconds"):
         FaultControl(nobody).obey({"do": "inject", "fault": {"kind": "SlowRank", "rank": 0, "seconds": None}})
-
-
-def test_without_a_cluster_requests_are_heard_and_refused() -> None:
-    """A saved timeline's controls say that they need a running cluster, and take requests without asking anybody."""
     controls = Controls(Timeline(), None, lambda: None)
     controls.ask({"type": "step", "id": "x", "do": "continue"})
     control = controls.traits()["control"]

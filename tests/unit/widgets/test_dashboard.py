@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import threading
@@ -75,7 +74,8 @@ def _steps_sent(dashboard: Any) -> list[int]:
 
 
 def test_sends_each_step_once(make: Made) -> None:
-    """Steps that are in the timeline, and those that come, are sent once each, oldest first."""
+    """Steps that are in the timeline, and those that come, are sent once each, oldest first. A page that was opened
+    later asks, and is sent the steps that are held."""
     timeline, training = Timeline(), Training()
     training.feed(timeline, 0)
     dashboard: Any = make(timeline)
@@ -85,14 +85,10 @@ def test_sends_each_step_once(make: Made) -> None:
     dashboard.refresh()
     dashboard.refresh()
     assert _steps_sent(dashboard) == [0, 1, 2]
-
-
-def test_follows_on_its_own_thread(make: Made) -> None:
-    """Nobody calls refresh: the thread sees what was appended and sends it."""
-    timeline, training = Timeline(), Training()
-    dashboard = make(timeline)
-    training.feed(timeline, 0)
-    wait_until(lambda: _steps_sent(dashboard) == [0], "the first step's message")
+    dashboard: Any = make(timeline)
+    dashboard.sent.clear()
+    dashboard._receive(dashboard, {"type": "hello"}, [])
+    wait_until(lambda: sorted(_steps_sent(dashboard)) == [0, 1, 2], "the answer to hello")
 
 
 def test_a_rank_that_does_not_answer_holds_nobody_up(make: Made) -> None:
@@ -134,8 +130,7 @@ def test_each_file_of_the_page_imports_what_it_uses(entry: str) -> None:
 
 def test_a_message_holds_every_block(make: Made) -> None:
     """The buffer is float32 and as long as the blocks in the header."""
-    timeline = Timeline()
-    Training(3, 4).feed(timeline, 0)
+    timeline = Training(3, 4).trained(1)
     dashboard: Any = make(timeline)
     (content, (body,)) = next(pair for pair in dashboard.sent if pair[0]["type"] == "steps")
     sizes = {"R2": 6, "R3": 9, "8": 8, "RB6": 72, "RB": 12, "B": 4, "DRB2": 0}
@@ -160,48 +155,34 @@ def test_messages_are_bounded(make: Made) -> None:
     assert sorted(_steps_sent(dashboard)) == list(range(100))
 
 
-def test_a_page_that_says_hello_gets_every_step(make: Made) -> None:
-    """A page that was opened later asks, and is sent the steps that are held."""
-    timeline, training = Timeline(), Training()
-    for step in range(5):
-        training.feed(timeline, step)
-    dashboard: Any = make(timeline)
-    dashboard.sent.clear()
-    dashboard._receive(dashboard, {"type": "hello"}, [])
-    wait_until(lambda: sorted(_steps_sent(dashboard)) == [0, 1, 2, 3, 4], "the answer to hello")
-
-
-def test_the_browser_knows_the_buckets(make: Made) -> None:
-    """The assignment, with the parameters' names, and the ranks' rows are synchronised as traits."""
-    timeline = Timeline()
-    Training().feed(timeline, 0)
-    dashboard = make(timeline)
+def test_what_the_browser_is_told_of_a_model(make: Made) -> None:
+    """Parameters' names, the ranks' rows, the time that a measured link needs for each bucket, and, when asked, the
+    times of a bucket's gradients."""
+    link = CommModel(latency_ns=0, ns_per_byte=0.5)
+    dashboard: Any = make(Training(4, 3).trained(1), link=lambda: link)
     assert dashboard.assignments["0:0"]["parameters"][0]["name"] == "layers.0.weight"
-    assert [row["rank"] for row in dashboard.ranks] == [0, 1]
-    assert dashboard.ranks[0]["state"] == "running"
-    assert dashboard.ranks[0]["dropped"] == 0
-    assert dashboard.ranks[0]["step"] == 0
+    assert [row["rank"] for row in dashboard.ranks] == [0, 1, 2, 3]
+    assert [dashboard.ranks[0][name] for name in ("state", "dropped", "step")] == ["running", 0, 0]
+    found = dashboard.links["0:0"]
+    assert found["ns"] == [1.5 * 0.5 * 2**20] * 3
+    assert found["limit"] == pytest.approx(2.0)
+    dashboard._receive(dashboard, {"type": "gradients", "reducer": 0, "step": 0, "bucket": 1}, [])
+    wait_until(lambda: any(content["type"] == "gradients" for content, _ in dashboard.sent), "the answer")
+    (answer,) = [content for content, _ in dashboard.sent if content["type"] == "gradients"]
+    assert [len(row) for row in answer["ms"]] == [4] * 4
 
 
 def test_a_cleared_timeline_begins_anew(make: Made) -> None:
-    """After `Timeline.clear` the browser is told to forget, and gets the new steps."""
-    timeline, training = Timeline(), Training()
-    for step in range(3):
-        training.feed(timeline, step)
-    dashboard: Any = make(timeline)
+    """After `Timeline.clear` the browser is told to forget, and gets the new steps. What was found in steps that are
+    forgotten is forgotten, too, also before there are others."""
+    dashboard: Any = make(timeline := Training().trained(3))
     dashboard._refresher.stop()
     timeline.clear()
     Training(2, 5).feed(timeline, 0)
     dashboard.refresh()
     assert [content["type"] for content, _ in dashboard.sent] == ["steps", "reset", "steps"]
     assert dashboard.sent[-1][0]["steps"][0]["buckets"] == 5
-
-
-def test_a_cleared_timeline_has_no_findings(make: Made) -> None:
-    """What was found in steps that are forgotten is forgotten, too, also before there are others."""
-    timeline, training = Timeline(), Training(delays={(1, 1): 9.0})
-    for step in range(20):
-        training.feed(timeline, step, 10**12 + step * 10**8)
+    timeline = Training(delays={(1, 1): 9.0}).trained(20, ms=100)
     dashboard: Any = make(timeline)
     dashboard._receive(dashboard, {"type": "look", "id": "page", "views": ["findings", "stragglers"], "reducer": 0}, [])
     wait_until(lambda: dashboard.findings.get("items") and dashboard.late.get("places"), "findings")
@@ -237,7 +218,8 @@ def test_the_models_that_trained_last_are_kept(make: Made, monkeypatch: pytest.M
 
 
 def test_compares_gradients_on_request(make: Made) -> None:
-    """The button's message asks the ranks, and their answers, all of one step, become a verdict with norms."""
+    """The button's message asks the ranks, and their answers, all of one step, become a verdict with norms; without
+    ranks, as of a loaded timeline, it says so."""
     timeline, asked = Timeline(), []
     Training().feed(timeline, 0, 10**9)
     dashboard: Any = make(timeline, request_inspection=lambda reducer, step: asked.append((reducer, step)))
@@ -251,6 +233,11 @@ def test_compares_gradients_on_request(make: Made) -> None:
     assert dashboard.inspection["buckets"]["0"] == {"equal": True, "norms": {"0": 1.5, "1": 1.5}}
     assert dashboard.inspection["buckets"]["1"]["equal"] is False
     assert "bucket 1" in dashboard.inspection["text"]
+    timeline = Training().trained(1)
+    dashboard: Any = make(timeline)
+    dashboard._receive(dashboard, {"type": "compare", "reducer": 0, "step": 0}, [])
+    wait_until(lambda: dashboard.inspection.get("state") == "failed", "the answer")
+    assert "no running ranks" in dashboard.inspection["text"]
 
 
 def test_a_followed_job_has_no_controls(tmp_path: Path) -> None:
@@ -294,16 +281,6 @@ def test_sends_nothing_while_nothing_happens(make: Made, monkeypatch: pytest.Mon
         dashboard.unobserve_all()
 
 
-def test_without_ranks_it_says_so(make: Made) -> None:
-    """A dashboard of a loaded timeline can't compare gradients, and says it."""
-    timeline = Timeline()
-    Training().feed(timeline, 0)
-    dashboard: Any = make(timeline)
-    dashboard._receive(dashboard, {"type": "compare", "reducer": 0, "step": 0}, [])
-    wait_until(lambda: dashboard.inspection.get("state") == "failed", "the answer")
-    assert "no running ranks" in dashboard.inspection["text"]
-
-
 def test_a_cluster_that_was_never_started_was_not_stopped() -> None:
     """A dashboard of a cluster that does not run says so; that it was stopped only if its ranks were heard of."""
     cluster = Cluster(2, backend="gloo")
@@ -312,8 +289,9 @@ def test_a_cluster_that_was_never_started_was_not_stopped() -> None:
     assert life_of(cluster, {})["what"] == "The cluster was stopped"
 
 
-def test_the_mime_bundle_has_a_picture_and_words(make: Made) -> None:
-    """Viewers without widgets find an SVG and the finding in words."""
+def test_the_mime_bundle_has_a_picture_and_words(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Viewers without widgets find an SVG and the finding in words. The words below a picture are found under the lock
+    of the thread that takes new steps."""
     timeline = Timeline()
     dashboard = make(timeline)
     data, _ = dashboard._repr_mimebundle_()
@@ -324,12 +302,7 @@ def test_the_mime_bundle_has_a_picture_and_words(make: Made) -> None:
     assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/svg+xml", "text/plain"}
     assert data["image/svg+xml"].startswith("<svg")
     assert "DigitsNet on 2 ranks" in data["text/plain"]
-
-
-def test_words_while_steps_come(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The words below a picture are found under the lock of the thread that takes new steps."""
-    timeline = Timeline()
-    Training().feed(timeline, 0)
+    timeline = Training().trained(1)
     dashboard: Any = make(timeline)
     looked, reducers = [], dashboard._shown.frames.reducers
     monkeypatch.setattr(
@@ -340,18 +313,9 @@ def test_words_while_steps_come(make: Made, monkeypatch: pytest.MonkeyPatch) -> 
     assert all(looked)
 
 
-def test_the_saved_picture_is_marked(make: Made) -> None:
-    """The picture's HTML bears the live view's token, holds the SVG, and has the words as alternative text."""
-    timeline = Timeline()
-    dashboard: Any = make(timeline)
-    bundle = dashboard._picture.bundle("<svg/>", 'who "waited" <most>')
-    assert f"ddp-lab-static-{dashboard.token}" in bundle["text/html"]
-    assert base64.b64encode(b"<svg/>").decode() in bundle["text/html"]
-    assert 'alt="who &quot;waited&quot; &lt;most&gt;"' in bundle["text/html"]
-
-
-def test_a_failing_refresh_is_shown(make: Made) -> None:
-    """An error on the thread ends it and is shown in the widget, not lost."""
+def test_how_the_refreshing_thread_ends(make: Made) -> None:
+    """An error on the thread ends it and is shown in the widget, not lost. The refreshing thread does not keep its
+    widget alive, and ends with it."""
 
     def status() -> list[Any]:
         raise RuntimeError("the controller is gone")
@@ -361,10 +325,6 @@ def test_a_failing_refresh_is_shown(make: Made) -> None:
     dashboard._shown._status = status
     wait_until(lambda: "the controller is gone" in dashboard.notice, "the notice")
     wait_until(lambda: not dashboard._refresher.running, "the end of the thread")
-
-
-def test_a_forgotten_owner_ends_the_thread() -> None:
-    """The refreshing thread does not keep its widget alive, and ends with it."""
 
     class Owner:
         def act(self) -> bool:
@@ -433,9 +393,7 @@ def test_the_module_has_no_imports_left() -> None:
 
 def test_views_alone(make: Made) -> None:
     """Each view is a widget of its own, with a picture of its own; an unknown one is refused."""
-    timeline, training = Timeline(), Training(delays={(1, 1): 4.0})
-    for step in range(20):
-        training.feed(timeline, step, 10**12 + step * 10**7)
+    timeline = Training(delays={(1, 1): 4.0}).trained(20)
     names = ("overview", "timeline", "sync", "overlap", "stragglers", "buckets", "findings")
     drawn = set()
     for name in names:
@@ -465,28 +423,6 @@ def test_marks_are_sent_with_their_names(make: Made) -> None:
     dashboard._shown.feed.resend()
     dashboard.refresh()
     assert [content["type"] for content, _ in dashboard.sent].count("marks") == 2
-
-
-def test_what_the_link_needs_for_each_bucket(make: Made) -> None:
-    """With a measured link the browser gets the time that it needs for each bucket, and its limit on the bus."""
-    timeline = Timeline()
-    Training(4, 3).feed(timeline, 0)
-    link = CommModel(latency_ns=0, ns_per_byte=0.5)
-    dashboard = make(timeline, link=lambda: link)
-    found = dashboard.links["0:0"]
-    assert found["ns"] == [1.5 * 0.5 * 2**20] * 3
-    assert found["limit"] == pytest.approx(2.0)
-
-
-def test_a_bucket_is_asked_about(make: Made) -> None:
-    """The browser's question about a bucket is answered with the times of its gradients."""
-    timeline = Timeline()
-    Training().feed(timeline, 0)
-    dashboard: Any = make(timeline)
-    dashboard._receive(dashboard, {"type": "gradients", "reducer": 0, "step": 0, "bucket": 1}, [])
-    wait_until(lambda: any(content["type"] == "gradients" for content, _ in dashboard.sent), "the answer")
-    (answer,) = [content for content, _ in dashboard.sent if content["type"] == "gradients"]
-    assert [len(row) for row in answer["ms"]] == [4, 4]
 
 
 def test_a_step_that_grows_waits_before_it_is_sent() -> None:
@@ -530,8 +466,9 @@ def test_a_step_that_grows_is_not_sent_while_others_end(monkeypatch: pytest.Monk
     assert [(head["step"], head["complete"]) for head in heads] == [(0, False), *((step, True) for step in range(5))]
 
 
-def test_what_arrives_within_taken_once_is_read_afterwards() -> None:
-    """Reads within see what had arrived at its begin, and nothing is lost."""
+def test_when_events_are_taken_and_sent() -> None:
+    """Reads within see what had arrived at its begin, and nothing is lost. Few ranks drain every 20 ms; of more than 25
+    all together send 1,250 batches a second."""
     timeline, training = Timeline(), Training(1, 2)
     training.feed(timeline, 0)
     with timeline.taken_once():
@@ -539,10 +476,6 @@ def test_what_arrives_within_taken_once_is_read_afterwards() -> None:
         training.feed(timeline, 1)
         assert timeline.held_steps(0).tolist() == [0]
     assert timeline.held_steps(0).tolist() == [0, 1]
-
-
-def test_many_ranks_send_less_often() -> None:
-    """Few ranks drain every 20 ms; of more than 25 all together send 1,250 batches a second."""
     assert [interval_of(ranks) for ranks in (1, 8, 25)] == [0.02] * 3
     assert 64 / interval_of(64) == pytest.approx(1250)
 
@@ -555,7 +488,6 @@ def test_the_legend_has_the_words_of_pictures_and_glossary() -> None:
     assert tuple(palette.LABELS) == palette.PARTS
     training = Training(2, 3, delays={(1, 1): 2.0})
     frame = StepFrames(training.timeline(*enumerate(training.step(0, 10**12)))).latest()
-    assert frame is not None
     drawn = {one.name for one in timeline_scene(frame).panels[0].marks if isinstance(one, Spans) and one.name}
     assert drawn == {*palette.LABELS.values()}
     glossary = (Path(__file__).resolve().parents[3] / "tutorials/site/glossary.md").read_text(encoding="utf-8")

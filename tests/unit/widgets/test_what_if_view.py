@@ -20,9 +20,7 @@ LINK = CommModel(latency_ns=1e5, ns_per_byte=0.4)
 @pytest.fixture
 def timeline() -> Timeline:
     """Ten steps of two ranks with three buckets; rank 1 is late in bucket 1."""
-    made, training = Timeline(), Training(2, 3, forward_ms=2.5, delays={(1, 1): 4.0})
-    for step in range(10):
-        training.feed(made, step, 10**12 + step * 20 * 10**6)
+    made = Training(2, 3, forward_ms=2.5, delays={(1, 1): 4.0}).trained(10, ms=20)
     return made
 
 
@@ -32,15 +30,12 @@ def _stage(timeline: Timeline) -> WhatIfStage:
     return made
 
 
-def test_before_the_first_steps_it_says_what_to_do() -> None:
-    """Without steps there is no prediction, but words, in the view and in the picture."""
+def test_before_the_first_steps_it_says_what_to_do(timeline: Timeline) -> None:
+    """Without steps there is no prediction, but words, in the view and in the picture. A page that does not show the
+    sliders gets no answers; when it does, it has one."""
     stage = _stage(Timeline())
     assert stage.traits()["prediction"] == {"state": "empty", "text": NOTHING}
     assert "train some steps" in framed(what_if_scene(stage.snapshot()))
-
-
-def test_nothing_is_computed_while_nobody_looks(timeline: Timeline) -> None:
-    """A page that does not show the sliders gets no answers; when it does, it has one."""
     stage = WhatIfStage(timeline, lambda: LINK)
     stage.look("page", ["overlap"], None)
     assert stage.traits()["prediction"]["state"] == "empty"
@@ -69,12 +64,19 @@ def test_each_slider_changes_the_answer(timeline: Timeline) -> None:
 
 
 def test_positions_of_another_model(timeline: Timeline) -> None:
-    """Sliders that stand where another model's range went on get the last of this one's, and an answer."""
+    """Sliders that stand where another model's range went on get the last of this one's, and an answer. The picture has
+    a bar for the recorded and for the predicted step, and their times as text."""
     stage = _stage(timeline)
     stage.ask({"cap": 10_000, "without": True})
     answer = stage.traits()["prediction"]
     assert answer["state"] == "ready"
     assert answer["cap"] == answer["limits"]["caps"][-1]
+    answer = _stage(timeline).snapshot()
+    svg = framed(what_if_scene(answer))
+    for name in ("recorded", "what if", "exposed communication"):
+        assert name in svg
+    assert f"{answer['predicted']['step']:.2f} ms" in svg
+    assert np.isfinite(answer["gbit"])
 
 
 def test_a_prediction_is_a_complete_step() -> None:
@@ -90,13 +92,3 @@ def test_a_prediction_is_a_complete_step() -> None:
     parts = parts_ms(predicted)
     assert parts["step"] == pytest.approx(95)
     assert parts["alone"] + parts["hidden"] == pytest.approx(40)
-
-
-def test_the_picture_tells_what_is_seen(timeline: Timeline) -> None:
-    """The picture has a bar for the recorded and for the predicted step, and their times as text."""
-    answer = _stage(timeline).snapshot()
-    svg = framed(what_if_scene(answer))
-    for name in ("recorded", "what if", "exposed communication"):
-        assert name in svg
-    assert f"{answer['predicted']['step']:.2f} ms" in svg
-    assert np.isfinite(answer["gbit"])
