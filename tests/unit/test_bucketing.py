@@ -1,4 +1,4 @@
-"""assign_buckets: which parameters share a bucket."""
+"""assign_buckets: which parameters share a bucket, by torch's rules and by hand."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from ddp_lab.bucketing import assign_buckets
 
 DTYPES = ["float32", "float64", "bfloat16"]
 
@@ -20,8 +22,6 @@ def test_buckets_are_torchs(model: list[tuple[int, str]], caps: list[int], data:
     """For the same sizes, caps and order, the same parameters share a bucket as in torch's DDP."""
     import torch
     import torch.distributed as dist
-
-    from ddp_lab.bucketing import assign_buckets
 
     tensors = [torch.empty(numel, dtype=getattr(torch, dtype)) for numel, dtype in model]
     sizes = [tensor.nbytes for tensor in tensors]
@@ -43,8 +43,6 @@ def test_buckets_are_torchs(model: list[tuple[int, str]], caps: list[int], data:
 @given(model=models, caps=caps, data=st.data())
 def test_launch_order_follows_readiness(model: list[tuple[int, str]], caps: list[int], data: st.DataObject) -> None:
     """Each parameter is in one bucket, buckets hold one key, and are ordered by when they are complete."""
-    from ddp_lab.bucketing import assign_buckets
-
     order = data.draw(st.permutations(range(len(model))))
     buckets = assign_buckets([size for size, _ in model], [key for _, key in model], caps, order)
     assert sorted(index for bucket in buckets for index in bucket) == list(range(len(model)))
@@ -55,8 +53,6 @@ def test_launch_order_follows_readiness(model: list[tuple[int, str]], caps: list
 
 def test_one_bucket_for_each_key_without_a_cap() -> None:
     """A cap that is never reached gives one bucket for each dtype and device, last registered first."""
-    from ddp_lab.bucketing import assign_buckets
-
     assert assign_buckets([4, 8, 4], ["a", "b", "a"], [sys.maxsize]) == [[1], [0, 2]]
 
 
@@ -70,7 +66,48 @@ def test_one_bucket_for_each_key_without_a_cap() -> None:
 )
 def test_mistakes_are_named(arguments: tuple, message: str) -> None:
     """A call that makes no sense raises ValueError saying why."""
-    from ddp_lab.bucketing import assign_buckets
-
     with pytest.raises(ValueError, match=message):
         assign_buckets(*arguments)
+
+
+F32, F64 = "float32", "float64"
+ALTERNATING = [(200, F32), (200, F64)] * 3  # 50 float32, 25 float64, ...
+
+
+@pytest.mark.parametrize(
+    ("tensors", "caps", "expected"),
+    [
+        pytest.param([(400, F32), (800, F32), (400, F32), (200, F32)], [400], [[0], [1], [2], [3]], id="one cap"),
+        pytest.param(ALTERNATING, [400], [[0, 2], [1, 3], [4], [5]], id="one cap, two dtypes"),
+        pytest.param([(40, F32)] * 4, [40, 80], [[0], [1, 2], [3]], id="a small first cap"),
+        pytest.param(ALTERNATING, [200, 400], [[0], [1], [2, 4], [3, 5]], id="a small first cap for each dtype"),
+        pytest.param([(40, F32)] * 6, [40, 80, 120], [[0], [1, 2], [3, 4, 5]], id="a cap for each bucket"),
+        pytest.param([(40, F32)] * 7, [40, 80], [[0], [1, 2], [3, 4], [5, 6]], id="the last cap repeats"),
+        pytest.param([(90, F32), (20, F32), (10, F32)], [100], [[0, 1], [2]], id="a bucket overshoots its cap"),
+        pytest.param([(40, F32), (40, F32)], [0], [[0], [1]], id="cap 0: one each"),
+        pytest.param([(0, F32), (40, F32), (0, F32)], [40], [[0, 1], [2]], id="empty parameters share"),
+        pytest.param([(40, F32), (9000, "sparse 1"), (40, F32)], [80], [[1], [0, 2]], id="a key of its own"),
+    ],
+)
+def test_assignment_in_the_order_of_arrival(
+    tensors: list[tuple[int, str]], caps: list[int], expected: list[list[int]]
+) -> None:
+    """When gradients arrive in the order of registration, the buckets are these, each launched when it is full."""
+    sizes, keys = [size for size, _ in tensors], [key for _, key in tensors]
+    assert assign_buckets(sizes, keys, caps, list(range(len(tensors)))) == expected
+
+
+def test_assignment_in_other_orders() -> None:
+    """Without an order buckets are filled in the order of registration, and launched last registered first. The order
+    of arrival decides who shares a bucket, and the order within it."""
+    assert assign_buckets([40] * 5, [F32] * 5, [40, 80]) == [[3, 4], [1, 2], [0]]
+    assert assign_buckets([200] * 6, [F32, F64] * 3, [400]) == [[5], [4], [1, 3], [0, 2]]
+    assert assign_buckets([40, 80, 40, 40], [F32] * 4, [80], order=[3, 2, 1, 0]) == [[3, 2], [1], [0]]
+
+
+def test_a_parameter_that_shares_no_bucket() -> None:
+    """A sparse gradient has a bucket of its own; those after it fill the open one. Limits that count from the last
+    bucket: the small first limit is that of the gradient that is ready last."""
+    alone = [False, True, False, False]
+    assert assign_buckets([40] * 4, [F32] * 4, [80], [0, 1, 2, 3], alone=alone) == [[1], [0, 2], [3]]
+    assert assign_buckets([40] * 5, [F32] * 5, [40, 80], [0, 1, 2, 3, 4], small_last=True) == [[1, 0], [3, 2], [4]]

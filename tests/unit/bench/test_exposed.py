@@ -23,7 +23,8 @@ def test_exposed_is_what_is_above_the_floor() -> None:
 
 
 def test_ours_on_one_backend_against_torchs_on_another() -> None:
-    """2 ms instead of 10 is a fifth; a part that is too noisy makes the ratio so, and about 0 can't be divided by."""
+    """2 ms instead of 10 is a fifth; a part that is too noisy makes the ratio so, and about 0 can't be divided by. What
+    ranks that only meet expose, above the floor of ours and against what torch's class does."""
     ours = made_up.builds({"ours": 22.0}), made_up.builds({"ours": 20.0})
     torchs = made_up.builds({"torch": 30.0}), made_up.builds({"torch": 20.0})
     sound, noisy = noise.figure([1.0] * 3), noise.figure([1.0, 2.0, 3.0])
@@ -34,12 +35,7 @@ def test_ours_on_one_backend_against_torchs_on_another() -> None:
     nothing = ratios.exposed_left(ours, (torchs[1], torchs[1]), (sound, sound))
     assert nothing["ratio"] is None
     assert nothing["noisy"]
-
-
-def test_the_least_that_can_be_exposed() -> None:
-    """What ranks that only meet expose, above the floor of ours and against what torch's class does."""
     ours = made_up.builds({"ours": 22.0}), made_up.builds({"torch": 20.0, "ours": 20.0, "limit": 21.5})
-    torchs = made_up.builds({"torch": 30.0}), made_up.builds({"torch": 20.0})
     sound = noise.figure([1.0] * 3)
     assert ratios.exposed_left(ours, torchs, (sound, sound))["limit"] == pytest.approx(0.15)
     unknown = ours[0], made_up.builds({"ours": 20.0})
@@ -49,8 +45,9 @@ def test_the_least_that_can_be_exposed() -> None:
     assert found["exposed"]["median"] == pytest.approx(1.5)
 
 
-def test_lines_over_sizes() -> None:
-    """A line for each backend, limit and number of ranks in both panels; what is too noisy leaves a gap unless kept."""
+def test_lines_and_bars() -> None:
+    """A line for each backend, limit and number of ranks in both panels; what is too noisy leaves a gap unless kept.
+    With one size there is a bar for each operation and backend, and the limits as lines."""
     result = made_up.collectives([4, 1024, 1 << 20], worlds=(2, 4))
     figure = pictures.collectives(result)
     names = [line.name for line in figure.data if line.showlegend]
@@ -76,10 +73,6 @@ def test_lines_over_sizes() -> None:
     assert None not in kept.y
     rates = next(line for line in figure.data if line.name == "shm, 2 ranks" and not line.showlegend)
     assert rates.y[0] == pytest.approx(4 / result["rows"][0]["sides"]["shm"]["median"] * 1e6 / 2**30)
-
-
-def test_bars_over_operations() -> None:
-    """With one size there is a bar for each operation and backend, and the limits as lines."""
     figure = pictures.collectives(made_up.collectives([1 << 20], ("all_reduce", "broadcast")))
     assert {one.name: one.type for one in figure.data} == {
         "shm, 2 ranks": "bar",
@@ -92,8 +85,9 @@ def test_bars_over_operations() -> None:
     assert "of 1 MiB" in figure.layout.title.text
 
 
-def test_bars_of_steps(tmp_path: Path) -> None:
-    """For each model floor and exposed communication are stacked, by backend and class; the page needs no network."""
+def test_pictures_of_steps_and_of_nothing(tmp_path: Path) -> None:
+    """For each model floor and exposed communication are stacked, by backend and class; the page needs no network.
+    Where no figure can be told, the picture says so instead of showing empty axes."""
     figure = pictures.steps(made_up.step_cells(("mlp", "conv_net")))
     assert [bar.name for bar in figure.data] == ["no_sync (baseline)", "exposed communication"] * 2
     assert [list(names) for names in figure.data[0].x] == [["gloo", "gloo", "shm", "shm"], ["torch", "ours"] * 2]
@@ -102,10 +96,6 @@ def test_bars_of_steps(tmp_path: Path) -> None:
     page = (tmp_path / "steps.html").read_text(encoding="utf-8")
     assert "<title>A training step: computation and exposed communication</title>" in page
     assert "<script src=" not in page
-
-
-def test_a_picture_of_nothing() -> None:
-    """Where no figure can be told, the picture says so instead of showing empty axes."""
     result = made_up.collectives([4, 1024])
     for row in result["rows"]:
         row["sides"] = {name: one | {"noisy": True, "why": "others: 50 %"} for name, one in row["sides"].items()}

@@ -85,18 +85,15 @@ def test_simulated_parts_add_up(model: str, backend: str) -> None:
     assert {**overlapped, "communication": 0} == pytest.approx({**without, "communication": 0})
 
 
-def test_more_gpus_have_more_outliers() -> None:
-    """Figures 7 and 8: no step is faster than without outliers, and with twice as many GPUs there are more of them."""
+def test_simulated_outliers_and_groups() -> None:
+    """Figures 7 and 8: no step is faster than without outliers, and with twice as many GPUs there are more of them.
+    Figure 12: more groups are never slower in the simulation, and the bound with more bandwidth is the lower one."""
     outliers = []
     for ranks in (16, 32):
         steps = np.array(hardware.steps_of(100.0, ranks, np.random.default_rng(0)))
         assert steps.min() == 100
         outliers.append((steps > 101).mean())
     assert 1.4 * outliers[0] < outliers[1] < 0.5
-
-
-def test_groups_in_turn_never_cost_time() -> None:
-    """Figure 12: more groups are never slower in the simulation, and the bound with more bandwidth is the lower one."""
     rows = {
         (row["model"], row["backend"], row["groups"], row["shared"]): row["ratio"] for row in hardware.simulated(12)
     }

@@ -29,39 +29,31 @@ def test_visible_gpus(chosen: str | None, present: int, visible: list[str]) -> N
 
 
 def test_two_cpu_ranks_without_gpu() -> None:
-    """Without a GPU the default is two CPU ranks that share the processors."""
+    """Without a GPU, or with the Gloo backend, the default is two CPU ranks, which share the processors."""
     placement = place(None, None, {}, gpus=[], cores=8, inherited={})
-    assert placement.devices == ("cpu", "cpu")
+    assert placement.devices == place(None, None, {}, "gloo", gpus=["0"]).devices == ("cpu", "cpu")
     assert {variables["OMP_NUM_THREADS"] for variables in placement.rank_environments.values()} == {"4"}
     assert placement.environment["OMP_NUM_THREADS"] == "1", "while torch is imported"
     assert "CUDA_VISIBLE_DEVICES" not in placement.environment
 
 
-def test_one_rank_per_gpu() -> None:
-    """With GPUs the default is one rank on each, by its local number."""
-    placement = place(None, None, {}, gpus=["3", "5"])
-    assert placement.devices == ("cuda:0", "cuda:1")
-    assert placement.environment["CUDA_VISIBLE_DEVICES"] == "3,5"
-    assert not any("NCCL_HOSTID" in variables for variables in placement.rank_environments.values())
-
-
-def test_chosen_devices() -> None:
-    """Chosen devices are indices into the visible ones, and the ranks see only these."""
-    placement = place(None, [0, 2], {}, gpus=["3", "5", "7"])
-    assert placement.devices == ("cuda:0", "cuda:1")
-    assert placement.environment["CUDA_VISIBLE_DEVICES"] == "3,7"
-
-
-def test_more_ranks_than_gpus() -> None:
-    """Ranks that share a GPU each get a host name of their own, without which NCCL refuses them."""
-    placement = place(3, None, {}, gpus=["0", "1"])
-    assert placement.devices == ("cuda:0", "cuda:1", "cuda:0")
-    assert len({variables["NCCL_HOSTID"] for variables in placement.rank_environments.values()}) == 3
-
-
-def test_gloo_means_cpu() -> None:
-    """With the Gloo backend ranks run on the CPU though there are GPUs."""
-    assert place(None, None, {}, "gloo", gpus=["0"]).devices == ("cpu", "cpu")
+@pytest.mark.parametrize(
+    ("n", "chosen", "gpus", "devices", "visible"),
+    [
+        (None, None, ["3", "5"], ("cuda:0", "cuda:1"), "3,5"),
+        (None, [0, 2], ["3", "5", "7"], ("cuda:0", "cuda:1"), "3,7"),
+        (3, None, ["0", "1"], ("cuda:0", "cuda:1", "cuda:0"), "0,1"),
+    ],
+)
+def test_ranks_on_gpus(
+    n: int | None, chosen: list[int] | None, gpus: list[str], devices: tuple[str, ...], visible: str
+) -> None:
+    """One rank on each GPU, or on each chosen one (an index into the visible ones), by its local number; ranks that
+    share a GPU each get a host name of their own, without which NCCL refuses them."""
+    placement = place(n, chosen, {}, gpus=gpus)
+    assert (placement.devices, placement.environment["CUDA_VISIBLE_DEVICES"]) == (devices, visible)
+    names = {variables.get("NCCL_HOSTID") for variables in placement.rank_environments.values()}
+    assert (len(names) == 3 and None not in names) if n else names == {None}
 
 
 def test_users_variables_win() -> None:

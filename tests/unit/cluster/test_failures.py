@@ -45,14 +45,18 @@ def test_first_in_time_is_first(order: tuple[int, ...]) -> None:
     assert [failure.secondary for failure in ordered.values()] == [False, True, True]
 
 
-def test_a_communication_error_never_leads_over_a_cause() -> None:
-    """A collective that broke a moment before the culprit's own time stamp is still a consequence."""
+def test_communication_errors_are_consequences() -> None:
+    """A collective that broke a moment before the culprit's own time stamp is still a consequence; with no other cause,
+    the first broken collective leads."""
     ordered = in_order([failed(0, "RuntimeError", CLOSED, at=10), failed(1, at=11)])
     assert [(rank, failure.secondary) for rank, failure in ordered.items()] == [(1, False), (0, True)]
+    ordered = in_order([failed(0, "RuntimeError", CLOSED, at=10), failed(1, "RuntimeError", CLOSED, at=20)])
+    assert [failure.secondary for failure in ordered.values()] == [False, True]
 
 
-def test_a_lost_rank_leads() -> None:
-    """The death of a process is the cause of what its peers report before it is noticed."""
+def test_lost_and_interrupted_ranks() -> None:
+    """The death of a process is the cause of what its peers report before it is noticed. A cell is interrupted if
+    nothing else has happened on any rank; else the line and the error name what has."""
     ordered = in_order([failed(0, "RuntimeError", CLOSED, at=10), lost(1, "was killed by SIGKILL (signal 9)")])
     assert list(ordered) == [1, 0]
     error = cell_error(ordered, "train [2]")
@@ -61,10 +65,6 @@ def test_a_lost_rank_leads() -> None:
     assert error.report.splitlines()[-1] == more("rank-killed")
     with_its_host = cell_error({1: lost(1, "was lost with host b: Connection reset")}, "train [2]")
     assert with_its_host.report.splitlines()[-1] == more("host-lost")
-
-
-def test_an_interrupt_hides_no_failure() -> None:
-    """A cell is interrupted if nothing else has happened on any rank; else the line and the error name what has."""
     interrupted = [failed(rank, "KeyboardInterrupt", "", at=rank) for rank in range(2)]
     alone = in_order(interrupted)
     assert (end_of(alone), ending("interrupted", alone, 5.2)) == ("interrupted", "■ interrupted after 5.2 s")
@@ -78,21 +78,12 @@ def test_an_interrupt_hides_no_failure() -> None:
 
 
 def test_where_all_frames_are() -> None:
-    """Of a traceback that is folded the report says how to see all of it, also of a cell that nobody waits for."""
+    """Of a traceback that is folded the report says how to see all of it, also of a cell that nobody waits for. What a
+    data loader's worker has raised is in the one line, not only that it has."""
     folded = {0: RankFailure(0, "ValueError", "bad", "all of them", 0, False, short_traceback="some of them")}
     waited, background = (plain(cell_error(folded, "train [2]", run).report) for run in ("", "lab.results['train']"))
     assert "`import sys; print(sys.last_value.failures[0].traceback)`" in waited
     assert "`print(lab.results['train'].failures[0].traceback)`" in background
-
-
-def test_a_communication_error_alone_is_a_failure() -> None:
-    """With no other cause, the first broken collective leads."""
-    ordered = in_order([failed(0, "RuntimeError", CLOSED, at=10), failed(1, "RuntimeError", CLOSED, at=20)])
-    assert [failure.secondary for failure in ordered.values()] == [False, True]
-
-
-def test_a_workers_error_says_why() -> None:
-    """What a data loader's worker has raised is in the one line, not only that it has."""
     said = "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
     said += (
         '  File "collate.py", line 9, in collate\nRuntimeError: unable to allocate shared memory(shm): No space left'
@@ -118,8 +109,9 @@ def test_a_traceback_reads_on_any_page() -> None:
     assert not re.search(r"\x1b\[3[1-79]m|\x1b\[38;5;(?!231)", report)
 
 
-def test_folding() -> None:
-    """Equal failures share the headline, other ones take a line each, freed ranks one line together."""
+def test_failures_are_folded() -> None:
+    """Equal failures share the headline, other ones take a line each, freed ranks one line together. All that a rank
+    reports is kept."""
     failures = in_order(
         [
             failed(0, at=1_000_000, traceback=HERE),
@@ -139,10 +131,14 @@ def test_folding() -> None:
     ]
     assert list(error.failures) == [0, 1, 2, 3, 4]
     assert error._render_traceback_() == error.report.splitlines()
+    report = {"name": "E", "message": "m", "traceback": ["a", "b"], "brief": ["b"], "time_ns": 5}
+    report |= {"consequence": True, "waited_in": "barrier #2", "broke_backward": True}
+    assert failure_of(3, report) == RankFailure(3, "E", "m", "a\nb", 5, True, "barrier #2", True, "b")
 
 
 def test_where_interrupted_ranks_were() -> None:
-    """Equal places are shown once with the cell's own lines; a rank that does not answer is named."""
+    """Equal places are shown once with the cell's own lines; a rank that does not answer is named. The error of a time
+    limit names the ranks that had not ended, and those that do not answer."""
     failures = {
         rank: failed(rank, "KeyboardInterrupt", "", at=rank, traceback=HERE.replace("ValueError", "KeyboardInterrupt"))
         for rank in (0, 1)
@@ -154,28 +150,9 @@ def test_where_interrupted_ranks_were() -> None:
         "Cell %%distributed [3], line 2",
     ]
     assert lines[-1].startswith("rank 2 did not respond to the interrupt: `%cluster interrupt`")
-
-
-def test_time_limit() -> None:
-    """The error of a time limit names the ranks that had not ended, and those that do not answer."""
     failures = in_order([failed(0, "KeyboardInterrupt", "", at=1, traceback=HERE), timed_out(1, 2.5, 9)])
     error = timeout_error(failures, (0, 1), "slow [1]", 2.5)
     assert str(error) == "ranks 0–1 did not end within 2.5 s"
     assert "rank 0 was here:" in plain(error.report)
     assert "rank 1 did not respond to the interrupt" in plain(error.report)
     assert error.report.splitlines()[-1] == more("cell-timeout")
-
-
-def test_a_ranks_report_becomes_a_failure() -> None:
-    """All that a rank reports is kept."""
-    report = {
-        "name": "E",
-        "message": "m",
-        "traceback": ["a", "b"],
-        "brief": ["b"],
-        "time_ns": 5,
-        "consequence": True,
-        "waited_in": "barrier #2",
-        "broke_backward": True,
-    }
-    assert failure_of(3, report) == RankFailure(3, "E", "m", "a\nb", 5, True, "barrier #2", True, "b")

@@ -1,14 +1,15 @@
-"""Hosts as users name them, what must be equal on them, and where their ranks go."""
+"""Hosts as users or a batch system name them, what must be equal on them, and where their ranks go."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddp_lab import Cluster
 from ddp_lab.cluster.processes.host_commands import host_command
-from ddp_lab.cluster.processes.hosts import address_of, check_versions, parse_hosts, spread
+from ddp_lab.cluster.processes.hosts import address_of, allocated, check_versions, parse_hosts, spread
 from ddp_lab.errors import ClusterError
 from ddp_lab.notebook import magics
 
@@ -50,12 +51,6 @@ def test_wrong_hosts(hosts: Any, n: int | None, message: str) -> None:
         parse_hosts(hosts, n)
 
 
-def test_arguments_that_need_hosts() -> None:
-    """A Python for other hosts without other hosts is a mistake."""
-    with pytest.raises(ValueError, match="give hosts="):
-        Cluster(2, python="/usr/bin/python3")
-
-
 @pytest.mark.parametrize("what", ["Python", "torch", "ddp_lab", "ddp_lab's files"])
 def test_versions(what: str) -> None:
     """A difference is told with the host's name and both versions."""
@@ -80,7 +75,8 @@ def _facts(gpus: int = 0, chosen: str | None = None) -> dict[str, Any]:
 
 
 def test_devices_by_host() -> None:
-    """Each host's ranks take its own GPUs, threads are divided by host."""
+    """Each host's ranks take its own GPUs, threads are divided by host. They can't train together on what only some
+    have."""
     hosts = parse_hosts("a:2,b:3")
     placement, variables = spread(hosts, {"a": _facts(4, "2,3"), "b": _facts(2)}, None, {"X": "1"}, "auto")
     assert placement.devices == ("cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0")
@@ -89,10 +85,6 @@ def test_devices_by_host() -> None:
     assert variables["a"]["X"] == variables["b"]["X"] == "1"
     assert "NCCL_HOSTID" not in placement.rank_environments[0]
     assert placement.rank_environments[4]["NCCL_HOSTID"] != placement.rank_environments[2]["NCCL_HOSTID"]
-
-
-def test_hosts_with_and_without_gpus() -> None:
-    """They can't train together on what only some have."""
     hosts, facts = parse_hosts("a:1,b:1"), {"a": _facts(1), "b": _facts()}
     with pytest.raises(ClusterError, match="host a has GPUs, but the ranks of host b see none"):
         spread(hosts, facts, None, {}, "auto")
@@ -116,15 +108,12 @@ def test_address(ssh: list[str], addresses: list[tuple[str, str]], expected: str
 
 
 def test_ssh_can_ask_nothing() -> None:
-    """The command line holds no secret, takes no terminal, forwards nothing and quotes the Python's path."""
+    """The command line holds no secret, takes no terminal, forwards nothing and quotes the Python's path. Also for an
+    ssh of one's own the path is quoted: the other host's shell reads it."""
     command = host_command("ssh", "user@a", "/opt/my python/bin/python", 30)
     assert command[-2:] == ["user@a", "exec '/opt/my python/bin/python' -m ddp_lab.engine.processes.host_server"]
     assert {"-T", "BatchMode=yes", "ClearAllForwardings=yes", "ForwardAgent=no"} <= set(command)
     assert command[-3] == "--"
-
-
-def test_an_ssh_of_ones_own() -> None:
-    """The other host's shell reads what ssh is given: the Python's path is quoted there, too."""
     words = ["/usr/bin/ssh", "-p", "2222", "{host}"]
     command = host_command(words, "a", "/opt/my python/bin/python", 30)
     assert command[-2:] == ["a", "exec '/opt/my python/bin/python' -m ddp_lab.engine.processes.host_server"]
@@ -147,24 +136,69 @@ def test_commands_of_batch_systems(launcher: Any, command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "message"), [("pbs", "launcher='pbs': choose one of ssh, slurm"), (["kexec", "-i"], "needs {host}")]
+    ("given", "message"),
+    [
+        ({"hosts": "a:1", "launcher": "pbs"}, "launcher='pbs': choose one of ssh, slurm"),
+        ({"hosts": "a:1", "launcher": ["kexec", "-i"]}, "needs {host}"),
+        ({"python": "/usr/bin/python3"}, "give hosts="),
+    ],
 )
-def test_wrong_launchers(launcher: Any, message: str) -> None:
-    """What is wrong is named, and what there is."""
+def test_wrong_arguments(given: dict[str, Any], message: str) -> None:
+    """What is wrong is named, and what there is; a Python for other hosts without other hosts is a mistake."""
     with pytest.raises(ValueError, match=message):
-        Cluster(hosts="a:1", launcher=launcher)
+        Cluster(2 if "python" in given else None, **given)
 
 
-def test_a_command_that_is_not_there() -> None:
-    """The start says which command is missing, and starts nothing."""
+def test_commands_that_start_hosts() -> None:
+    """The start says which command is missing, and starts nothing. `%cluster start --hosts a:4,b:4` is understood."""
     with pytest.raises(ClusterError, match="host a can't be reached: this machine has no command kexec"):
         Cluster(hosts="a:1", launcher=["kexec", "{host}"]).start()
-
-
-def test_magic_line() -> None:
-    """`%cluster start --hosts a:4,b:4` is understood."""
     line = "start --hosts a:4,b:4 --launcher slurm --python /p --client-address 10.0.0.1"
     options = magics._MAGICS["cluster"][1].parse_line(line)
-    assert options is not None
     given = options.hosts, options.launcher, options.python, options.client_address
     assert given == ("a:4,b:4", "slurm", "/p", "10.0.0.1")
+
+
+VARIABLES = ("SLURM_JOB_NODELIST", "LSB_MCPU_HOSTS", "PBS_NODEFILE", "PE_HOSTFILE")
+
+
+@pytest.fixture(autouse=True)
+def _no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("PBS_NODEFILE", "gpu2\ngpu2\ngpu10\ngpu10\ngpu10\n"),
+        ("PE_HOSTFILE", "gpu2 2 all.q@gpu2 UNDEFINED\ngpu10 3 all.q@gpu10 <NULL>\n"),
+    ],
+)
+def test_files(variable: str, text: str, tmp_path: Path) -> None:
+    """PBS names a host once for each process, Grid Engine with its slots."""
+    (tmp_path / "hosts").write_text(text)
+    assert list(allocated({variable: str(tmp_path / "hosts")}).items()) == [("gpu2", 2), ("gpu10", 3)]
+
+
+def test_lsf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LSF says hosts and slots in one variable. A rank for each slot, or as many as are asked for, evenly."""
+    assert list(allocated({"LSB_MCPU_HOSTS": "gpu2 2 gpu10 3 "}).items()) == [("gpu2", 2), ("gpu10", 3)]
+    monkeypatch.setenv("LSB_MCPU_HOSTS", "a 4 b 4")
+    by_slots = {host.name: len(host.ranks) for host in parse_hosts("allocation")}
+    assert by_slots == {"a": 4, "b": 4}
+    assert {host.name: len(host.ranks) for host in parse_hosts("allocation", 4)} == {"a": 2, "b": 2}
+    assert Cluster(launcher="lsf").world_size == 8
+    assert Cluster(2, launcher="lsf").runs_on("a:1,b:1", None)
+    with pytest.raises(ValueError, match="can't be divided evenly among a, b"):
+        Cluster(3, hosts="allocation")
+
+
+def test_no_allocation(tmp_path: Path) -> None:
+    """Without an allocation, or with one that can't be read, the error says what was looked for."""
+    with pytest.raises(ClusterError, match=r"allocation of a batch system \(SLURM_JOB_NODELIST, .*give the hosts"):
+        Cluster(2, launcher="slurm")
+    with pytest.raises(ClusterError, match=r"PBS_NODEFILE='.*gone' can't be read: .*No such file"):
+        allocated({"PBS_NODEFILE": str(tmp_path / "gone")})
+    with pytest.raises(ClusterError, match=r"LSB_MCPU_HOSTS='a 4 b' can't be read"):
+        allocated({"LSB_MCPU_HOSTS": "a 4 b"})

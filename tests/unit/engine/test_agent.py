@@ -69,18 +69,15 @@ def test_a_failure_that_cannot_be_told_frees_the_peers() -> None:
     assert channel.last["freed"] == "1"
 
 
-def test_an_error_that_no_line_raised() -> None:
-    """The value of a cell has no text, on a rank whose groups were freed meanwhile: that is told, not another error."""
+def test_an_error_that_no_line_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The value of a cell has no text, on a rank whose groups were freed meanwhile: that is told, not another error. An
+    interrupted peer closes the connection first; the word that says why is heeded while the rank waits for it."""
     agent = Agent(_Kept(), 0)
     agent._before_cell("1", "cell 1")
     agent._answer_free({"cell": "1", "by": 1})
     end = CellEnd("1", "cell 1", RuntimeError("displaying the value failed"))
     agent._on_failure(end)
     assert (end.consequence, str(end.error)) == (True, "displaying the value failed")
-
-
-def test_an_interrupt_behind_a_closed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupted peer closes the connection first; the word that says why is heeded while the rank waits for it."""
     agent = Agent(_Kept(), 0)
     agent._before_cell("1", "cell 1")
     monkeypatch.setattr(cell, "_running", "1")

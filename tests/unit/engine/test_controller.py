@@ -57,11 +57,9 @@ def test_a_controller_and_its_successor(tmp_path: Path, address: str | None) -> 
     controller.start(address)
     try:
         pid = controller.pid
-        assert pid is not None
         with Mute(pid) as mute:
             wait_until(lambda: (mute.connect(), controller.connection())[1], "the controller")
             before = controller.connection()
-            assert before is not None
             assert before["client"]["interface"] == f"ipc://{tmp_path}/c"
             wait_until(lambda: reached(tmp_path / f"c:{before['client']['mux']}"), "the controller's last socket")
             wait_until(lambda: mute.connect() == (0 if address is None else 7), "the ports")

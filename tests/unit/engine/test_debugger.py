@@ -7,13 +7,10 @@ from ddp_lab.notebook.debugger import FrontEnd
 
 
 def test_lines_of_code_are_the_notebooks() -> None:
-    """Lines count from the magic's on; blank lines, comments and the magic have no code, and functions' lines do."""
+    """Lines count from the magic's on; blank lines, comments and the magic have no code, and functions' lines do. A
+    cell that can't be compiled has none: its breakpoints stay where they are."""
     text = "%%distributed --ranks 0\n\nx = 1\n# a comment\ndef f():\n    return x\n!ls\n"
     assert lines_of_code(text) == [3, 5, 6, 7]
-
-
-def test_lines_of_a_cell_that_is_not_python() -> None:
-    """A cell that can't be compiled has none: its breakpoints stay where they are."""
     assert lines_of_code("%%distributed\nx = (") == []
 
 
@@ -32,10 +29,7 @@ def test_what_the_next_rank_is_told() -> None:
         front.note({"type": "request", "seq": 1, "command": command, "arguments": arguments})
     told = [(one["command"], one["arguments"].get("breakpoints")) for one in front.requests()]
     assert told == [
-        ("initialize", None),
-        ("attach", None),
-        ("dumpCell", None),
-        ("setBreakpoints", [{"line": 2}]),
-        ("setBreakpoints", []),
+        *((name, None) for name in ("initialize", "attach", "dumpCell")),
+        *(("setBreakpoints", lines) for lines in ([{"line": 2}], [])),
         ("configurationDone", None),
     ]

@@ -83,14 +83,9 @@ def test_completions(begun: str, found: list[tuple[str, str]]) -> None:
     assert name_lookup.complete(begun, NAMES) == found
 
 
-def test_a_path_of_no_names() -> None:
-    """A dictionary's key that is none, and a module's child that is not there, are no names."""
-    for text in ("table['b']", "layers[9]", "number['a']", "layers[1.5]"):
-        assert name_lookup.sections(text, NAMES) == []
-
-
 def test_help() -> None:
-    """Classes with a metaclass of their own have no signature, long values are cut, and no name means nothing."""
+    """Classes with a metaclass of their own have no signature, long values are cut, and no name means nothing. A
+    dictionary's key that is none, and a module's child that is not there, are no names."""
     kinds = {"Meta": type("Meta", (type,), {})}
     kinds["Own"] = kinds["Meta"]("Own", (), {"__doc__": "Of its own kind."})
     titles = dict(name_lookup.sections("Own", kinds))
@@ -100,6 +95,8 @@ def test_help() -> None:
     assert dict(name_lookup.sections("layers[1]", NAMES))["Parameters"] == "none"
     assert dict(name_lookup.sections("buffer", {"buffer": torch.ones(2)}))["Tensor"] == "float32 [2] on cpu"
     assert name_lookup.sections("nobody", NAMES) == []
+    for text in ("table['b']", "layers[9]", "number['a']", "layers[1.5]"):
+        assert name_lookup.sections(text, NAMES) == []
 
 
 def test_a_look_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:

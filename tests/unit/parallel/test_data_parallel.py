@@ -85,14 +85,11 @@ def test_cpu_devices_by_name_or_object(device_ids: Any, expected: list[int]) -> 
     assert model.src_device_obj == torch.device("cpu")
 
 
-def test_cpu_devices_and_accelerators_dont_mix() -> None:
-    """A list with both kinds of device is refused with a ValueError that shows it."""
+def test_devices_that_dont_fit() -> None:
+    """A list with both kinds of device is refused with a ValueError that shows it. Balance check: under 75 % of another
+    device's memory, or else cores, names both; memory comes first."""
     with pytest.raises(ValueError, match="CPU devices and accelerators can't be used together"):
         DataParallel(_net(), ["cpu:0", 1])
-
-
-def test_imbalance_of_memory_or_cores() -> None:
-    """Balance check: under 75 % of another device's memory, or else cores, names both; memory comes first."""
     assert imbalance([(80, 100), (80, 100)]) is None
     assert imbalance([(80, 100), (60, 75)]) is None
     assert imbalance([(80, 100), (59, 100), (80, 10)]) == (1, 0)
@@ -102,10 +99,11 @@ def test_imbalance_of_memory_or_cores() -> None:
 # -- forward and backward
 
 
-@pytest.mark.parametrize("samples", [8, 7, 3, 2, 1])
+@pytest.mark.parametrize("samples", [8, 7, 3, 2, 1, 0])
 @pytest.mark.parametrize("devices", [1, 2, 3, 5])
 def test_outputs_and_gradients_are_the_modules_own(devices: int, samples: int) -> None:
-    """Forward: an even, an uneven or a too small batch gives the module's outputs and gradients of the whole batch."""
+    """Forward: an even, an uneven, a too small or an empty batch gives the module's outputs and gradients of the whole
+    batch."""
     module, x = _net(), _batch(samples)
     expected_x, given_x = x.clone().requires_grad_(), x.clone().requires_grad_()
     expected = module(expected_x)
@@ -120,36 +118,21 @@ def test_outputs_and_gradients_are_the_modules_own(devices: int, samples: int) -
     torch.testing.assert_close(given_x.grad, expected_x.grad)
 
 
-def test_an_empty_batch_reaches_all_replicas() -> None:
-    """Forward: a batch of no samples runs, and gives an output of no samples and zero gradients."""
-    module = _net()
-    out = DataParallel(module, TWO)(_batch(0))
-    assert out.shape == (0, 3)
-    out.sum().backward()
-    assert all(not p.grad.any() for p in module.parameters())
-
-
-def test_each_replica_runs_in_its_thread_on_its_chunk() -> None:
-    """Forward: as many threads as chunks, none of them the caller's; a batch of 3 on 4 devices makes 3 chunks."""
+def test_which_thread_runs_what() -> None:
+    """Forward: as many threads as chunks, none of them the caller's; without arguments, or with one device, the module
+    itself is called in the caller's thread."""
     module = Seen()
     DataParallel(module, ["cpu"] * 4)(torch.arange(3.0))
     seen = sorted((name, inputs[0].item()) for name, inputs, _ in module.calls)
     assert seen == [("replica-0", 0), ("replica-1", 1), ("replica-2", 2)]
-
-
-def test_without_arguments_one_device_runs() -> None:
-    """Forward: a call without arguments runs on the first device alone, in the caller's thread."""
-    module = Seen()
-    assert DataParallel(module, TWO)().tolist() == [1]
-    assert module.calls == [("MainThread", (), {})]
-
-
-def test_a_single_device_is_a_direct_call() -> None:
-    """Forward: with one device the module itself is called, and attributes that it sets remain."""
+    for call in (lambda module: DataParallel(module, TWO)(), lambda module: data_parallel(module, None, TWO)):
+        module = Seen()
+        assert call(module).tolist() == [1]
+        assert module.calls == [("MainThread", (), {})]
     module = Seen()
     DataParallel(module, ["cpu"])(torch.ones(2), name="x")
-    assert module.calls[0][0] == "MainThread"
-    assert module.calls[0][2] == {"name": "x"}
+    [(thread, _, keywords)] = module.calls
+    assert (thread, keywords) == ("MainThread", {"name": "x"})
 
 
 def test_a_module_on_another_device_is_refused_by_name() -> None:
@@ -161,21 +144,17 @@ def test_a_module_on_another_device_is_refused_by_name() -> None:
             call(_batch())
 
 
-def test_dim_is_the_dimension_of_the_batch() -> None:
-    """Scatter and gather along `dim`: an RNN with its batch in dimension 1 gives the module's own outputs."""
+def test_dim_and_output_device() -> None:
+    """Scatter and gather along `dim`: an RNN with its batch in dimension 1 gives the module's own outputs. Gather:
+    `output_device=-1` stands for the CPU, with a FutureWarning that says what to write."""
     torch.manual_seed(0)
     rnn = nn.LSTM(5, 4)
     x = torch.randn(9, 6, 5)
     out, (hidden, cell) = DataParallel(rnn, TWO, dim=1)(x)
     expected, (expected_hidden, expected_cell) = rnn(x)
     torch.testing.assert_close((out, hidden, cell), (expected, expected_hidden, expected_cell))
-
-
-@pytest.mark.parametrize("output_device", [-1])
-def test_output_device_minus_one_is_the_cpu_and_warns(output_device: int) -> None:
-    """Gather: `output_device=-1` stands for the CPU, with a FutureWarning that says what to write."""
     with pytest.warns(FutureWarning, match='Using -1 to represent CPU tensor is deprecated.*"cpu"'):
-        assert DataParallel(_net(), TWO, output_device=output_device)(_batch()).device.type == "cpu"
+        assert DataParallel(_net(), TWO, output_device=-1)(_batch()).device.type == "cpu"
 
 
 def test_without_grad_replicas_are_detached() -> None:
@@ -198,9 +177,16 @@ def test_without_grad_replicas_are_detached() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_is_the_callers_in_each_replica(dtype: torch.dtype) -> None:
-    """Parallel apply: autocast and its dtype are copied into the replicas' threads, and off is off."""
-    model = DataParallel(nn.Linear(6, 2), TWO)
-    x = torch.randn(4, 6)
+    """Parallel apply: autocast and its dtype are copied into the replicas' threads, off is off, and autocast that the
+    module's own forward enters holds for the replica alone."""
+
+    class Inside(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return super().forward(x)
+
+    model, x = DataParallel(nn.Linear(6, 2), TWO), torch.randn(4, 6)
+    assert DataParallel(Inside(6, 2), TWO)(x).dtype == torch.bfloat16
     assert model(x).dtype == torch.float32
     with torch.autocast("cpu", dtype=dtype):
         assert model(x).dtype == dtype
@@ -209,19 +195,9 @@ def test_autocast_is_the_callers_in_each_replica(dtype: torch.dtype) -> None:
     assert model(x).dtype == torch.float32
 
 
-def test_autocast_inside_the_module_works() -> None:
-    """Autocast that the module's own forward enters holds for the replica alone."""
-
-    class Inside(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                return super().forward(x)
-
-    assert DataParallel(Inside(6, 2), TWO)(torch.randn(4, 6)).dtype == torch.bfloat16
-
-
-def test_a_gradient_penalty_goes_through_twice() -> None:
-    """Backward of a backward: a gradient penalty's gradients are those of the plain module."""
+def test_a_gradient_penalty_and_cycles() -> None:
+    """Backward of a backward: a gradient penalty's gradients are those of the plain module. Replicas are freed with the
+    last reference: a forward and backward leave nothing for the garbage collector."""
     module, x = _net(), _batch(4)
     results = []
     for model in (module, DataParallel(module, TWO)):
@@ -231,6 +207,15 @@ def test_a_gradient_penalty_goes_through_twice() -> None:
         slope.square().mean().backward()
         results.append([torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in module.parameters()])
     torch.testing.assert_close(*results)
+    model, x = DataParallel(_net(), TWO), _batch()
+    model(x).sum().backward()
+    gc.collect()
+    gc.disable()
+    try:
+        model(x).sum().backward()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_shared_frozen_complex_and_sparse_parameters() -> None:
@@ -267,24 +252,8 @@ def test_shared_frozen_complex_and_sparse_parameters() -> None:
 
 
 def test_exceptions_name_replica_and_device() -> None:
-    """Parallel apply: a replica's exception keeps its class, says where it came from, and has the original as cause."""
-
-    class Fails(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if x[0] >= 3:
-                raise KeyError("wonderful")
-            return x
-
-    with pytest.raises(
-        KeyError, match=r"Caught KeyError in replica 1 on device cpu:1\.\nOriginal Traceback[\s\S]+wonderful"
-    ) as caught:
-        DataParallel(Fails(), TWO)(torch.arange(6.0))
-    assert isinstance(caught.value.__cause__, KeyError)
-    assert caught.value.__cause__.args == ("wonderful",)
-
-
-def test_exceptions_that_cant_be_rebuilt_become_runtime_errors() -> None:
-    """Parallel apply: an exception class with another constructor arrives as a RuntimeError that names it."""
+    """Parallel apply: a replica's exception keeps its class, says where it came from, and has the original as cause;
+    one whose class has another constructor arrives as a RuntimeError that names it."""
 
     class OddError(Exception):
         def __init__(self, code: int, reason: str) -> None:
@@ -292,27 +261,28 @@ def test_exceptions_that_cant_be_rebuilt_become_runtime_errors() -> None:
 
     class Fails(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            raise OddError(7, "because")
+            if x[0] >= 3:
+                raise KeyError("wonderful")
+            if x[0] < 0:
+                raise OddError(7, "because")
+            return x
 
+    model = DataParallel(Fails(), TWO)
+    words = r"Caught KeyError in replica 1 on device cpu:1\.\nOriginal Traceback[\s\S]+wonderful"
+    with pytest.raises(KeyError, match=words) as caught:
+        model(torch.arange(6.0))
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert caught.value.__cause__.args == ("wonderful",)
     with pytest.raises(RuntimeError, match=r"Caught OddError in replica 0 on device cpu:0[\s\S]+7: because"):
-        DataParallel(Fails(), TWO)(torch.ones(4))
+        model(-torch.ones(4))
 
 
 # -- what remains and what is lost
 
 
-def test_statistics_of_the_first_replica_remain() -> None:
-    """Device[0] shares storage: BatchNorm's statistics afterwards are those of the first device's samples."""
-    torch.manual_seed(0)
-    norm, alone = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
-    x = torch.randn(9, 4)
-    DataParallel(norm, TWO)(x)
-    alone(x[:5])
-    torch.testing.assert_close(norm.state_dict(), alone.state_dict())
-
-
 def test_attributes_set_in_forward_are_lost() -> None:
-    """Documented loss: a counter in the module stays where it was; in-place writes of the first replica remain."""
+    """Documented loss: a counter in the module stays where it was; in-place writes of the first replica remain, as
+    BatchNorm's statistics of the first device's samples do."""
 
     class Counts(nn.Module):
         def __init__(self) -> None:
@@ -329,12 +299,16 @@ def test_attributes_set_in_forward_are_lost() -> None:
     model = DataParallel(module, TWO)
     model(torch.tensor([1.0, 2.0, 30.0, 40.0]))
     model(torch.tensor([4.0, 50.0]))
-    assert module.count == 0
-    assert module.total.item() == 7
+    assert (module.count, module.total.item()) == (0, 7)
+    norm, alone, x = nn.BatchNorm1d(4), nn.BatchNorm1d(4), torch.randn(9, 4)
+    DataParallel(norm, TWO)(x)
+    alone(x[:5])
+    torch.testing.assert_close(norm.state_dict(), alone.state_dict())
 
 
-def test_hooks_run_once_on_each_device() -> None:
-    """Documented: forward and backward hooks of the module run once for each replica."""
+def test_hooks_and_zero_grad_in_replicas() -> None:
+    """Documented: forward and backward hooks of the module run once for each replica. Replicate: zero_grad inside a
+    replica warns that it has no effect, as torch's replicas do."""
     module = nn.Linear(3, 3)
     forwards: list[int] = []
     backwards: list[int] = []
@@ -342,6 +316,14 @@ def test_hooks_run_once_on_each_device() -> None:
     module.register_full_backward_hook(lambda m, before, after: backwards.append(len(after[0])))
     DataParallel(module, ["cpu"] * 3)(torch.randn(7, 3, requires_grad=True)).sum().backward()
     assert sorted(forwards) == sorted(backwards) == [1, 3, 3]
+
+    class Zeroes(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.zero_grad()
+            return x
+
+    with pytest.warns(UserWarning, match=r"Calling \.zero_grad\(\) from a module created with nn\.DataParallel\(\)"):
+        DataParallel(Zeroes(3, 3), TWO)(torch.ones(4, 3))
 
 
 def test_buffers_that_need_gradients_get_them() -> None:
@@ -363,31 +345,6 @@ def test_buffers_that_need_gradients_get_them() -> None:
     assert torch.autograd.gradcheck(lambda _: DataParallel(module, TWO)(x), (module.trained,))
 
 
-def test_zero_grad_in_a_replica_warns() -> None:
-    """Replicate: zero_grad inside a replica warns that it has no effect, as torch's replicas do."""
-
-    class Zeroes(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.zero_grad()
-            return x
-
-    with pytest.warns(UserWarning, match=r"Calling \.zero_grad\(\) from a module created with nn\.DataParallel\(\)"):
-        DataParallel(Zeroes(3, 3), TWO)(torch.ones(4, 3))
-
-
-def test_a_forward_leaves_no_cycles() -> None:
-    """Replicas are freed with the last reference: a forward and backward leave nothing for the garbage collector."""
-    model, x = DataParallel(_net(), TWO), _batch()
-    model(x).sum().backward()
-    gc.collect()
-    gc.disable()
-    try:
-        model(x).sum().backward()
-        assert gc.collect() == 0
-    finally:
-        gc.enable()
-
-
 def test_saving_copying_pickling() -> None:
     """State dicts have the prefix `module.`; deepcopy, pickle and torch.save keep devices and parameters."""
     model, x = DataParallel(_net(), TWO), _batch()
@@ -402,43 +359,14 @@ def test_saving_copying_pickling() -> None:
 
 def test_the_methods_can_be_overridden() -> None:
     """forward goes through scatter, replicate, parallel_apply and gather, so a subclass can replace each."""
-    seen: list[str] = []
+    names, seen = ["scatter", "replicate", "parallel_apply", "gather"], []
 
-    class Traced(DataParallel):
-        def scatter(self, *args: Any) -> Any:
-            seen.append("scatter")
-            return super().scatter(*args)
+    def traced(name: str) -> Any:
+        return lambda self, *args: seen.append(name) or getattr(DataParallel, name)(self, *args)
 
-        def replicate(self, *args: Any) -> Any:
-            seen.append("replicate")
-            return super().replicate(*args)
-
-        def parallel_apply(self, *args: Any) -> Any:
-            seen.append("parallel_apply")
-            return super().parallel_apply(*args)
-
-        def gather(self, outputs: Any, device: Any) -> Any:
-            seen.append("gather")
-            return outputs
-
-    assert len(Traced(_net(), TWO)(_batch())) == 2
-    assert seen == ["scatter", "replicate", "parallel_apply", "gather"]
-
-
-def test_training_reaches_the_plain_modules_parameters() -> None:
-    """Ten steps of SGD give the parameters that the module alone reaches on the same batches."""
-    results = []
-    for wrap in (lambda module: module, lambda module: DataParallel(module, ["cpu"] * 3)):
-        module = _net()
-        model = wrap(module)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        for step in range(10):
-            optimizer.zero_grad()
-            x = torch.randn(7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-            model(x).square().mean().backward()
-            optimizer.step()
-        results.append([p.detach() for p in module.parameters()])
-    torch.testing.assert_close(*results)
+    model = type("Traced", (DataParallel,), {name: traced(name) for name in names})(_net(), TWO)
+    assert len(model(_batch(4))) == 4
+    assert seen == names
 
 
 # -- the function
@@ -461,11 +389,6 @@ def test_the_function_gives_what_the_module_gives(device_ids: list[str]) -> None
         torch.testing.assert_close(torch.autograd.grad(out.sum(), [x, *module.parameters()]), expected)
     linear = nn.Linear(4, 2)
     torch.testing.assert_close(data_parallel(linear, x, device_ids, output_device="cpu"), linear(x))
-
-
-def test_the_function_without_arguments() -> None:
-    """data_parallel(): None stands for no arguments, and runs on one device."""
-    assert data_parallel(Seen(), None, TWO).tolist() == [1]
 
 
 @without_accelerator

@@ -55,19 +55,8 @@ def test_containers_are_split_and_keep_their_class() -> None:
     """Scatter: tuples, named tuples, lists, dicts and their subclasses recursively, the rest by reference."""
     x = torch.arange(4)
     shared = object()
-    value = [
-        x,
-        (x, [x]),
-        Pair(x, {"a": x}),
-        Typed(x, ["n"]),
-        collections.OrderedDict([("b", x), ("a", shared)]),
-        Attributes(x=x),
-        shared,
-        "text",
-        None,
-        {},
-        (),
-    ]
+    ordered = collections.OrderedDict([("b", x), ("a", shared)])
+    value = [x, (x, [x]), Pair(x, {"a": x}), Typed(x, ["n"]), ordered, Attributes(x=x), shared, "text", None, {}, ()]
     parts = scatter(value, TWO)
     assert len(parts) == 2
     for part, expected in zip(parts, ([0, 1], [2, 3]), strict=True):
@@ -85,15 +74,12 @@ def test_containers_are_split_and_keep_their_class() -> None:
         assert part[9:] == [{}, ()]
 
 
-def test_a_single_tensor_gives_a_tuple_and_containers_a_list() -> None:
-    """Scatter: the result's class is torch's, a tuple for a tensor and else a list."""
+def test_one_tensor_and_containers() -> None:
+    """Scatter: the result's class is torch's, a tuple for a tensor and else a list; the first piece is the tensor's own
+    memory, the others have memory of their own."""
     assert isinstance(scatter(torch.ones(4), TWO), tuple)
     assert isinstance(scatter((torch.ones(4),), TWO), list)
     assert isinstance(scatter(3, TWO), list)
-
-
-def test_the_first_device_has_a_view_and_the_others_copies() -> None:
-    """Scatter to CPU devices: the first piece is the tensor's own memory, the others have memory of their own."""
     x = torch.zeros(4)
     first, second = scatter(x, TWO)
     first.add_(1)
@@ -116,20 +102,13 @@ def test_keyword_arguments_fill_up() -> None:
 @pytest.mark.parametrize("empty", [[], {}, ()])
 def test_empty_containers_in_keyword_arguments(empty: Any) -> None:
     """Kwargs: an empty list, dict or tuple beside tensors goes to each replica."""
-
-    class Net(nn.Linear):
-        def forward(self, batch: dict[str, Any]) -> torch.Tensor:
-            assert batch["unused"] == empty
-            return super().forward(batch["data"])
-
-    net, x = Net(3, 2), torch.randn(5, 3)
-    torch.testing.assert_close(
-        DataParallel(net, TWO)(batch={"data": x, "unused": empty}), net({"data": x, "unused": empty})
-    )
+    _, kwargs = scatter_kwargs((), {"batch": {"data": torch.randn(5, 3), "unused": empty}}, TWO)
+    assert [one["batch"]["unused"] for one in kwargs] == [empty, empty]
 
 
 def test_flags_beside_a_batch_of_one_sample_use_one_replica() -> None:
-    """Uneven inputs: what has no tensors goes to as many devices as the tensors reach (torch fails)."""
+    """Uneven inputs: what has no tensors goes to as many devices as the tensors reach (torch fails). Uneven inputs:
+    tensors that split into different numbers of pieces warn, since a part of them is left out."""
 
     class Net(nn.Linear):
         def forward(self, x: torch.Tensor, flag: bool = False) -> torch.Tensor:
@@ -140,19 +119,20 @@ def test_flags_beside_a_batch_of_one_sample_use_one_replica() -> None:
     torch.testing.assert_close(DataParallel(net, TWO)(x, flag=True), net(x, True))
     inputs, kwargs = scatter_kwargs((True,), {"x": x}, TWO)
     assert (len(inputs), len(kwargs)) == (1, 1)
-
-
-def test_tensors_of_different_batch_sizes_warn() -> None:
-    """Uneven inputs: tensors that split into different numbers of pieces warn, since a part of them is left out."""
     with pytest.warns(UserWarning, match="different sizes in dimension 0.*surplus pieces are dropped"):
         inputs, _ = scatter_kwargs((torch.ones(4), torch.ones(1)), None, TWO)
     assert len(inputs) == 1
 
 
-def test_scalars_cant_be_split() -> None:
-    """Scatter: a tensor without dimensions raises torch's RuntimeError."""
+def test_what_doesnt_fit_is_refused() -> None:
+    """Scatter of a tensor without dimensions, gather of dicts with other keys (which are named) or of lists of other
+    lengths: torch's errors."""
     with pytest.raises(RuntimeError, match="at least a 1-dimensional tensor"):
         scatter(torch.tensor(1.0), TWO)
+    with pytest.raises(ValueError, match=r"All dicts must have the same number of keys.*replica 1.*'b'"):
+        gather([{"a": torch.ones(1)}, {"a": torch.ones(1), "b": torch.ones(1)}], "cpu")
+    with pytest.raises(ValueError, match="longer"):
+        gather([[torch.ones(1)], [torch.ones(1)] * 2], "cpu")
 
 
 # -- gather
@@ -163,15 +143,8 @@ def test_containers_are_joined_and_keep_their_class() -> None:
 
     def output(offset: int) -> list[Any]:
         x = torch.arange(2) + offset
-        return [
-            x,
-            None,
-            (x, [x]),
-            Pair(x, {"a": x}),
-            collections.OrderedDict([("b", x), ("a", x)]),
-            Attributes(x=x),
-            Output(x, (x, x)),
-        ]
+        ordered = collections.OrderedDict([("b", x), ("a", x)])
+        return [x, None, (x, [x]), Pair(x, {"a": x}), ordered, Attributes(x=x), Output(x, (x, x))]
 
     joined = gather([output(0), output(2)], "cpu")
     expected = [0, 1, 2, 3]
@@ -189,18 +162,6 @@ def test_containers_are_joined_and_keep_their_class() -> None:
     assert joined[6].cache is None
 
 
-def test_dicts_with_different_keys_are_refused() -> None:
-    """Gather: dicts of different lengths raise torch's ValueError, which says whose keys differ."""
-    with pytest.raises(ValueError, match=r"All dicts must have the same number of keys.*replica 1.*'b'"):
-        gather([{"a": torch.ones(1)}, {"a": torch.ones(1), "b": torch.ones(1)}], "cpu")
-
-
-def test_lists_of_different_lengths_are_refused() -> None:
-    """Gather: sequences of different lengths raise a ValueError."""
-    with pytest.raises(ValueError, match="longer"):
-        gather([[torch.ones(1)], [torch.ones(1)] * 2], "cpu")
-
-
 @pytest.mark.parametrize("value", [3, 2.5, "text", object()])
 def test_what_cant_be_joined_is_named(value: Any) -> None:
     """Gather: anything else raises a TypeError that names its class (torch recurses forever on a string)."""
@@ -216,12 +177,6 @@ def test_scalars_become_a_vector_with_a_warning() -> None:
     assert joined.tolist() == [1, 2]
     joined.backward(torch.tensor([3.0, 4.0]))
     assert [loss.grad.item() for loss in losses] == [3, 4]
-
-
-def test_minus_one_is_the_cpu_and_warns() -> None:
-    """Gather: the target -1 is the CPU, with a FutureWarning."""
-    with pytest.warns(FutureWarning, match="Using -1"):
-        assert gather([torch.ones(1), torch.ones(1)], -1).tolist() == [1, 1]
 
 
 @settings(max_examples=100)
@@ -253,35 +208,15 @@ def test_gather_undoes_scatter(structure: Any, samples: int, devices: int) -> No
 # -- parallel_apply
 
 
-def test_arguments_may_be_one_object_or_several() -> None:
-    """Parallel apply: an input is a tuple or list of arguments or a single one; devices may be left to the tensors."""
+def test_arguments_and_devices() -> None:
+    """Parallel apply: an input is a tuple or list of arguments or a single one; devices may be left to the tensors, the
+    first of which may be inside containers."""
     modules = [nn.Linear(3, 2), nn.Linear(3, 2)]
     x = [torch.randn(4, 3), torch.randn(5, 3)]
     expected = [module(value) for module, value in zip(modules, x, strict=True)]
     for inputs in (x, [(value,) for value in x], [[value] for value in x]):
         for devices in (None, TWO, [None, "cpu"]):
             torch.testing.assert_close(parallel_apply(modules, inputs, None, devices), expected)
-
-
-def test_different_lengths_are_refused() -> None:
-    """Parallel apply: lists of different lengths raise torch's AssertionErrors."""
-    modules, x = [nn.Identity(), nn.Identity()], [torch.ones(1)] * 2
-    with pytest.raises(AssertionError, match="number of modules 2 is not equal to the number of inputs 1"):
-        parallel_apply(modules, x[:1])
-    with pytest.raises(AssertionError, match="number of modules 2 is not equal to the number of kwargs_tup 1"):
-        parallel_apply(modules, x, [{}])
-    with pytest.raises(AssertionError, match="number of modules 2 is not equal to the number of devices 3"):
-        parallel_apply(modules, x, None, ["cpu"] * 3)
-
-
-def test_a_device_that_cant_be_found_is_named() -> None:
-    """Parallel apply: no device and no tensor to take it from raises a RuntimeError that names the replica."""
-    with pytest.raises(RuntimeError, match="in replica 1, no device was provided and no tensor input was found"):
-        parallel_apply([nn.Identity()] * 2, [torch.ones(1), None])
-
-
-def test_devices_are_found_inside_containers() -> None:
-    """Parallel apply: the first tensor may be inside lists, tuples and dicts."""
 
     class Takes(nn.Module):
         def forward(self, value: Any, more: Any) -> torch.Tensor:
@@ -290,8 +225,23 @@ def test_devices_are_found_inside_containers() -> None:
     assert parallel_apply([Takes()], [(3, {"x": [torch.ones(1)]})])[0].item() == 2
 
 
+def test_different_lengths_are_refused() -> None:
+    """Parallel apply: lists of different lengths raise torch's AssertionErrors; a replica without a device or a tensor
+    to take it from is named."""
+    modules, x = [nn.Identity(), nn.Identity()], [torch.ones(1)] * 2
+    with pytest.raises(AssertionError, match="number of modules 2 is not equal to the number of inputs 1"):
+        parallel_apply(modules, x[:1])
+    with pytest.raises(AssertionError, match="number of modules 2 is not equal to the number of kwargs_tup 1"):
+        parallel_apply(modules, x, [{}])
+    with pytest.raises(AssertionError, match="number of modules 2 is not equal to the number of devices 3"):
+        parallel_apply(modules, x, None, ["cpu"] * 3)
+    with pytest.raises(RuntimeError, match="in replica 1, no device was provided and no tensor input was found"):
+        parallel_apply([nn.Identity()] * 2, [torch.ones(1), None])
+
+
 def test_one_module_runs_in_the_callers_thread() -> None:
-    """Parallel apply: no thread is started for one module, and its exception says where it was."""
+    """Parallel apply: no thread is started for one module, and its exception says where it was. Parallel apply:
+    replicas that wait for each other finish."""
 
     class Fails(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -299,10 +249,6 @@ def test_one_module_runs_in_the_callers_thread() -> None:
 
     with pytest.raises(ValueError, match=r"in replica 0 on device cpu:0[\s\S]+MainThread"):
         parallel_apply([Fails()], [torch.ones(1)])
-
-
-def test_all_replicas_run_at_the_same_time() -> None:
-    """Parallel apply: replicas that wait for each other finish."""
     meeting = threading.Barrier(3, timeout=DEADLINE_S)
 
     class Meets(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ def _sparse() -> torch.Tensor:
 
 
 def test_broadcast_shares_with_the_first_device_only() -> None:
-    """Broadcast: the first device has the tensor itself, each other one an equal copy of its own."""
+    """Broadcast: the first device has the tensor itself, each other one an equal copy of its own; `out` is filled."""
     for tensor in (torch.randn(3, 2), torch.randn(2, dtype=torch.complex64), torch.tensor(5), _sparse()):
         first, second, third = broadcast(tensor, ["cpu"] * 3)
         assert first is tensor
@@ -43,28 +44,10 @@ def test_broadcast_shares_with_the_first_device_only() -> None:
     first, second = broadcast(ones := torch.ones(2), TWO)
     second.zero_()
     assert ones.tolist() == [1, 1]
-
-
-def test_broadcast_into_given_tensors() -> None:
-    """Broadcast: `out` is filled and returned."""
     out = [torch.empty(2, 2), torch.empty(2, 2)]
     results = broadcast(torch.ones(2, 2), out=out)
     assert all(result is target for result, target in zip(results, out, strict=True))
     assert all((target == 1).all() for target in out)
-
-
-def test_broadcast_refuses_contradictions() -> None:
-    """Broadcast's argument errors: both or none of devices and out, another shape, another kind of device."""
-    x = torch.ones(2)
-    for arguments in ({}, {"devices": TWO, "out": [x]}):
-        with pytest.raises(RuntimeError, match="Exactly one of 'devices' and 'out' must be specified"):
-            broadcast(x, **arguments)
-    with pytest.raises(RuntimeError, match=r"same shape as the source tensor .* at index 1"):
-        broadcast(x, out=[torch.ones(2), torch.ones(1, 2)])
-    with pytest.raises(
-        RuntimeError, match="Expected all output tensors to be CPU tensors, but output tensor at index 1"
-    ):
-        broadcast(x, out=[torch.ones(2), torch.ones(2, device="meta")])
 
 
 def test_broadcast_coalesced_keeps_order_layout_and_version_counters() -> None:
@@ -99,16 +82,6 @@ def test_reduce_add_sums() -> None:
     assert reduce_add([tensor]) is tensor
 
 
-def test_reduce_add_refuses_other_sizes_and_devices() -> None:
-    """Reduce-add's argument errors: sizes that differ (ValueError), CPU tensors for a GPU (AssertionError), nothing."""
-    with pytest.raises(ValueError, match="input 1 has invalid size: got 1x2, but expected 2"):
-        reduce_add([torch.ones(2), torch.ones(1, 2)])
-    with pytest.raises(AssertionError, match="expects all inputs to be on GPUs, but input 0 is on CPU"):
-        reduce_add([torch.ones(2), torch.ones(2)], 0)
-    with pytest.raises(ValueError, match="at least one tensor"):
-        reduce_add([])
-
-
 def test_reduce_add_coalesced_sums_each_position() -> None:
     """Reduce-add coalesced: sparse where all are sparse, dense where some are; other numbers of tensors are refused."""
     rows = [[torch.ones(2), _sparse(), _sparse()], [torch.ones(2), _sparse(), _sparse().to_dense()]]
@@ -138,31 +111,6 @@ def test_scatter_gives_the_pieces(dim: int, sizes: list[int] | None) -> None:
     torch.testing.assert_close(tuple(out), expected)
 
 
-def test_scatter_refuses_contradictions() -> None:
-    """Scatter's argument errors are torch's RuntimeErrors."""
-    x = torch.randn(4, 4)
-    out = [torch.empty(2, 4), torch.empty(2, 4)]
-    cases: list[tuple[str, dict[str, Any]]] = [
-        ("Exactly one of 'devices' and 'out'", {}),
-        ("Expected at least one device to scatter to", {"devices": []}),
-        (
-            "Expected devices and chunk_sizes to be of same length, but got .* = 2 .* = 3",
-            {"devices": TWO, "chunk_sizes": [1, 1, 2]},
-        ),
-        ("split_with_sizes|split_sizes", {"devices": TWO, "chunk_sizes": [1, 1]}),
-        ("'devices' must not be specified when 'out' is specified", {"devices": TWO, "out": out}),
-        ("'chunk_sizes' must not be specified when 'out' is specified", {"chunk_sizes": [2, 2], "out": out}),
-        ("Expected at least one output tensor to scatter to", {"out": []}),
-        ("Output tensor at index 0 has incorrect shape", {"out": [out[0].unsqueeze(0), out[1]]}),
-        ("Output tensor at index 1 has incorrect shape", {"out": [out[0], torch.empty(2, 3)]}),
-        ("Total size for output tensors along scatter dim 0 does not match", {"out": [out[0][1:], out[1]]}),
-        ("output tensor at index 1 has device 'meta'", {"out": [out[0], torch.empty(2, 4, device="meta")]}),
-    ]
-    for message, arguments in cases:
-        with pytest.raises(RuntimeError, match=message):
-            scatter(x, **arguments)
-
-
 # -- gather
 
 
@@ -178,28 +126,50 @@ def test_gather_joins(dim: int) -> None:
     torch.testing.assert_close(out, x)
     last = torch.randn(2, 3, 2, 2).to(memory_format=torch.channels_last)
     assert gather([last, last], 0).is_contiguous(memory_format=torch.channels_last)
-    with pytest.warns(FutureWarning, match="Using -1"):
-        gather(pieces, dim, -1)
 
 
-def test_gather_refuses_what_doesnt_fit() -> None:
-    """Gather's argument errors are torch's RuntimeErrors."""
-    x = [torch.ones(2, 3), torch.ones(2, 3)]
-    cases: list[tuple[str, Any, dict[str, Any]]] = [
-        ("Expected at least one tensor to gather from", [], {}),
-        (
-            "'destination' must not be specified when 'out' is specified",
-            x,
-            {"destination": "cpu", "out": torch.ones(4, 3)},
-        ),
-        ("same number of dimensions, but tensor at index 1 has 1 dimensions", [x[0], torch.ones(2)], {}),
-        (r"Input tensor at index 1 has invalid shape \[2, 4\], but expected \[2, 3\]", [x[0], torch.ones(2, 4)], {}),
-        (r"Expected out tensor to have shape \[4, 3\], but got \[3, 3\]", x, {"out": torch.ones(3, 3)}),
-        ("Expected all input tensors to be CUDA tensors, but input tensor at index 0", x, {"destination": 0}),
-    ]
-    for message, tensors, arguments in cases:
-        with pytest.raises(RuntimeError, match=message):
-            gather(tensors, **arguments)
+X, OUT, PAIR = torch.ones(4, 4), [torch.empty(2, 4), torch.empty(2, 4)], [torch.ones(2, 3), torch.ones(2, 3)]
+VECTOR = torch.ones(2)
+REFUSED: dict[str, Callable[[], Any]] = {
+    "Exactly one of 'devices' and 'out' must": lambda: broadcast(VECTOR),
+    "Exactly one of 'devices' and 'out' must be": lambda: broadcast(VECTOR, devices=TWO, out=[VECTOR]),
+    r"same shape as the source tensor .* at index 1": lambda: broadcast(VECTOR, out=[VECTOR, torch.ones(1, 2)]),
+    "be CPU tensors, but output tensor at index 1": lambda: broadcast(VECTOR, out=[VECTOR, VECTOR.to("meta")]),
+    "Exactly one of 'devices' and 'out'": lambda: scatter(X),
+    "Expected at least one device to scatter to": lambda: scatter(X, devices=[]),
+    "to be of same length, but got .* = 2 .* = 3": lambda: scatter(X, devices=TWO, chunk_sizes=[1, 1, 2]),
+    "split_with_sizes|split_sizes": lambda: scatter(X, devices=TWO, chunk_sizes=[1, 1]),
+    "'devices' must not be specified when 'out' is specified": lambda: scatter(X, devices=TWO, out=OUT),
+    "'chunk_sizes' must not be specified when 'out' is specified": lambda: scatter(X, chunk_sizes=[2, 2], out=OUT),
+    "Expected at least one output tensor to scatter to": lambda: scatter(X, out=[]),
+    "Output tensor at index 0 has incorrect shape": lambda: scatter(X, out=[OUT[0].unsqueeze(0), OUT[1]]),
+    "Output tensor at index 1 has incorrect shape": lambda: scatter(X, out=[OUT[0], torch.empty(2, 3)]),
+    "output tensors along scatter dim 0 does not match": lambda: scatter(X, out=[OUT[0][1:], OUT[1]]),
+    "output tensor at index 1 has device 'meta'": lambda: scatter(X, out=[OUT[0], OUT[1].to("meta")]),
+    "Expected at least one tensor to gather from": lambda: gather([]),
+    "'destination' must not be specified when 'out'": lambda: gather(PAIR, destination="cpu", out=torch.ones(4, 3)),
+    "of dimensions, but tensor at index 1 has 1 dimensions": lambda: gather([PAIR[0], VECTOR]),
+    r"invalid shape \[2, 4\], but expected \[2, 3\]": lambda: gather([PAIR[0], torch.ones(2, 4)]),
+    r"out tensor to have shape \[4, 3\], but got \[3, 3\]": lambda: gather(PAIR, out=torch.ones(3, 3)),
+    "to be CUDA tensors, but input tensor at index 0": lambda: gather(PAIR, destination=0),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_doesnt_fit_is_refused(message: str) -> None:
+    """Argument errors of broadcast, scatter and gather are torch's RuntimeErrors."""
+    with pytest.raises(RuntimeError, match=message):
+        REFUSED[message]()
+
+
+def test_reduce_add_refuses_other_sizes_and_devices() -> None:
+    """Reduce-add's argument errors: sizes that differ (ValueError), CPU tensors for a GPU (AssertionError), nothing."""
+    with pytest.raises(ValueError, match="input 1 has invalid size: got 1x2, but expected 2"):
+        reduce_add([VECTOR, torch.ones(1, 2)])
+    with pytest.raises(AssertionError, match="expects all inputs to be on GPUs, but input 0 is on CPU"):
+        reduce_add([VECTOR, VECTOR], 0)
+    with pytest.raises(ValueError, match="at least one tensor"):
+        reduce_add([])
 
 
 # -- derivatives
@@ -230,17 +200,14 @@ def test_first_and_second_derivatives(function: Any, inputs: Any) -> None:
 
 
 def test_derivatives_of_scalars_and_complex_tensors() -> None:
-    """Gather of scalars and broadcast of complex tensors have the right derivatives too."""
+    """Gather of scalars and broadcast of complex tensors have the right derivatives too; copies of tensors that need no
+    gradient need none."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Was asked to gather")
         assert gradcheck(lambda a, b: Gather.apply("cpu", 0, a, b), _doubles((), ()))
     x = torch.randn(3, dtype=torch.complex128, requires_grad=True)
     assert gradcheck(lambda a: Broadcast.apply(TWO, a), (x,))
     assert gradcheck(lambda a: Scatter.apply(TWO, None, 0, a), (x,))
-
-
-def test_broadcast_marks_what_needs_no_gradient() -> None:
-    """Broadcast: copies of tensors that need no gradient need none, and its backward is the sum over devices."""
     a, b = torch.ones(2, requires_grad=True), torch.ones(2)
     copies = Broadcast.apply(["cpu"] * 3, a, b)
     assert [copy.requires_grad for copy in copies] == [True, False] * 3
@@ -273,18 +240,15 @@ def test_replicas_are_modules_of_their_own() -> None:
 
 
 def test_detached_replicas_have_no_graph() -> None:
-    """Replicate with detach: no copy leads back to the module, buffers that need gradients included."""
+    """Replicate with detach: no copy leads back to the module, buffers that need gradients included; replicas pass
+    through torch.save, detached or not."""
     net = nn.Linear(2, 2)
     net.register_buffer("extra", torch.ones(1, requires_grad=True))
     _, second = replicate(net, TWO, detach=True)
     assert not second.weight.requires_grad
     assert not second.extra.requires_grad
-
-
-@pytest.mark.parametrize("detach", [False, True])
-def test_replicas_can_be_saved(detach: bool) -> None:
-    """Replicate: replicas pass through torch.save."""
-    torch.save(replicate(nn.Linear(2, 2), TWO, detach), io.BytesIO())
+    for detach in (False, True):
+        torch.save(replicate(nn.Linear(2, 2), TWO, detach), io.BytesIO())
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
@@ -309,13 +273,10 @@ def test_script_modules() -> None:
 
 
 def test_modules_that_are_not_initialized_yet_are_refused() -> None:
-    """Replicate: a lazy module raises torch's RuntimeError, which says to run a dummy forward first."""
+    """Replicate: a lazy module raises torch's RuntimeError, which says to run a dummy forward first. Replicate calls
+    `_replicate_for_data_parallel` of each module once for each device."""
     with pytest.raises(RuntimeError, match=r"[Uu]ninitialized parameters"):
         replicate(nn.Sequential(nn.LazyLinear(2)), TWO)
-
-
-def test_a_modules_own_way_to_replicate_is_used() -> None:
-    """Replicate calls `_replicate_for_data_parallel` of each module once for each device."""
     made = []
 
     class Own(nn.Linear):

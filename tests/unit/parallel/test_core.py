@@ -1,4 +1,4 @@
-"""find_tensors: every tensor of an output is found, whatever it is in."""
+"""What a backward needs to know: every tensor of an output, and how far the order of arrival has drifted."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import collections
 import dataclasses
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
+from ddp_lab.parallel.core.buckets import OrderFollower, out_of_place
 from ddp_lab.parallel.core.outputs import find_tensors
 
 
@@ -67,14 +69,11 @@ def test_every_kind_of_container() -> None:
         assert found[0] is t
 
 
-def test_each_tensor_once_in_order() -> None:
-    """A tensor that is found twice counts once; the order is that of the output."""
+def test_each_tensor_once() -> None:
+    """A tensor that is found twice counts once, in the output's order; objects that hold themselves, and chains without
+    end, are searched once and stop."""
     a, b = torch.ones(1), torch.zeros(1)
     assert [id(t) for t in find_tensors({"x": [a, b], "y": a})] == [id(a), id(b)]
-
-
-def test_cycles_and_depth_end() -> None:
-    """Objects that hold themselves, and chains without end, are searched once and stop."""
     loop: dict[str, Any] = {"tensor": torch.ones(1)}
     loop["self"] = [loop]
     assert len(find_tensors(loop)) == 1
@@ -83,3 +82,20 @@ def test_cycles_and_depth_end() -> None:
         chain = Plain(chain)
     assert find_tensors(chain) == []
     assert find_tensors([torch.nn.Linear(2, 2), "text", 3, len, torch.float32]) == []
+
+
+@pytest.mark.parametrize(
+    ("arrived", "share"),
+    [([0, 1, 2, 3], 0.0), ([1, 2, 3, 0], 0.25), ([3, 0, 1, 2], 0.25), ([3, 2, 1, 0], 0.75), ([], 0.0)],
+)
+def test_the_share_that_has_to_move(arrived: list[int], share: float) -> None:
+    """One late gradient counts once, however late; a reversed order leaves one in place."""
+    assert out_of_place(arrived, sorted(arrived)) == share
+
+
+def test_arguments_are_checked() -> None:
+    """A threshold that is no share, or a period below one, raises ValueError."""
+    with pytest.raises(ValueError, match="threshold"):
+        OrderFollower(1.5, 20)
+    with pytest.raises(ValueError, match="every"):
+        OrderFollower(0.5, 0)
