@@ -35,7 +35,8 @@ def test_every_lesson_has_notes(site_module: SiteModule) -> None:
 
 
 def test_notes_hold_facts_and_wrong_answers(site_module: SiteModule) -> None:
-    """What the first cell states, each exercise, and each wrong answer of the tests with what the check says."""
+    """What the first cell states, each exercise, and each wrong answer of the tests with what the check says. A hint is
+    the whole sentence of the check; if it can't be found, it is marked as a part."""
     class_notes = site_module("class_notes")
     page = class_notes.filled(notes())
     assert "<!-- lesson" not in page
@@ -51,11 +52,6 @@ def test_notes_hold_facts_and_wrong_answers(site_module: SiteModule) -> None:
         assert list(found) == lesson.exercises, lesson.name
         assert list(class_notes.exercises_of(lesson)) == lesson.exercises, lesson.name
         assert all(answer and why for tried in found.values() for answer, why in tried.items()), lesson.name
-
-
-def test_hints_are_whole_or_marked(site_module: SiteModule) -> None:
-    """A hint is the whole sentence of the check; if it can't be found, it is marked as a part."""
-    class_notes = site_module("class_notes")
     [lesson] = [one for one in teaching.lessons() if one.number == "5"]
     assert class_notes.hint(lesson, "Divide by world_size") == "these are sums over the ranks. Divide by world_size."
     assert class_notes.hint(lesson, "nobody says this") == "… nobody says this …"

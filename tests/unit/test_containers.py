@@ -104,7 +104,6 @@ def test_the_image_can_be_checked() -> None:
     """The health check is Python, asks the port that is exposed, and the command is the package's own."""
     [check] = named("HEALTHCHECK")
     code = re.search(r'CMD python -c "(.+)"$', check)
-    assert code is not None
     compile(code[1], "HEALTHCHECK", "exec")
     [port] = named("EXPOSE")
     assert f"'http://127.0.0.1:{port}'" in code[1]
@@ -141,16 +140,13 @@ def test_a_student_gets_what_compose_gives(hub: Any) -> None:
 
 
 def test_binder_takes_the_same_steps() -> None:
-    """Its environment is the one for conda; then it compiles and installs this clone."""
+    """Its environment is the one for conda; then it compiles and installs this clone. The dev container runs `make`,
+    and its editor uses the Python that `make` installs into."""
     binder = ROOT / ".binder"
     assert (binder / "environment.yml").resolve() == CONTAINERS / "environment.yml"
     assert os.access(binder / "postBuild", os.X_OK)
     assert _STEP.findall((binder / "postBuild").read_text(encoding="utf-8")) == [("wheel", "dist"), ("install", "dist")]
     assert _STEP.findall(read("environment.yml")) == [("wheel", "dist"), ("install", "dist")]
-
-
-def test_the_dev_container_is_set_up_by_make() -> None:
-    """It runs `make`, and its editor uses the Python that `make` installs into."""
     found = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"))
     assert found["postCreateCommand"] == "make"
     settings = found["customizations"]["vscode"]["settings"]

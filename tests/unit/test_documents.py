@@ -24,9 +24,13 @@ def sources() -> str:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_local_links_lead_somewhere(document: str) -> None:
-    """Every relative link and picture of a document is a file of the repository, and has the heading that it names."""
+    """Every relative link and picture of a document is a file of the repository, and has the heading that it names;
+    every path in backticks that names a source file or folder exists."""
     page = ROOT / document
-    for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+    text = page.read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:ddp_lab|csrc|tests|notebooks|tutorials)/[\w./-]+)`", text)
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    for link in re.findall(r"\]\(([^)]+)\)", text):
         if "://" in link:
             continue
         path, _, anchor = link.partition("#")
@@ -35,14 +39,6 @@ def test_local_links_lead_somewhere(document: str) -> None:
         if anchor and target.suffix == ".md":
             headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}, link
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_mentioned_files_exist(document: str) -> None:
-    """Every path in backticks that names a source file or folder exists."""
-    text = (ROOT / document).read_text(encoding="utf-8")
-    paths = re.findall(r"`((?:ddp_lab|csrc|tests|notebooks|tutorials)/[\w./-]+)`", text)
-    assert [p for p in paths if not (ROOT / p).exists()] == []
 
 
 @pytest.mark.parametrize(
@@ -61,7 +57,8 @@ def test_the_journeys_name_real_functions(document: str, end: str) -> None:
 
 
 def test_make_targets_and_commands_exist() -> None:
-    """Every `make` target that a document mentions is there; each benchmark exists and is in its document."""
+    """Every `make` target that a document mentions is there; each benchmark exists and is in its document. README has
+    at most 120 lines."""
     text = "".join((ROOT / document).read_text(encoding="utf-8") for document in DOCUMENTS)
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)) - targets == set()
@@ -77,10 +74,6 @@ def test_make_targets_and_commands_exist() -> None:
             module = ROOT / folder / name.replace("-", "_")
             assert module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()
             assert f"`{name}`" in listed
-
-
-def test_the_readme_is_short() -> None:
-    """README has at most 120 lines."""
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 

@@ -18,10 +18,7 @@ from tests.training_events import Training
 
 
 def _timeline(steps: int = 30) -> Timeline:
-    made, training = Timeline(), Training(2)
-    for step in range(steps):
-        training.feed(made, step, 10**12 + step * 10**7)
-    return made
+    return Training(2).trained(steps)
 
 
 WRITERS: dict[str, Callable[[Timeline, Path], object]] = {

@@ -28,7 +28,6 @@ def test_a_semaphore_of_somebody_else() -> None:
     before = leftovers.look()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", _HELD], env=environment, text=True, **pipes) as other:
-        assert other.stdout is not None
         name = other.stdout.readline().strip()
         assert Path("/dev/shm", f"sem.{name}").exists()
         assert not leftovers.look() - before
@@ -47,7 +46,6 @@ def test_a_semaphore_of_ours(ours: str) -> None:
     else:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with subprocess.Popen([sys.executable, "-c", _HELD], text=True, **pipes) as child:
-            assert child.stdout is not None
             name = f"sem.{child.stdout.readline().strip()}"
             more = leftovers.look() - before
             assert name in more["shared_memory"]

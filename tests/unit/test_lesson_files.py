@@ -24,10 +24,14 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return data
 
 
-def test_a_clone_is_worked_in(tmp_path: Path) -> None:
-    """In a clone its own notebooks are opened, and nothing is copied."""
+def test_a_clone(tmp_path: Path) -> None:
+    """In a clone its own notebooks are opened, and nothing is copied. JupyterLab of a clone looks for the extension
+    there, and the extension is whole."""
     assert lesson_files.working_copy(tmp_path) == lesson_files.home() == ROOT
     assert list(tmp_path.iterdir()) == []
+    extension = Path(lesson_files.lab_environment()["JUPYTER_PATH"].split(os.pathsep)[0]) / "labextensions" / "ddp_lab"
+    assert (extension / "package.json").is_file()
+    assert (extension / "static" / "launcher.js").is_file()
 
 
 def test_what_a_reader_wrote_stays(installed: Path, tmp_path: Path) -> None:
@@ -50,10 +54,3 @@ def test_without_lessons_the_remedy_is_named(installed: Path, tmp_path: Path) ->
     with pytest.raises(DdpLabError, match=r"neither next to this package .* nor in .*make wheel"):
         lesson_files.working_copy(tmp_path)
     assert list(tmp_path.iterdir()) == [installed]
-
-
-def test_the_launcher_is_told_where_its_extension_is() -> None:
-    """JupyterLab of a clone looks for the extension there, and the extension is whole."""
-    extension = Path(lesson_files.lab_environment()["JUPYTER_PATH"].split(os.pathsep)[0]) / "labextensions" / "ddp_lab"
-    assert (extension / "package.json").is_file()
-    assert (extension / "static" / "launcher.js").is_file()

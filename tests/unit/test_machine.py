@@ -29,7 +29,6 @@ def full() -> Iterator[subprocess.Popen[str]]:
         text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096)),
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "full\n"
         try:
             yield process

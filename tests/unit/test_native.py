@@ -41,14 +41,10 @@ def test_releases_of_one_minor_load_the_same_file(folder: Path, version: str, mi
     assert native.path_of("_C", version, folder) == expected
 
 
-def test_an_extension_that_was_not_built_has_no_path(folder: Path) -> None:
-    """There is no file of the backend mpi where only `_C` was built."""
-    assert native.path_of("_mpi", "2.15.0", folder) is None
-
-
-def test_versions_are_listed_in_their_order(folder: Path) -> None:
-    """2.9 comes before 2.15."""
+def test_what_is_built_and_what_is_not(folder: Path) -> None:
+    """2.9 comes before 2.15; there is no file of the backend mpi where only `_C` was built."""
     assert native.built_for(folder) == ["2.9.1+cpu", "2.15.0", "2.16.0.dev20261101+cpu"]
+    assert native.path_of("_mpi", "2.15.0", folder) is None
 
 
 def test_a_torch_that_is_not_served_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

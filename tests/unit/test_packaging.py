@@ -212,35 +212,18 @@ def test_a_wheel_with_the_site_comes_from_where_pip_is_told(tmp_path: Path, inst
 
 
 @pytest.mark.soak
-def test_installs_from_the_source_distribution_with_build_isolation(sdist: Path, tmp_path: Path) -> None:
-    """`pip install ddp_lab.tar.gz` in a clean environment gives a working package, for the torch that was there."""
+@pytest.mark.parametrize("isolated", [True, False])
+def test_installs_from_the_source_distribution(sdist: Path, tmp_path: Path, isolated: bool) -> None:
+    """`pip install ddp_lab.tar.gz` in a clean environment gives a working package, for the torch that was there; with
+    `--no-build-isolation` it is built against the torch of the environment itself."""
     import torch
 
     python = clean_environment(tmp_path / "venv")
-    call(python, "-m", "pip", "install", "--quiet", f"torch=={torch.__version__.split('+')[0]}", cwd=tmp_path)
-    call(python, "-m", "pip", "install", "--quiet", sdist, cwd=tmp_path)
+    tools = [] if isolated else ["setuptools>=77", "wheel", "cmake>=3.25", "ninja"]
+    install = [python, "-m", "pip", "install", "--quiet"]
+    call(*install, f"torch=={torch.__version__.split('+')[0]}", *tools, cwd=tmp_path)
+    call(*install, *([] if isolated else ["--no-build-isolation"]), sdist, cwd=tmp_path)
     assert f"works with torch {torch.__version__}" in call(python, "-c", SMOKE, cwd=tmp_path)
-
-
-@pytest.mark.soak
-def test_installs_without_build_isolation(sdist: Path, tmp_path: Path) -> None:
-    """`pip install --no-build-isolation` builds against the torch of the environment itself."""
-    import torch
-
-    python = clean_environment(tmp_path / "venv")
-    build_tools = ["setuptools>=77", "wheel", "cmake>=3.25", "ninja"]
-    call(
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        f"torch=={torch.__version__.split('+')[0]}",
-        *build_tools,
-        cwd=tmp_path,
-    )
-    call(python, "-m", "pip", "install", "--quiet", "--no-build-isolation", sdist, cwd=tmp_path)
-    assert "works with torch" in call(python, "-c", SMOKE, cwd=tmp_path)
 
 
 @pytest.mark.soak

@@ -17,21 +17,8 @@ from tests.unit.conftest import SITE
 INTERNAL = {
     "Cluster": {"busy_ranks", "client", "dashboard_means", "engine_of_rank", "far_ranks", "runs_on", "session"}
     | {"takes_cells", "wire"},
-    "Timeline": {
-        "analysed",
-        "collective_columns",
-        "collectives_in",
-        "columns",
-        "extend",
-        "history",
-        "judged",
-        "judgement",
-        "layouts",
-        "model_with_groups",
-        "parameter_group_columns",
-        "parts_of",
-        "processes",
-    }
+    "Timeline": {"analysed", "collective_columns", "collectives_in", "columns", "extend", "history", "judged"}
+    | {"judgement", "layouts", "model_with_groups", "parameter_group_columns", "parts_of", "processes"}
     | {"set_status", "settled", "step_columns", "sync_columns", "taken_once", "views", "views_of"},
 }
 
@@ -58,7 +45,6 @@ def test_fields_and_kinds_of_an_event() -> None:
     """The page of file formats has each field of an event with its dtype, each kind with its number, and the size."""
     text = (SITE / "reference" / "file_formats.md").read_text(encoding="utf-8")
     fields = re.findall(r"^\| `([a-z_]+)` \| (u?int\d+) \|", text, re.MULTILINE)
-    assert DTYPE.names is not None
     assert fields == [(name, np.dtype(DTYPE[name]).name) for name in DTYPE.names]
     kinds = re.findall(r"^\| (\d+) \| `([A-Z_]+)` \|", text, re.MULTILINE)
     assert kinds == [(str(kind.value), kind.name) for kind in Kind if kind is not Kind.NONE]

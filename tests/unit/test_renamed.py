@@ -89,16 +89,13 @@ def test_a_former_name_leads_to_the_present_one(row: Renamed) -> None:
 
 
 def test_the_module_of_errors_has_its_former_name() -> None:
-    """`ddp_lab.errors` leads to the class as the package does, and has no other former name."""
+    """`ddp_lab.errors` leads to the class as the package does, and has no other former name. `hang_seconds` of a
+    cluster is set by its former name as well."""
     row = next(row for row in TABLE if row.old == "ScheduleError")
     found, caught = heard(lambda: ddp_lab.errors.ScheduleError)
     assert found is ddp_lab.BucketStateError
     assert_told(caught, row)
     assert not hasattr(ddp_lab.errors, "install")
-
-
-def test_a_former_attribute_can_be_set() -> None:
-    """`hang_seconds` of a cluster is set by its former name as well."""
     lab, row = ddp_lab.Cluster(2), next(row for row in TABLE if row.old == "watch_seconds")
     _, caught = heard(lambda: setattr(lab, "watch_seconds", 1.5))
     assert lab.hang_seconds == 1.5
@@ -154,9 +151,7 @@ def test_a_former_argument_of_a_method(owner: str, name: str) -> None:
 
 def test_a_model_is_chosen_by_the_former_argument() -> None:
     """A table of a model is the same, whichever name the argument has; so is a comparison."""
-    timeline, training = ddp_lab.Timeline(), Training(ranks=2, buckets=2, reducer=1)
-    for step in range(12):
-        training.feed(timeline, step, 10**12 + step * 10**7)
+    timeline = Training(ranks=2, buckets=2, reducer=1).trained(12)
     spans, caught = heard(lambda: timeline.spans(reducer=1))  # type: ignore[call-arg]
     assert len(caught) == 1
     assert set(spans["reducer"]) == {1}

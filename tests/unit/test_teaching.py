@@ -48,10 +48,10 @@ def handed_in(lesson: teaching.Lesson, outputs: dict[str, list[Any]], sources: d
     return [cell for cell in cells if "solution" not in tags(cell)]
 
 
-def test_lessons_are_read_from_their_headers(lesson: teaching.Lesson) -> None:
-    """Number, title, time, prerequisites, exercises and checks; every notebook of a lesson is found, in order."""
+def test_lessons_are_read_from_their_headers(lesson: teaching.Lesson, capsys: pytest.CaptureFixture[str]) -> None:
+    """Number, title, time, prerequisites, exercises and checks; every notebook of a lesson is found, in order. The
+    command lists them: number, minutes, what to read first, title."""
     assert (lesson.name, lesson.title) == ("lesson 5", "data parallel in fifty lines")
-    assert lesson.minutes is not None
     assert f"about {lesson.minutes} minutes" in source(lesson.notebook["cells"][0])
     assert lesson.before == ["1"]
     assert lesson.header["You will be able to"].startswith("average gradients over ranks")
@@ -59,6 +59,13 @@ def test_lessons_are_read_from_their_headers(lesson: teaching.Lesson) -> None:
     found = teaching.lessons()
     assert [one.path.name for one in found] == sorted(path.name for path in TUTORIALS.glob("*_*.ipynb"))
     assert all(one.exercises and (TUTORIALS / "checks" / f"{one.checks}.py").is_file() for one in found)
+    assert main(["lessons"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["lesson", "minutes", "read", "first", "title"]
+    assert len(lines) == len(teaching.lessons())
+    assert [line.split() for line in lines if "fifty" in line] == [
+        ["5", str(lesson.minutes), "1", "data", "parallel", "in", "fifty", "lines"]
+    ]
 
 
 def test_appendices_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,19 +82,9 @@ def test_appendices_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
-def test_the_command_lists_lessons(lesson: teaching.Lesson, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for each lesson: number, minutes, what to read first, title."""
-    assert main(["lessons"]) == 0
-    head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split() == ["lesson", "minutes", "read", "first", "title"]
-    assert len(lines) == len(teaching.lessons())
-    assert [line.split() for line in lines if "fifty" in line] == [
-        ["5", str(lesson.minutes), "1", "data", "parallel", "in", "fifty", "lines"]
-    ]
-
-
-def test_students_get_no_solutions(tmp_path: Path) -> None:
-    """Copies are valid notebooks without solutions and outputs; folded answers, checks and recordings are there."""
+def test_students_get_no_solutions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Copies are valid notebooks without solutions and outputs; folded answers, checks and recordings are there. With
+    --solutions all cells are there."""
     copied = teaching.copy_lessons(tmp_path)
     assert {path.name for path in copied} == {one.path.name for one in teaching.lessons()}
     for path in copied:
@@ -104,10 +101,6 @@ def test_students_get_no_solutions(tmp_path: Path) -> None:
     for folder in ("checks", "images", "recordings"):
         kept = {path.name for path in (TUTORIALS / folder).iterdir() if path.is_file()}
         assert {path.name for path in (tmp_path / folder).iterdir()} == kept
-
-
-def test_copies_with_solutions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With --solutions all cells are there."""
     assert main(["lessons", "--solutions", str(tmp_path / "teacher")]) == 0
     assert f"{len(teaching.lessons())} lessons with solutions are in {tmp_path}" in capsys.readouterr().out
     for one in teaching.lessons():
@@ -168,7 +161,8 @@ def test_an_edited_notebook_is_not_overwritten(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_marks_are_read_from_the_checks(lesson: teaching.Lesson) -> None:
-    """The verdict counts that a check displays as data, not its words; errors of the exercise's own cells are named."""
+    """The verdict counts that a check displays as data, not its words; errors of the exercise's own cells are named. A
+    check behind the end of the run has no mark, and a check or exercise that was interrupted has an error."""
     everything = set(range(100))
     right = {"check-1": [shown(1, False), shown(1, True)], "check-2": [shown(2, True)]}
     done = [("passed", ""), ("passed", "")]
@@ -193,10 +187,6 @@ def test_marks_are_read_from_the_checks(lesson: teaching.Lesson) -> None:
         cells = handed_in(lesson, outputs, sources)
         found = marks(lesson, cells, Run(everything))
         assert [(one.state, one.why) for one in found] == expected, (outputs, sources)
-
-
-def test_what_has_not_run_is_not_passed(lesson: teaching.Lesson) -> None:
-    """A check behind the end of the run has no mark, and a check or exercise that was interrupted has an error."""
     cells = handed_in(lesson, {"check-1": [shown(1, False)], "check-2": [shown(2, True)]}, {"exercise-1": "x"})
     first, second = (next(i for i, cell in enumerate(cells) if f"check-{one}" in tags(cell)) for one in (1, 2))
     assert last_check(lesson, cells) == second

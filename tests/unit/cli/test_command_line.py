@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -109,12 +107,3 @@ def test_jupyterlab_gets_what_is_its_own(tmp_path: Path, monkeypatch: pytest.Mon
         assert command[:3] == [sys.executable, "-m", "jupyterlab"]
         assert command[3:] == expected
     assert os.listdir(tmp_path) == ["mine"]
-
-
-def test_jupyterlab_starts_in_a_folder(tmp_path: Path) -> None:
-    """`ddp-lab lab FOLDER OPTIONS` is a command line that JupyterLab understands."""
-    command = [sys.executable, "-m", "ddp_lab", "lab", str(tmp_path), "--port=8889", "--show-config-json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    shown = json.loads(done.stdout)
-    assert (shown["ServerApp"]["root_dir"], shown["ServerApp"]["port"]) == (str(tmp_path), 8889)

@@ -52,19 +52,20 @@ def test_a_page_is_opened_at_its_heading(tree: Path, name: str) -> None:
     assert (tree / "opened").read_text() == printed
 
 
-def test_only_the_path_is_printed(tree: Path) -> None:
-    """With --print the path of the first page, and no browser."""
+def test_without_a_browser(tree: Path) -> None:
+    """With --print the path of the first page, and no browser. Where none can be opened, the address is printed, and a
+    line says what to do with it. In a clone whose site is not built the error names the command that builds it."""
     printed, _ = docs(tree, "--print")
     assert printed == f"{tree / 'build' / 'docs' / 'tutorials' / 'site' / 'index.html'}\n"
     assert not (tree / "opened").exists()
-
-
-def test_without_a_browser_the_address_is_reported(tree: Path) -> None:
-    """Where none can be opened, the address is printed, and a line says what to do with it."""
     without = {"BROWSER": "/nowhere/browser %s", "PATH": str(tree), "DISPLAY": "", "WAYLAND_DISPLAY": ""}
     printed, advice = docs(tree, **without)
     assert printed.startswith("file://")
     assert "open this address in yours" in advice
+    shutil.rmtree(tree / "build")
+    _, error = docs(tree, code=1)
+    assert "run `make site` there" in error
+    assert not (tree / "build").exists()
 
 
 @pytest.mark.parametrize(
@@ -81,14 +82,6 @@ def test_an_unknown_page_or_heading_is_an_error(tree: Path, name: str, words: st
     printed, error = docs(tree, name, code=1)
     assert printed == ""
     assert words in error
-
-
-def test_a_site_that_is_not_built_is_not_built_silently(tree: Path) -> None:
-    """In a clone the error names the command that builds it."""
-    shutil.rmtree(tree / "build")
-    _, error = docs(tree, code=1)
-    assert "run `make site` there" in error
-    assert not (tree / "build").exists()
 
 
 def test_messages_lead_to_the_command_or_to_the_site_on_the_network(tree: Path) -> None:

@@ -34,7 +34,7 @@ def interrupted(block: Callable[[], object]) -> KeyboardInterrupt:
 
 
 def test_an_interrupt_waits_until_the_block_ends() -> None:
-    """Also when blocks are nested."""
+    """Also when blocks are nested. An error that came while an interrupt waited is the interrupt's context."""
     done = []
 
     def outer() -> None:
@@ -46,6 +46,13 @@ def test_an_interrupt_waits_until_the_block_ends() -> None:
 
     interrupted(outer)
     assert done == [1, 2]
+
+    def fail() -> None:
+        with held_back():
+            interrupt()
+            raise ValueError("meanwhile")
+
+    assert isinstance(interrupted(fail).__context__, ValueError)
 
 
 def test_an_interrupt_is_let_through() -> None:
@@ -71,19 +78,9 @@ def test_an_interrupt_is_let_through() -> None:
     assert not done
 
 
-def test_an_error_is_not_lost() -> None:
-    """An error that came while an interrupt waited is the interrupt's context."""
-
-    def fail() -> None:
-        with held_back():
-            interrupt()
-            raise ValueError("meanwhile")
-
-    assert isinstance(interrupted(fail).__context__, ValueError)
-
-
-def test_another_handler_is_called_later() -> None:
-    """A program's own handler gets its signal, once, and is put back."""
+def test_other_handlers_and_threads() -> None:
+    """A program's own handler gets its signal, once, and is put back. A block in another thread changes nothing for the
+    main thread, which gets its interrupt at once."""
     got: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: got.append(number))
     try:
@@ -100,10 +97,6 @@ def test_another_handler_is_called_later() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_other_threads_hold_nothing() -> None:
-    """A block in another thread changes nothing for the main thread, which gets its interrupt at once."""
     inside, leave = threading.Event(), threading.Event()
 
     def other() -> None:

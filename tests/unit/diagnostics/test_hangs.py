@@ -30,7 +30,8 @@ def in_backward(rank: int, number: int, module: str = "Net") -> Examined:
 
 
 def test_a_rank_in_the_debugger() -> None:
-    """A rank that its user has stopped is named with its line; it is not a hang, whatever the others wait for."""
+    """A rank that its user has stopped is named with its line; it is not a hang, whatever the others wait for. A node
+    that is cut off is: its ranks are named with who does not answer, and what the others wait in."""
     stopped = Examined(1, "running", stack=(LINE,), call=replace(CALL, sequence=17), debugged=True)
     found = diagnose([waiting(0), stopped])
     assert (found.kind, found.stuck) == ("debugger", False)
@@ -38,10 +39,6 @@ def test_a_rank_in_the_debugger() -> None:
         "rank 1 is stopped in the debugger at %%distributed [3] line 4. rank 0 waits in all_reduce #18 of 32 B "
         "(float32 [8])."
     )
-
-
-def test_a_node_is_cut_off() -> None:
-    """Its ranks are named with who does not answer, and what the others wait in."""
     cut = [Examined(rank, "cut off", why="node 1 (b) does not answer", runs="script") for rank in (2, 3)]
     found = diagnose([replace(waiting(0), runs="script"), *cut])
     assert (found.kind, found.stuck) == ("cut", True)
@@ -50,36 +47,16 @@ def test_a_node_is_cut_off() -> None:
     )
 
 
-def test_a_mesh_dimension() -> None:
-    """A group that a DeviceMesh made is called by its dimension, with its ranks; one without a name by these."""
-    of_mesh = replace(CALL, description="mesh_tp", ranks=(1, 3))
-    assert str(of_mesh) == "all_reduce #18 of 32 B (float32 [8]) on mesh dimension tp (ranks 1, 3)"
-    assert str(replace(of_mesh, description="a group")).endswith("on a group (ranks 1, 3)")
-
-
-def test_many_ranks_are_said_shortly() -> None:
-    """A sentence on 64 ranks stays one."""
-    assert label(range(64)) == "ranks 0–63"
-    assert label([0, 1, 2]) == "ranks 0, 1 and 2"
-
-
-def test_different_sizes() -> None:
-    """The same collective with other tensors: both sizes are told."""
+def test_calls_that_differ() -> None:
+    """The same collective with other tensors, a broadcast from other roots, and one rank that left a call out: the
+    sentence tells the sizes, the roots and the numbers."""
     found = diagnose([waiting(0), waiting(1, replace(CALL, bytes=64, what="float32 [16]"))])
     assert found.kind == "sizes"
     assert "32 B on rank 0 and 64 B on rank 1" in found.sentence
-
-
-def test_different_roots() -> None:
-    """A broadcast from other roots."""
     call = replace(CALL, name="broadcast", peer=0)
     found = diagnose([waiting(0, call), waiting(1, replace(call, peer=1))])
     assert found.kind == "root"
     assert "rank 1 is in broadcast #18 of 32 B (float32 [8]) with root 1" in found.sentence
-
-
-def test_one_is_ahead() -> None:
-    """One rank left a call out: the numbers tell."""
     found = diagnose([waiting(0), waiting(1, replace(CALL, sequence=17))])
     assert found.kind == "ahead"
     assert "#18" in found.sentence
@@ -87,17 +64,6 @@ def test_one_is_ahead() -> None:
     equally_far = (GroupFlights("0", "gloo", (0, 1), 12, None, 1, {}, (), 0),)  # what differs are sends
     pair = [waiting(0), waiting(1, replace(CALL, sequence=17))]
     assert diagnose([replace(one, flights=equally_far) for one in pair]).kind == "slow"
-
-
-def test_ranks_that_make_progress() -> None:
-    """Ranks that wait for something else than a moment ago make progress; one that waits for the same does not."""
-    before = [waiting(0), waiting(1, replace(CALL, sequence=17))]
-    now = [waiting(0, replace(CALL, sequence=40)), waiting(1, replace(CALL, sequence=41))]
-    found = diagnose(now, before)
-    assert (found.kind, found.stuck) == ("working", False)
-    assert "All ranks are making progress" in found.sentence
-    assert diagnose(now, [now[0], before[1]]).kind == "ahead"
-    assert diagnose([in_backward(0, 1), in_backward(1, 2)], [in_backward(0, 0), in_backward(1, 1)]).kind == "working"
 
 
 @pytest.mark.parametrize(
@@ -127,14 +93,13 @@ def test_one_or_several_that_others_wait_for(state: str, one: str, two: str) -> 
 
 
 def test_all_are_there() -> None:
-    """All ranks in the same call: it is under way, whatever keeps it."""
+    """All ranks in the same call: it is under way, whatever keeps it. All ranks make groups and wait for each other's.
+    Ranks in the same bucket are under way, in different ones they trained different things."""
     found = diagnose([waiting(0), waiting(1)])
     assert (found.kind, found.stuck) == ("slow", True)
     assert "ranks 0 and 1 are all in all_reduce #18" in found.sentence
-
-
-def test_buckets() -> None:
-    """Ranks in the same bucket are under way, in different ones they trained different things."""
+    making = replace(CALL, name="new_group", kind="group", what="", bytes=0, sequence=None, group="")
+    assert diagnose([waiting(0, making), waiting(1, making)]).kind == "making"
     assert diagnose([in_backward(0, 1), in_backward(1, 1)]).kind == "slow"
     found = diagnose([in_backward(0, 1), in_backward(1, 2)])
     assert found.kind == "order"
@@ -142,25 +107,33 @@ def test_buckets() -> None:
     assert diagnose([in_backward(0, 1), in_backward(1, 1, "Other")]).kind == "order"
 
 
-def test_groups_are_made_by_all() -> None:
-    """All ranks make groups and wait for each other's."""
-    making = replace(CALL, name="new_group", kind="group", what="", bytes=0, sequence=None, group="")
-    assert diagnose([waiting(0, making), waiting(1, making)]).kind == "making"
-
-
 def test_a_rank_outside_the_group_is_not_waited_for() -> None:
-    """Of ranks that are no members of the group it does not matter what they do."""
+    """Of ranks that are no members of the group it does not matter what they do. Ranks that wait for something else
+    than a moment ago make progress; one that waits for the same does not."""
     computing = Examined(2, "running", stack=(replace(LINE, text="train()"),))
     found = diagnose([waiting(0), Examined(1, "idle"), computing])
     assert found.kind == "ended"
     assert "rank 1 has finished the cell; rank 0 still waits in all_reduce #18" in found.sentence
     assert "rank 2" not in found.sentence
+    before = [waiting(0), waiting(1, replace(CALL, sequence=17))]
+    now = [waiting(0, replace(CALL, sequence=40)), waiting(1, replace(CALL, sequence=41))]
+    found = diagnose(now, before)
+    assert (found.kind, found.stuck) == ("working", False)
+    assert "All ranks are making progress" in found.sentence
+    assert diagnose(now, [now[0], before[1]]).kind == "ahead"
+    assert diagnose([in_backward(0, 1), in_backward(1, 2)], [in_backward(0, 0), in_backward(1, 1)]).kind == "working"
 
 
-def test_places_in_words() -> None:
-    """Lines of cells and of files, as people look for them."""
+def test_places_and_ranks_in_words() -> None:
+    """Lines of cells and of files, as people look for them. A sentence on 64 ranks stays one. A group that a DeviceMesh
+    made is called by its dimension, with its ranks; one without a name by these."""
     assert str(LINE) == "%%distributed [3] line 4"
     assert str(replace(LINE, file="/home/me/train.py")) == "/home/me/train.py:4"
+    assert label(range(64)) == "ranks 0–63"
+    assert label([0, 1, 2]) == "ranks 0, 1 and 2"
+    of_mesh = replace(CALL, description="mesh_tp", ranks=(1, 3))
+    assert str(of_mesh) == "all_reduce #18 of 32 B (float32 [8]) on mesh dimension tp (ranks 1, 3)"
+    assert str(replace(of_mesh, description="a group")).endswith("on a group (ranks 1, 3)")
 
 
 @pytest.mark.parametrize(

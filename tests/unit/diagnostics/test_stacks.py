@@ -26,11 +26,18 @@ def does(*stack: Place, native: list[str] | None = None, flights: tuple[GroupFli
 
 
 def test_a_call_of_torch() -> None:
-    """Named with the user's line; with group and number if the recorder was read."""
+    """Named with the user's line, and with group and number if the recorder was read; a GPU's work is told apart, and
+    one that moves does not wait."""
     assert does(C10D, user("dist.all_reduce(x)")) == "waits in all_reduce at /home/u/train.py:9"
     assert does(C10D, user("dist.all_reduce(x)"), flights=(FLYING,)) == (
         "waits in all_reduce #7 of 16 B (float32 [4]) on mesh dimension tp (ranks 0–1) at /home/u/train.py:9"
     )
+    assert does(user("loss.item()"), native=["cudaStreamSynchronize libcudart.so"]) == (
+        "waits in a synchronisation with its GPU at /home/u/train.py:9"
+    )
+    found = examined_stack(0, [C10D, user("dist.all_reduce(x)")], blocked=False)
+    assert isinstance(found, Examined)
+    assert not found.waits
 
 
 @pytest.mark.parametrize(
@@ -58,20 +65,6 @@ def test_without_c_frames(text: str, waits: bool) -> None:
     """With a collective in flight, the line says whether it is one that waits."""
     assert examined_stack(0, [user(text)], (FLYING,)).waits == waits
     assert not examined_stack(0, [user(text)]).waits
-
-
-def test_a_gpu() -> None:
-    """A rank whose GPU has not ended its work is told apart from one that waits for a peer by itself."""
-    assert does(user("loss.item()"), native=["cudaStreamSynchronize libcudart.so"]) == (
-        "waits in a synchronisation with its GPU at /home/u/train.py:9"
-    )
-
-
-def test_a_rank_that_moves_does_not_wait() -> None:
-    """Each rank of a training is in a collective at some moment."""
-    found = examined_stack(0, [C10D, user("dist.all_reduce(x)")], blocked=False)
-    assert isinstance(found, Examined)
-    assert not found.waits
 
 
 def test_a_file_of_another_host() -> None:

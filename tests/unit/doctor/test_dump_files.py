@@ -27,7 +27,8 @@ class Command:
 
 
 def test_pickled_and_json(tmp_path: Path) -> None:
-    """A rank's two recorders are one dump, a folder's other files are left out."""
+    """A rank's two recorders are one dump, a folder's other files are left out. It counts more than the name; a file
+    without any is refused."""
     (tmp_path / "nccl_trace_rank_0").write_bytes(pickle.dumps(DUMP))
     (tmp_path / "gloo_rank_0.json").write_text(json.dumps(DUMP))
     (tmp_path / "nccl_trace_rank_12").write_bytes(pickle.dumps(DUMP))
@@ -35,10 +36,6 @@ def test_pickled_and_json(tmp_path: Path) -> None:
     (tmp_path / "README").write_text("{}")
     found = dump_files.read([tmp_path])
     assert [(one.rank, len(one.recorders)) for one in found] == [(0, 2), (12, 1)]
-
-
-def test_the_rank_in_the_dump(tmp_path: Path) -> None:
-    """It counts more than the name; a file without any is refused."""
     (tmp_path / "of.json").write_text(json.dumps({**DUMP, "rank": 5}))
     assert [one.rank for one in dump_files.read([tmp_path / "of.json"])] == [5]
     (tmp_path / "of.json").write_text(json.dumps(DUMP))

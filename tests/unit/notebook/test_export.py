@@ -43,10 +43,26 @@ def _cell(text: str) -> str:
     return _part(_export(f"%%distributed\n{text}"), "cell 1")
 
 
-def test_a_cell_on_all_ranks_is_its_own_code() -> None:
-    """Comments, blank lines and strings are kept as they are."""
-    code = 'a = 1  # one\n\n\ndef f():\n    return """\n  x\n"""'
-    assert _cell(code) == code
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ('a = 1  # one\n\n\ndef f():\n    return """\n  x\n"""',) * 2,  # as it is
+        ("%time a = f(1)", "a = f(1)"),
+        ("%%time\na = 1\nb = 2", "a = 1\nb = 2"),
+        ("%%capture out\na = 1", "a = 1"),
+        ("%env A=b c", "os.environ['A'] = 'b c'"),
+        ("%cd some/where", "os.chdir('some/where')"),
+        ("!ls -l", "subprocess.run('ls -l', shell=True)"),
+        ("!echo {a}", "subprocess.run(f'echo {a}', shell=True)"),
+        ("x = !ls", "x = subprocess.run('ls', shell=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()"),
+        ("%%bash\necho $HOME", 'subprocess.run(["bash", "-c", \'echo $HOME\\n\'])'),
+        ("for i in range(2):\n    %time f(i)", "for i in range(2):\n    f(i)"),
+    ],
+)
+def test_a_cell_on_all_ranks_is_its_own_code(text: str, code: str) -> None:
+    """Comments, blank lines and strings are kept; `%time`, `%env`, `%cd` and shell commands do what they do in a
+    cell."""
+    assert _cell(text) == code
 
 
 @pytest.mark.parametrize(
@@ -70,32 +86,8 @@ def test_options_without_a_meaning_in_a_script_are_named() -> None:
     made = _part(_export("%%distributed --timeout 5 --dashboard --no-wait --quiet --name fit\na = 1"), "cell 1: fit")
     *comments, code = made.splitlines()
     assert code == "a = 1"
-    assert [re.findall(r"--[a-z-]+", line)[0] for line in comments] == [
-        "--timeout",
-        "--dashboard",
-        "--no-wait",
-        "--quiet",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("%time a = f(1)", "a = f(1)"),
-        ("%%time\na = 1\nb = 2", "a = 1\nb = 2"),
-        ("%%capture out\na = 1", "a = 1"),
-        ("%env A=b c", "os.environ['A'] = 'b c'"),
-        ("%cd some/where", "os.chdir('some/where')"),
-        ("!ls -l", "subprocess.run('ls -l', shell=True)"),
-        ("!echo {a}", "subprocess.run(f'echo {a}', shell=True)"),
-        ("x = !ls", "x = subprocess.run('ls', shell=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()"),
-        ("%%bash\necho $HOME", 'subprocess.run(["bash", "-c", \'echo $HOME\\n\'])'),
-        ("for i in range(2):\n    %time f(i)", "for i in range(2):\n    f(i)"),
-    ],
-)
-def test_magics_with_a_meaning_become_python(text: str, code: str) -> None:
-    """`%time`, `%env`, `%cd` and shell commands do in the script what they do in a cell."""
-    assert _cell(text) == code
+    named = [re.findall(r"--[a-z-]+", line)[0] for line in comments]
+    assert named == ["--timeout", "--dashboard", "--no-wait", "--quiet"]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +157,8 @@ def test_an_import_stays_where_moving_it_would_change_it(cells: tuple[str, ...])
 
 
 def test_plain_cells_need_a_mark() -> None:
-    """Plain cells are left out unless marked, and a mark leaves a cell on ranks out; both are counted or named."""
+    """Plain cells are left out unless marked, and a mark leaves a cell on ranks out; both are counted or named. A cell
+    that failed, that is not Python, or that ran on another cluster is left out, and the note says which."""
     made = _export(
         "%load_ext ddp_lab\n%cluster start -n 2",
         "a = 1",
@@ -178,59 +171,6 @@ def test_plain_cells_need_a_mark() -> None:
     assert "a = 1" not in made.text
     assert "d = 4" not in made.text
     assert made.notes == ("left out: 2 plain cells that do not begin with `# export`",)
-
-
-def test_pushes_become_assignments_on_all_ranks() -> None:
-    """In a marked cell, `lab.push` and `%push` give every rank the values of rank 0; what `lab.run` runs is code."""
-    made = _export(
-        "# export\nx, y = 1, 2\nlab.push({'a': x, 'b': y})\n%push x y\nlab.run('c = a')\nlab.dashboard()",
-        "%%distributed\nprint(a, b, c, x, y)",
-    )
-    assert _part(made, "cell 1").splitlines() == [
-        "x, y = 1, 2",
-        "a, b = pushed_by_rank_0((x, y))",
-        "x, y = pushed_by_rank_0((x, y))",
-        "c = a",
-        "# not translated: lab.dashboard()",
-    ]
-    assert "def pushed_by_rank_0(values):" in made.text
-    assert made.notes == ("cell 1: `lab.dashboard()` became a comment",)
-
-
-def test_a_push_keeps_the_object_of_the_same_name() -> None:
-    """The notebook's object and the ranks' value of one name are two; the script has one namespace and keeps both."""
-    one = "# export\nfolder = Folder()\nlab.push({'folder': folder.name})"
-    assert _part(_export(one), "cell 1").splitlines()[1] == (
-        "folder_in_notebook, (folder,) = folder, [pushed_by_rank_0(folder.name)]"
-    )
-    two = "# export\nfolder, a = Folder(), 1\nlab.push({'a': a, 'folder': folder.name})"
-    assert _part(_export(two), "cell 1").splitlines()[1] == (
-        "folder_in_notebook, (a, folder) = folder, pushed_by_rank_0((a, folder.name))"
-    )
-
-
-def test_names_that_no_cell_defines_are_reported() -> None:
-    """The names, and how to define them; not those of ranks, of Python, or those that functions read later."""
-    made = _export(
-        "%%distributed\nprint(rank, world_size, device, local_rank, torch, dist, ddp_lab, late)\nx = len([])",
-        "%%distributed\nlate = [y for y in 'ab']\ndef f():\n    return missing, later",
-        "%%distributed\nlater = x",
-    )
-    assert made.notes == (
-        "late and missing: no exported cell defines them before they are read; write `# export` in the first line of "
-        "the plain cell that does",
-    )
-    assert "import ddp_lab" in _part(made, "imports").splitlines()
-
-
-def test_ddp_lab_is_imported_only_where_it_is_used() -> None:
-    """A script of plain torch code with the backend gloo runs where ddp_lab is not installed."""
-    made = _export("%%distributed\nx = 1", settings=StartSettings(backend="gloo"))
-    assert "import ddp_lab" not in _part(made, "imports").splitlines()
-
-
-def test_failed_and_invalid_cells_are_left_out_by_name() -> None:
-    """A cell that failed, that is not Python, or that ran on another cluster is left out, and the note says which."""
     cells = [
         NotebookCell("%%distributed\na = 1", "cell 1"),
         NotebookCell("%%distributed\nb = 1", "cell 2", "it failed"),
@@ -244,6 +184,49 @@ def test_failed_and_invalid_cells_are_left_out_by_name() -> None:
     assert [note.partition(" (")[0] for note in made.notes] == [f"left out: cell {number}" for number in (2, 3, 4, 5)]
     with pytest.raises(DdpLabError, match=r"no cell to export; left out: cell 2 \(it failed\): run "):
         export(cells[1:2], StartSettings(), "train.ipynb", "train.py")
+
+
+def test_pushes_become_assignments_on_all_ranks() -> None:
+    """In a marked cell, `lab.push` and `%push` give every rank the values of rank 0; what `lab.run` runs is code. The
+    notebook's object and the ranks' value of one name are two; the script has one namespace and keeps both."""
+    made = _export(
+        "# export\nx, y = 1, 2\nlab.push({'a': x, 'b': y})\n%push x y\nlab.run('c = a')\nlab.dashboard()",
+        "%%distributed\nprint(a, b, c, x, y)",
+    )
+    assert _part(made, "cell 1").splitlines() == [
+        "x, y = 1, 2",
+        "a, b = pushed_by_rank_0((x, y))",
+        "x, y = pushed_by_rank_0((x, y))",
+        "c = a",
+        "# not translated: lab.dashboard()",
+    ]
+    assert "def pushed_by_rank_0(values):" in made.text
+    assert made.notes == ("cell 1: `lab.dashboard()` became a comment",)
+    one = "# export\nfolder = Folder()\nlab.push({'folder': folder.name})"
+    assert _part(_export(one), "cell 1").splitlines()[1] == (
+        "folder_in_notebook, (folder,) = folder, [pushed_by_rank_0(folder.name)]"
+    )
+    two = "# export\nfolder, a = Folder(), 1\nlab.push({'a': a, 'folder': folder.name})"
+    assert _part(_export(two), "cell 1").splitlines()[1] == (
+        "folder_in_notebook, (a, folder) = folder, pushed_by_rank_0((a, folder.name))"
+    )
+
+
+def test_names_that_no_cell_defines_are_reported() -> None:
+    """The names, and how to define them; not those of ranks, of Python, or those that functions read later. ddp_lab is
+    imported only where it is used: a script of plain torch code with the backend gloo runs without it."""
+    made = _export(
+        "%%distributed\nprint(rank, world_size, device, local_rank, torch, dist, ddp_lab, late)\nx = len([])",
+        "%%distributed\nlate = [y for y in 'ab']\ndef f():\n    return missing, later",
+        "%%distributed\nlater = x",
+    )
+    assert made.notes == (
+        "late and missing: no exported cell defines them before they are read; write `# export` in the first line of "
+        "the plain cell that does",
+    )
+    assert "import ddp_lab" in _part(made, "imports").splitlines()
+    made = _export("%%distributed\nx = 1", settings=StartSettings(backend="gloo"))
+    assert "import ddp_lab" not in _part(made, "imports").splitlines()
 
 
 def test_the_start_line_becomes_options() -> None:

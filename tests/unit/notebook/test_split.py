@@ -97,14 +97,11 @@ def test_a_main_function_that_needs_to_be_one_is_called(main_function: str) -> N
     assert _texts(script) == [main_function, "# run\nmain()"]
 
 
-def test_the_main_program_comes_without_its_if() -> None:
-    """Its statements are moved to the left; definitions above it stay."""
+def test_main_programs_and_markers() -> None:
+    """Its statements are moved to the left; definitions above it stay. Where there are `# %%` lines, they alone divide;
+    text cells are recognised."""
     script = 'def f():\n    pass\n\nif __name__ == "__main__":\n    a = 1\n    f()\n    while a:\n        a -= 1\n'
     assert _texts(script) == ["def f():\n    pass", "a = 1\nf()", "while a:\n    a -= 1"]
-
-
-def test_markers_divide_a_script() -> None:
-    """Where there are `# %%` lines, they alone divide; text cells are recognised."""
     script = "import a\n# %% one\nb = 1\nfor i in b:\n    pass\n#%% [markdown]\n# # Title\n# words\n# %%\nc = 1\n"
     made = split(script, "train.py").cells
     assert [(cell.text, cell.markdown) for cell in made] == [

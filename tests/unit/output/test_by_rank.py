@@ -61,8 +61,9 @@ def figure(data: str, handle: str = "") -> dict[str, Any]:
     return {"data": {"image/png": data, "text/plain": "<Figure>"}, "transient": {"display_id": handle}}
 
 
-def test_each_rank_has_its_own_lines_without_labels() -> None:
-    """A rank's text is as it printed it; only stderr has a mark in front."""
+def test_ranks_are_apart_until_the_end() -> None:
+    """A rank's text is as it printed it; only stderr has a mark in front. While the cell runs each rank is by itself,
+    then those with the same output are together; ranks that said nothing are not there."""
     cell, page = OutputByRank([0, 1]), Page()
     for rank in (0, 1):
         prints(cell, rank, f"epoch 1\n  loss {rank}\n")
@@ -70,6 +71,15 @@ def test_each_rank_has_its_own_lines_without_labels() -> None:
     cell.open(page.take)
     assert page.text(0) == "epoch 1\n  loss 0"
     assert page.text(1) == "epoch 1\n  loss 1\n┃ careful"
+    cell, page = OutputByRank(range(6)), Page()
+    for rank in range(5):
+        prints(cell, rank, "same\n" if rank < 4 else "own\n")
+    cell.open(page.take)
+    assert page.groups == [[0], [1], [2], [3], [4]]
+    assert not page.messages[-1]["ended"]
+    cell.refresh(final=True)
+    assert page.groups == [[0, 1, 2, 3], [4]]
+    assert page.messages[-1]["ended"]
 
 
 def test_only_changes_are_sent_to_a_page_that_has_asked() -> None:
@@ -94,19 +104,6 @@ def test_only_changes_are_sent_to_a_page_that_has_asked() -> None:
     assert len(page.messages) == 3
     cell.open(page.take)
     assert page.text(0).endswith("three\nfour")
-
-
-def test_ranks_with_the_same_output_are_together_at_the_end() -> None:
-    """While the cell runs each rank is by itself; ranks that said nothing are not there."""
-    cell, page = OutputByRank(range(6)), Page()
-    for rank in range(5):
-        prints(cell, rank, "same\n" if rank < 4 else "own\n")
-    cell.open(page.take)
-    assert page.groups == [[0], [1], [2], [3], [4]]
-    assert not page.messages[-1]["ended"]
-    cell.refresh(final=True)
-    assert page.groups == [[0, 1, 2, 3], [4]]
-    assert page.messages[-1]["ended"]
 
 
 def test_a_flood_is_bounded() -> None:
@@ -145,8 +142,9 @@ def test_figures_are_replaced_cleared_and_bounded() -> None:
     assert "not drawn: a cell shows at most 100" in page.text(0)
 
 
-def test_errors_are_in_their_ranks_output() -> None:
-    """With how the rank ended; its rule of dashes is left out."""
+def test_errors_and_messages() -> None:
+    """Errors are in their ranks' output, with how the rank ended, and without their rule of dashes. A message about the
+    cell is with the ranks that it is about; one that does not stay is removed at the end."""
     cell, page = OutputByRank([0, 1, 2]), Page()
     prints(cell, 0, "before\n")
     cell.feed(1, "error", ERROR)
@@ -156,10 +154,6 @@ def test_errors_are_in_their_ranks_output() -> None:
         {"application/vnd.jupyter.stderr": "\x1b[31mValueError\x1b[39m: bad", "text/plain": "ValueError: bad"}
     ]
     assert page.messages[-1]["states"] == {0: "unblocked", 1: "failed"}
-
-
-def test_messages_about_the_cell_are_with_the_ranks_that_they_are_about() -> None:
-    """A message that does not stay is removed at the end."""
     cell, page = OutputByRank([0, 1]), Page()
     cell.open(page.take)
     cell.announce([0, 1], "waits for cell 3")
@@ -171,8 +165,9 @@ def test_messages_about_the_cell_are_with_the_ranks_that_they_are_about() -> Non
     assert page.text(0) == ""
 
 
-def test_the_switch_comes_once_two_ranks_have_said_something() -> None:
-    """Not for one rank, not for messages about the cell, not for an interrupt; and once."""
+def test_the_switch_and_the_cells_that_are_kept() -> None:
+    """Not for one rank, not for messages about the cell, not for an interrupt; and once. Two hundred, or fewer if they
+    are large; the newest in any case."""
     placed: list[OutputByRank] = []
     by_rank = OutputByRank([0, 1, 2])
     board = SwitchableBoard(OutputBoard(Nothing()), by_rank, placed.append)
@@ -186,6 +181,20 @@ def test_the_switch_comes_once_two_ranks_have_said_something() -> None:
     prints(board, 2, "later\n")
     board.refresh(final=True)
     assert placed == [by_rank]
+    cells = KeptCells()
+    names = [cells.add(OutputByRank([0, 1])) for _ in range(201)]
+    assert cells.get(names[0]) is None
+    assert None not in [cells.get(name) for name in names[1:]]
+    large = OutputByRank([0, 1])
+    prints(large, 0, "x" * 60_000_000)
+    large.refresh(final=True)
+    large.size = 60_000_000
+    kept = cells.add(large)
+    assert cells.get(kept) is large
+    assert cells.get(names[-1]) is None
+    last = cells.add(OutputByRank([0, 1]))
+    assert cells.get(kept) is None
+    assert cells.get(last) is not None
 
 
 def test_the_merged_output_is_what_it_is_without_the_switch() -> None:
@@ -211,21 +220,3 @@ def test_the_merged_output_is_what_it_is_without_the_switch() -> None:
         board.show_again()
     assert shown[0] == shown[1] != []
     assert alone.last_lines() == both.last_lines() != ""
-
-
-def test_the_latest_cells_are_kept() -> None:
-    """Two hundred, or fewer if they are large; the newest in any case."""
-    cells = KeptCells()
-    names = [cells.add(OutputByRank([0, 1])) for _ in range(201)]
-    assert cells.get(names[0]) is None
-    assert None not in [cells.get(name) for name in names[1:]]
-    large = OutputByRank([0, 1])
-    prints(large, 0, "x" * 60_000_000)
-    large.refresh(final=True)
-    large.size = 60_000_000
-    kept = cells.add(large)
-    assert cells.get(kept) is large
-    assert cells.get(names[-1]) is None
-    last = cells.add(OutputByRank([0, 1]))
-    assert cells.get(kept) is None
-    assert cells.get(last) is not None

@@ -31,12 +31,20 @@ def joined(outputs: Any) -> list[dict[str, Any]]:
 
 
 def test_little_stays_in_memory(tmp_path: Path) -> None:
-    """A cell that prints little makes no file."""
+    """A cell that prints little makes no file. Where no log can be written, everything stays in memory, and `where`
+    says why."""
     outputs = CellOutputs([0, 1], tmp_path / "logs", "1")
     outputs.add(1, stream("one\n"))
     assert outputs.by_rank() == {0: [], 1: [stream("one\n")]}
     assert outputs.logs() == {}
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    outputs = CellOutputs([0], tmp_path / "file" / "logs", "1")
+    text = stream("x\n" * 1_000)
+    outputs.add(0, text)
+    outputs.add(0, text)
+    assert outputs.by_rank()[0] == [text, text]
+    assert outputs.where().startswith("the cell's result has them all (no log: ")
 
 
 def test_much_goes_to_logs_of_all_ranks(tmp_path: Path) -> None:
@@ -67,17 +75,6 @@ def test_outputs_are_a_sequence_that_can_be_copied(tmp_path: Path) -> None:
     assert found[-1] == FIGURE
     assert found[::2] == [stream(f"{number}\n" * LINES_IN_MEMORY) for number in range(3)]
     assert copy.deepcopy(found) == list(found)
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    """Where no log can be written, everything stays in memory, and `where` says why."""
-    (tmp_path / "file").touch()
-    outputs = CellOutputs([0], tmp_path / "file" / "logs", "1")
-    text = stream("x\n" * 1_000)
-    outputs.add(0, text)
-    outputs.add(0, text)
-    assert outputs.by_rank()[0] == [text, text]
-    assert outputs.where().startswith("the cell's result has them all (no log: ")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

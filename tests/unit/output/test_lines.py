@@ -27,36 +27,27 @@ def test_lines_end_at_newlines() -> None:
     assert not any(line.rewritten for line in changed)
 
 
-def test_carriage_return_rewrites_the_line() -> None:
-    """A progress bar is one line, in its last state."""
-    assert shown("\r  0%|   |", "\r 50%|#  |", "\r100%|###|\n", "done\n") == ["100%|###|", "done"]
+@pytest.mark.parametrize(
+    ("chunks", "lines"),
+    [
+        (["\r  0%|   |", "\r 50%|#  |", "\r100%|###|\n", "done\n"], ["100%|###|", "done"]),  # a progress bar
+        (["abcdef\rxy"], ["xycdef"]),  # only what is written over changes
+        (["outer 0\n", "inner 0", "\x1b[A\router 1\n", "\rinner 1"], ["outer 1", "inner 1"]),  # nested bars
+        (["working...\r\x1b[2Kdone\n"], ["done"]),
+    ],
+)
+def test_lines_are_rewritten_as_in_a_terminal(chunks: list[str], lines: list[str]) -> None:
+    """A carriage return goes back to the line's begin, cursor-up to the line above, and erase-in-line empties one."""
+    assert shown(*chunks) == lines
 
 
-def test_shorter_text_after_carriage_return_keeps_the_rest() -> None:
-    """Only what is written over changes, as in a terminal."""
-    assert shown("abcdef\rxy") == ["xycdef"]
-
-
-def test_crlf_cut_in_two_is_an_end_of_line() -> None:
-    """A carriage return at the end of a chunk waits for what follows."""
+def test_what_is_cut_in_two_is_kept_together() -> None:
+    """A carriage return at the end of a chunk waits for what follows; a colour sequence that is split between chunks
+    arrives whole."""
     terminal = TerminalText()
     terminal.feed("one\r")
     (line,) = terminal.feed("\n")
     assert (line.text, line.closed, line.rewritten) == ("one", True, False)
-
-
-def test_cursor_up_reaches_an_earlier_line() -> None:
-    """Nested progress bars move up and rewrite the line above."""
-    assert shown("outer 0\n", "inner 0", "\x1b[A\router 1\n", "\rinner 1") == ["outer 1", "inner 1"]
-
-
-def test_erase_clears_the_line() -> None:
-    """Erase-in-line empties it."""
-    assert shown("working...\r\x1b[2Kdone\n") == ["done"]
-
-
-def test_escape_sequences_cut_in_two_are_kept_together() -> None:
-    """A colour sequence that is split between chunks arrives whole."""
     (text,) = shown("\x1b[3", "1mred\x1b[0", "m\n")
     assert text == "\x1b[31mred\x1b[0m"
     assert plain(text) == "red"

@@ -45,66 +45,35 @@ def board() -> tuple[OutputBoard, Page]:
     return OutputBoard(page), page
 
 
-def test_equal_lines_of_several_ranks_are_shown_once() -> None:
+OWN = [f"   rank {rank} │ own {rank}" for rank in range(3)]
+PHASES = {
+    "own lines move above the next shared one": [
+        ([(rank, f"begin\nown {rank}\nend\n") for rank in range(3)], ["ranks 0–2 │ begin", *OWN, "ranks 0–2 │ end"])
+    ],
+    "a line that is printed three times has three rows": [
+        ([(0, "x\nx\nx\n"), (1, "x\n")], ["ranks 0–1 │ x", "   rank 0 │ x", "          │ x"])
+    ],
+    "a late rank joins the row of the others": [
+        ([(0, "one\ntwo\n")], ["rank 0 │ one", "       │ two"]),
+        ([(1, "one\ntwo\n")], ["ranks 0–1 │ one", "          │ two"]),
+    ],
+    "a line that grows joins when it is complete": [
+        ([(0, "loading... "), (1, "loading... done\n")], ["rank 0 │ loading...", "rank 1 │ loading... done"]),
+        ([(0, "done\n")], ["ranks 0–1 │ loading... done"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", PHASES)
+def test_equal_lines_of_several_ranks_are_shown_once(name: str) -> None:
     """Lines that all ranks print carry the label of all, others that of their rank."""
     shown, page = board()
-    for rank in range(4):
-        shown.feed(rank, "stream", stream(f"epoch 1\nloss {rank}\n"))
-    shown.refresh(final=True)
-    assert page.lines() == ["ranks 0–3 │ epoch 1", *(f"   rank {rank} │ loss {rank}" for rank in range(4))]
-
-
-def test_a_late_rank_joins_the_row_of_the_others() -> None:
-    """A line that was shown for one rank gets the second rank's label when that prints it too."""
-    shown, page = board()
-    shown.feed(0, "stream", stream("one\ntwo\n"))
-    shown.refresh()
-    assert page.lines() == ["rank 0 │ one", "       │ two"]
-    shown.feed(1, "stream", stream("one\ntwo\n"))
-    shown.refresh(final=True)
-    assert page.lines() == ["ranks 0–1 │ one", "          │ two"]
-    assert page.updates == 1
-
-
-def test_equal_lines_after_different_ones_are_joined() -> None:
-    """A rank's own lines move above the next line that it shares."""
-    shown, page = board()
-    for rank in range(3):
-        shown.feed(rank, "stream", stream(f"begin\nown {rank}\nend\n"))
-    shown.refresh(final=True)
-    own = [f"   rank {rank} │ own {rank}" for rank in range(3)]
-    assert page.lines() == ["ranks 0–2 │ begin", *own, "ranks 0–2 │ end"]
-
-
-def test_repeated_lines_are_not_swallowed() -> None:
-    """A rank that prints the same line three times has three rows."""
-    shown, page = board()
-    shown.feed(0, "stream", stream("x\nx\nx\n"))
-    shown.feed(1, "stream", stream("x\n"))
-    shown.refresh(final=True)
-    assert page.lines() == ["ranks 0–1 │ x", "   rank 0 │ x", "          │ x"]
-
-
-def test_a_line_that_grows_joins_when_it_is_complete() -> None:
-    """Text without a newline is shown at once and joins an equal line when it ends."""
-    shown, page = board()
-    shown.feed(0, "stream", stream("loading... "))
-    shown.feed(1, "stream", stream("loading... done\n"))
-    shown.refresh()
-    assert page.lines() == ["rank 0 │ loading...", "rank 1 │ loading... done"]
-    shown.feed(0, "stream", stream("done\n"))
-    shown.refresh(final=True)
-    assert page.lines() == ["ranks 0–1 │ loading... done"]
-
-
-def test_other_progress_bars_stay_one_row_for_each_rank() -> None:
-    """Rewritten lines that are not tqdm's are updated in place and never shared."""
-    shown, page = board()
-    for percent in (0, 50, 100):
-        for rank in (0, 1):
-            shown.feed(rank, "stream", stream(f"\r{percent}%|", "stderr"))
-        shown.refresh()
-    assert page.lines() == ["rank 0 ┃ 100%|", "rank 1 ┃ 100%|"]
+    for number, (texts, lines) in enumerate(PHASES[name], start=1):
+        for rank, text in texts:
+            shown.feed(rank, "stream", stream(text))
+        shown.refresh(final=number == len(PHASES[name]))
+        assert page.lines() == lines
+    assert name != "a late rank joins the row of the others" or page.updates == 1
 
 
 def bar(n: int, total: int = 100, desc: str = "train") -> str:
@@ -112,8 +81,9 @@ def bar(n: int, total: int = 100, desc: str = "train") -> str:
     return "\r" + tqdm.format_meter(n, total, 2.0, prefix=desc)
 
 
-def test_the_same_bar_of_several_ranks_is_one_row() -> None:
-    """Bars that began alike share a row with their range; one that only some ranks have carries their label."""
+def test_rows_of_bars() -> None:
+    """Bars that began alike share a row with their range; one that only some ranks have carries their label. Rewritten
+    lines that are not tqdm's are updated in place and never shared."""
     shown, page = board()
     for rank, n in enumerate((40, 50, 60)):
         shown.feed(rank, "stream", stream(bar(0) + bar(n), "stderr"))
@@ -122,10 +92,17 @@ def test_the_same_bar_of_several_ranks_is_one_row() -> None:
     first, second = page.lines()
     assert first.startswith("ranks 0–2 ┃ train:  40%|████▒▒    | 40..60/100 [00:02<00:03,")
     assert second.startswith("   rank 2 ┃ own:  50%|█████     | 1/2 [")
+    shown, page = board()
+    for percent in (0, 50, 100):
+        for rank in (0, 1):
+            shown.feed(rank, "stream", stream(f"\r{percent}%|", "stderr"))
+        shown.refresh()
+    assert page.lines() == ["rank 0 ┃ 100%|", "rank 1 ┃ 100%|"]
 
 
-def test_nested_bars_are_a_row_each() -> None:
-    """The inner bar moves below the outer one, comes and goes, and neither is mixed up with the other."""
+def test_bars_are_nested_and_stay_in_sight() -> None:
+    """The inner bar moves below the outer one, comes and goes, and neither is mixed up with the other. A bar that still
+    moves is shown although the lines around it are left out."""
     shown, page = board()
     for epoch in (1, 2):
         for rank in (1, 0):
@@ -140,6 +117,18 @@ def test_nested_bars_are_a_row_each() -> None:
             shown.feed(rank, "stream", stream("\n\r" + " " * 80 + "\r\x1b[A", "stderr"))
     shown.refresh(final=True)
     assert [line.split("|")[0] for line in page.lines()] == ["ranks 0–1 ┃ epochs: 100%"]
+    shown, page = board()
+    lines = [f"line {n}\n" for n in range(2_000)]
+    shown.feed(0, "stream", stream("".join(lines[:500])))
+    shown.refresh()
+    shown.feed(0, "stream", stream(bar(1), "stderr"))
+    for begin in range(500, 2_000, 500):
+        shown.feed(0, "stream", stream("".join(lines[begin : begin + 500])))
+        shown.refresh()
+    shown.feed(0, "stream", stream(bar(77), "stderr"))
+    shown.refresh(final=True)
+    assert any("train:  77%" in line for line in page.lines())
+    assert len(page.lines()) == 502
 
 
 def test_text_written_between_bars_is_shared() -> None:
@@ -155,32 +144,21 @@ def test_text_written_between_bars_is_shared() -> None:
     assert not any("rank " in line for line in page.lines())
 
 
-def test_a_bar_stays_in_sight() -> None:
-    """A bar that still moves is shown although the lines around it are left out."""
-    shown, page = board()
-    lines = [f"line {n}\n" for n in range(2_000)]
-    shown.feed(0, "stream", stream("".join(lines[:500])))
-    shown.refresh()
-    shown.feed(0, "stream", stream(bar(1), "stderr"))
-    for begin in range(500, 2_000, 500):
-        shown.feed(0, "stream", stream("".join(lines[begin : begin + 500])))
-        shown.refresh()
-    shown.feed(0, "stream", stream(bar(77), "stderr"))
-    shown.refresh(final=True)
-    assert any("train:  77%" in line for line in page.lines())
-    assert len(page.lines()) == 502
-
-
-def test_values_are_marked() -> None:
-    """The last expression's value has an arrow, its further lines are aligned."""
+def test_values_and_silent_cells() -> None:
+    """The last expression's value has an arrow, its further lines are aligned; a cell without output leaves no empty
+    display behind."""
     shown, page = board()
     shown.feed(0, "execute_result", bundle(text_plain="tensor([1.,\n        2.])"))
     shown.refresh(final=True)
     assert page.lines() == ["rank 0 → tensor([1.,", "                 2.])"]
+    shown, page = board()
+    shown.refresh(final=True)
+    assert page.blocks == {}
 
 
 def test_rich_outputs_keep_their_bundle() -> None:
-    """A figure is displayed unchanged below its label; an equal one of another rank is not repeated."""
+    """A figure is displayed unchanged below its label; an equal one of another rank is not repeated. Neighbouring
+    figures of different ranks are in rank order once the cell has ended."""
     shown, page = board()
     for rank in (0, 1):
         shown.feed(rank, "stream", stream("before\n"))
@@ -189,16 +167,35 @@ def test_rich_outputs_keep_their_bundle() -> None:
     shown.refresh(final=True)
     assert list(page.blocks.values())[1] == {"image/png": "AAAA", "text/plain": "<Figure>"}
     assert page.lines() == ["ranks 0–1 │ before", "ranks 0–1 ▾", "<Figure>", "ranks 0–1 │ after"]
+    shown, page = board()
+    for rank in (2, 0, 1):
+        shown.feed(rank, "stream", stream("plot\n"))
+        shown.feed(rank, "display_data", bundle(image_png=str(rank), text_plain=f"<Figure {rank}>"))
+        shown.refresh()
+    shown.refresh(final=True)
+    assert [line.strip() for line in page.lines()] == [
+        "ranks 0–2 │ plot",
+        *(line for rank in range(3) for line in (f"rank {rank} ▾", f"<Figure {rank}>")),
+    ]
 
 
 def test_an_update_replaces_a_display() -> None:
-    """`update_display` on a rank changes what that rank displayed, and nothing else."""
+    """`update_display` on a rank changes what that rank displayed, and nothing else; widgets of two ranks are two
+    displays, each with its reference to the model on its rank."""
     shown, page = board()
     for rank in (0, 1):
         shown.feed(rank, "display_data", {**bundle(text_plain="0 of 2"), "transient": {"display_id": "a"}})
     shown.feed(1, "update_display_data", {**bundle(text_plain="2 of 2"), "transient": {"display_id": "a"}})
     shown.refresh(final=True)
     assert page.lines() == ["rank 0 │ 0 of 2", "rank 1 │ 2 of 2"]
+    shown, page = board()
+    for rank in (0, 1):
+        content = bundle(text_plain="HBox()")
+        content["data"]["application/vnd.jupyter.widget-view+json"] = {"model_id": str(rank)}
+        shown.feed(rank, "display_data", content)
+    shown.refresh(final=True)
+    shown_models = [data.get("application/vnd.jupyter.widget-view+json") for data in page.blocks.values()]
+    assert [model for model in shown_models if model] == [{"model_id": "0"}, {"model_id": "1"}]
 
 
 def test_clear_output_and_a_new_plot_use_the_same_place() -> None:
@@ -216,7 +213,8 @@ def test_clear_output_and_a_new_plot_use_the_same_place() -> None:
 
 
 def test_long_text_shows_head_and_tail() -> None:
-    """Of ten thousand lines the first and last are shown, and how many are not."""
+    """Of ten thousand lines the first and last are shown, and how many are not; while the cell runs fewer are, and what
+    is in the note and on the page are all lines."""
     shown, page = board()
     for rank in (0, 1):
         for begin in range(0, 10_000, 1_000):
@@ -229,10 +227,6 @@ def test_long_text_shows_head_and_tail() -> None:
     (note,) = [line for line in lines if "not shown" in line]
     assert f"{2 * (10_000 - len(lines) + 1):,} lines not shown" in note
     assert lines[lines.index(note) + 1].startswith("ranks 0–1 │ line")
-
-
-def test_less_is_shown_while_lines_come() -> None:
-    """While the cell runs 200 of many lines are shown, and what is in the note and on the page are all lines."""
     shown, page = board()
     shown.feed(0, "stream", stream("".join(f"line {n}\n" for n in range(450))))
     shown.refresh()
@@ -269,18 +263,6 @@ def test_a_page_is_bounded(kind: str) -> None:
     assert shown.refresh() == 0
 
 
-def test_widgets_of_ranks_are_apart() -> None:
-    """Widgets of two ranks are two displays, each with its reference to the model on its rank."""
-    shown, page = board()
-    for rank in (0, 1):
-        content = bundle(text_plain="HBox()")
-        content["data"]["application/vnd.jupyter.widget-view+json"] = {"model_id": str(rank)}
-        shown.feed(rank, "display_data", content)
-    shown.refresh(final=True)
-    shown_models = [data.get("application/vnd.jupyter.widget-view+json") for data in page.blocks.values()]
-    assert [model for model in shown_models if model] == [{"model_id": "0"}, {"model_id": "1"}]
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 1), st.lists(st.sampled_from(["a\n", "b", "\n"]), max_size=12)), max_size=12),
     st.integers(1, 3),
@@ -309,20 +291,6 @@ def test_thinned_text_is_the_beginning_and_the_end(messages: list[tuple[int, lis
             assert set(kept) <= set(lines)
 
 
-def test_rich_outputs_end_in_rank_order() -> None:
-    """Neighbouring figures of different ranks are in rank order once the cell has ended."""
-    shown, page = board()
-    for rank in (2, 0, 1):
-        shown.feed(rank, "stream", stream("plot\n"))
-        shown.feed(rank, "display_data", bundle(image_png=str(rank), text_plain=f"<Figure {rank}>"))
-        shown.refresh()
-    shown.refresh(final=True)
-    assert [line.strip() for line in page.lines()] == [
-        "ranks 0–2 │ plot",
-        *(line for rank in range(3) for line in (f"rank {rank} ▾", f"<Figure {rank}>")),
-    ]
-
-
 def test_what_is_announced_stands_below_what_came() -> None:
     """An announcement is shown at once, below what ranks printed before it, and goes in the end, or stays."""
     shown, page = board()
@@ -332,13 +300,6 @@ def test_what_is_announced_stands_below_what_came() -> None:
     shown.announce([1], "too long", stays=True)
     shown.refresh(final=True)
     assert page.lines() == ["rank 0 │ before", "rank 1 │ too long"]
-
-
-def test_nothing_is_published_for_a_silent_cell() -> None:
-    """A cell without output leaves no empty display behind."""
-    shown, page = board()
-    shown.refresh(final=True)
-    assert page.blocks == {}
 
 
 def test_a_terminal_gets_prefixed_lines() -> None:
@@ -351,11 +312,7 @@ def test_a_terminal_gets_prefixed_lines() -> None:
     shown.feed(1, "stream", stream("\r50%|#", "stderr"))
     shown.feed(1, "stream", stream("\r100%|##", "stderr"))
     shown.refresh(final=True)
-    assert written == [
-        ("stdout", "[rank 0] hello"),
-        ("stdout", "[rank 0] world"),
-        ("stderr", "[rank 1] 100%|##"),
-    ]
+    assert written == [("stdout", "[rank 0] hello"), ("stdout", "[rank 0] world"), ("stderr", "[rank 1] 100%|##")]
 
 
 @given(

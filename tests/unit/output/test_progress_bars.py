@@ -48,20 +48,15 @@ def test_other_text_is_no_bar(text: str) -> None:
     assert parse(text) is None
 
 
-def test_equal_bars_are_one() -> None:
-    """Ranks that show the same show it as one of them printed it, colours included."""
+def test_bars_of_several_ranks() -> None:
+    """Equal ones are one; else the bar is full up to the last rank, shaded up to the first, and numbers that differ are
+    told as a range."""
     text = drawn(40, 100, prefix="train", colour="green")
     assert merged({0: bar(text), 3: bar(text)}) == text
-
-
-def test_counts_are_a_range() -> None:
-    """The bar is full up to the last rank, shaded up to the first; percent, times and rate are the last one's."""
     states = {rank: bar(drawn(n, 100, 2.0 + rank, prefix="epoch 1")) for rank, n in enumerate((60, 81, 20))}
     assert merged(states) == "epoch 1:  20%|██▒▒▒▒▒▒  | 20..81/100 [00:04<00:16,  5.00it/s]"
-
-
-def test_numbers_in_words_are_ranges() -> None:
-    """Numbers that differ in description and postfix are told as a range, other differences as three dots."""
+    states = {rank: bar(drawn(n, None, 2.0, prefix="read", unit="B")) for rank, n in enumerate((4, 6))}
+    assert merged(states) == "read: 4..6B [00:02,  2.00B/s]"
     texts = [drawn(5, 10, prefix=f"loss -{loss}", postfix=f"acc={loss}, lr=1e-05") for loss in (0.5, 0.25)]
     assert merged(dict(enumerate(map(bar, texts)))) == (
         "loss -0.5..-0.25:  50%|█████     | 5/10 [00:02<00:02,  2.50it/s, acc=0.25..0.5, lr=1e-05]"
@@ -70,21 +65,13 @@ def test_numbers_in_words_are_ranges() -> None:
     assert merged(dict(enumerate(map(bar, texts)))) == " 50%|█████     | 5/10 [00:02<00:02,  2.50it/s, …]"
 
 
-def test_bars_without_a_total() -> None:
-    """A bar that does not know its end has a range of counts, and the rank's times that is furthest behind."""
-    states = {rank: bar(drawn(n, None, 2.0, prefix="read", unit="B")) for rank, n in enumerate((4, 6))}
-    assert merged(states) == "read: 4..6B [00:02,  2.00B/s]"
-
-
 def test_a_bar_is_known_by_how_it_began() -> None:
     """A description that changes does not make another bar; a line that was cleared begins a new one."""
     terminal = TerminalText()
     (line,) = terminal.feed("\r" + drawn(0, 9, prefix="train"))
     terminal.feed("\r" + drawn(4, 9, prefix="loss 0.5 ") + "\r" + drawn(5, 9, prefix="loss 0.25"))
     now = bar_of(line)
-    assert now is not None
     assert (now.desc, began_as(line, now)) == ("loss 0.25:", ("train:", "9"))
     terminal.feed("\r" + " " * 80 + "\r" + drawn(0, 7, prefix="next"))
     after = bar_of(line)
-    assert after is not None
     assert began_as(line, after) == ("next:", "7")

@@ -32,15 +32,21 @@ def test_what_was_recorded_is_predicted(step_ms: float) -> None:
 
 
 def test_steps_that_took_longer_make_all_longer() -> None:
-    """What the replay does not explain is added to every prediction; the link stays."""
+    """What the replay does not explain is added to every prediction; the link stays. The anchor is found from the
+    recording, not from an anchor before. One step in four waits for gradients once."""
     bare, (made, link) = _recorded(110), anchored(_recorded(110), LINK)
     assert link is LINK
     other = Configuration(4.0)
     assert simulate(made, other, LINK).step_ns - simulate(bare, other, LINK).step_ns == pytest.approx(15 * MS)
+    assert anchored(made, link)[0].waits_ns == pytest.approx(made.waits_ns)
+    assert made.waits_ns == pytest.approx(15 * MS)
+    often, seldom = (simulate(made, Configuration(1.0, sync_every=every), LINK) for every in (1, 4))
+    assert seldom.exposed_ns == pytest.approx(often.exposed_ns / 4)
 
 
 def test_steps_that_were_shorter_had_a_faster_link() -> None:
-    """Where the simulation is slower than the steps were the link is made faster, and nothing becomes negative."""
+    """Where the simulation is slower than the steps were the link is made faster, and nothing becomes negative. Where
+    caps or steps are unknown the workload stays as it is."""
     made, link = anchored(_recorded(80), LINK)
     assert link.ns_per_byte < 0.9 * LINK.ns_per_byte
     assert abs(made.waits_ns) < 2 * MS
@@ -48,26 +54,8 @@ def test_steps_that_were_shorter_had_a_faster_link() -> None:
     assert fastest.ns_per_byte == pytest.approx(LINK.ns_per_byte / 64)
     for cap in (0.0, 1.0, 4.0):
         assert simulate(impossible, Configuration(cap), fastest).step_ns == pytest.approx(30 * MS, rel=0.05)
-
-
-def test_anchoring_again_changes_nothing() -> None:
-    """The anchor is found from the recording, not from an anchor before."""
-    once, link = anchored(_recorded(110), LINK)
-    assert anchored(once, link)[0].waits_ns == pytest.approx(once.waits_ns)
-    assert once.waits_ns == pytest.approx(15 * MS)
-
-
-def test_without_a_recording_nothing_is_anchored() -> None:
-    """Where caps or steps are unknown the workload stays as it is."""
     made_up = replace(_recorded(110), caps=())
     assert as_recorded(made_up) is None
     assert anchored(made_up, LINK)[0] is made_up
     unknown = replace(_recorded(110), step_ns=None)
     assert anchored(unknown, LINK)[0] is unknown
-
-
-def test_what_is_waited_for_follows_the_recording() -> None:
-    """One step in four waits for gradients once."""
-    made, _ = anchored(_recorded(110), LINK)
-    often, seldom = (simulate(made, Configuration(1.0, sync_every=every), LINK) for every in (1, 4))
-    assert seldom.exposed_ns == pytest.approx(often.exposed_ns / 4)

@@ -6,14 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_lab.simulation.memory import (
-    Mark,
-    MemoryPart,
-    ModuleUse,
-    ParameterMemory,
-    RecordedMemory,
-    predict,
-)
+from ddp_lab.simulation.memory import Mark, MemoryPart, ModuleUse, ParameterMemory, RecordedMemory, predict
 from ddp_lab.simulation.parameter_groups import ParameterGroup, Sharding, numbered_modules
 
 FIRST, SECOND = (
@@ -60,11 +53,17 @@ def _step(
     return RecordedMemory((FIRST, SECOND, *unused), MODULES, 0, 160, views, 2, copies, tuple(marks))
 
 
-def test_ddp_is_as_recorded() -> None:
-    """Parameters, gradients and buckets of 160 bytes, state of 320, and what the optimizer needs."""
+def test_ddp_and_zero_1() -> None:
+    """Parameters, gradients and buckets of 160 bytes, state of 320, and what the optimizer needs. The rank with the
+    larger layer keeps its state of 200 bytes; of a single rank it keeps all of it. Temporary tensors of five times the
+    largest parameter are in proportion to all parameters."""
     found = predict(_step(10, optimizer=30), "ddp")
     assert (found.peak, found.where, found.activations) == (830, "optimizer", 30)
     assert (found.parameters, found.gradients, found.buckets, found.optimizer) == (160, 160, 160, 320)
+    assert predict(_step(), "zero-1").optimizer == 200
+    assert predict(_step(), "zero-1").peak == 160 * 3 + 200
+    assert predict(_step(), "zero-1", ranks=1).peak == 160 * 3 + 320
+    assert predict(_step(optimizer=800), "zero-1").activations == 800 * 100 // 160
 
 
 @pytest.mark.parametrize("views", [False, True])
@@ -73,13 +72,6 @@ def test_views_save_the_gradients(views: bool) -> None:
     step = _step(10, optimizer=130, views=views)
     assert predict(step, "ddp").peak == 930
     assert predict(step, "ddp, views").peak == 770
-
-
-def test_zero_divides_whole_parameters() -> None:
-    """The rank with the larger layer keeps its state of 200 bytes; of a single rank it keeps all of it."""
-    assert predict(_step(), "zero-1").optimizer == 200
-    assert predict(_step(), "zero-1").peak == 160 * 3 + 200
-    assert predict(_step(), "zero-1", ranks=1).peak == 160 * 3 + 320
 
 
 def test_an_optimizers_last_tensor_lives_until_the_next() -> None:
@@ -91,11 +83,6 @@ def test_an_optimizers_last_tensor_lives_until_the_next() -> None:
     # by hand: the factor is min(220 / 100, (220 - 100) / 60, (220 - 60) / 100) = 1.6; sorted: 100, 100, 60
     again = _step(optimizer=220, unused=(third,))
     assert predict(again, "zero-1", ranks=1).activations == 100 + 160
-
-
-def test_an_optimizer_that_takes_all_at_once() -> None:
-    """Temporary tensors of five times the largest parameter are in proportion to all parameters."""
-    assert predict(_step(optimizer=800), "zero-1").activations == 800 * 100 // 160
 
 
 def test_a_step_of_fully_shard() -> None:
@@ -122,35 +109,29 @@ def test_gloo_copies_once_more(copies: bool, peak: int) -> None:
 
 
 def test_kept_parameters() -> None:
-    """Without resharding both layers are whole at the end of the forward, when activations are at most."""
+    """Without resharding both layers are whole at the end of the forward, when activations are at most. Both layers are
+    unsharded while the second one runs; the buffer of both is kept until the forward ends."""
     kept = predict(_step(1000), "fully_shard", sharding=replace(SHARDED, reshard_after_forward=False))
     assert kept.parameters == 52 + 32 + 104 + 64
     assert kept.peak == kept.parameters + 168 + 64 + 2000
+    both = Sharding((ParameterGroup(("layers.0", "layers.1"), (0, 1)),))
+    found = predict(_step(1000), "fully_shard", sharding=both)
+    assert found.where == "forward of layers.1"
+    assert (found.parameters, found.communication, found.activations) == (84 + 168, 168, 2000)
 
 
 def test_prefetch_holds_one_more_buffer() -> None:
-    """While the last layer's backward runs, the first one's parameters are already gathered into a buffer."""
+    """While the last layer's backward runs, the first one's parameters are already gathered into a buffer. The program
+    asks for the second layer before the first one computes: both buffers, and the first's parameters."""
     prefetched, usual = (
         predict(_step(1000), "fully_shard", sharding=replace(SHARDED, prefetch=ahead)) for ahead in (None, 0)
     )
     assert prefetched.peak == 84 + 64 + 168 + 104 + 2000
     assert usual.peak == 84 + 64 + 168 + 64 + 2000
-
-
-def test_prefetch_in_the_forward() -> None:
-    """The program asks for the second layer before the first one computes: both buffers, and the first's parameters."""
     step = replace(_step(), marks=_step().marks[:5])
     ahead, usual = (predict(step, "fully_shard", sharding=replace(SHARDED, prefetch=n)) for n in (1, None))
     assert (ahead.communication, ahead.parameters) == (104 + 64, 84 + 104)
     assert ahead.peak == usual.peak + 64 == 84 + 168 + 104 + 104 + 64
-
-
-def test_a_group_of_two_modules() -> None:
-    """Both layers are unsharded while the second one runs; the buffer of both is kept until the forward ends."""
-    both = Sharding((ParameterGroup(("layers.0", "layers.1"), (0, 1)),))
-    found = predict(_step(1000), "fully_shard", sharding=both)
-    assert found.where == "forward of layers.1"
-    assert (found.parameters, found.communication, found.activations) == (84 + 168, 168, 2000)
 
 
 def test_more_ranks_divide_shards_alone() -> None:

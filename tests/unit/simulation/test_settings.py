@@ -31,7 +31,8 @@ def test_the_best_candidate_is_the_best_of_the_grid() -> None:
 
 
 def test_candidates_differ() -> None:
-    """Candidates differ from each other and from the user's by more than 1.7 in a cap, and in their buckets."""
+    """Candidates differ from each other and from the user's by more than 1.7 in a cap, and in their buckets. However
+    sure the simulator is, one candidate has clearly fewer buckets than its best, and one clearly more."""
     workload = _model()
     found = [setting for setting, _ in candidates(workload, CommModel(1e5, 1.0), DEFAULT, 4)]
     assert len(found) == 4
@@ -41,45 +42,38 @@ def test_candidates_differ() -> None:
         for other in [DEFAULT, *found[:index]]:
             ratios = (one.caps_mb[0] / other.caps_mb[0], one.caps_mb[-1] / other.caps_mb[-1])
             assert max(abs(math.log(ratio)) for ratio in ratios) > math.log(1.7)
-
-
-def test_candidates_have_more_and_fewer_buckets_than_the_best() -> None:
-    """However sure the simulator is, one candidate has clearly fewer buckets than its best, and one clearly more."""
-    workload = _model()
     found = [setting for setting, _ in candidates(workload, CommModel(1e6, 1.0), DEFAULT, 3)]
     counts = [len(Assignment.of(workload, one.configuration, {}).buckets) for one in found]
     assert 1 < counts[0] < 20
     assert min(counts) * 1.7 <= counts[0] <= max(counts) / 1.7
 
 
-def test_a_small_model_has_few_candidates() -> None:
-    """A model of one parameter has one assignment of buckets, and so nothing to try."""
-    assert candidates(_model(1), CommModel(1e5, 1.0), DEFAULT, 4) == []
-    assert spread(_model(1), DEFAULT, 4) == []
-
-
-def test_the_grid_reaches_from_one_bucket_to_many() -> None:
-    """The grid has one bucket for all, and one for (almost) each parameter, for small and large models."""
+def test_how_far_settings_reach() -> None:
+    """The grid reaches from one bucket to one for (almost) each parameter; without a link all caps are covered; of one
+    parameter nothing is tried."""
     for workload in (_model(20, 0.01), _model(), _model(40, 50.0)):
         counts = [len(Assignment.of(workload, one.configuration, {}).buckets) for one in grid(workload)]
         assert min(counts) == 1
         assert max(counts) >= min(len(workload.sizes), 4) / 2
-
-
-def test_without_a_link_the_range_is_covered() -> None:
-    """Where nothing can be simulated the settings lie over the whole range of caps."""
     found = spread(_model(), DEFAULT, 4)
     caps = [one.caps_mb[0] for one in found]
     assert len(set(caps)) == 4
     assert max(caps) / min(caps) >= 4
+    assert candidates(_model(1), CommModel(1e5, 1.0), DEFAULT, 4) == []
+    assert spread(_model(1), DEFAULT, 4) == []
 
 
-def test_lossy_hooks_only_if_asked() -> None:
-    """No candidate has a hook unless hooks are asked for."""
+def test_hooks() -> None:
+    """No candidate has a hook unless hooks are asked for. A hook is asked for by name, taken away by "none", and
+    written down as torch's call."""
     workload, link = _model(), CommModel(1e5, 10.0)
     assert {one.hook for one, _ in candidates(workload, link, DEFAULT, 8)} == {None}
     assert candidates(workload, link, DEFAULT, 1, ("fp16",))[0][0].hook == "fp16"
     assert set(HOOKS) == {"fp16", "bf16"}
+    hooked = Setting(DEFAULT.caps_mb, "fp16")
+    assert hooked.change(DEFAULT) == {"comm_hook": "fp16"}
+    assert DEFAULT.change(hooked) == {"comm_hook": "none"}
+    assert "fp16_compress_hook" in hooked.arguments
 
 
 @pytest.mark.parametrize(
@@ -107,11 +101,3 @@ def test_how_a_setting_is_asked_for(setting: Setting, change: dict[str, object],
     """Each setting becomes arguments of reconfigure, and of the constructor."""
     assert setting.change(DEFAULT) == change
     assert setting.arguments == arguments
-
-
-def test_hooks_come_and_go() -> None:
-    """A hook is asked for by name, taken away by "none", and written down as torch's call."""
-    hooked = Setting(DEFAULT.caps_mb, "fp16")
-    assert hooked.change(DEFAULT) == {"comm_hook": "fp16"}
-    assert DEFAULT.change(hooked) == {"comm_hook": "none"}
-    assert "fp16_compress_hook" in hooked.arguments

@@ -61,24 +61,17 @@ def costs(gather: float = 4, reduce: float = 6, *, copies: float = 0, contention
 
 
 def test_where_the_host_waits_all_adds_up() -> None:
-    """3 groups: 3 × 4 gathered twice, 3 × 6 reduced, 3 × 30 computed, half of the optimizer, the rest."""
+    """3 groups gather twice and reduce; without resharding, or in one group, they gather once; one group ahead only the
+    first is waited for."""
     found = simulate_sharded(workload(), Sharding(EACH), costs())
     assert found.exposed_ns == pytest.approx((24 + 18) * MS)
     assert (found.forward_ns, found.compute_ns, found.other_ns) == pytest.approx((30 * MS, 60 * MS, 9 * MS))
     assert found.step_ns == pytest.approx((24 + 18 + 90 + 9) * MS)
-
-
-def test_not_resharding_saves_the_second_gathering() -> None:
-    """So does a single group of all parameters, which is the root's."""
     kept = simulate_sharded(workload(), Sharding(EACH, reshard_after_forward=False), costs())
     whole = simulate_sharded(workload(), Sharding(), costs())
     for found in (kept, whole):
         assert found.exposed_ns == pytest.approx((12 + 18) * MS)
     assert whole.groups == ((0, 1, 2),)
-
-
-def test_a_gathering_that_was_asked_for_is_hidden() -> None:
-    """One group ahead: only the first of the forward is waited for; nothing changes in the backward."""
     found = simulate_sharded(workload(), Sharding(EACH, prefetch=1), costs())
     assert found.exposed_ns == pytest.approx((4 + 12 + 18) * MS)
     assert found.hidden_ns == pytest.approx(8 * MS)
@@ -86,18 +79,15 @@ def test_a_gathering_that_was_asked_for_is_hidden() -> None:
     assert late.exposed_ns == pytest.approx((14 + 4 + 4 + 3 * 14 + 18) * MS)
 
 
-def test_streams_wait_for_what_they_need() -> None:
-    """On devices: the first gathering of each pass, and the reduction of the last group, are exposed."""
+def test_streams_and_contention() -> None:
+    """On devices: the first gathering of each pass, and the reduction of the last group, are exposed. With full
+    contention a step with prefetching takes as long as without; half of it leaves half of the gain."""
     found = simulate_sharded(workload(), Sharding(EACH), costs(), waits="streams")
     assert found.exposed_ns == pytest.approx((4 + 4 + 6) * MS)
     assert found.step_ns == pytest.approx((90 + 14 + 9) * MS)
     slow = simulate_sharded(workload(), Sharding(EACH, reshard_after_forward=False), costs(reduce=50), waits="streams")
     # Reductions of 50 follow each other from the end of the first backward, at 4 + 30 + 20.
     assert slow.step_ns == pytest.approx((54 + 150 + 9) * MS)
-
-
-def test_contention_takes_the_gain() -> None:
-    """With full contention a step with prefetching takes as long as without; half of it leaves half of the gain."""
     plain, ahead = (
         [simulate_sharded(workload(), Sharding(EACH, prefetch=depth), costs(contention=c)).step_ns for c in (0, 0.5, 1)]
         for depth in (None, 1)
@@ -106,17 +96,14 @@ def test_contention_takes_the_gain() -> None:
     assert plain[0] - np.array(ahead) == pytest.approx([8 * MS, 4 * MS, 0], abs=1)
 
 
-def test_copies_and_tensors_cost() -> None:
-    """Copies are computation: half of the gathering's before its collective, half after it."""
+def test_copies_tensors_and_world_sizes() -> None:
+    """Copies are computation: half of the gathering's before its collective, half after it. A ring of 8 sends 7/8 of
+    the bytes instead of 1/2, in 7 messages; a single rank sends nothing."""
     found = simulate_sharded(workload(), Sharding(EACH), costs(copies=2))
     assert (found.forward_ns, found.compute_ns) == pytest.approx(((30 + 6) * MS, (60 + 6 + 6) * MS))
     made = replace(costs(), gathering=Cost(MS, 2 * MS), optimizer_ns=MS)
     assert simulate_sharded(workload(), Sharding(), made).forward_ns == pytest.approx((30 + 1 + 6) * MS)
     assert simulate_sharded(workload(), Sharding(), made).other_ns == pytest.approx((5 + 4 + 3) * MS)
-
-
-def test_other_world_sizes() -> None:
-    """A ring of 8 sends 7/8 of the bytes instead of 1/2, in 7 messages; a single rank sends nothing."""
     made = costs()
     assert Cost(2.0, 3.0, 4.0).over(8, 2) == Cost(14.0, 3.0, 7.0)
     found = simulate_sharded(workload(), Sharding(), made, ranks=8)
@@ -126,17 +113,14 @@ def test_other_world_sizes() -> None:
     assert (alone.exposed_ns, alone.other_ns) == pytest.approx((0, 13 * MS))
 
 
-def test_zero_1_counted_by_hand() -> None:
-    """Sizes 2, 1, 1 on 2 ranks: each updates half. Of three equal ones a rank updates two; all are broadcast."""
+def test_zero_1_and_fitted_costs() -> None:
+    """Sizes 2, 1, 1 on 2 ranks: each updates half. Of three equal ones a rank updates two; all are broadcast. The parts
+    of a cost come back from its times; an all-reduce is split into two halves."""
     step = ShardedStep(100 * MS, 20 * MS, 50 * MS, 5 * MS, 10 * MS, 20 * MS)
     fair = replace(workload(), sizes=np.array([2, 1, 1]) * MIB)
     found = simulate_zero_1(fair, step, costs())
     assert (found.step_ns, found.other_ns, found.exposed_ns) == pytest.approx((112 * MS, 16 * MS, 26 * MS))
     assert simulate_zero_1(workload(), step, costs()).other_ns == pytest.approx((20 - 8 / 3) * MS)
-
-
-def test_costs_are_fitted() -> None:
-    """The parts of a cost come back from its times; an all-reduce is split into two halves."""
     one = Cost(3e5, 2e4, 0.5)
     points = [(float(size), tensors, one.ns(size, tensors)) for size in (1e4, 1e6, 1e7) for tensors in (1, 8)]
     found = Cost.fitted(points)

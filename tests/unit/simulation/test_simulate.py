@@ -31,7 +31,8 @@ def link(ms_per_mib: float, **options: float) -> CommModel:
 
 
 def test_a_step_counted_by_hand() -> None:
-    """Collectives of 15 ms behind gradients every 10 ms: they end at 25, 40, 55 and 70; 30 are exposed."""
+    """Collectives of 15 ms behind gradients every 10 ms: they end at 25, 40, 55 and 70; 30 are exposed. One bucket for
+    all, and no overlap, both leave the whole communication exposed."""
     found = simulate(four(), Configuration(bucket_cap_mb=1), link(15))
     assert [bucket[0] for bucket in found.buckets] == [3, 2, 1, 0]
     start = 25 * MS
@@ -42,18 +43,15 @@ def test_a_step_counted_by_hand() -> None:
     assert found.hidden_ns == pytest.approx(30 * MS)
     parts = (found.forward_ns, found.compute_ns, found.exposed_ns, found.other_ns)
     assert parts == pytest.approx((20 * MS, 40 * MS, 30 * MS, 5 * MS))
-
-
-def test_one_bucket_hides_nothing() -> None:
-    """One bucket for all, and no overlap, both leave the whole communication exposed."""
     for configuration in (Configuration(math.inf), Configuration(1, overlap=False)):
         found = simulate(four(), configuration, link(15))
         assert found.hidden_ns == pytest.approx(0)
         assert found.exposed_ns == pytest.approx(60 * MS)
 
 
-def test_lanes() -> None:
-    """Two lanes overlap latencies; transfers share the link (sharing=1) or don't (sharing=0)."""
+def test_lanes_and_jitter() -> None:
+    """Two lanes overlap latencies; transfers share the link (sharing=1) or don't (sharing=0). Jitter costs sigma times
+    sqrt(2 ln n), and nothing alone."""
     latency = CommModel(10 * MS / 2, 0)  # two hops of a ring of 2
     ready = replace(four(), ready_ns=np.zeros((1, 4)), order=(0, 1, 2, 3), computed_ns=np.zeros(1))
     configuration = Configuration(1)
@@ -62,21 +60,21 @@ def test_lanes() -> None:
     shared = link(10, lanes=2)
     assert simulate(ready, configuration, shared).exposed_ns == pytest.approx(40 * MS)
     assert simulate(ready, configuration, replace(shared, sharing=0)).exposed_ns == pytest.approx(20 * MS)
+    link_ = CommModel(0, 0)
+    times = [simulate(four(), Configuration(1, world_size=n, jitter_ns=MS), link_).step_ns for n in (1, 256, 16384)]
+    assert times[1] - times[0] == pytest.approx(MS * math.sqrt(2 * math.log(256)))
+    assert times[2] > times[1]
 
 
 def test_contention_counted_by_hand() -> None:
-    """While the collective of 4 ms runs the rank computes at half speed, and the collective at half speed, too."""
+    """While the collective of 4 ms runs the rank computes at half speed, and the collective at half speed, too. A
+    workload as a slowed-down step shows it gives that very step again, and the unslowed one without a link."""
     one = Workload.made_up([MIB, MIB], forward_ns=0, backward_ns=20 * MS)
     slow = link(4, compute_slowdown=1.0, comm_slowdown=1.0)
     found = simulate(replace(one, world_size=2), Configuration(1), slow)
     # First bucket at 10, its collective until 18 while 4 ms of computation are done; 6 are left, then 4 ms alone.
     assert found.reduced_ns == pytest.approx([18 * MS, 28 * MS])
     assert found.compute_ns == pytest.approx(24 * MS)
-
-
-def test_recorded_contention_is_taken_out() -> None:
-    """A workload as a slowed-down step shows it gives that very step again, and the unslowed one without a link."""
-    slow = link(4, compute_slowdown=1.0, comm_slowdown=1.0)
     recorded = replace(
         Workload.made_up([MIB, MIB], forward_ns=0, backward_ns=20 * MS),
         ready_ns=np.array([[24.0 * MS, 10 * MS]]),
@@ -89,8 +87,16 @@ def test_recorded_contention_is_taken_out() -> None:
     assert simulate(recorded, Configuration(1, world_size=1), slow).compute_ns == pytest.approx(20 * MS)
 
 
-def test_a_straggler_and_the_step_without_it() -> None:
-    """A rank 30 ms late in one layer delays every rank's step by as much; without it the delay is gone."""
+def test_hooks_skipped_steps_and_a_straggler() -> None:
+    """A hook's bytes and computation count; steps that only accumulate cost computation alone. A rank 30 ms late in one
+    layer delays every rank's step by as much; without it the delay is gone."""
+    plain = simulate(four(), Configuration(math.inf), link(15))
+    half = simulate(four(), Configuration(math.inf, hook=Hook(bytes_factor=0.5)), link(15))
+    assert plain.step_ns - half.step_ns == pytest.approx(30 * MS)
+    costly = simulate(four(), Configuration(math.inf, hook=Hook(ns=7 * MS)), link(15))
+    assert costly.step_ns - plain.step_ns == pytest.approx(7 * MS)
+    every = simulate(four(), Configuration(math.inf, sync_every=4), link(15))
+    assert every.step_ns == pytest.approx((125 + 3 * 60) / 4 * MS)
     base = four()
     ready = np.repeat(base.ready_ns, 3, axis=0)
     ready[1, :2] += 30 * MS  # the last two gradients to come
@@ -106,25 +112,6 @@ def test_a_straggler_and_the_step_without_it() -> None:
     )
     slowed, fixed = (simulate(one, Configuration(1), link(1)) for one in (late, late.without(1)))
     assert slowed.step_ns - fixed.step_ns == pytest.approx(30 * MS)
-
-
-def test_hooks_and_skipped_synchronisation() -> None:
-    """A hook's bytes and computation count; steps that only accumulate cost computation alone."""
-    plain = simulate(four(), Configuration(math.inf), link(15))
-    half = simulate(four(), Configuration(math.inf, hook=Hook(bytes_factor=0.5)), link(15))
-    assert plain.step_ns - half.step_ns == pytest.approx(30 * MS)
-    costly = simulate(four(), Configuration(math.inf, hook=Hook(ns=7 * MS)), link(15))
-    assert costly.step_ns - plain.step_ns == pytest.approx(7 * MS)
-    every = simulate(four(), Configuration(math.inf, sync_every=4), link(15))
-    assert every.step_ns == pytest.approx((125 + 3 * 60) / 4 * MS)
-
-
-def test_the_slowest_of_many() -> None:
-    """Jitter costs sigma times sqrt(2 ln n), and nothing alone."""
-    link_ = CommModel(0, 0)
-    times = [simulate(four(), Configuration(1, world_size=n, jitter_ns=MS), link_).step_ns for n in (1, 256, 16384)]
-    assert times[1] - times[0] == pytest.approx(MS * math.sqrt(2 * math.log(256)))
-    assert times[2] > times[1]
 
 
 @st.composite
