@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from playwright.sync_api import Browser, Page
 from playwright.sync_api import TimeoutError as NotThere
 
 from ddp_lab.timeline.timeline import Timeline
@@ -16,11 +17,6 @@ from ddp_lab.widgets.dashboard import Dashboard
 from ddp_lab.widgets.live_widget import LiveWidget
 from tests.benchmarks.browser import open_tab
 from tests.waiting import DEADLINE_S, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from playwright.sync_api import Browser, Page
 
 _TRAITS = (*LiveWidget.class_own_traits(sync=True), *Dashboard.class_own_traits(sync=True))
 _PUMP_MS = 1000  # not a deadline: how long a probe may look for a node before the next messages are passed on

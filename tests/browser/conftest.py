@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-    from tests.benchmarks.browser import Lab
+    from tests.benchmarks.browser import Lab, NotebookPage
 
 _MODULES = {"playwright": "playwright", "jupyterlab": "jupyterlab", "nbformat": "nbformat", "psutil": "psutil"}
 _SIZE = {"width": 1360, "height": 1000}
@@ -100,6 +100,22 @@ class Shared:
             yield page
         finally:
             self._take_back(page)
+
+    @contextmanager
+    def notebook(self, *cells: str, run: int = 0) -> Iterator[NotebookPage]:
+        """A notebook of these cells, the first of which have run; its kernel ends with it, and no script has failed."""
+        from tests.benchmarks.browser import NotebookPage
+
+        with self.page() as page:
+            opened = NotebookPage(page, self.lab(), self.lab().write(*cells))
+            opened.start_kernel()
+            try:
+                for cell in range(run):
+                    opened.run_cell(cell)
+                yield opened
+            finally:
+                opened.shut_down()
+            assert not opened.errors
 
     def _take_back(self, page: Page) -> None:
         """Keeps a page that is as good as new."""
@@ -194,6 +210,14 @@ def page(browser: Browser) -> Iterator[Page]:
         yield context.new_page()
     finally:
         context.close()
+
+
+@pytest.fixture(scope="module")
+def blank(browser: Browser) -> Iterator[Page]:
+    """An empty page for scripts alone."""
+    context = browser.new_context()
+    yield context.new_page()
+    context.close()
 
 
 @pytest.fixture

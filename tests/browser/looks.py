@@ -17,7 +17,7 @@ from ddp_lab.timeline.recorded.player import Player
 from ddp_lab.timeline.timeline import Timeline
 from tests.waiting import wait_until
 
-__all__ = ["STATES", "Stage", "State"]
+__all__ = ["LOOP", "STATES", "Stage", "State"]
 
 MODEL = """
 torch.manual_seed(0)

@@ -17,18 +17,8 @@ from tests.browser.bare_page import DARK, BarePage
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks" / "images"
 WIDTH, HEIGHT, FRAME_MS = 900, 500, 125
-VIEWS = (
-    "overview",
-    "timeline",
-    "overlap",
-    "stragglers",
-    "buckets",
-    "findings",
-    "step",
-    "fault_injection",
-    "what_if",
-    "gradients",
-)
+VIEWS = ("overview", "timeline", "overlap", "stragglers", "buckets", "findings")
+VIEWS += ("step", "fault_injection", "what_if", "gradients")
 SCENES = (("Timeline", 6.0), ("Findings", 4.0))  # tab, seconds
 MODEL = """
 import time

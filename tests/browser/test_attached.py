@@ -8,18 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from playwright.sync_api import Page
 
 from ddp_lab.protocol import journal
-from tests.benchmarks.browser import NotebookPage
+from tests.benchmarks.browser import Lab, NotebookPage
 from tests.waiting import DEADLINE_S, wait_until
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
-
-    from tests.benchmarks.browser import Lab
 
 ROOT = Path(__file__).parents[2]
 # Fifty steps a second; without an optimizer, whose import costs seconds.

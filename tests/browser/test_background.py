@@ -5,20 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from nbconvert import MarkdownExporter
+from playwright.sync_api import Locator
 
-from tests.benchmarks.browser import NotebookPage
+from tests.benchmarks.browser import Lab, NotebookPage
+from tests.browser.conftest import Shared
 from tests.browser.waiting import has, press, says
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Locator
-
-    from tests.benchmarks.browser import Lab
-    from tests.browser.conftest import Shared
 
 START = "%load_ext ddp_lab\n%cluster start -n 2 --backend gloo"
 TRAIN = """%%distributed --no-wait --name train
@@ -44,14 +39,9 @@ GONE = "%%distributed --no-wait --name gone\nimport time; time.sleep(600)"
 @pytest.fixture(scope="module")
 def notebook(shared: Shared, lab: Lab, gate: Path) -> Iterator[NotebookPage]:
     """A notebook with two ranks."""
-    with shared.page() as page:
-        opened = NotebookPage(page, lab, lab.write(START, TRAIN, FAIL, COUNT.format(gate=str(gate)), GONE))
-        opened.start_kernel()
-        opened.run_cell(0)
+    with shared.notebook(START, TRAIN, FAIL, COUNT.format(gate=str(gate)), GONE, run=1) as opened:
         yield opened
         gate.touch()
-        opened.shut_down()
-        assert not opened.errors
 
 
 def _line(notebook: NotebookPage, cell: int) -> Locator:

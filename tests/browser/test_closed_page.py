@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tests.benchmarks.browser import NotebookPage, printed
-from tests.browser.waiting import has, says
+from playwright.sync_api import Page
+
+from tests.benchmarks.browser import Lab, NotebookPage, open_tab, printed
+from tests.browser.conftest import Shared
+from tests.browser.waiting import has, press, says
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.benchmarks.browser import Lab
-    from tests.browser.conftest import Shared
 
 START = "%load_ext ddp_lab\n%cluster start -n 2 --backend gloo"
 # Outputs look for their widget once, and give up only after the widgets have come: see lost_outputs.js.
@@ -33,6 +31,7 @@ while True:
     dist.all_reduce(stop)
     if stop: break
 """
+_CANVAS = "() => document.querySelector('.ddp-main canvas')?.toDataURL()"
 AFTER = """%%distributed
 total = torch.tensor([steps]); dist.all_reduce(total)
 """
@@ -43,7 +42,8 @@ print(json.dumps([pulled[0], pulled[1], lab.timeline.reducers()[0].last_step]))"
 
 
 def test_a_page_that_is_closed_in_the_middle_of_a_cell(shared: Shared, lab: Lab, tmp_path: Path) -> None:
-    """The ranks train on; in the page that is opened again the cell's end is seen, and the next cells work.
+    """A training is watched live. The ranks train on without a page; in one that is opened again its end is seen,
+    and the next cells work.
 
     As long as the cell runs, the page says that it may; then how it ended, with the end of its text. It does so even if
     the widgets come after the outputs have looked for them.
@@ -59,6 +59,7 @@ def test_a_page_that_is_closed_in_the_middle_of_a_cell(shared: Shared, lab: Lab,
         first.run_cell(1, wait=False)
         page.wait_for_selector(".ddp-main canvas")
         wait_until(begun.exists, "the first step")
+        _is_watched(page)
         has(first.page.locator(".ddp-background"), 1)
         assert not first.page.locator(".ddp-background").is_visible()
         first.save()
@@ -68,6 +69,22 @@ def test_a_page_that_is_closed_in_the_middle_of_a_cell(shared: Shared, lab: Lab,
     with shared.page() as page:
         page.add_init_script(LOOK_ONCE)
         _goes_on(NotebookPage(page, lab, name), gate)
+
+
+def _is_watched(page: Page) -> None:
+    """Asserts that the canvas changes while the cell runs, that the step selector stops following by keyboard, and that
+    the ranks find their gradients equal."""
+    open_tab(page, "Timeline")
+    page.locator(".ddp-main").scroll_into_view_if_needed()
+    pictures: set[str] = set()
+    wait_until(lambda: pictures.add(page.evaluate(_CANVAS)) or len(pictures) >= 5, "five pictures of the timeline")
+    page.get_by_role("slider", name="step").focus()
+    page.keyboard.press("ArrowLeft")
+    follow = page.get_by_label("follow latest")
+    wait_until(lambda: not follow.is_checked(), "an earlier step")
+    follow.check()
+    press(page.get_by_role("button", name="Compare gradients"))
+    says(page.locator(".ddp-verdict"), "equal on all 2 ranks")
 
 
 def _goes_on(second: NotebookPage, gate: Path) -> None:

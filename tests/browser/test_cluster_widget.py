@@ -6,19 +6,15 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from playwright.sync_api import Locator, Page
 
-from tests.benchmarks.browser import NotebookPage, open_tab, printed
+from tests.benchmarks.browser import Lab, NotebookPage, open_tab, printed
+from tests.browser.conftest import Shared
 from tests.browser.waiting import has, press, says
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
-
-    from tests.benchmarks.browser import Lab
-    from tests.browser.conftest import Shared
 
 START = "import ddp_lab, json\nlab = ddp_lab.Cluster(2, backend='gloo').start()"
 TRAIN = '''
@@ -55,35 +51,17 @@ dist.barrier()
 ''')
 """
 ANOTHER = "other = ddp_lab.Cluster(1, backend='gloo').start()"
-CELLS = (
-    START,
-    "lab",
-    TRAIN,
-    PIDS,
-    HIDDEN,
-    "lab.stop()",
-    SLIDERS,
-    VALUES,
-    STEPS,
-    "lab.dashboard()",
-    ANOTHER,
-    "other.stop()",
-)
+CELLS = (START, "lab", TRAIN, PIDS, HIDDEN, "lab.stop()", SLIDERS, VALUES)
+CELLS += (STEPS, "lab.dashboard()", ANOTHER, "other.stop()")
 _RESTART = "async () => { await window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel.restart() }"
 
 
 @pytest.fixture(scope="module")
 def notebook(shared: Shared, lab: Lab) -> Iterator[NotebookPage]:
     """A notebook with two ranks and their panel."""
-    with shared.page() as page:
-        opened = NotebookPage(page, lab, lab.write(*CELLS))
-        opened.start_kernel()
-        for cell in (0, 1):
-            opened.run_cell(cell)
-        has(_rows(page), 2)
+    with shared.notebook(*CELLS, run=2) as opened:
+        has(_rows(opened.page), 2)
         yield opened
-        opened.shut_down()
-        assert not opened.errors
 
 
 def _rows(page: Page) -> Locator:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
 import pytest
+from playwright.sync_api import Page
 
 from ddp_lab.timeline.timeline import Timeline
-from tests.benchmarks.browser import NotebookPage, open_tab
+from tests.benchmarks.browser import Lab, NotebookPage, open_tab
+from tests.browser.conftest import Shared
 from tests.browser.test_views import Open, training_of
-from tests.browser.waiting import says
+from tests.browser.waiting import says, step_of
 from tests.training_events import Training
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
-
-    from tests.benchmarks.browser import Lab
-    from tests.browser.conftest import Shared
 
 START = "import ddp_lab\nlab = ddp_lab.Cluster(2, backend='gloo').start()"
 MODEL = '''
@@ -41,33 +36,22 @@ while True:
 """)
 '''
 CELL = 3
-_STATISTICS = "() => document.querySelector('.ddp-lab')?.statistics()"
 
 
 @pytest.fixture(scope="module")
 def training(shared: Shared, lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NotebookPage]:
     """A notebook whose last cell trains, in the foreground, until the module's tests are over; a dashboard above it."""
     stop = tmp_path_factory.mktemp("training") / "stop"
-    name = lab.write(START, MODEL, "lab.dashboard()", TRAIN.format(path=str(stop)), "lab.stop()")
-    with shared.page() as page:
-        opened = NotebookPage(page, lab, name)
-        opened.start_kernel()
-        for cell in range(CELL):
-            opened.run_cell(cell)
-        page.locator(".ddp-lab").scroll_into_view_if_needed()
+    cells = (START, MODEL, "lab.dashboard()", TRAIN.format(path=str(stop)), "lab.stop()")
+    with shared.notebook(*cells, run=CELL) as opened:
+        opened.page.locator(".ddp-lab").scroll_into_view_if_needed()
         opened.run_cell(CELL, wait=False)
-        wait_until(lambda: (_step(page) or 0) > 3, "the first steps")
+        wait_until(lambda: (step_of(opened.page) or 0) > 3, "the first steps")
         yield opened
         assert opened.executions(CELL) is None, "the training ended early"
         stop.touch()
         wait_until(lambda: opened.executions(CELL), "the end of the training")
         opened.run_cell(CELL + 1)
-        opened.shut_down()
-        assert not opened.errors
-
-
-def _step(page: Page) -> Any:
-    return page.evaluate(_STATISTICS)["step"]
 
 
 def test_buckets_are_changed_by_the_form(training: NotebookPage) -> None:
@@ -111,7 +95,7 @@ def test_a_backward_is_stepped_through(training: NotebookPage) -> None:
     _pause_both(page)
     says(canvas, "Rank 1 pauses: bucket 0 is ready, not yet launched", attribute="aria-label")
     says(page.get_by_role("group", name="Paused"), "bucket 0 is ready, not yet launched")
-    held = _step(page)
+    held = step_of(page)
     page.locator(".ddp-step .ddp-keys").click()
     page.locator(".ddp-step").press("b")
     says(canvas, "Rank 1 pauses: bucket 1 is ready", attribute="aria-label")
@@ -119,7 +103,7 @@ def test_a_backward_is_stepped_through(training: NotebookPage) -> None:
     page.locator(".ddp-step").press("c")
     says(page.locator(".ddp-step"), "No breakpoints")
     wait_until(lambda: not page.get_by_role("group", name="Paused").is_visible(), "no buttons of a pause")
-    wait_until(lambda: _step(page) > held + 3, "more steps")
+    wait_until(lambda: step_of(page) > held + 3, "more steps")
 
 
 def test_a_fault_is_injected_seen_and_ended(training: NotebookPage) -> None:

@@ -6,21 +6,16 @@ import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
+from playwright.sync_api import Page
 
-from tests.benchmarks.browser import NotebookPage, open_tab, printed
+from tests.benchmarks.browser import Lab, NotebookPage, open_tab, printed
 from tests.browser.bare_page import BarePage
-from tests.browser.waiting import has, press, says
+from tests.browser.conftest import Shared
+from tests.browser.waiting import has, press, says, step_of
 from tests.training_events import Training
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
-
-    from tests.benchmarks.browser import Lab
-    from tests.browser.conftest import Shared
 
 FEED = """
 import json, time
@@ -35,7 +30,6 @@ def feed(number, rate=15):
         training.feed(timeline, next(steps))
         time.sleep(1 / rate)
 """
-_STATISTICS = "() => document.querySelector('.ddp-lab')?.statistics()"
 Open = Callable[..., BarePage]
 
 
@@ -44,21 +38,11 @@ def lived(shared: Shared, lab: Lab, gate: Path) -> Iterator[NotebookPage]:
     """A notebook with an empty dashboard, which the tests go through one after the other until its kernel ends."""
     blocks = f"import os\nwhile not os.path.exists({str(gate)!r}): feed(1)\nanswered = len(asked)"
     cells = ("dashboard", "feed(20)", "feed(20)", "feed(5)", blocks, "print(answered)")
-    with shared.page() as page:
-        opened = NotebookPage(page, lab, lab.write(FEED, *cells))
-        opened.start_kernel()
-        opened.run_cell(0)
-        opened.run_cell(1)
-        page.wait_for_selector(".ddp-lab")
-        open_tab(page, "Timeline")
+    with shared.notebook(FEED, *cells, run=2) as opened:
+        opened.page.wait_for_selector(".ddp-lab")
+        open_tab(opened.page, "Timeline")
         yield opened
         gate.touch()
-        opened.shut_down()
-        assert not opened.errors
-
-
-def _step(page: Page) -> Any:
-    return page.evaluate(_STATISTICS)["step"]
 
 
 def _settled(page: Page) -> list[int]:
@@ -106,29 +90,31 @@ def test_a_chosen_step_stays(lived: NotebookPage) -> None:
     """Choosing a step stops following; new steps arrive without changing what is shown."""
     page = lived.page
     lived.run_cell(2)
-    wait_until(lambda: _step(page) == 19, "step 19")
+    wait_until(lambda: step_of(page) == 19, "step 19")
     page.get_by_role("spinbutton", name="step number").click(click_count=3)
     page.keyboard.type("7")
     page.keyboard.press("Enter")
-    wait_until(lambda: _step(page) == 7, "step 7")
+    wait_until(lambda: step_of(page) == 7, "step 7")
     lived.run_cell(3)
     wait_until(lambda: page.locator(".ddp-held").inner_text().endswith("39"), "the arrival of step 39")
-    assert _step(page) == 7
+    assert step_of(page) == 7
     page.get_by_label("follow latest").check()
-    wait_until(lambda: _step(page) == 39, "step 39")
+    wait_until(lambda: step_of(page) == 39, "step 39")
 
 
 def test_a_reloaded_page_shows_the_steps_again(lived: NotebookPage) -> None:
-    """After a reload of the page the live view comes back with its steps, and goes on."""
+    """The notebook keeps the picture of the last step. After a reload the live view comes back with its steps, and goes
+    on."""
     page = lived.page
-    lived.save()
+    outputs = [one.get("data", {}) for one in lived.save().cells[1].outputs]
+    assert ["–39:" in one["text/plain"] for one in outputs if "ddp-lab-static" in one.get("text/html", "")] == [True]
     lived.reload()
     page.wait_for_selector(".ddp-lab")
     open_tab(page, "Timeline")
-    wait_until(lambda: _step(page) == 39, "step 39")
+    wait_until(lambda: step_of(page) == 39, "step 39")
     wait_until(lambda: page.locator(".ddp-held").inner_text() == "of 0–39", "all forty steps")
     lived.run_cell(4)
-    wait_until(lambda: _step(page) == 44, "step 44")
+    wait_until(lambda: step_of(page) == 44, "step 44")
 
 
 def test_bars_by_pointer_and_keyboard(lived: NotebookPage) -> None:
@@ -180,7 +166,7 @@ def test_draws_while_a_cell_blocks_and_answers_meanwhile(lived: NotebookPage, ga
     """While a cell blocks the kernel, steps are drawn and a button's message reaches the kernel."""
     page = lived.page
     lived.run_cell(5, wait=False)
-    wait_until(lambda: _step(page) >= 49, "the fifth step")
+    wait_until(lambda: step_of(page) >= 49, "the fifth step")
     press(page.get_by_role("button", name="Compare gradients"))
     wait_until(lambda: "requested" in page.locator(".ddp-verdict").inner_text(), "the kernel's answer to the button")
     assert lived.executions(5) is None, "the cell had ended before the answer"
@@ -209,7 +195,7 @@ def test_an_idle_kernel_is_left_alone_and_its_end_is_told(lived: NotebookPage, l
     has(picture, 1)
     assert not picture.is_visible(), "the saved picture shows beside the live view"
     lived.save()
-    last = _step(page)
+    last = step_of(page)
     lived.shut_down()
     says(line, f"The kernel has stopped: this is the last state, of step {last}")
     lived.reload()
@@ -226,7 +212,7 @@ def test_follows_the_model_that_trains(bare: Open) -> None:
     made = bare(timeline := Training().trained(3))
     models, rows = made.page.get_by_label("model"), made.page.locator(".ddp-sync-table tbody tr")
     made.open("Timeline")
-    made.until(lambda: _step(made.page) == 2, "step 2")
+    made.until(lambda: step_of(made.page) == 2, "step 2")
     assert not models.is_visible()
     for step in range(3):
         second.feed(timeline, step, 10**13 + step * 10**7)
@@ -239,7 +225,7 @@ def test_follows_the_model_that_trains(bare: Open) -> None:
     assert models.input_value() == "0"
 
 
-def test_a_dashboard_whose_output_was_replaced_does_nothing_more(lab_page: Page, lab: Lab) -> None:
+def test_a_dashboard_whose_output_was_replaced_does_nothing_more(shared: Shared, lab: Lab) -> None:
     """Its cell has run again and shows another one: its thread ends, no cell's end keeps a picture of it, and it has no
     copy of the browser's script. Displayed once more, it follows again."""
     cells = (
@@ -257,28 +243,25 @@ def test_a_dashboard_whose_output_was_replaced_does_nothing_more(lab_page: Page,
         "running = [one._refresher.running for one in made]\n"
         "print(json.dumps([*running, first._saved_version >= second._saved_version, first.life]))",
     )
-    opened = NotebookPage(lab_page, lab, lab.write(*cells))
-    opened.start_kernel()
-    for cell in (0, 1, 2, 2, 3, 4, 5):
-        opened.run_cell(cell)
-    again = opened.page.locator(
-        ".jp-Cell", has=opened.page.locator(".jp-InputArea", has_text=re.compile(r"made\[0\]\s*$"))
-    )
-    wait_until(lambda: again.locator(".ddp-main canvas").count(), "the first dashboard, drawn once more")
-    for cell in (6, 7):
-        opened.run_cell(cell)
-    said = [printed(opened.save().cells[cell]) for cell in (3, 4, 7)]
-    replaced = "The cell that showed this dashboard has run again"
-    assert said == [[False, True], [False, True, replaced, {}, True], [True, True, True, {}]]
-    assert not opened.errors
-    opened.shut_down()
+    with shared.notebook(*cells, run=2) as opened:
+        for cell in (2, 2, 3, 4, 5):
+            opened.run_cell(cell)
+        again = opened.page.locator(
+            ".jp-Cell", has=opened.page.locator(".jp-InputArea", has_text=re.compile(r"made\[0\]\s*$"))
+        )
+        wait_until(lambda: again.locator(".ddp-main canvas").count(), "the first dashboard, drawn once more")
+        for cell in (6, 7):
+            opened.run_cell(cell)
+        said = [printed(opened.save().cells[cell]) for cell in (3, 4, 7)]
+        replaced = "The cell that showed this dashboard has run again"
+        assert said == [[False, True], [False, True, replaced, {}, True], [True, True, True, {}]]
 
 
 def test_many_ranks_and_buckets_scroll(bare: Open) -> None:
     """64 ranks of 50 buckets are drawn in a canvas of the view's size, and the rest is reached by scrolling."""
     made = bare(Training(64, 50, compute_ms=60).trained(2, ms=100))
     made.open("Timeline")
-    made.until(lambda: _step(made.page) == 1, "step 1")
+    made.until(lambda: step_of(made.page) == 1, "step 1")
     scroller = made.page.locator(".ddp-scroll")
     height, content = scroller.evaluate("(node) => [node.clientHeight, node.scrollHeight]")
     assert height < 600 < 9_000 < content

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pytest
+from playwright.sync_api import Locator, Page
 
-from tests.benchmarks.browser import NotebookPage
+from tests.benchmarks.browser import Lab, NotebookPage
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
-
-    from tests.benchmarks.browser import Lab
 
 START, CHOOSE, CELL = 0, 1, 2
 _CODE = """%%distributed
@@ -60,8 +55,6 @@ class Debugged:
         wait_until(lambda: gutter.count() > line, "the gutter")
         number = self.cell().locator(".cm-line").nth(line - 1).bounding_box()
         box = self.cell().locator(".cm-gutter.cm-breakpoint-gutter").bounding_box()
-        assert number is not None
-        assert box is not None
         self.page.mouse.click(box["x"] + box["width"] / 2, number["y"] + number["height"] / 2)
         self.cell().locator(".cm-breakpoint-icon").nth(1).wait_for()  # the first is a spacer
 
@@ -76,6 +69,18 @@ class Debugged:
         """What the panel shows, by name."""
         found: list[list[str]] = self.page.evaluate(_VARIABLES)
         return dict(found)
+
+    def one_round(self, rank: int, total: float) -> None:
+        """The cell stops on this rank, whose values are those of its lines; a step, and all ranks go on to the end."""
+        self.notebook.run_cell(CELL, wait=False)
+        self.wait_for_stop(_LINE)
+        wait_until(lambda: self.variables().get("rank") == str(rank), "the rank's values")
+        self.notebook.command("debugger:next")
+        self.wait_for_stop(_LINE + 1)
+        wait_until(lambda: self.variables().get("y") == str(rank + 100), "the value that the step made")
+        self.notebook.command("debugger:continue")
+        wait_until(lambda: self.notebook.executions(CELL), "the end of the cell")
+        assert f"sum [{total}, {total}]" in self.output()
 
     def end(self) -> None:
         """Stops cluster and kernel."""
@@ -107,15 +112,7 @@ def test_break_step_inspect_and_go_on(debugged: Debugged) -> None:
     debugged.choose(1)
     debugged.press_the_bug(on=True)
     debugged.press_the_gutter(_LINE)
-    debugged.notebook.run_cell(CELL, wait=False)
-    debugged.wait_for_stop(_LINE)
-    wait_until(lambda: debugged.variables().get("rank") == "1", "the rank's values")
-    debugged.notebook.command("debugger:next")
-    debugged.wait_for_stop(_LINE + 1)
-    wait_until(lambda: debugged.variables().get("y") == "101", "the value that the step made")
-    debugged.notebook.command("debugger:continue")
-    wait_until(lambda: debugged.notebook.executions(CELL), "the end of the cell")
-    assert "sum [10.0, 10.0]" in debugged.output()
+    debugged.one_round(1, 10.0)
     debugged.notebook.run_cell(CELL, wait=False)
     debugged.wait_for_stop(_LINE)
     debugged.press_the_bug(on=False)
@@ -136,16 +133,7 @@ def test_twenty_rounds_on_four_ranks(lab_page: Page, lab: Lab) -> None:
         for round_ in range(20):
             rank = round_ % 4
             debugged.choose(rank)
-            debugged.notebook.run_cell(CELL, wait=False)
-            debugged.wait_for_stop(_LINE)
-            wait_until(lambda rank=rank: debugged.variables().get("rank") == str(rank), "the rank's values")
-            debugged.notebook.command("debugger:next")
-            debugged.wait_for_stop(_LINE + 1)
-            y = str(rank + 100)
-            wait_until(lambda y=y: debugged.variables().get("y") == y, "the value that the step made")
-            debugged.notebook.command("debugger:continue")
-            wait_until(lambda: debugged.notebook.executions(CELL), "the end of the cell")
-            assert "sum [60.0, 60.0]" in debugged.output()
+            debugged.one_round(rank, 60.0)
             print(f"round {round_ + 1} of 20, rank {rank}: works", flush=True)
     finally:
         debugged.end()

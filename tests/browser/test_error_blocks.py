@@ -5,17 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ddp_lab.diagnostics.calls import HANGS
-from tests.benchmarks.browser import NotebookPage
+from tests.benchmarks.browser import Lab, NotebookPage
+from tests.browser.conftest import Shared
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.benchmarks.browser import Lab
-    from tests.browser.conftest import Shared
 
 FAILED = """
 from ddp_lab.cluster.cells.failures import cell_error, failure_of
@@ -75,13 +71,8 @@ def notebook(shared: Shared, lab: Lab) -> Iterator[NotebookPage]:
     lesson = lab.notebooks / HANGS
     lesson.parent.mkdir(exist_ok=True)
     lesson.write_text((Path(__file__).resolve().parents[2] / HANGS).read_text())
-    with shared.page() as page:
-        shown = NotebookPage(page, lab, lab.write(FAILED, WRONG, DOCTOR, STOPPED, MAGIC))
-        shown.start_kernel()
-        for cell in range(5):
-            shown.run_cell(cell)
+    with shared.notebook(FAILED, WRONG, DOCTOR, STOPPED, MAGIC, run=5) as shown:
         yield shown
-        shown.shut_down()
     shutil.rmtree(lesson.parent)
 
 

@@ -35,13 +35,13 @@ _RUN = """async ({sources, header, body, sizes}) => {
 LEFT, RIGHT = 76, 14
 
 
-def _laid_out(page: Page, frame: StepFrame, *sizes: dict[str, Any]) -> list[dict[str, Any]]:
+def _laid_out(blank: Page, frame: StepFrame, *sizes: dict[str, Any]) -> list[dict[str, Any]]:
     """What lanes.js makes of a step that store.js has read."""
     header, body = encode_steps([frame])
     sources = {name: bundle.module_text(f"steps/{name}.js") for name in ("store", "lanes")}
     sizes = tuple({"axis": "common", "window": None, **size} for size in sizes)
     arguments = {"sources": sources, "header": header, "body": base64.b64encode(body).decode(), "sizes": sizes}
-    return page.evaluate(_RUN, arguments)
+    return blank.evaluate(_RUN, arguments)
 
 
 def _frame(training: Training, until_kind: Kind | None = None) -> StepFrame:
@@ -51,9 +51,7 @@ def _frame(training: Training, until_kind: Kind | None = None) -> StepFrame:
         events = chunks[1]
         stop = np.flatnonzero((events["kind"] == until_kind) & (events["bucket"] == training.buckets - 1))[0]
         chunks[1] = events[:stop]
-    frame = StepFrames(training.timeline(*enumerate(chunks))).latest()
-    assert frame is not None
-    return frame
+    return StepFrames(training.timeline(*enumerate(chunks))).latest()
 
 
 _FRAMES = {
@@ -67,10 +65,10 @@ _FRAMES = {
 
 
 @pytest.mark.parametrize("name", _FRAMES)
-def test_the_canvas_has_the_bars_of_the_scene(page: Page, name: str) -> None:
+def test_the_canvas_has_the_bars_of_the_scene(blank: Page, name: str) -> None:
     """store.js and lanes.js place every bar of every bucket where the picture that is saved has it."""
     frame = _FRAMES[name]()
-    (got,) = _laid_out(page, frame, {"width": 20_000, "height": 300})
+    (got,) = _laid_out(blank, frame, {"width": 20_000, "height": 300})
     lanes = frame.shape[1] + 1
     wanted = [
         [PARTS.index(one.role), int(lane) // lanes, int(lane) % lanes - 1, begin, end]
@@ -83,11 +81,11 @@ def test_the_canvas_has_the_bars_of_the_scene(page: Page, name: str) -> None:
         assert one == pytest.approx(other, abs=0.001)
 
 
-def test_everything_is_inside_the_plot(page: Page) -> None:
+def test_everything_is_inside_the_plot(blank: Page) -> None:
     """No bar, band or tick leaves the plot, whatever part of the axis is shown."""
     windows = (None, [10.0, 20.0], [-5.0, 500.0])
     frame = _frame(Training(8, 50, compute_ms=60))
-    for made in _laid_out(page, frame, *({"width": 640, "height": 300, "window": window} for window in windows)):
+    for made in _laid_out(blank, frame, *({"width": 640, "height": 300, "window": window} for window in windows)):
         edges = [edge for bar in made["bars"] for edge in (bar["x"], bar["x"] + bar["width"])]
         edges += [band[name] for band in made["bands"] for name in ("x", "split", "end")]
         edges += [tick["x"] for tick in made["ticks"]]
@@ -96,10 +94,10 @@ def test_everything_is_inside_the_plot(page: Page) -> None:
         assert max(bar["y"] + bar["height"] for bar in made["bars"]) <= made["contentHeight"]
 
 
-def test_rows_shrink_before_the_content_grows(page: Page) -> None:
+def test_rows_shrink_before_the_content_grows(blank: Page) -> None:
     """Rows are at most 20 pixels high and shrink to 3; then the content gets higher than the room."""
     shapes = ((2, 3), (4, 20), (8, 50))
-    small, large, huge = (_laid_out(page, _frame(Training(*one)), {"width": 640, "height": 420})[0] for one in shapes)
+    small, large, huge = (_laid_out(blank, _frame(Training(*one)), {"width": 640, "height": 420})[0] for one in shapes)
     assert small["rowHeight"] == 20
     assert 3 <= large["rowHeight"] < 20
     assert large["contentHeight"] <= 420
@@ -107,9 +105,9 @@ def test_rows_shrink_before_the_content_grows(page: Page) -> None:
     assert huge["contentHeight"] > 420
 
 
-def test_each_ranks_own_axis_begins_at_zero(page: Page) -> None:
+def test_each_ranks_own_axis_begins_at_zero(blank: Page) -> None:
     """On the ranks' own axis every backward begins at the left edge; marks of time are round numbers."""
     sizes = ({"width": 640, "height": 300, "axis": "rank"}, {"width": 650, "height": 300, "window": [0.0, 10.0]})
-    own, common = _laid_out(page, _frame(Training(4, 3)), *sizes)
+    own, common = _laid_out(blank, _frame(Training(4, 3)), *sizes)
     assert [band["x"] for band in own["bands"]] == [LEFT] * 4
     assert [tick["label"] for tick in common["ticks"]] == ["0", "2", "4", "6", "8", "10"]

@@ -6,19 +6,15 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from playwright.sync_api import Page
 
 from ddp_lab.lesson_files import VERDICT
-from tests.benchmarks.browser import PROJECT, NotebookPage
+from tests.benchmarks.browser import PROJECT, Lab, NotebookPage
+from tests.browser.conftest import Shared
 from tests.notebooks import running
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
-
-    from tests.benchmarks.browser import Lab
 
 _SCREENSHOTS = "DDP_LAB_SCREENSHOTS"  # folder that pictures of the lessons are written to
 _CARD = ".jp-LauncherCard:is([title^='Lesson '], [title^='Appendix '])"
@@ -86,21 +82,15 @@ def test_a_lesson_from_start_to_end(page: Page, lab: Lab, tmp_path: Path, name: 
         notebook.shut_down()
 
 
-def test_a_verdict_is_shown_as_a_badge(page: Page, lab: Lab) -> None:
+def test_a_verdict_is_shown_as_a_badge(shared: Shared, lab: Lab) -> None:
     """JupyterLab shows what a check says, not the data that stands beside it for `ddp-lab lessons --check`."""
     checks = 'Checks(lambda answer: "Right: it is.", lambda answer: "Not yet: look again.")'
     imports = f'import sys\nsys.path.insert(0, "tutorials")\nfrom checks import Checks\nanswer, check = 1, {checks}'
-    notebook = NotebookPage(page, lab, lab.write(imports, "check(1)", "check(2)"))
-    notebook.start_kernel()
-    try:
-        for index in notebook.code_cells():
-            notebook.run_cell(index)
-        shown = page.locator(".jp-OutputArea-output")
+    with shared.notebook(imports, "check(1)", "check(2)", run=3) as notebook:
+        shown = notebook.page.locator(".jp-OutputArea-output")
         wait_until(lambda: shown.count() == 2, "two verdicts")
         right, wrong = (one.inner_text() for one in shown.all())
         assert right.split() == ["✓", "Right:", "it", "is.", "1", "of", "2", "exercises", "solved"]
         assert wrong.split() == ["✗", "Not", "yet:", "look", "again.", "1", "of", "2", "exercises", "solved"]
         for output in notebook.save().cells[1].outputs:
             assert VERDICT in output.data
-    finally:
-        notebook.shut_down()

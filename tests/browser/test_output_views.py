@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from nbconvert import HTMLExporter
+from playwright.sync_api import Locator
 
-from tests.benchmarks.browser import NotebookPage
+from tests.benchmarks.browser import Lab, NotebookPage
+from tests.browser.conftest import Shared
 from tests.browser.waiting import has, says
 from tests.security.markup import FLAG, NAME, TEXT
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Locator
-
-    from tests.benchmarks.browser import Lab
-    from tests.browser.conftest import Shared
 
 START = "%load_ext ddp_lab\n%cluster start -n 4 --backend gloo"
 SILENT = "%%distributed\nx = 1\nif rank == 1: print('alone')"
@@ -54,15 +49,10 @@ SCRIPT = "import os; print(open(os.path.splitext(os.environ['JPY_SESSION_NAME'].
 @pytest.fixture(scope="module")
 def notebook(shared: Shared, lab: Lab, gate: Path) -> Iterator[NotebookPage]:
     """A notebook with four ranks."""
-    with shared.page() as page:
-        cells = (START, SILENT, PRINT, PRINT, FIGURES, WAIT.format(gate=str(gate)), FAIL, "lab", SCRIPT, *MARKUP)
-        opened = NotebookPage(page, lab, lab.write(*cells))
-        opened.start_kernel()
-        opened.run_cell(0)
+    wait = WAIT.format(gate=str(gate))
+    with shared.notebook(START, SILENT, PRINT, PRINT, FIGURES, wait, FAIL, "lab", SCRIPT, *MARKUP, run=1) as opened:
         yield opened
         gate.touch()
-        opened.shut_down()
-        assert not opened.errors
 
 
 def _cell(notebook: NotebookPage, index: int) -> Locator:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from playwright.sync_api import Browser
 
 from ddp_lab.timeline.timeline import Timeline
 from tests.browser.bare_page import BarePage, bare_page
+from tests.browser.waiting import step_of
 from tests.training_events import Training
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
-
 STEPS = 1_500  # more than the timeline keeps whole, and three times what a page keeps
-_STATISTICS = "() => document.querySelector('.ddp-lab').statistics()"
 _CHOSEN = ".ddp-strip-line"
 
 
@@ -42,14 +40,9 @@ def whole(shown: BarePage) -> None:
     shown.open("Overview")
 
 
-def _step(shown: BarePage) -> Any:
-    return shown.page.evaluate(_STATISTICS)["step"]
-
-
 def _drag(shown: BarePage, begin: float, end: float) -> None:
     """Drags over a part of the strip."""
     box = shown.page.locator(".ddp-strip-plot").bounding_box()
-    assert box is not None
     for share, act in ((begin, shown.page.mouse.down), (end, shown.page.mouse.up)):
         shown.page.mouse.move(box["x"] + share * box["width"], box["y"] + 20, steps=3)
         act()
@@ -81,7 +74,7 @@ def test_a_finding_leads_to_its_place(shown: BarePage) -> None:
     assert not shown.page.get_by_label("follow latest").is_checked()
     shown.page.get_by_label("close the details").click()
     shown.page.get_by_label("follow latest").check()
-    shown.until(lambda: _step(shown) == STEPS - 1, "the newest step")
+    shown.until(lambda: step_of(shown.page) == STEPS - 1, "the newest step")
 
 
 def test_dragging_over_the_strip_chooses_steps_for_all_views(shown: BarePage) -> None:
@@ -90,7 +83,7 @@ def test_dragging_over_the_strip_chooses_steps_for_all_views(shown: BarePage) ->
     _drag(shown, 0.2, 0.4)
     first, last = 300, 600
     shown.says(_CHOSEN, "Chosen: the views show steps ")
-    shown.until(lambda: first - 9 <= (_step(shown) or 0) <= last + 9, "a step of those")
+    shown.until(lambda: first - 9 <= (step_of(shown.page) or 0) <= last + 9, "a step of those")
     shown.until(
         lambda: "A step takes" in (text := shown.page.locator(".ddp-lead").inner_text()) and "1,4" not in text, "it"
     )
@@ -108,7 +101,7 @@ def test_dragging_over_the_strip_chooses_steps_for_all_views(shown: BarePage) ->
     shown.says(_CHOSEN, "Chosen: the views show steps 50–")
     shown.page.locator(".ddp-strip-plot").focus()
     shown.page.keyboard.press("Escape")
-    shown.until(lambda: _step(shown) == STEPS - 1, "the newest step")
+    shown.until(lambda: step_of(shown.page) == STEPS - 1, "the newest step")
     assert shown.page.get_by_role("button", name="All steps").is_disabled()
 
 
@@ -116,12 +109,11 @@ def test_a_click_on_the_strip_chooses_a_step(shown: BarePage) -> None:
     """A click shows the nearest step that is kept; of a part that the page does not have, the steps around it."""
     shown.open("Timeline")
     box = shown.page.locator(".ddp-strip-plot").bounding_box()
-    assert box is not None
     shown.page.mouse.click(box["x"] + 0.9 * box["width"], box["y"] + 20)
-    shown.until(lambda: abs((_step(shown) or 0) - 0.9 * STEPS) < 8, "a step near it")
+    shown.until(lambda: abs((step_of(shown.page) or 0) - 0.9 * STEPS) < 8, "a step near it")
     assert "Chosen" not in shown.page.locator(_CHOSEN).inner_text()
     shown.page.mouse.click(box["x"] + 0.3 * box["width"], box["y"] + 20)  # the page does not have that one
-    shown.until(lambda: abs((_step(shown) or 0) - 0.3 * STEPS) < 40, "a step near it")
+    shown.until(lambda: abs((step_of(shown.page) or 0) - 0.3 * STEPS) < 40, "a step near it")
     shown.page.get_by_label("follow latest").check()
 
 

@@ -13,18 +13,14 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from playwright.sync_api import Locator
 
-from tests.benchmarks.browser import NotebookPage, printed
+from tests.benchmarks.browser import Lab, NotebookPage, printed
+from tests.browser.conftest import Shared
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Locator
-
-    from tests.benchmarks.browser import Lab
-    from tests.browser.conftest import Shared
 
 SEED = int(os.environ.get("DDP_LAB_SOAK_SEED", "0")) or int(time.time())
 ACTIONS = int(os.environ.get("DDP_LAB_ACTIONS", "500"))
@@ -311,7 +307,6 @@ def picture(notebook: NotebookPage, name: str) -> None:
     if not PICTURES:
         return
     size = notebook.page.viewport_size
-    assert size is not None
     notebook.page.set_viewport_size({**size, "height": 4 * size["height"]})
     for theme in ("Dark", "Light"):
         notebook.set_theme(f"JupyterLab {theme}")

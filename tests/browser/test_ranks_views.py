@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from playwright.sync_api import Browser, Locator
 
 from ddp_lab import Cluster, ClusterError
 from ddp_lab.output.board import SilentBoard
 from tests.browser.bare_page import BarePage, bare_page
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator
 
 RANKS = 3
 
@@ -156,7 +154,6 @@ def test_the_facade_shows_or_refuses(shown: Shown) -> None:
     """`animate_collective` returns the widget with records and pictures; what can't be is refused before it runs."""
     view = shown.cluster.animate_collective("reduce_scatter", bytes=1000)
     try:
-        assert view.shown is not None
         assert view.shown.bytes == 1008
         assert view.shown.steps[-1].holds[1][1] == (0, 1, 2)
         assert " data-" not in view.svg()

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import pytest
+from playwright.sync_api import Browser
 
 from ddp_lab.protocol.events import Batch
 from ddp_lab.timeline.recorded.player import Player
 from ddp_lab.timeline.timeline import Timeline
 from tests.browser.bare_page import BarePage, bare_page
+from tests.browser.waiting import step_of
 from tests.training_events import Training
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
-
-_STATISTICS = "() => document.querySelector('.ddp-lab').statistics()"
 
 
 @pytest.fixture
@@ -38,7 +34,7 @@ def recording(browser: Browser) -> Iterator[BarePage]:
 
 
 def _shown(page: BarePage, step: int) -> None:
-    page.until(lambda: page.page.evaluate(_STATISTICS)["step"] == step, f"step {step}")
+    page.until(lambda: step_of(page.page) == step, f"step {step}")
 
 
 def test_the_bar(replay: tuple[BarePage, list[float]]) -> None:
@@ -66,16 +62,8 @@ def test_the_bar(replay: tuple[BarePage, list[float]]) -> None:
     _shown(page, 19)
 
 
-_OF_RANKS = (
-    "Compare gradients",
-    "lab.",
-    "Start monitoring",
-    "Train a few",
-    "Run on the ranks",
-    "Apply",
-    "of the link",
-    "of the limit",
-)
+_OF_RANKS = ("Compare gradients", "lab.", "Start monitoring", "Train a few")
+_OF_RANKS += ("Run on the ranks", "Apply", "of the link", "of the limit")
 _TITLES = (
     "() => [...document.querySelectorAll('.ddp-lab [title]')].filter((one) => one.offsetParent).map((one) => one.title)"
 )
@@ -149,7 +137,6 @@ def test_the_bar_lets_go(replay: tuple[BarePage, list[float]]) -> None:
     page.until(lambda: page.dashboard.playback["playing"] is False, "the pause")
     page.pump()
     box = slider.bounding_box()
-    assert box is not None
     (left, y), right = (box["x"] + 8, box["y"] + box["height"] / 2), box["x"] + box["width"] - 8
     mouse, asked = page.page.mouse, []
     page.dashboard._commands.on("player", asked.append)

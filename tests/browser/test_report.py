@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ddp_lab.protocol.events import Batch
-from ddp_lab.timeline.timeline import Timeline
 from tests.training_events import Training
 from tests.unit.views.test_gradients_view import watched
 
@@ -36,14 +34,7 @@ CONTRAST = """() => {
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    training = Training(ranks=3, buckets=5, parameters=4, delays={(1, 2): 12.0})
-    timeline, sequence = Timeline(), [0] * 3
-    for rank in range(3):
-        timeline.describe(rank, training.assignment() | {"session": 1})
-    for step in range(30):
-        for rank, events in enumerate(training.step(step, (step + 1) * 50_000_000)):
-            timeline.extend(Batch(rank, 1, sequence[rank], 0, events))
-            sequence[rank] += len(events)
+    timeline = Training(ranks=3, buckets=5, parameters=4, delays={(1, 2): 12.0}).trained(30, ms=50)
     bad = {"kind": "NaN", "parameter": "layers.1.weight", "rank": 1}
     for step in range(0, 30, 2):
         norms = [[3.0 + rank, 4.0] for rank in range(3)]

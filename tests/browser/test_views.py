@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from playwright.sync_api import Browser, Page
 
 from ddp_lab.analysis.step_parts import SPANS
 from ddp_lab.control.collectives import DEFAULT_BYTES, choices
@@ -23,9 +24,6 @@ from ddp_lab.widgets.controls.collectives import CollectiveStage, no_ranks
 from tests.browser.bare_page import DARK, BarePage, bare_page
 from tests.training_events import Training
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
 
 STEPS = 30
 Open = Callable[..., BarePage]
@@ -199,7 +197,6 @@ def test_several_steps_and_the_whole_step(shown: BarePage) -> None:
     shown.until(lambda: page.evaluate(_PICTURE) == seen[0], "the first picture")
     before = page.evaluate(_PICTURE)
     box = page.locator(".ddp-main canvas").bounding_box()
-    assert box is not None
     y = box["y"] + box["height"] - 12
     page.mouse.move(box["x"] + 200, y)
     page.mouse.down()
@@ -242,7 +239,6 @@ def test_no_number_is_cut(shown: BarePage, width: int) -> None:
         shown.until(lambda: shown.page.locator(".ddp-ranks tbody tr").count() == 2, "the ranks")
         assert shown.page.evaluate(_LONGEST) == []
         box = shown.page.locator(".ddp-ranks .ddp-table-scroll").bounding_box()
-        assert box is not None
         assert box["width"] < 820
     finally:
         shown.page.set_viewport_size({"width": 1240, "height": 900})
@@ -491,7 +487,7 @@ def _deep() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", _ASSIGNMENTS)
 @pytest.mark.parametrize("equal", [False, True])
-def test_the_map_is_laid_out_as_the_svg(page: Page, name: str, equal: bool) -> None:
+def test_the_map_is_laid_out_as_the_svg(blank: Page, name: str, equal: bool) -> None:
     """buckets.js shows the cells of model_map.py, and of a module alone those inside it, over the whole width."""
     assignment = _ASSIGNMENTS[name]()
     cells, depth = map_cells(assignment, equal=equal)
@@ -501,7 +497,7 @@ def test_the_map_is_laid_out_as_the_svg(page: Page, name: str, equal: bool) -> N
       return JSON.stringify([mapCells(assignment, {equal}), mapCells(assignment, {equal, root})]);
     }"""
     told = {"cells": cell_rows(assignment)}
-    whole, alone = json.loads(page.evaluate(run, [bundle.module_text("views/buckets.js"), told, equal, module.path]))
+    whole, alone = json.loads(blank.evaluate(run, [bundle.module_text("views/buckets.js"), told, equal, module.path]))
     assert whole["depth"] == depth
     assert [one["path"] for one in whole["cells"]] == [one.path for one in cells]
     for one, other in zip(whole["cells"], cells, strict=True):
@@ -515,7 +511,7 @@ def test_the_map_is_laid_out_as_the_svg(page: Page, name: str, equal: bool) -> N
     assert all(one["depth"] + one["rows"] == alone["depth"] for one in inside if one["parameter"] >= 0)
 
 
-def test_narrow_bars_are_joined(page: Page) -> None:
+def test_narrow_bars_are_joined(blank: Page) -> None:
     """Bars narrower than a pixel become one per pixel column, of the part that fills most of it; wide ones stay."""
     assert "steps/many_steps.js" in bundle.modules_of("app/dashboard.js")
     text = bundle.module_text("steps/many_steps.js")
@@ -526,4 +522,4 @@ def test_narrow_bars_are_joined(page: Page) -> None:
       const bars = [bar(0, 0, 5), ...narrow, bar(0, 7, 3)];
       return joinNarrow(bars).map((one) => [one.part, one.x, one.width]);
     }"""
-    assert page.evaluate(run, text) == [[0, 0, 5], [2, 5, 1], [3, 6, 1], [0, 7, 3]]
+    assert blank.evaluate(run, text) == [[0, 0, 5], [2, 5, 1], [3, 6, 1], [0, 7, 3]]

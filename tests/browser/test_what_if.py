@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from playwright.sync_api import Browser
 
 from ddp_lab import Cluster
 from ddp_lab.output.board import SilentBoard
 from ddp_lab.timeline.timeline import Timeline
 from tests.browser.bare_page import DARK, BarePage, bare_page
+from tests.browser.looks import LOOP
 from tests.training_events import Training
 from tests.unit.step_model import History, StepModel
 from tests.waiting import DEADLINE_S
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
 
 MODEL = """
 torch.manual_seed(0)
@@ -27,14 +26,6 @@ def step():
     model.zero_grad()
     model(torch.randn(8, 64)).square().mean().backward()
 for _ in range(20): step()
-"""
-LOOP = """
-import pathlib
-while True:
-    step()
-    go = torch.tensor([0 if pathlib.Path({path!r}).exists() else 1])
-    dist.broadcast(go, 0)
-    if not go: break
 """
 _PICTURES = "() => [...document.querySelectorAll('.ddp-what-if-step canvas')].map((one) => one.toDataURL())"
 _ANSWERED = "() => Number(document.querySelector('.ddp-what-if').dataset.answered ?? 0)"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator
+    from playwright.sync_api import Locator, Page
 
 
 def says(node: Locator, words: str, *, attribute: str = "") -> None:
@@ -32,3 +32,8 @@ def press(button: Locator) -> None:
 def has(nodes: Locator, count: int) -> None:
     """Waits until there are so many such nodes."""
     wait_until(lambda: nodes.count() == count, f"{count} of {nodes}")
+
+
+def step_of(page: Page) -> Any:
+    """The number of the step that a dashboard shows; None before the first one."""
+    return page.evaluate("() => document.querySelector('.ddp-lab')?.statistics().step")
