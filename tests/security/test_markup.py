@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -57,6 +58,7 @@ def test_saved_pictures() -> None:
         ElementTree.fromstring(picture)
         assert_text_alone(picture, *([f"Net{NAME}", NAME] if view == "buckets" else []))
     page = SavedPicture("token").bundle("<svg/>", TEXT)["text/html"]
+    assert base64.b64encode(b"<svg/>").decode() in page
     page, links = re.subn('<link rel="stylesheet" href="data:text/css;base64,[\\w+/=]+">', "", page)
     assert links == 1, "a style that fetches nothing"
     assert_text_alone(page.replace("<svg/>", ""), TEXT)

@@ -79,6 +79,7 @@ def test_tables_by_hand() -> None:
     assert (one.communication_ms, one.hidden_ms, one.exposed_ms) == (4.0, 2.0, 2.0)
     assert (one.state, one.buckets, one.bytes) == ("complete", 2, 3_000_000)
     assert np.isnan(of_rank.iloc[0].step_ms)
+    assert timeline.steps(last_steps=3).step_ms.tolist() == [20.0] * 6, "the step before is known, if not shown"
     sync = timeline.all_reduces()
     assert tuple(sync.columns) == SYNC_COLUMNS
     one = sync[(sync.step == 2) & (sync.bucket == 1)].iloc[0]
@@ -239,6 +240,16 @@ def test_drops_and_repeats_are_counted() -> None:
     assert (rank.events, rank.dropped) == (len(first.events) + len(second.events), 100)
     assert sum(len(events) for _, events in timeline.since(0)[0]) == rank.events
     assert "100 events were dropped" in timeline.summary()
+
+
+def test_cursor_reads_say_what_is_gone() -> None:
+    """`since` returns each event once, and counts those that were forgotten before they were read."""
+    timeline = _two_ranks(20, Timeline(max_events=50), each=1)
+    read, end, gone = timeline.since(0)
+    assert gone + sum(len(events) for _, events in read) == end == sum(rank.events for rank in timeline.ranks())
+    assert gone > 0
+    assert timeline.since(end)[0] == []
+    assert timeline.spans().step.nunique() == 20, "the tables reach further back than the raw events"
 
 
 def test_a_long_run_is_saved_thinned(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ddp_lab.protocol.events import Kind
 from ddp_lab.timeline.recorded import chrome_trace
-from ddp_lab.timeline.tables.gradients import GRADIENT_COLUMNS
+from ddp_lab.timeline.tables.gradients import GRADIENT_COLUMNS, gradient_columns
 from ddp_lab.timeline.tables.span_columns import SPAN_COLUMNS, STEP_COLUMNS
 from ddp_lab.timeline.timeline import Timeline
 from tests import trace_format
@@ -117,6 +117,21 @@ def test_what_is_beyond_the_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [event["pid"] for event in begins] == [1] * len(begins)
     assert len(begins) == STEPS * 3
     assert "launched last" in document["otherData"]["notes"]
+
+
+def test_completing_gradients_alone() -> None:
+    """Of many gradients only the completing ones are looked for: the same ones, with the same times."""
+    timeline = Training(ranks=2, buckets=3, parameters=4).trained(STEPS, ms=50)
+    whole, alone = (
+        gradient_columns(timeline.views(), timeline._book.buckets(), completing=one) for one in (False, True)
+    )
+    chosen = whole["completes"]
+    rows = [
+        sorted(zip(*(columns[name].tolist() for name in GRADIENT_COLUMNS), strict=True))
+        for columns in ({name: values[chosen] for name, values in whole.items()}, alone)
+    ]
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 2 * STEPS * 3
 
 
 def test_compressed_and_some_steps(tmp_path: Path) -> None:
