@@ -49,6 +49,7 @@ def test_words_and_html_say_the_same() -> None:
     assert len(tree.findall(".//tbody/tr")) == 1
     assert len(tree.findall(".//polyline")) == 2
     assert tree.find(".//svg").get("aria-label")
+    assert ElementTree.fromstring(report()._repr_html_()).find(".//tbody/tr") is not None, "without a problem, too"
     assert all("white-space:nowrap" in cell.get("style") for cell in tree.findall(".//td"))
     assert "overflow-x:auto" in tree.find(".//table/..").get("style")
 
