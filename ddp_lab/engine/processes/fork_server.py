@@ -45,7 +45,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...machine import no_collector
+from ...machine import no_collector, visible_gpus
 from ...protocol import entry_points
 from . import parent_watch
 from .reach import Meeting
@@ -268,6 +268,19 @@ def format_a_collectives_traceback() -> None:
         dist.all_reduce(nothing)
     except TypeError:  # raised before any collective is entered
         formatter(mode="Context").structured_traceback(*sys.exc_info())
+
+
+@functools.cache
+def prepare() -> None:
+    """Does for all ranks to come what each would do at its first optimizer and its first error.
+
+    An optimizer imports torch's compiler (1.6 s). Not where there is a GPU: whether that import touches it depends on
+    torch's build, and a process that has touched a GPU must not fork.
+    """
+    if not visible_gpus(os.environ):
+        with no_collector():
+            importlib.import_module("torch._dynamo")
+    format_a_collectives_traceback()
 
 
 def _run_rank(spec: Mapping[str, Any], log_path: str, connection: Mapping[str, Any], run_dir: str) -> None:

@@ -37,7 +37,7 @@ from typing import Any
 from ...machine import no_collector
 from . import controller, fork_server, parent_watch
 
-_QUIET_SECONDS = 1.0  # without a request, until it prepares for errors
+_QUIET_SECONDS = 1.0  # without a request, until it prepares what ranks will need
 _DESCRIPTORS = 5
 
 
@@ -90,7 +90,7 @@ class Zygote:
             for listener in self._listeners & set(ready):
                 self._accept(listener)
             if not ready and not prepared:
-                fork_server.format_a_collectives_traceback()
+                fork_server.prepare()
                 prepared = True
             elif not ready:  # from now on a request fails where it is made; one that is here already is answered
                 for channel in self._channels:

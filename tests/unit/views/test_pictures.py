@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
