@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ddp_lab.cluster.processes import zygote
 from ddp_lab.machine import no_collector
 from ddp_lab.output import quick_nbformat
-from tests import leftovers, unsteady, zygotes
+from tests import leftovers, unsteady
 from tests.waiting import TEST_LIMIT_S
 
 # Machines differ in speed: an example may take as long as it takes.
@@ -75,8 +74,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """The suite is red if a process, thread, socket, shared memory or a folder is left; then failures run again."""
     config = session.config
     leftovers.end_tracker()
-    zygote.end()
-    zygotes.end()
     more = leftovers.left_since(config.stash[_before])
     config.stash[_found] += [f"{kind}: {name}" for kind, names in more.items() for name in names]
     if hasattr(config, "workeroutput"):

@@ -21,8 +21,6 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.cluster.processes import zygote
-from tests import zygotes
 from tests.waiting import wait_until
 
 # Inherited by every process that a test starts, so that one is found even if its parent is gone.
@@ -65,7 +63,7 @@ def look(sockets: bool = True) -> Belongings:
     Args:
         sockets: whether to look at this process's sockets: a connected cluster opens and closes them as it likes.
     """
-    ours = _processes() - zygote.pids() - zygotes.pids()  # which serve all tests
+    ours = _processes()
     return Belongings(
         processes=frozenset(f"{pid}: {command}{_test_of(pid)}" for pid, command in _commands(ours).items()),
         threads=frozenset(
@@ -132,11 +130,17 @@ def _processes(variable: str = MARK) -> set[int]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             if int(name) != os.getpid() and mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
-                found.add(int(name))
+                found |= {int(name)} if not _serves_all_tests(int(name)) else set()
         except OSError:  # ended meanwhile, or somebody else's
             continue
     _seen.update(found)
     return found
+
+
+def _serves_all_tests(pid: int) -> bool:
+    """Whether it is a zygote that this process has started: it ends with this process."""
+    parent = _read(pid, "stat").rpartition(")")[2].split()[1:2]
+    return ".processes.zygote\0" in _read(pid, "cmdline") and parent == [str(os.getpid())]
 
 
 def _commands(pids: set[int]) -> dict[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import shutil
 import subprocess
@@ -26,16 +27,10 @@ def _offer(environment: tuple[tuple[str, str], ...]) -> Path:
     return folder
 
 
-def pids() -> set[int]:
-    """Their process ids."""
-    return {process.pid for process in _begun.values()}
-
-
-def end() -> None:
-    """Ends them: no kernel needs one any more."""
+@atexit.register
+def _end() -> None:
+    """No kernel needs them any more."""
     for folder, process in _begun.items():
         process.kill()
         process.wait()
-        shutil.rmtree(folder)
-    _begun.clear()
-    _offer.cache_clear()
+        shutil.rmtree(folder, ignore_errors=True)  # it may have been in a worker's own folder

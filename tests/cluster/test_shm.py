@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,15 +36,34 @@ def lab() -> Iterator[Lab]:
         yield cluster
 
 
+_FRAMES = """
+import sys
+from ddp_lab.engine.status import flights
+frames = [one for number in range(99) for one in flights.frames_of(dist.group.WORLD.group_name, number)]
+lines = [line for file, line in frames if "frames" in file]
+"""
+_ALONE = """
+import os, tempfile
+from pathlib import Path
+import torch, torch.distributed as dist
+from ddp_lab.engine.groups import registry
+from ddp_lab.engine.status import flights
+registry.install()
+flights.install(Path(tempfile.gettempdir()))
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+exec(compile("\\n\\ndist.all_reduce(torch.ones(8))", "frames", "exec"))
+{}
+assert lines == [3], frames
+assert "torch._inductor" not in sys.modules
+"""
+
+
 def test_frames_load_no_compiler(lab: Lab) -> None:
     """Collectives have frames of the same kind as Gloo's; to look at them loads no compiler."""
-    ask = (
-        "import sys; from ddp_lab.engine.status import flights\n"
-        "frames = [one for number in range(99) for one in flights.frames_of(dist.group.WORLD.group_name, number)]\n"
-        "([line for file, line in frames if 'frames' in file], 'torch._inductor' in sys.modules)"
-    )
     lab.run("y = torch.ones(8)\n\ndist.all_reduce(y)", label="frames")
-    assert lab.values(ask)[0] == ([3], False)
+    assert lab.values(f"{_FRAMES}lines")[0] == [3]
+    done = subprocess.run([sys.executable, "-c", _ALONE.format(_FRAMES)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_gradients_are_torchs(lab: Lab) -> None:

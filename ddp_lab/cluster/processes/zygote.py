@@ -322,11 +322,8 @@ def begin() -> None:
     """Starts the zygote of clusters with default arguments, unless there is one, or must be none; returns at once."""
     if not wanted():
         return
-    with (
-        held_back(),
-        _lock,
-        contextlib.suppress(OSError),
-    ):  # no folder, process or thread can be made: the start of a cluster says so
+    # Where no process can be started, the start of a cluster says so.
+    with held_back(), _lock, contextlib.suppress(OSError):
         _with(process_environment(place(None, None, {}).environment))
 
 
@@ -340,6 +337,7 @@ def fork(run: str, arguments: Sequence[str], environment: Mapping[str, str], log
         try:
             return _with(environment).fork(run, arguments, environment, log, pipes=pipes)
         except BrokenPipeError:  # it was not needed for so long that it has ended just now
+            _end()
             return _with(environment).fork(run, arguments, environment, log, pipes=pipes)
 
 
@@ -372,13 +370,6 @@ def _with(environment: Mapping[str, str]) -> Zygote:
 def pid() -> int | None:
     """Process id of the zygote that a cluster of this process would use; None if there is none."""
     return _zygote.pid if _zygote is not None and _owner == os.getpid() else None
-
-
-def pids() -> set[int]:
-    """Process ids of this process's zygotes: of that one, and of former ones that clusters still need."""
-    with _lock:
-        mine = [one for one in (*_former, _zygote) if one is not None] if _owner == os.getpid() else []
-        return {pid for one in mine if (pid := one.pid) is not None}
 
 
 def end() -> None:
@@ -418,8 +409,8 @@ def _readable(descriptor: int, seconds: float | None) -> bool:
 
 
 def _that_count(environment: Mapping[str, str]) -> dict[str, str]:
-    """What makes two zygotes different: variables, versions of what they import, and when our files were changed."""
-    versions = {}
+    """What makes two zygotes different: Python, variables, versions of what is imported, and how new our files are."""
+    versions = {"python": f"{sys.prefix} {sys.version}"}
     for package in _IMPORTED:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[f"{package} version"] = importlib.metadata.version(package)

@@ -56,7 +56,7 @@ def test_a_controller_and_its_successor(tmp_path: Path, address: str | None) -> 
     controller = Controller(tmp_path)
     controller.start(address)
     try:
-        pid = controller.pid
+        pid = wait_until(lambda: controller.pid, "its process")
         with Mute(pid) as mute:
             wait_until(lambda: (mute.connect(), controller.connection())[1], "the controller")
             before = controller.connection()
