@@ -46,7 +46,8 @@ def _parent(pid: int) -> int:
 
 
 def test_clusters_share_one(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`%load_ext` starts it; however many ranks, one after the other and at once; they get the variables of now."""
+    """`%load_ext` starts it; clusters of any size are forked from it, with the variables of now. If it is killed, so
+    are their ranks, which say why; `restart` has another one."""
     monkeypatch.delenv("DDP_LAB_EARLY")
     zygote.begin()
     begun = zygote.pid()
@@ -58,8 +59,14 @@ def test_clusters_share_one(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Non
             assert set(lab.values("import os; os.environ['LINES']").values()) == {"77"}
             assert lab.sum_of_ones() == dict.fromkeys(range(lab.world_size), float(lab.world_size))
         assert _parent(two.pids()["controller"]) == begun
-    assert begun is not None
-    assert leftovers.alive(begun)
+        assert begun is not None
+        os.kill(begun, signal.SIGKILL)
+        with pytest.raises(CellError, match=r"the zygote of the fork server was killed by SIGKILL \(signal 9\)"):
+            two.run("import time; time.sleep(600)")
+        two.restart()
+        two.use()
+        assert zygote.pid() != begun
+        assert two.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
 def test_another_takes_its_place(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,29 +86,12 @@ def test_another_takes_its_place(fresh: None, monkeypatch: pytest.MonkeyPatch) -
     _ends(former)
 
 
-def test_its_end_is_told(fresh: None) -> None:
-    """If it is killed, so are its clusters' ranks, which say why; `restart` has another one."""
-    with Lab(2) as lab:
-        killed = zygote.pid()
-        assert killed is not None
-        os.kill(killed, signal.SIGKILL)
-        with pytest.raises(CellError, match=r"the zygote of the fork server was killed by SIGKILL \(signal 9\)"):
-            lab.run("import time; time.sleep(600)")
-        lab.restart()
-        lab.use()
-        assert zygote.pid() != killed
-        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
-
-
 def test_an_import_that_fails(fresh: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The start of a cluster shows its traceback; with the cause gone, the next one works."""
+    """The start of a cluster shows its traceback."""
     (tmp_path / "torch.py").write_text("raise ImportError('no torch today')")
-    with monkeypatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(tmp_path))
-        with pytest.raises(ClusterError, match="no torch today"):
-            Lab(1).start()
-    with Lab(1) as lab:
-        assert lab.values("1") == {0: 1}
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ClusterError, match="no torch today"):
+        Lab(1).start()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -20,6 +20,7 @@ from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.25
+_client: int | None = None  # descriptor of the process that removes its clusters' folders itself
 
 
 def kill_with_parent_thread(parent: int) -> None:
@@ -52,8 +53,21 @@ def on_exit(pid: int, then: Callable[[], None]) -> threading.Thread:
     return thread
 
 
+def has_client(pid: int) -> None:
+    """Leaves folders to the process `pid`, and those that are forked from this one do: it removes them as it ends."""
+    global _client
+    _client = _open(pid)
+
+
 def end_and_remove(folder: str) -> NoReturn:
-    """Ends this process, and then removes a folder in which its other threads may have made files until now."""
+    """Ends this process, and then removes a folder in which its other threads may have made files until now; a client
+    that is there removes it itself.
+    """
+    if _client is not None:
+        poll = select.poll()
+        poll.register(_client, select.POLLIN)
+        if not poll.poll(0):
+            os._exit(0)
     try:
         os.execlp("rm", "rm", "-rf", "--", folder)
     except OSError as error:

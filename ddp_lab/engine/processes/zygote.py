@@ -173,6 +173,7 @@ def main(argv: list[str]) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
+    parent_watch.has_client(int(parent))
     parent_watch.on_exit(int(parent), lambda: parent_watch.end_and_remove(*folder) if folder else os._exit(0))
     zygote = Zygote(channels, listeners, float(seconds))
     zygote.load()
