@@ -232,7 +232,7 @@ class Zygote(_Forking):
     def _begun(self, environment: Mapping[str, str], stdin: int) -> subprocess.Popen[bytes] | Forked:
         arguments = [str(os.getpid()), str(_UNUSED_SECONDS)]
         if (other := _offered(self.variables)) is not None:
-            with contextlib.closing(other), contextlib.suppress(BrokenPipeError):  # it has just ended
+            with contextlib.closing(other), contextlib.suppress(ConnectionError):  # it has just ended
                 return other.fork("zygote", arguments, environment, self._log, stdin)
         with not_debugged():
             return subprocess.Popen(
@@ -249,7 +249,7 @@ class Zygote(_Forking):
     def soon(self) -> bool:
         """Whether it forks at once: it has imported torch, or comes from a process that has."""
         if not self._ready:
-            told = _readable(self._channel.fileno(), 0) and bool(self._channel.recv(1))
+            told = _readable(self._channel.fileno(), 0) and bool(self._channel.recv(1))  # an error if it has ended
             self._ready = told or isinstance(self.process, Forked)
         return self._ready
 
@@ -336,7 +336,7 @@ def fork(run: str, arguments: Sequence[str], environment: Mapping[str, str], log
     with held_back(), _lock:
         try:
             return _with(environment).fork(run, arguments, environment, log, pipes=pipes)
-        except BrokenPipeError:  # it was not needed for so long that it has ended just now
+        except ConnectionError:  # it was not needed for so long that it has ended just now
             _end()
             return _with(environment).fork(run, arguments, environment, log, pipes=pipes)
 
@@ -344,11 +344,11 @@ def fork(run: str, arguments: Sequence[str], environment: Mapping[str, str], log
 def fork_now(run: str, arguments: Sequence[str], log: int) -> Forked | None:
     """Asks the zygote for a process with this one's variables; None if it still has to import torch."""
     with held_back(), _lock:
-        if _zygote is None or _owner != os.getpid() or not _zygote.soon:
+        if _zygote is None or _owner != os.getpid():
             return None
         try:
-            return _zygote.fork(run, arguments, process_environment({}), log, pipes=False)
-        except BrokenPipeError:
+            return _zygote.fork(run, arguments, process_environment({}), log) if _zygote.soon else None
+        except ConnectionError:  # it has ended
             return None
 
 

@@ -72,7 +72,7 @@ class Zygote:
             self._failure = traceback.format_exc()
             return
         for channel in self._channels:
-            with contextlib.suppress(BrokenPipeError):
+            with contextlib.suppress(ConnectionError):
                 channel.send(b"1")
 
     def serve(self) -> Callable[[], None] | None:
