@@ -15,6 +15,7 @@ import pytest
 
 from ddp_lab import CellError, ClusterError, lesson_files
 from ddp_lab.cluster.processes import zygote
+from ddp_lab.machine import visible_gpus
 from tests import leftovers
 from tests.cluster.conftest import Lab
 from tests.cluster.pages import Notebook
@@ -67,6 +68,21 @@ def test_clusters_share_one(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Non
         two.use()
         assert zygote.pid() != begun
         assert two.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_it_prepares_what_ranks_need_first(fresh: None) -> None:
+    """When it is not asked for a while, it imports what the first optimizer of each rank would: not beside a GPU."""
+    loaded = "import sys; 'torch._dynamo' in sys.modules"
+    with Lab(1) as lab:
+        assert lab.values(loaded) == {0: False}, "a cluster that is wanted at once does not wait for it"
+
+        def prepared() -> bool:
+            lab.run("import time; time.sleep(1.5)")
+            with Lab(1) as later:
+                return bool(later.values(loaded)[0])
+
+        if not visible_gpus(os.environ):
+            wait_until(prepared, "its imports")
 
 
 def test_another_takes_its_place(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:

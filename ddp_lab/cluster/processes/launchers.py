@@ -29,7 +29,6 @@ from ...protocol.entry_points import CONTROLLER, FORK_SERVER
 from . import zygote
 from .zygote import Forked, not_debugged, process_environment
 
-_PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
 _TAIL_LINES = 15
 _CRASH = "Fatal Python error"  # as faulthandler begins
 _BELOW_CELLS = ("interactiveshell.py", "ddp_lab/engine/cells/cell.py")  # frames from here on are not the user's

@@ -219,8 +219,8 @@ class Zygote(_Forking):
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self.variables = _that_count(environment)
         self._log = _file()
+        self.variables = _that_count(environment)
         self._ready = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(ours)
