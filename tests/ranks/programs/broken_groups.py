@@ -1,4 +1,4 @@
-"""Breaks groups of ranks that share memory: `broken_groups.py FOLDER`.
+"""Breaks groups of ranks that share memory: `broken_groups.py FOLDER SECONDS`.
 
 Each line of standard input asks for one: ``{"fault", "size", "victim", "seed"}``. Its ranks are forked from this
 process, because importing torch takes seconds, and run the same random operations until one of them breaks the group.
@@ -29,7 +29,7 @@ import ddp_lab.comm
 from ddp_lab.comm.shared_memory import is_broken
 
 TIMEOUT = timedelta(seconds=0.3)
-TOLD_SECONDS = 60  # the longest that a rank may not know
+TOLD_SECONDS = float(sys.argv[2])  # the longest that a rank may not know
 
 
 def main() -> None:

@@ -16,10 +16,10 @@ from torch._C import _distributed_c10d as c10d
 
 from ddp_lab import DistributedDataParallel
 from tests.ranks.conftest import Ranks
+from tests.waiting import DEADLINE_S
 
 BACKWARDS = int(os.environ.get("DDP_LAB_BACKWARDS", "5000"))
 _OF_A_MODEL = 50
-_STILL_SECONDS = 90.0
 
 
 class _Recorder:
@@ -41,7 +41,7 @@ class _Recorder:
 
     def _look(self) -> None:
         while not self._over:
-            if not self._told.wait(_STILL_SECONDS):
+            if not self._told.wait(DEADLINE_S / 2):
                 with self._file.open("w") as file:
                     faulthandler.dump_traceback(file)
                 self._file.with_suffix(".pickle").write_bytes(c10d._dump_fr_trace(includeStackTraces=False))  # type: ignore[attr-defined, unused-ignore]
