@@ -8,8 +8,9 @@ its own threads alone, and keeps an event for each. Counting costs about 40 ns f
 steps only.
 
 What exists between two steps is found by looking at parameters, gradients and the optimizer, since it may be older than
-the counter. Everything else is the difference to the moment before the step. So tensors that the program keeps beside
-these (its data, for example) do not count.
+the counter. Everything else is the difference to what there is between steps beside these. So tensors that the program
+keeps (its data, for example) do not count. A thread of the backend may free memory a moment late, in the next step: so
+the least that there is between any two steps is what is kept, and the step with the smallest peak is the measurement.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -71,8 +72,7 @@ def measure_memory(
         training_step: a whole step, from `zero_grad` to `optimizer.step()`, without arguments.
         model: wrapped by DDP, sharded by `fully_shard`, or plain.
         optimizer: of its parameters.
-        steps: how many are measured, after one more. The one with the smallest peak counts: in some steps a thread of
-            the backend frees its memory a moment late.
+        steps: how many are measured, after one more.
 
     Raises:
         RuntimeError: another library has replaced torch's CPU allocator.
@@ -91,26 +91,25 @@ def measure_memory(
     device = next((one.device for one in model.parameters()), torch.device("cpu"))
     with _counting(device) as counter, _collected():
         training_step()  # so that what one step leaves for the next is counted
-        found = [_measured(training_step, _Step(model, optimizer, counter)) for _ in range(steps)]
-    step, measured = min(found, key=lambda one: one[1].peak)
+        measured = [_trained(training_step, _Step(model, optimizer, counter)) for _ in range(steps)]
+    kept = min(one.beside for one in measured)
+    step = min((one.without(kept) for one in measured), key=lambda one: max(mark.peak for mark in one.marks[1:]))
     recorded = step.recorded()
     if recorded is not None:
         recording.describe_fleeting({"type": "memory", "reducer": _model_id(model), **_as_json(recorded)})
-    return measured
+    place = max(range(1, len(step.marks)), key=lambda index: step.marks[index].peak)
+    where = words_of(step.marks[place - 1], step.modules, step.names)
+    return MeasuredMemory(step.marks[place].peak, where, **step.held)
 
 
-def _measured(training_step: Callable[[], object], step: _Step) -> tuple[_Step, MeasuredMemory]:
+def _trained(training_step: Callable[[], object], step: _Step) -> _Step:
     with step.watched():
         training_step()
-        step.mark(MemoryPart.END)
-    marks = step.marks
-    if not {MemoryPart.FORWARD, MemoryPart.OPTIMIZER} <= {one.part for one in marks}:
+    if not {MemoryPart.FORWARD, MemoryPart.OPTIMIZER} <= {one.part for one in step.marks}:
         raise ValueError(
             "the function did not run the model's forward and optimizer.step(); give one that trains a whole step"
         )
-    place = max(range(1, len(marks)), key=lambda index: marks[index].peak)
-    where = words_of(marks[place - 1], step.modules, step.names)
-    return step, MeasuredMemory(marks[place].peak, where, **step.held)
+    return step
 
 
 # ---- counters --------------------------------------------------------------------------------------------------------
@@ -210,10 +209,11 @@ class _Step:
     """A step that is being measured.
 
     Attributes:
-        marks: so far.
+        marks: so far; until `without`, from the counter's starting point.
         modules: those that the marks refer to.
         names: of the parameters.
         held: what is known to be there between two steps, as in `MeasuredMemory`.
+        beside: bytes that there were beside that, before the step or after it: the less of both.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class _Step:
         self.marks: list[Mark] = []
         gc.collect(1)  # what the step before has left; all generations would make the steps much longer
         self.held = self._held()
-        self._zero = counter.take()[0] - sum(self.held.values())
+        self.beside = counter.take()[0] - sum(self.held.values())
 
     def _held(self) -> dict[str, int]:
         parameters = _places([*self._parameters, *self._module.buffers()])
@@ -246,7 +246,7 @@ class _Step:
         """Notes what is held now, and the most since the last mark."""
         if part is not MemoryPart.GRADIENT:
             self._alive = {place for place, one in enumerate(self._parameters) if one.grad is not None}
-        now, peak = (max(0, found - self._zero) for found in self._counter.take())
+        now, peak = self._counter.take()
         gradients = sum(_local(self._parameters[place]).nbytes for place in self._alive)
         self.marks.append(Mark(part, index, now, peak, gradients))
 
@@ -266,9 +266,16 @@ class _Step:
         self.mark(MemoryPart.BEGIN)
         try:
             yield
+            self.mark(MemoryPart.END)
+            self.beside = min(self.beside, self.marks[-1].bytes - sum(self._held().values()))
         finally:
             for handle in handles:
                 handle.remove()
+
+    def without(self, kept: int) -> _Step:
+        """The step, whose marks no longer count so many bytes that the program keeps."""
+        self.marks = [replace(one, bytes=max(0, one.bytes - kept), peak=max(0, one.peak - kept)) for one in self.marks]
+        return self
 
     def _before(self, index: int) -> Callable[..., None]:
         def before(_module: nn.Module, args: Any, kwargs: Any) -> None:

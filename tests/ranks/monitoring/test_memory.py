@@ -210,3 +210,26 @@ def test_garbage_is_collected_between_steps(rank: int, size: int) -> None:
     assert generations == [1, 1, 1]
     assert not any(automatic)
     assert gc.isenabled()
+
+
+@on_ranks(1)
+def test_what_is_freed_late_is_not_taken_from_the_next_step(rank: int, size: int) -> None:
+    """As by a thread of the backend: held at the end of one step, freed in the middle of the next."""
+    import torch
+
+    model = torch.nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = _step_of(model, optimizer)
+    held: list[torch.Tensor] = []
+    number = itertools.count()
+
+    def training_step() -> None:
+        held.clear()
+        step()
+        if next(number) in late:
+            held.append(torch.ones(WIDTH, WIDTH))
+
+    late: tuple[int, ...] = ()
+    usual = ddp_lab.measure_memory(training_step, model, optimizer)
+    number, late = itertools.count(), (0, 3)
+    assert ddp_lab.measure_memory(training_step, model, optimizer) == usual
