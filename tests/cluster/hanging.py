@@ -265,7 +265,7 @@ def in_line(lab: Lab, rank: int, text: str) -> Callable[[], bool]:
 
 def kill_controller(lab: Lab) -> int:
     """Kills it as the system does that has no memory left; returns its process id once it is gone."""
-    pid = lab.pids()["controller"]
+    pid: int = wait_until(lambda: lab.pids().get("controller"), "the controller is forked")
     with contextlib.suppress(ProcessLookupError):  # nothing has needed a successor of the one that was killed before
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not leftovers.alive(pid), "the controller's end")
