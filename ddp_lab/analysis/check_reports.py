@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..formatting import ms, names, size
+from ..formatting import counted, ms, names, size
 
 __all__ = ["BucketCheck", "DriftReport", "HookProblem", "HookReport", "TrainingCheck"]
 
@@ -268,9 +268,8 @@ class DriftReport:
 
     def __str__(self) -> str:
         cost = f"{self.tensors} tensors, {size(self.bytes)}, {ms(1e3 * self.seconds)}"
-        later = (
-            f" ({len(self.pending)} buffers differ until the next forward broadcasts rank 0's.)" if self.pending else ""
-        )
+        differ = f"{counted(len(self.pending), 'buffer')} differ{'s' if len(self.pending) == 1 else ''}"
+        later = f" ({differ} until the next forward broadcasts rank 0's.)" if self.pending else ""
         if self.ok:
             return f"All ranks hold the same parameters and buffers ({cost}).{later}"
         held = [(", ".join(map(str, ranks)), "s" if len(ranks) > 1 else "") for ranks in self.groups]

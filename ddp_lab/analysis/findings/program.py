@@ -58,11 +58,13 @@ def shared_cores(facts: Facts) -> Iterator[Finding]:
     waited = facts.percent_of_mean(float(facts.replay.waited.sum(axis=0).mean()))
     fewer = max(1, cores // ranks)
     remedy = (
-        f"Start at most {cores} ranks here" if ranks > cores else f"Give each rank {fewer} threads (OMP_NUM_THREADS)"
+        f"Start at most {counted(cores, 'rank')} here"
+        if ranks > cores
+        else f"Give each rank {counted(fewer, 'thread')} (OMP_NUM_THREADS)"
     )
     yield Finding(
         kind="shared-cores",
-        title=f"The ranks share cores: {ranks} ranks with {threads} threads run on {cores} cores.",
+        title=f"The ranks share cores: {ranks} ranks with {threads} threads run on {counted(cores, 'core')}.",
         evidence=f"On {host} a rank computes only while others pause; the ranks wait {waited:.0f} % of the step for "
         f"each other. Which bucket size is best can't be estimated from these steps.",
         remedy=f"{remedy}. To find the bucket size all the same, measure it: lab.tune(), or ddp-lab tune for a script.",

@@ -1,0 +1,186 @@
+"""What is said of a training, word for word: findings, headlines, summaries, comparisons, reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pandas import DataFrame
+
+import ddp_lab
+from ddp_lab.analysis.check_reports import DriftReport, HookProblem
+from ddp_lab.analysis.collectives import impossible, schedule
+from ddp_lab.analysis.comparison import before_after
+from ddp_lab.analysis.findings import Facts, Finding, findings, headline
+from ddp_lab.analysis.step_parts import STARTS, Place, PlaceTime
+from ddp_lab.timeline.timeline import Timeline
+from tests.unit.analysis.test_collectives import CASES, shown_of
+from tests.unit.analysis.test_findings import BIG, FIRST, MB, PARAMETERS, SMALL, TUNED, crowded, in_buckets
+from tests.unit.analysis.test_hook_report import report
+from tests.unit.analysis.test_program_findings import CPU, MODEL, REPLICATE, SHARD, at, facts, on_gpu
+from tests.unit.analysis.test_program_findings import SMALL as SHARDED
+from tests.unit.approved import approved
+from tests.unit.step_model import StepModel
+from tests.unit.timeline.test_parameter_groups import recorded, streamed
+
+LATE = replace(TUNED, late=lambda rank, step: {9: 5.0} if rank == 1 else {})
+UNUSED = replace(TUNED, buckets=in_buckets(4), per_mb=1.5, unused=lambda rank, step: {12, 13, 14})
+BOUND = replace(TUNED, per_mb=3.0, buckets=[[0], [1, 2], [3, 4, 5], [6, 7, 8, 9], [10, 11, 12, 13, 14, 15]])
+SEARCHING = replace(TUNED, options={**TUNED.options, "find_unused_parameters": True})
+COPIED = StepModel(
+    gradients=[0.2] * 60,
+    sizes=[MB if i % 2 else 2_000 for i in range(60)],
+    buckets=[[i, i + 1] for i in range(0, 60, 2)],
+    per_mb=0.1,
+    start=0.0,
+    handling=0.02,
+    copy_per_mb=0.3,
+    tail=2.0,
+)
+MODELS = {
+    "nothing": TUNED,
+    "buckets too big": BIG,
+    "buckets too small": SMALL,
+    "the first bucket late": FIRST,
+    "late at a layer": LATE,
+    "late at a layer at times": replace(LATE, late=lambda rank, step: {9: 9.0} if rank == step % 3 == 1 else {}),
+    "slower throughout": replace(TUNED, late=lambda rank, step: dict.fromkeys(range(PARAMETERS), 0.2 * (1 - rank))),
+    "late to the backward": replace(TUNED, forward=lambda rank, step: 7.0 if rank == 1 else 1.0),
+    "the last parameter": replace(
+        TUNED, sizes=[MB] * 15 + [1_000], buckets=[[15, *range(10)], list(range(10, 15))], order=range(16), per_mb=0.9
+    ),
+    "another order": replace(TUNED, buckets=in_buckets(4)[::-1], order=range(PARAMETERS), per_mb=0.9),
+    "a search for nothing": SEARCHING,
+    "a static graph": replace(SEARCHING, unused=lambda rank, step: {3}),
+    "unused parameters": UNUSED,
+    "much communication": BOUND,
+    "much communication of a hook": replace(BOUND, options={**BOUND.options, "comm_hook": "fp16_compress_hook"}),
+    "copies": COPIED,
+    "copies in batches": replace(COPIED, options={"batched_grad_copy": True}),
+}
+TIMELINES: dict[str, Callable[[], Timeline]] = {
+    **{name: model.record for name, model in MODELS.items()},
+    "no step": Timeline,
+    "ranks that disturb each other": lambda: crowded(0.0).record(60),
+    "a late rank among them": lambda: crowded(4.0).record(60),
+    "too few steps": lambda: TUNED.record(3),
+    "parameter groups": recorded,
+    "a late parameter group": lambda: recorded(late=6.0),
+    "replicate": lambda: recorded(kind="replicate"),
+    "a mesh": lambda: recorded(mesh=(2, 2)),
+    "parameter groups on devices": streamed,
+    "a prefetch that misses": lambda: streamed(announced=2),
+    "waits that are not known": lambda: recorded(backend="mpi"),
+}
+
+
+def loader(**fields: Any) -> PlaceTime:
+    return PlaceTime(Place("data", "Images", "", **fields), 7e-3)
+
+
+SHARED = {rank: {**CPU, "threads": 4} for rank in (0, 1)}
+FACTS: dict[str, Callable[[], Facts]] = {
+    "a loader": lambda: facts({"data": 7, "forward": 10.5}, loader(workers=0)),
+    "a loader with workers": lambda: facts({"data": 7, "forward": 10.5}, loader(workers=2)),
+    "a loader that starts workers": lambda: facts(
+        {"data": 7, "forward": 10.5}, PlaceTime(Place("data", f"Images{STARTS}", "", workers=2), 7e-3)
+    ),
+    **{
+        part: lambda part=part: facts({part: 2, "forward": 8}, at(part, "the_line()"))  # type: ignore[misc]
+        for part in ("collectives", "evaluation", "logging", "checkpoint", "code")
+    },
+    "shared cores": lambda: replace(MODEL.record().judgement(), processes=SHARED),  # type: ignore[type-var]
+    "more ranks than cores": lambda: facts({"forward": 8}, processes={0: {**CPU, "cores": 1}, 1: {**CPU, "cores": 1}}),
+    "a value that is read": lambda: on_gpu(facts({"code": 2, "forward": 8}, at("code", "total += loss.item()"))),
+    "copies to a device": lambda: on_gpu(
+        facts({"copies": 2, "data": 0.1, "forward": 8}, at("copies", "x = x.to(device)"), at("data", workers=2))
+    ),
+    "pinned copies": lambda: on_gpu(
+        facts({"copies": 2, "forward": 8}, at("copies", "x.cuda()"), at("data", workers=2, pin_memory=True))
+    ),
+    "contexts": lambda: facts({"forward": 8}, processes={0: CPU, 1: {**CPU, "contexts": [0, 1]}}),
+    "dimensions of a mesh": lambda: replace(SHARDED.record().judgement(), dimensions=(SHARD, REPLICATE)),  # type: ignore[type-var]
+    "a forward that is late": lambda: late_forward(),
+}
+
+
+def late_forward() -> Facts:
+    """Rank 1 is late to its backward, because it evaluates."""
+    known = MODELS["late to the backward"].record().judgement()
+    told = facts({"evaluation": 1, "forward": 8}, at("evaluation", "validate()", 6.0))
+    assert known is not None
+    assert told.parts is not None
+    more = {0: {"evaluation": 0.0, "forward": 8e-3}, 1: {"evaluation": 6e-3, "forward": 8e-3}}
+    return replace(known, parts=replace(told.parts, by_rank=more), processes={0: CPU, 1: CPU})
+
+
+def in_words(found: Sequence[Finding], facts: Facts | None) -> str:
+    """A headline, and findings with all that they say."""
+    about = ("kind", "gain_percent", "rank", "bucket", "parameter", "steps")
+    known = [
+        {name: getattr(one, name) for name in about} | {"gain_percent": round(one.gain_percent, 3)} for one in found
+    ]
+    told = [f"{about}\n{one}" for about, one in zip(known, found, strict=True)]
+    return "\n".join([headline(facts, found), *told])
+
+
+@pytest.mark.parametrize("name", TIMELINES)
+def test_of_a_timeline(name: str) -> None:
+    """Its findings, stragglers and summary."""
+    made = TIMELINES[name]()
+    late = [str(one) for one in made.stragglers()]
+    approved(name, "\n\n".join([in_words(made.findings(), made.judgement()), *late, made.summary()]))
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_of_a_program(name: str) -> None:
+    """Its findings."""
+    made = FACTS[name]()
+    approved(name, in_words(findings(made), made))
+
+
+def columns(table: DataFrame) -> str:
+    return "\n".join(f"{name}: {' '.join(map(str, values))}" for name, values in table.round(3).to_dict("list").items())
+
+
+@pytest.mark.parametrize("name", ["nothing", "late to the backward", "parameter groups", "parameter groups on devices"])
+def test_tables(name: str) -> None:
+    """Times of steps, collectives and groups: the columns of the newest step."""
+    made = TIMELINES[name]()
+    tables = [made.steps(last_steps=2), made.spans(last_steps=1), made.all_reduces(last_steps=1)]
+    tables += [made.collectives(last=9), made.parameter_groups(last_steps=1)]
+    approved(f"tables, {name}", "\n\n".join(map(columns, tables)))
+
+
+def test_comparisons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two runs, by what differs, and of steps before and after a change."""
+    monkeypatch.chdir(tmp_path)
+    paths = [MODELS[name].record(30).save(f"{name}.npz") for name in ("nothing", "late at a layer")]
+    told = [str(ddp_lab.compare(*paths)), str(ddp_lab.compare(paths[0], paths[0]))]
+    times = np.random.default_rng(1).normal(1, 0.05, (3, 60))
+    told += [str(before_after(10 * times[0], factor * times[1])) for factor in (8, 10, 12)]
+    approved("comparisons", "\n\n".join(told))
+
+
+def test_reports_of_checks() -> None:
+    """Of a hook, with an error and a warning and without, as text and as HTML; of drift between ranks."""
+    bad, mild = HookProblem("bad", "1 < 2 is wrong.", "Fix it."), HookProblem("mild", "It is odd.", "Look.", "warning")
+    drifted = DriftReport(False, 5, "a.weight", ((0, 2), (1,)), ("a.weight", "b"), ("c",), 7, 4_000_000, 0.002)
+    even = DriftReport(True, 5, None, (), (), (), 7, 4_000, 0.002)
+    told = [report(bad, mild), report(mild), report(), drifted, even]
+    approved("reports of checks", "\n\n".join([*map(str, told), report(bad, mild)._repr_html_()]))
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_collectives_in_steps(ranks: int) -> None:
+    """Who sends what to whom in each step of every algorithm."""
+    told = []
+    for collective, algorithm in CASES:
+        if not impossible(algorithm, ranks):
+            told.append(str(shown_of(collective, algorithm, ranks)))
+            told += [" ".join(map(str, step)) for step in schedule(collective, algorithm, ranks)]
+    approved(f"collectives of {ranks}", "\n".join(told))
