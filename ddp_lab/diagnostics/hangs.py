@@ -144,7 +144,7 @@ def _silent(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis
     if len(silent) == 1:
         are, them, ends = ("is", "it", "that rank's process; the next cell starts a new one")
     wait = f" {_who(waiting)} {_wait_s(waiting)} for {them}." if waiting else ""
-    sentence = f"{_who(silent)} {are} unresponsive: a C call is holding the GIL.{wait}"
+    sentence = f"{_who(silent)} {are} unresponsive: a C call may be holding the GIL.{wait}"
     remedy = f"Interrupting a cell that you wait for terminates {ends}." if silent[0].runs == "cell" else ""
     return Diagnosis("silent", sentence, remedy)
 

@@ -65,7 +65,8 @@ class Call:
         of_bytes = f" of {size(self.bytes)} ({self.what})" if self.what else ""
         if self.kind == "point to point":
             whom = "" if self.peer is None else f" {'from' if 'recv' in self.name else 'to'} rank {self.peer}"
-            return f"{self.name}{whom or (' from any rank' if self.name == 'recv' else '')}"
+            any_rank = self.name == "recv" and self.group  # without a group its arguments are not known
+            return f"{self.name}{whom or (' from any rank' if any_rank else '')}"
         root = f" with root {self.peer}" if self.peer is not None else ""
         return f"{self.name}{number}{of_bytes}{on_group(self.description, self.ranks)}{root}"
 

@@ -1,0 +1,193 @@
+"""What the doctor says of made-up ranks, word for word: as text, and as a notebook's table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ddp_lab.diagnostics.calls import diagnose_ahead, with_places
+from ddp_lab.diagnostics.dumps import diagnose_dumps, flights_by_rank
+from ddp_lab.diagnostics.flights import Flight, distances, open_words
+from ddp_lab.diagnostics.hang_report import HangReport
+from ddp_lab.diagnostics.rank_state import BucketStage, Call, Examined, Model, Place
+from ddp_lab.diagnostics.stacks import examined_stack
+from tests.unit.approved import approved
+from tests.unit.diagnostics.test_dumps import dump, entry
+from tests.unit.diagnostics.test_flights import COPY, SUM, flights
+from tests.unit.diagnostics.test_hangs import CALL, LINE, in_backward, waiting
+from tests.unit.diagnostics.test_stacks import BACKWARD, C10D, FLYING, TORCH, user
+
+SCRIPT = Place("/home/me/train.py", 12, "main", "dist.all_reduce(t)", users=True)
+AUTOGRAD = Place("torch/autograd/graph.py", 9, "_engine_run_backward", "run()", users=False)
+SEND, RECEIVE = (Call(name, "point to point", "0", (0, 1), "", 0, 1, None) for name in ("send", "recv"))
+GROUP = replace(CALL, name="new_group", kind="group", what="", bytes=0, sequence=None, group="")
+LACKING = Model(0, "Net", 5, True, False, "", (BucketStage("pending", 1, 2, ("a.weight", "a.bias")),))
+PAUSED = replace(LACKING, paused="before bucket launch: bucket 1")
+AGED = replace(flights(9), open=(Flight(9, SUM, 4.0, "bucket 1 of Net"), Flight(10, SUM, 0.01, "")), open_count=2)
+
+
+def script(one: Examined) -> Examined:
+    return replace(one, runs="script", stack=(SCRIPT,), seconds=7.4)
+
+
+def running(rank: int, *stack: Place, **fields: Any) -> Examined:
+    return Examined(rank, "running", stack=stack or (replace(LINE, text="train()"),), **fields)
+
+
+def rank(number: int, state: str, **fields: Any) -> Examined:
+    return Examined(number, state, **fields)
+
+
+BUSY = {
+    "sleep": replace(LINE, text="time.sleep(9)"),
+    "loader": Place("torch/utils/data/dataloader.py", 7, "f", "get()", users=False),
+    "thread": Place("lib/threading.py", 355, "wait", "wait()", users=False),
+    "queue": Place("lib/queue.py", 171, "get", "wait()", users=False),
+    "save": replace(LINE, text="torch.save(state, path)"),
+    "else": replace(LINE, text="train()"),
+}
+ROOTED = replace(CALL, name="broadcast", peer=0)
+DEEP = tuple(replace(LINE, line=number, function=f"f{number}", text="x" * 150) for number in range(7))
+HANGS: dict[str, Sequence[Examined]] = {
+    "one failed": [waiting(0), rank(1, "lost", why="was killed by SIGKILL (signal 9)"), waiting(2)],
+    "two failed": [waiting(0), *(rank(number, "lost", why="exited with code 1") for number in (1, 2))],
+    "all failed": [rank(0, "lost", why="exited with code 1", runs="script")],
+    "one is cut off": [script(waiting(0)), rank(1, "cut off", why="node 1 (b) does not answer", runs="script")],
+    "two are cut off": [rank(number, "cut off", why="node 1 (b) does not answer") for number in (0, 1)],
+    "one is stopped": [waiting(0), rank(1, "stopped", why="kill -CONT 7")],
+    "two are stopped": [waiting(0), waiting(1), *(rank(one, "stopped", why=f"kill -CONT {one}") for one in (2, 3))],
+    "one in the debugger": [waiting(0), running(1, debugged=True)],
+    "all in the debugger": [running(0, debugged=True), running(1, debugged=True)],
+    "one at a breakpoint": [waiting(0), running(1, models=(PAUSED,))],
+    "two at a breakpoint": [running(0, models=(PAUSED,)), running(1, models=(PAUSED,))],
+    "nothing runs": [rank(0, "idle"), rank(1, "idle")],
+    "a script has ended": [rank(0, "idle", runs="script"), rank(1, "idle", runs="script")],
+    "one is silent": [waiting(0), rank(1, "silent")],
+    "two are silent": [waiting(0), rank(1, "silent", runs="script"), rank(2, "silent", runs="script")],
+    "nobody waits": [running(0), running(1), running(2, *DEEP, seconds=61.0)],
+    "both receive": [replace(waiting(one, replace(RECEIVE, peer=1 - one))) for one in (0, 1)],
+    "both send": [waiting(one, replace(SEND, peer=1 - one)) for one in (0, 1)],
+    "a message is received": [waiting(0, replace(RECEIVE, peer=1)), waiting(1, replace(SEND, peer=0))],
+    "a message is missing": [waiting(0, RECEIVE), running(1)],
+    "a recv is missing": [waiting(0, SEND), running(1)],
+    "from any rank": [waiting(0, replace(RECEIVE, peer=None)), running(1)],
+    "not sent to one": [waiting(0), rank(1, "idle", asked=False)],
+    "not sent to two": [waiting(0, replace(CALL, ranks=())), *(rank(one, "idle", asked=False) for one in (1, 2))],
+    "one has ended": [waiting(0), rank(1, "idle")],
+    "two have ended": [script(waiting(0, replace(CALL, ranks=()))), *(rank(one, "idle", runs="script") for one in (1, 2))],
+    "fewer batches": [in_backward(0, 1), rank(1, "unblocked")],
+    "a gradient that never comes": [in_backward(0, 1), rank(1, "idle", models=(LACKING,))],
+    "a gradient that one lacks": [in_backward(0, 1), running(1, models=(LACKING,))],
+    "a backward that still lacks": [in_backward(0, 1), running(1, LINE, AUTOGRAD, models=(LACKING,))],
+    "busy in a script": [script(waiting(0)), script(running(1))],
+    **{f"busy: {name}": [waiting(0), waiting(2, replace(CALL, ranks=())), running(1, where)] for name, where in BUSY.items()},
+    "one makes a group": [waiting(0), waiting(1, GROUP)],
+    "all make groups": [waiting(0, GROUP), waiting(1, GROUP)],
+    "a backward and a collective": [in_backward(0, 1), waiting(1)],
+    "the same bucket": [in_backward(0, 1), in_backward(1, 1)],
+    "other buckets": [in_backward(0, 1), in_backward(1, 2)],
+    "other models": [in_backward(0, 1), in_backward(1, 1, "Other")],
+    "other groups": [waiting(0), waiting(1, replace(CALL, group="1", description="mesh_tp"))],
+    "other collectives": [waiting(0), waiting(1, ROOTED)],
+    "other roots": [waiting(0, ROOTED), waiting(1, replace(ROOTED, peer=1))],
+    "other sizes": [waiting(0), waiting(1, replace(CALL, bytes=64, what="float32 [16]"))],
+    "other numbers": [waiting(0), waiting(1, replace(CALL, sequence=17))],
+    "under way": [waiting(0), waiting(1)],
+    "calls that differ": [replace(waiting(0), flights=(flights(9),)), replace(running(1), flights=(flights(8, n7=COPY),))],
+    "calls of other sizes": [
+        replace(running(one), flights=(flights(9, n7=replace(SUM, bytes=16 * (one + 1))),)) for one in (0, 1, 2)
+    ],
+    "one has launched more": [replace(running(0), flights=(AGED,)), replace(running(1), flights=(flights(4),))],
+    "one has launched and the other ended": [
+        replace(running(0), flights=(AGED,)), replace(rank(1, "idle"), flights=(flights(4),))
+    ],
+    "one has launched and all ended": [
+        replace(rank(0, "idle"), flights=(AGED,)), replace(rank(1, "idle"), flights=(flights(4),))
+    ],
+}  # fmt: skip
+
+
+def places(ranks: list[int], group: str, number: int) -> dict[int, dict[str, Any]]:
+    """Where ranks entered a collective, as they answer; rank 2 has forgotten it."""
+    return {one: {"file": f"/train_{group}.py", "line": 10 * number + one} if one < 2 else {} for one in ranks}
+
+
+def test_of_ranks() -> None:
+    """Every rule, in one's words and in several's; kind and whether it is a hang; the lesson that explains it."""
+    told = []
+    for name, ranks in HANGS.items():
+        report = HangReport.of(
+            with_places(ranks, places), processes=("the controller was restarted.",) * (name == "under way")
+        )
+        told.append(f"== {name}: {report.diagnosis.kind}{'' if report.diagnosis.stuck else ', no hang'}\n{report}")
+    approved("hangs", "\n\n".join(told))
+
+
+@pytest.mark.parametrize(
+    "name", ["one is stopped", "under way", "one has launched more", "nothing runs", "nobody waits"]
+)
+def test_as_a_table(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """What a notebook shows."""
+    monkeypatch.chdir(tmp_path)
+    report = HangReport.of(HANGS[name], processes=("`x` <y>",) * (name == "under way"))
+    approved(f"hang as a table, {name}", report._repr_html_().replace("><", ">\n<"))
+
+
+def test_of_ranks_that_run_apart() -> None:
+    """How far, and what the rank behind has not entered."""
+    told = []
+    for name in ("one has launched more", "one has launched and the other ended", "one has launched and all ended"):
+        ranks = HANGS[name]
+        for found in distances({one.rank: one.flights for one in ranks}).values():
+            told += [f"== {name}: {found}", str(diagnose_ahead(ranks, found))]
+            told.append(str(diagnose_ahead(ranks, replace(found, missing=None, launched=None))))
+    told.append(open_words([AGED, replace(AGED, open=AGED.open[1:], open_count=1)]))
+    approved("ranks that run apart", "\n\n".join(told))
+
+
+DUMPS = {
+    "one is missing": [dump(0, entry("1", 1), entry("1", 2, done=False, line=41)), dump(1, entry("1", 1))],
+    "one that waits elsewhere": [dump(0, entry("1", 1, done=False)), dump(1, entry("2", 1, done=False)), dump(2)],
+    "one has finished": [dump(0, entry("1", 1, done=False)), dump(1, entry("1", 1)), dump(2)],
+    "all have entered": [*(dump(number, entry("1", 1, done=False)) for number in (0, 1)), dump(2)],
+    "other calls": [
+        dump(0, entry("1", 1), entry("1", 2, done=False)), dump(1, entry("1", 1), entry("1", 2, name="broadcast"))
+    ],
+    "nothing in flight": [dump(0, entry("1", 1)), dump(1, entry("1", 1)), dump(2)],
+    "on its way": [dump(0, entry("1", 1, done=False, at_s=999.0)), dump(1), dump(2)],
+    "a message": [dump(0, {**entry("1", 1, name="send", done=False), "is_p2p": True}), dump(1), dump(2)],
+    "several are missing": [dump(0, entry("1", 1, done=False)), *(dump(number) for number in range(2, 6))],
+}  # fmt: skip
+
+
+def test_of_dumps() -> None:
+    """The diagnosis, each rank, and its collectives; with the groups' ranks, and where the dumps don't name them."""
+    told = []
+    for name, dumps in DUMPS.items():
+        for named in (True, False):
+            if not named:
+                for one in dumps:
+                    one.recorders[0]["pg_config"].clear()
+            found, ranks = diagnose_dumps(dumps)
+            told.append(
+                f"== {name}{'' if named else ', without names'}: {found.kind}{'' if found.stuck else ', no hang'}"
+            )
+            told += [HangReport(found, ranks).__str__(), *map(str, flights_by_rank(dumps).items())]
+    approved("dumps", "\n".join(told))
+
+
+def test_of_stacks() -> None:
+    """What a rank waits in, from its Python and its C++ frames and its recorder."""
+    fsdp = Place(f"{TORCH}/distributed/fsdp/x.py", 3, "wait", "event.wait()", users=False)
+    waits = ["c10d::Work::wait libtorch_cpu.so"]
+    receive, new = replace(C10D, function="recv"), replace(C10D, function="new_group")
+    told = []
+    for stack in ([], [C10D], [receive], [new], [BACKWARD], [fsdp], [user("work.wait()")], [user("f()")]):
+        for known in ((), (FLYING,), (FLYING, replace(FLYING, group="3", description="default_pg"))):
+            for native in (None, [], waits, ["cudaStreamSynchronize libcudart.so"]):
+                one = examined_stack(3, [*stack, user("main()")] if stack else [], known, native)
+                told.append(f"{one.waits}, {one.last_cell}, {one.runs}: {one} | {one.call}")
+    approved("stacks", "\n".join(told))
