@@ -49,6 +49,7 @@ BUSY = {
     "save": replace(LINE, text="torch.save(state, path)"),
     "else": replace(LINE, text="train()"),
 }
+ALL = replace(CALL, ranks=())
 ROOTED = replace(CALL, name="broadcast", peer=0)
 DEEP = tuple(replace(LINE, line=number, function=f"f{number}", text="x" * 150) for number in range(7))
 HANGS: dict[str, Sequence[Examined]] = {
@@ -75,15 +76,15 @@ HANGS: dict[str, Sequence[Examined]] = {
     "a recv is missing": [waiting(0, SEND), running(1)],
     "from any rank": [waiting(0, replace(RECEIVE, peer=None)), running(1)],
     "not sent to one": [waiting(0), rank(1, "idle", asked=False)],
-    "not sent to two": [waiting(0, replace(CALL, ranks=())), *(rank(one, "idle", asked=False) for one in (1, 2))],
+    "not sent to two": [waiting(0, ALL), *(rank(one, "idle", asked=False) for one in (1, 2))],
     "one has ended": [waiting(0), rank(1, "idle")],
-    "two have ended": [script(waiting(0, replace(CALL, ranks=()))), *(rank(one, "idle", runs="script") for one in (1, 2))],
+    "two have ended": [script(waiting(0, ALL)), *(rank(one, "idle", runs="script") for one in (1, 2))],
     "fewer batches": [in_backward(0, 1), rank(1, "unblocked")],
     "a gradient that never comes": [in_backward(0, 1), rank(1, "idle", models=(LACKING,))],
     "a gradient that one lacks": [in_backward(0, 1), running(1, models=(LACKING,))],
     "a backward that still lacks": [in_backward(0, 1), running(1, LINE, AUTOGRAD, models=(LACKING,))],
     "busy in a script": [script(waiting(0)), script(running(1))],
-    **{f"busy: {name}": [waiting(0), waiting(2, replace(CALL, ranks=())), running(1, where)] for name, where in BUSY.items()},
+    **{f"busy: {name}": [waiting(0), waiting(2, ALL), running(1, where)] for name, where in BUSY.items()},
     "one makes a group": [waiting(0), waiting(1, GROUP)],
     "all make groups": [waiting(0, GROUP), waiting(1, GROUP)],
     "a backward and a collective": [in_backward(0, 1), waiting(1)],
@@ -96,7 +97,9 @@ HANGS: dict[str, Sequence[Examined]] = {
     "other sizes": [waiting(0), waiting(1, replace(CALL, bytes=64, what="float32 [16]"))],
     "other numbers": [waiting(0), waiting(1, replace(CALL, sequence=17))],
     "under way": [waiting(0), waiting(1)],
-    "calls that differ": [replace(waiting(0), flights=(flights(9),)), replace(running(1), flights=(flights(8, n7=COPY),))],
+    "calls that differ": [
+        replace(waiting(0), flights=(flights(9),)), replace(running(1), flights=(flights(8, n7=COPY),))
+    ],
     "calls of other sizes": [
         replace(running(one), flights=(flights(9, n7=replace(SUM, bytes=16 * (one + 1))),)) for one in (0, 1, 2)
     ],
@@ -110,6 +113,9 @@ HANGS: dict[str, Sequence[Examined]] = {
 }  # fmt: skip
 
 
+PROCESSES = {"under way": ("the controller is stopped <by a signal>: `kill -CONT 7` resumes it",)}
+
+
 def places(ranks: list[int], group: str, number: int) -> dict[int, dict[str, Any]]:
     """Where ranks entered a collective, as they answer; rank 2 has forgotten it."""
     return {one: {"file": f"/train_{group}.py", "line": 10 * number + one} if one < 2 else {} for one in ranks}
@@ -119,9 +125,7 @@ def test_of_ranks() -> None:
     """Every rule, in one's words and in several's; kind and whether it is a hang; the lesson that explains it."""
     told = []
     for name, ranks in HANGS.items():
-        report = HangReport.of(
-            with_places(ranks, places), processes=("the controller was restarted.",) * (name == "under way")
-        )
+        report = HangReport.of(with_places(ranks, places), processes=PROCESSES.get(name, ()))
         told.append(f"== {name}: {report.diagnosis.kind}{'' if report.diagnosis.stuck else ', no hang'}\n{report}")
     approved("hangs", "\n\n".join(told))
 
@@ -132,7 +136,7 @@ def test_of_ranks() -> None:
 def test_as_a_table(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """What a notebook shows."""
     monkeypatch.chdir(tmp_path)
-    report = HangReport.of(HANGS[name], processes=("`x` <y>",) * (name == "under way"))
+    report = HangReport.of(HANGS[name], processes=PROCESSES.get(name, ()))
     approved(f"hang as a table, {name}", report._repr_html_().replace("><", ">\n<"))
 
 
@@ -172,10 +176,8 @@ def test_of_dumps() -> None:
                 for one in dumps:
                     one.recorders[0]["pg_config"].clear()
             found, ranks = diagnose_dumps(dumps)
-            told.append(
-                f"== {name}{'' if named else ', without names'}: {found.kind}{'' if found.stuck else ', no hang'}"
-            )
-            told += [HangReport(found, ranks).__str__(), *map(str, flights_by_rank(dumps).items())]
+            told.append(f"== {name}, {'with' if named else 'without'} the groups' ranks: {found.kind}, {found.stuck}")
+            told += [str(HangReport(found, ranks)), *map(str, flights_by_rank(dumps).items())]
     approved("dumps", "\n".join(told))
 
 
