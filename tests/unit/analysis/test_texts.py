@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from pandas import DataFrame
 
 import ddp_lab
 from ddp_lab.analysis.check_reports import DriftReport, HookProblem
+from ddp_lab.analysis.clocks import Moments, Questions, clock_offset
 from ddp_lab.analysis.collectives import impossible, schedule
 from ddp_lab.analysis.comparison import before_after
 from ddp_lab.analysis.findings import Facts, Finding, findings, headline
@@ -161,8 +164,14 @@ def test_comparisons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     paths = [MODELS[name].record(30).save(f"{name}.npz") for name in ("nothing", "late at a layer")]
     told = [str(ddp_lab.compare(*paths)), str(ddp_lab.compare(paths[0], paths[0]))]
-    times = np.random.default_rng(1).normal(1, 0.05, (3, 60))
+    draw = Random(1)
+    times = np.array([[draw.gauss(1, 0.05) for _ in range(60)] for _ in range(2)])
     told += [str(before_after(10 * times[0], factor * times[1])) for factor in (8, 10, 12)]
+    told += [str(before_after(list(range(10)), list(range(10))))]
+    for few in ((times[0], times[1][:9]), (times[0][:9], times[1])):
+        with pytest.raises(ValueError, match="too few") as failed:
+            before_after(*few)
+        told.append(str(failed.value))
     approved("comparisons", "\n\n".join(told))
 
 
@@ -171,11 +180,19 @@ def test_reports_of_checks() -> None:
     bad, mild = HookProblem("bad", "1 < 2 is wrong.", "Fix it."), HookProblem("mild", "It is odd.", "Look.", "warning")
     drifted = DriftReport(False, 5, "a.weight", ((0, 2), (1,)), ("a.weight", "b"), ("c",), 7, 4_000_000, 0.002)
     even = DriftReport(True, 5, None, (), (), (), 7, 4_000, 0.002)
-    told = [report(bad, mild), report(mild), report(), drifted, even]
-    approved("reports of checks", "\n\n".join([*map(str, told), report(bad, mild)._repr_html_()]))
+    usual = report(bad, mild)
+    assert usual.training is not None
+    apart = replace(usual.training, losses=(5.0, 4.0, 2.5, 3.0), plain_losses=(5.0, 3.0, 2.0), equal=False)
+    flat = replace(usual.training, losses=(2.0,), plain_losses=(2.0,))
+    unknown = replace(usual.training, losses=(math.nan, math.nan), plain_losses=(math.nan,), step_ms=math.nan)
+    buckets = (*usual.buckets, replace(usual.buckets[0], equal=False, communicate_ms=math.nan))
+    more = [replace(usual, buckets=buckets, training=one) for one in (apart, flat, unknown)]
+    told = [usual, report(mild), report(), *more, drifted, even]
+    pages = [one._repr_html_().replace("><", ">\n<") for one in (usual, *more)]
+    approved("reports of checks", "\n\n".join([*map(str, told), *pages]))
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_collectives_in_steps(ranks: int) -> None:
     """Who sends what to whom in each step of every algorithm."""
     told = []
@@ -184,3 +201,21 @@ def test_collectives_in_steps(ranks: int) -> None:
             told.append(str(shown_of(collective, algorithm, ranks)))
             told += [" ".join(map(str, step)) for step in schedule(collective, algorithm, ranks)]
     approved(f"collectives of {ranks}", "\n".join(told))
+
+
+def test_clocks() -> None:
+    """Offsets of another host's clock, from questions and answers and from moments at which both were the same."""
+    draw, asked, told = Random(3), Questions(), []
+    for number in range(200):
+        sent = 10**12 + number * 700_000_001
+        there, back = (round(50_000 + draw.expovariate(1 / 200_000)) for _ in range(2))
+        answer = sent + there + 5_000_000 + round(20e-6 * (sent - 10**12))  # 5 ms ahead, and fast by 20 ppm
+        asked.add(sent, answer, sent + there + back)
+        if number % 20 < 2:
+            told += [f"{number}: {asked.offset(at)}" for at in (sent, 10**12, sent + 3_600 * 10**9)]
+    told.append(str(Questions().offset(0)))
+    early, late = np.array([100, 207, 300]), np.array([113, 214, 322])
+    here, there = Moments(np.array([1, 2, 3]), early, late), Moments(np.array([2, 3, 4]), early + 1_003, late + 1_001)
+    told += [str(clock_offset(here, there)), str(clock_offset(there, here)), str(clock_offset(here, here))]
+    told.append(str(clock_offset(here, Moments(np.array([7]), early[:1], late[:1]))))
+    approved("clocks", "\n".join(told))
