@@ -13,7 +13,7 @@ MS = 1_000_000
 RANKS, STEPS, BUCKETS = 4, 20, 6
 
 
-def _even(ranks: int = RANKS, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+def even(ranks: int = RANKS, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
     """Backwards in which every bucket takes 2 ms, with some noise (ms)."""
     random = np.random.default_rng(5)
     begin = np.arange(1, STEPS + 1) * 100 * MS + np.zeros((ranks, 1), np.int64)
@@ -42,7 +42,7 @@ def test_somebody_is_last(launched: list[list[int]]) -> None:
 @pytest.mark.parametrize("bucket", [0, 3, BUCKETS - 1])
 def test_a_delay_is_named_once(ranks: int, bucket: int) -> None:
     """20 ms in one bucket of one rank are found at that bucket, though all later buckets are late as well."""
-    begin, ready = _even(ranks, noise=0.1)
+    begin, ready = even(ranks, noise=0.1)
     ready[1, :, bucket:] += 20 * MS
     (late,) = stragglers.find_stragglers(begin, ready)
     assert (late.rank, late.place, late.share) == (1, bucket, 1.0)
@@ -51,13 +51,13 @@ def test_a_delay_is_named_once(ranks: int, bucket: int) -> None:
 
 def test_noise_names_nobody() -> None:
     """Ranks that differ by less than the threshold are not called late, and one rank never is."""
-    assert stragglers.find_stragglers(*_even(noise=0.1)) == []
-    assert stragglers.find_stragglers(*_even(ranks=1)) == []
+    assert stragglers.find_stragglers(*even(noise=0.1)) == []
+    assert stragglers.find_stragglers(*even(ranks=1)) == []
 
 
 def test_share_of_steps() -> None:
     """A rank that is late in 30 % of the steps is found where that is asked for, with its delay in those steps."""
-    begin, ready = _even()
+    begin, ready = even()
     ready[0, :6, 2:] += 10 * MS
     assert stragglers.find_stragglers(begin, ready, minimum_share=0.5) == []
     (late,) = stragglers.find_stragglers(begin, ready, minimum_share=0.25)
@@ -66,7 +66,7 @@ def test_share_of_steps() -> None:
 
 def test_missing_times_and_other_orders() -> None:
     """Missing times are left out, and a delay is found when a rank's buckets get ready in another order."""
-    begin, ready = _even()
+    begin, ready = even()
     ready[1, :, 4:] += 20 * MS
     ready[:, :, [0, 5]] = ready[:, :, [5, 0]]  # the order of readiness is not that of the numbers
     ready[0, 3, 2] = 0
@@ -75,7 +75,7 @@ def test_missing_times_and_other_orders() -> None:
     assert (late.rank, late.place) == (1, 4)
 
 
-def _busy(seed: int, ranks: int = 2, steps: int = 20, places: int = 24) -> tuple[np.ndarray, np.ndarray]:
+def busy(seed: int, ranks: int = 2, steps: int = 20, places: int = 24) -> tuple[np.ndarray, np.ndarray]:
     """Backwards of 0.2 ms a place on a busy machine: one time in sixteen another process runs for 2 to 8 ms."""
     random = np.random.default_rng(seed)
     begin = np.arange(1, steps + 1) * 40 * MS + random.exponential(1.5 * MS, (ranks, steps)).astype(np.int64)
@@ -87,7 +87,7 @@ def _busy(seed: int, ranks: int = 2, steps: int = 20, places: int = 24) -> tuple
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_busy_machine_raises_no_alarm(ranks: int) -> None:
     """In 150 runs with accidents at every place, nobody is called late."""
-    assert [seed for seed in range(150) if stragglers.find_stragglers(*_busy(seed, ranks))] == []
+    assert [seed for seed in range(150) if stragglers.find_stragglers(*busy(seed, ranks))] == []
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -95,7 +95,7 @@ def test_delays_are_named_on_a_busy_machine(ranks: int) -> None:
     """5 ms at one place of one rank in every step are named in at least 98 of 100 such runs, and nothing else is."""
     right = wrong = 0
     for seed in range(100):
-        begin, ready = _busy(seed, ranks)
+        begin, ready = busy(seed, ranks)
         rank, place = seed % ranks, seed % 24
         ready[rank, :, place:] += 5 * MS
         found = [(one.rank, one.place) for one in stragglers.find_stragglers(begin, ready)]
@@ -105,7 +105,7 @@ def test_delays_are_named_on_a_busy_machine(ranks: int) -> None:
     assert wrong == 0
 
 
-def _crowded(seed: int, delay: float, ranks: int = 3, steps: int = 100) -> tuple[np.ndarray, np.ndarray]:
+def crowded(seed: int, delay: float, ranks: int = 3, steps: int = 100) -> tuple[np.ndarray, np.ndarray]:
     """More ranks than cores: each step disturbs each of them, and rank 1 is late to its backward by `delay` ms."""
     random = np.random.default_rng(seed)
     begin = np.arange(1, steps + 1) * 60 * MS + (random.exponential(1.5, (ranks, steps)) * MS).astype(np.int64)
@@ -115,7 +115,7 @@ def _crowded(seed: int, delay: float, ranks: int = 3, steps: int = 100) -> tuple
     return begin, (begin[:, :, None] + np.cumsum(own, axis=2)).astype(np.int64)
 
 
-def _waited(ready: np.ndarray) -> np.ndarray:
+def waited(ready: np.ndarray) -> np.ndarray:
     """How long all others waited for each rank alone."""
     last = np.sort(ready[:, :, -1], axis=0)
     return np.where(ready[:, :, -1] == last[-1], last[-1] - last[-2], 0).astype(float)
@@ -123,7 +123,7 @@ def _waited(ready: np.ndarray) -> np.ndarray:
 
 def test_the_rank_that_is_waited_for() -> None:
     """4 ms before each backward among accidents as long: the rank is told without a place, in 48 of 50 runs."""
-    found = [stragglers.find_varying(_waited(_crowded(seed, 4.0)[1]), 60.0 * MS) for seed in range(50)]
+    found = [stragglers.find_varying(waited(crowded(seed, 4.0)[1]), 60.0 * MS) for seed in range(50)]
     named = [one for of_run in found for one in of_run]
     assert len(named) >= 48
     assert {(one.rank, one.place) for one in named} == {(1, stragglers.VARYING)}
@@ -133,7 +133,7 @@ def test_the_rank_that_is_waited_for() -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_equal_ranks_wait_for_nobody_in_particular(ranks: int) -> None:
     """Accidents of all ranks alike: in at most one of 100 runs somebody is said to be waited for."""
-    found = [stragglers.find_varying(_waited(_crowded(seed, 0.0, ranks)[1]), 60.0 * MS) for seed in range(100)]
+    found = [stragglers.find_varying(waited(crowded(seed, 0.0, ranks)[1]), 60.0 * MS) for seed in range(100)]
     assert sum(bool(one) for one in found) <= 1
 
 
@@ -141,7 +141,7 @@ def test_a_place_that_is_late_in_most_steps() -> None:
     """4 ms at one place in four of five steps, accidents at all places: the place is named though its excess varies."""
     right = 0
     for seed in range(50):
-        begin, ready = _crowded(seed, 0.0)
+        begin, ready = crowded(seed, 0.0)
         random = np.random.default_rng(seed)
         ready[1, :, 7:] += ((random.random(100) < 0.85) * 4 * MS).astype(np.int64)[:, None]
         right += [(one.rank, one.place) for one in stragglers.find_stragglers(begin, ready)] == [(1, 7)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,18 +15,22 @@ import pytest
 from pandas import DataFrame
 
 import ddp_lab
+from ddp_lab.analysis import step_metrics, stragglers
 from ddp_lab.analysis.check_reports import DriftReport, HookProblem
 from ddp_lab.analysis.clocks import Moments, Questions, clock_offset
 from ddp_lab.analysis.collectives import impossible, schedule
 from ddp_lab.analysis.comparison import before_after
 from ddp_lab.analysis.findings import Facts, Finding, findings, headline
 from ddp_lab.analysis.step_parts import STARTS, Place, PlaceTime
+from ddp_lab.analysis.steps import fit_line
 from ddp_lab.timeline.timeline import Timeline
 from tests.unit.analysis.test_collectives import CASES, shown_of
 from tests.unit.analysis.test_findings import BIG, FIRST, MB, PARAMETERS, SMALL, TUNED, crowded, in_buckets
 from tests.unit.analysis.test_hook_report import report
 from tests.unit.analysis.test_program_findings import CPU, MODEL, REPLICATE, SHARD, at, facts, on_gpu
 from tests.unit.analysis.test_program_findings import SMALL as SHARDED
+from tests.unit.analysis.test_stragglers import busy, even, waited
+from tests.unit.analysis.test_stragglers import crowded as crowded_times
 from tests.unit.approved import approved
 from tests.unit.step_model import StepModel
 from tests.unit.timeline.test_parameter_groups import recorded, streamed
@@ -107,18 +112,22 @@ FACTS: dict[str, Callable[[], Facts]] = {
     ),
     "contexts": lambda: facts({"forward": 8}, processes={0: CPU, 1: {**CPU, "contexts": [0, 1]}}),
     "dimensions of a mesh": lambda: replace(SHARDED.record().judgement(), dimensions=(SHARD, REPLICATE)),  # type: ignore[type-var]
-    "a forward that is late": lambda: late_forward(),
+    "late by an evaluation": lambda: late_by("evaluation", at("evaluation", "validate()", 6.0)),
+    "late by a loader": lambda: late_by("data", at("data", workers=1, ms=6.0)),
+    "late by its own lines": lambda: late_by("code", at("code", "quick()", 1.0), at("code", "prepare()", 4.0)),
+    "late by nothing known": lambda: late_by("hidden"),
 }
 
 
-def late_forward() -> Facts:
-    """Rank 1 is late to its backward, because it evaluates."""
-    known = MODELS["late to the backward"].record().judgement()
-    told = facts({"evaluation": 1, "forward": 8}, at("evaluation", "validate()", 6.0))
+def late_by(part: str, *lines: PlaceTime) -> Facts:
+    """Rank 1 is late to its backward, because of what takes it 6 ms; more is hidden, exposed, written or unnamed."""
+    known, told = MODELS["late to the backward"].record().judgement(), facts({part: 1, "forward": 8}, *lines)
     assert known is not None
     assert told.parts is not None
-    more = {0: {"evaluation": 0.0, "forward": 8e-3}, 1: {"evaluation": 6e-3, "forward": 8e-3}}
-    return replace(known, parts=replace(told.parts, by_rank=more), processes={0: CPU, 1: CPU})
+    usual = {"forward": 8e-3, "alone": 1e-3, **dict.fromkeys(("hidden", "exposed", "written", "unnamed", part), 0.0)}
+    more = dict.fromkeys(("alone", "hidden", "exposed", "written", "unnamed"), 9e-3)
+    of_rank = {0: usual, 1: {**usual, **more, **({} if part == "hidden" else {part: 6e-3})}}
+    return replace(known, parts=replace(told.parts, by_rank=of_rank), processes={0: CPU, 1: CPU})
 
 
 def in_words(found: Sequence[Finding], facts: Facts | None) -> str:
@@ -219,3 +228,66 @@ def test_clocks() -> None:
     told += [str(clock_offset(here, there)), str(clock_offset(there, here)), str(clock_offset(here, here))]
     told.append(str(clock_offset(here, Moments(np.array([7]), early[:1], late[:1]))))
     approved("clocks", "\n".join(told))
+
+
+def rounded(value: Any) -> str:
+    """A number or an array with six digits; of a dataclass, its fields."""
+    if is_dataclass(value):
+        return ", ".join(f"{one.name}={rounded(getattr(value, one.name))}" for one in fields(value))
+    return value if isinstance(value, str) else np.array2string(np.asarray(value), precision=6, max_line_width=10_000)
+
+
+def test_metrics() -> None:
+    """Of few times, some of them unknown: means, medians, waits, bandwidths, edges and parts of steps."""
+    values = np.array([[1.0, 3.0, np.nan, 7.0], [np.nan] * 4, [2.0, np.nan, np.nan, np.nan], [-4.0, 5.0, 6.0, 9.0]])
+    times = np.array([[10, 40, 0, 90], [20, 35, 70, 95], [5, 60, 75, 0]])
+    told = {name: getattr(step_metrics, name)(values) for name in ("median", "mean")}
+    told["typical"] = step_metrics.typical(np.array([4, 4, 5, 6]), values[:, 1])
+    told["milliseconds"] = step_metrics.milliseconds(times * 1_000_000, np.array([3_000_000, 0, 1_000_000, 5_000_000]))
+    told["covered"] = step_metrics.covered(times, times + 30, times > 0)
+    told["alone, waits"] = [step_metrics.alone(times.T), step_metrics.waits(times.T).sum(axis=1)]
+    told["bus_factor"] = [step_metrics.bus_factor(ranks) for ranks in (0, 1, 2, 8)]
+    told["bandwidth"] = step_metrics.algorithm_bandwidth(np.array([6, 8, -1, 3]), np.array([2, 0, 5, -1]))
+    told["sync"] = step_metrics.gradient_sync(times, times + 20, np.array([100, 200, 300, -1]))
+    told["sync of none"] = step_metrics.gradient_sync(times[:0], times[:0], np.array([100]))
+    told["edges"] = step_metrics.edges(times - 4, times - 2, times, times + 20, np.array([50, 60, 0]))
+    columns = {name: np.abs(values) * (2 + place) for place, name in enumerate(step_metrics.BREAKDOWN)}
+    told["breakdown"] = step_metrics.breakdown(np.arange(4), columns)
+    told["total, floor, efficiency"] = [getattr(told["breakdown"], name) for name in ("total", "floor", "efficiency")]
+    approved("metrics", "\n".join(f"{name}: {rounded(value)}" for name, value in told.items()))
+
+
+def test_late_places() -> None:
+    """Every number of those who are late, on quiet, busy and crowded machines."""
+    told = []
+    for seed, delay in itertools.product(range(3), (0, 1, 3, 8)):
+        for begin, ready in (even(3, noise=0.2), busy(seed, 3), crowded_times(seed, 0.5 * delay)):
+            forward = np.random.default_rng(seed).normal(5, 1, begin.shape) * 1e6
+            often = (np.arange(ready.shape[1]) % 2 == 0) | (delay > 1)
+            ready[1, :, 5:] += (delay * often[:, None] * 1_000_000).astype(np.int64)
+            forward[1] += 4e6 * often
+            told += [rounded(one) for one in stragglers.find_stragglers(begin, ready, forward)]
+            told += [rounded(one) for one in stragglers.find_varying(waited(ready), 60e6)]
+            slow = ready + (np.arange(ready.shape[2]) * 250_000 * (np.arange(len(ready)) == 2)[:, None, None]).astype(
+                int
+            )
+            told += [rounded(one) for one in stragglers.find_stragglers(begin, slow, minimum_share=0.5)]
+    approved("late places", "\n".join(told))
+
+
+def test_replays() -> None:
+    """What steps would save with other buckets, collectives and ranks."""
+    told = []
+    for name in ("nothing", "buckets too big", "late at a layer at times", "late to the backward", "unused parameters"):
+        known = MODELS[name].record(8).judgement()
+        assert known is not None
+        replay, delay = known.replay, np.linspace(0, 4e6, len(known.steps))
+        told += [f"== {name}", rounded(replay.line), rounded(replay.service[-1]), rounded(replay.tail)]
+        told += [rounded(replay.base), rounded(replay.waited), rounded(replay.with_service(0.5 * replay.service))]
+        told += [rounded(replay.with_buckets(in_buckets(size))) for size in (1, 4, 16)]
+        told += [rounded(replay.mean_saved_without(1, place, delay)) for place in (-1, 0, 9)]
+        told.append(f"{known.by_readiness} {known.step_ns} {known.steps.forward_ns()[0, :2]} {len(known.steps)}")
+    lines = [([1e6, 2e6, 4e6], [1.5e6, 2.5e6, 4.5e6]), ([1e6, 4e6], [5e6, 1e6]), ([1e6, 2e6], [1e5, 2e6])]
+    lines += [([1e6, 1.4e6], [1e6, 3e6]), ([], []), ([0.0, 0.0], [1e6, 2e6]), ([1e6, 1.5e6], [1e6, 3e6])]
+    told += [f"{fit_line(sizes, times)}, {fit_line(sizes, times).time_ns(3e6):.6g}" for sizes, times in lines]
+    approved("replays", "\n".join(told))
