@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddp_lab.cluster.processes import zygote
 from ddp_lab.engine.groups.registry import sockets
 from tests.cluster.conftest import Lab
 from tests.ranks.harness import ROOT
 from tests.security.looking import everything_in, listening, process_ids, run_folder
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user to try it")
 _STRANGER = Path(__file__).with_name("stranger.py")
@@ -130,3 +134,28 @@ def test_a_port_of_the_users_own_stays_open(lab: Lab) -> None:
     ports = lab.values("own.getsockname()[1]")
     assert set(_try(ports=list(ports.values())).values()) == {"got: 'connected'"}
     lab.run("own.close(); del more")
+
+
+def test_an_offered_zygote_serves_its_user_alone() -> None:
+    """Even where its folder lets everybody in, who connects as another user is hung up on, and this user is not."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    offered = zygote.offer(folder, {})
+    try:
+        listens = wait_until(lambda: next(folder.glob("zygote"), None), "the zygote")
+        wait_until(lambda: listens.is_socket(), "its socket")
+        listens.chmod(0o777)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as own:
+            wait_until(lambda: own.connect_ex(str(listens)) == 0, "that it listens")
+            code = (
+                "import os, socket, sys; os.setuid(65534); one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)"
+            )
+            code += "; one.connect(sys.argv[1]); print('in', one.recv(1))"
+            done = subprocess.run([sys.executable, "-c", code, str(listens)], capture_output=True, text=True)
+            assert done.stdout == "in b''\n", done.stderr
+            with pytest.raises(BlockingIOError):
+                own.recv(1, socket.MSG_DONTWAIT)
+    finally:
+        offered.kill()
+        offered.wait()
+        shutil.rmtree(folder)
