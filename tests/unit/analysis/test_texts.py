@@ -19,7 +19,7 @@ from ddp_lab.analysis import step_metrics, stragglers
 from ddp_lab.analysis.check_reports import DriftReport, HookProblem
 from ddp_lab.analysis.clocks import Moments, Questions, clock_offset
 from ddp_lab.analysis.collectives import impossible, schedule
-from ddp_lab.analysis.comparison import before_after
+from ddp_lab.analysis.comparison import before_after, compare_series, largest, median_change, student_t
 from ddp_lab.analysis.findings import Facts, Finding, findings, headline
 from ddp_lab.analysis.step_parts import STARTS, Place, PlaceTime
 from ddp_lab.analysis.steps import fit_line
@@ -181,6 +181,23 @@ def test_comparisons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ValueError, match="too few") as failed:
             before_after(*few)
         told.append(str(failed.value))
+    steps = {"alike": times[0], "again": np.repeat(times[0, :30], 2), "few": times[0][:5], "none": 0 * times[0]}
+    steps["slow"] = np.cumsum(times[1] - 1) + 5
+    for (first, a), (second, b) in itertools.permutations(steps.items(), 2):
+        told.append(f"{first}, {second}: {rounded(np.array(median_change(a, b)))}")
+    series = [
+        {("phase", name, None, None): factor * place * times[0] for place, name in enumerate("abc")}
+        for factor in (1, 2)
+    ]
+    series[1]["phase", "a", None, None] = np.full(60, np.nan)
+    told += [rounded(one) for count in (1, 9) for one in largest(compare_series(*series), "phase", count)]
+    for length in (4, 5):
+        short = {key: values[:length] for key, values in series[0].items()}
+        try:
+            told += [rounded(one) for one in compare_series(short, series[1])]
+        except ValueError as error:
+            told.append(str(error))
+    told.append(str([rounded(student_t(0.995, freedom)) for freedom in (1.0, 2.5, 10.0, 200.0)]))
     approved("comparisons", "\n\n".join(told))
 
 
@@ -209,6 +226,11 @@ def test_collectives_in_steps(ranks: int) -> None:
         if not impossible(algorithm, ranks):
             told.append(str(shown_of(collective, algorithm, ranks)))
             told += [" ".join(map(str, step)) for step in schedule(collective, algorithm, ranks)]
+    for wrong in (("all_sum", "ring"), ("all_reduce", "square"), ("all_reduce", "halving")):
+        if ranks == 3:
+            with pytest.raises(ValueError) as failed:
+                schedule(*wrong, ranks)
+            told.append(str(failed.value))
     approved(f"collectives of {ranks}", "\n".join(told))
 
 
@@ -221,8 +243,14 @@ def test_clocks() -> None:
         answer = sent + there + 5_000_000 + round(20e-6 * (sent - 10**12))  # 5 ms ahead, and fast by 20 ppm
         asked.add(sent, answer, sent + there + back)
         if number % 20 < 2:
-            told += [f"{number}: {asked.offset(at)}" for at in (sent, 10**12, sent + 3_600 * 10**9)]
+            told += [f"{number}: {rounded(asked.offset(at))}" for at in (sent, 10**12, sent + 3_600 * 10**9)]
     told.append(str(Questions().offset(0)))
+    stepped = Questions()
+    for number in range(400):  # asked once a second; set back by 3 ms in the middle
+        sent = 10**12 + number * 10**9
+        stepped.add(sent, sent + 100_000 + number % 7 * 1_000 + 3_000_000 * (number < 250), sent + 200_000)
+        if number % 50 in (0, 1, 4):
+            told.append(f"{number}: {rounded(stepped.offset(sent))}")
     early, late = np.array([100, 207, 300]), np.array([113, 214, 322])
     here, there = Moments(np.array([1, 2, 3]), early, late), Moments(np.array([2, 3, 4]), early + 1_003, late + 1_001)
     told += [str(clock_offset(here, there)), str(clock_offset(there, here)), str(clock_offset(here, here))]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddp_lab.diagnostics.calls import diagnose_ahead, with_places
-from ddp_lab.diagnostics.dumps import diagnose_dumps, flights_by_rank
+from ddp_lab.diagnostics.dumps import Dump, diagnose_dumps, flights_by_rank
 from ddp_lab.diagnostics.flights import Flight, distances, open_words
 from ddp_lab.diagnostics.hang_report import HangReport
 from ddp_lab.diagnostics.rank_state import BucketStage, Call, Examined, Model, Place
@@ -103,6 +103,10 @@ HANGS: dict[str, Sequence[Examined]] = {
     "calls of other sizes": [
         replace(running(one), flights=(flights(9, n7=replace(SUM, bytes=16 * (one + 1))),)) for one in (0, 1, 2)
     ],
+    "of another cell": [
+        replace(running(0), flights=(flights(9),), last_cell="b"),
+        replace(rank(1, "idle"), flights=(flights(8, n7=COPY, begun=3),), last_cell="a"),
+    ],
     "one has launched more": [replace(running(0), flights=(AGED,)), replace(running(1), flights=(flights(4),))],
     "one has launched and the other ended": [
         replace(running(0), flights=(AGED,)), replace(rank(1, "idle"), flights=(flights(4),))
@@ -126,7 +130,8 @@ def test_of_ranks() -> None:
     told = []
     for name, ranks in HANGS.items():
         report = HangReport.of(with_places(ranks, places), processes=PROCESSES.get(name, ()))
-        told.append(f"== {name}: {report.diagnosis.kind}{'' if report.diagnosis.stuck else ', no hang'}\n{report}")
+        told.append(f"== {name}: {report.diagnosis.kind}, {report.diagnosis.stuck}\n{report}")
+        told += [f"{one.rank}: {one.entered_at!r}" for one in report.ranks if one.entered_at]
     approved("hangs", "\n\n".join(told))
 
 
@@ -152,7 +157,17 @@ def test_of_ranks_that_run_apart() -> None:
     approved("ranks that run apart", "\n\n".join(told))
 
 
+def ofall(one: dict[str, Any]) -> dict[str, Any]:
+    """The same collective of the default group."""
+    return {**one, "process_group": (one["process_group"][0], "default_pg")}
+
+
+def two_recorders(first: Dump, second: Dump) -> Dump:
+    return replace(first, recorders=(*first.recorders, *second.recorders))
+
+
 DUMPS = {
+    "two recorders": [two_recorders(dump(0, entry("1", 1)), dump(0, entry("2", 5, done=False))), dump(2)],
     "one is missing": [dump(0, entry("1", 1), entry("1", 2, done=False, line=41)), dump(1, entry("1", 1))],
     "one that waits elsewhere": [dump(0, entry("1", 1, done=False)), dump(1, entry("2", 1, done=False)), dump(2)],
     "one has finished": [dump(0, entry("1", 1, done=False)), dump(1, entry("1", 1)), dump(2)],
@@ -163,6 +178,16 @@ DUMPS = {
     "nothing in flight": [dump(0, entry("1", 1)), dump(1, entry("1", 1)), dump(2)],
     "on its way": [dump(0, entry("1", 1, done=False, at_s=999.0)), dump(1), dump(2)],
     "a message": [dump(0, {**entry("1", 1, name="send", done=False), "is_p2p": True}), dump(1), dump(2)],
+    "two waits": [
+        dump(0, entry("1", 1, done=False, at_s=990.0)), dump(1, entry("2", 1, done=False, at_s=980.0)), dump(2)
+    ],
+    "the default group": [dump(0, ofall(entry("7", 1, done=False))), dump(1, ofall(entry("7", 1)))],
+    "without frames": [dump(0, {**entry("1", 1, done=False), "frames": None}), dump(1)],
+    "of the future": [dump(0, entry("1", 1, done=False, at_s=1001.0)), dump(1)],
+    "of Gloo, which skipped one": [
+        dump(number, *({**entry("1", one, done=one < 4), "profiling_name": "gloo:all_reduce"} for one in (1, 2, 4)))
+        for number in (0, 1)
+    ],
     "several are missing": [dump(0, entry("1", 1, done=False)), *(dump(number) for number in range(2, 6))],
 }  # fmt: skip
 
@@ -178,6 +203,7 @@ def test_of_dumps() -> None:
             found, ranks = diagnose_dumps(known)
             told.append(f"== {name}, {'with' if named else 'without'} the groups' ranks: {found.kind}, {found.stuck}")
             told += [str(HangReport(found, ranks)), *map(str, flights_by_rank(known).items())]
+            told += [f"{one.rank}: {one.entered_at!r}" for one in ranks if one.entered_at]
     approved("dumps", "\n".join(told))
 
 
