@@ -120,6 +120,9 @@ def told(looks: list[tuple[int, int]], *, ended: bool = False, launched_s: float
         [(400, 0), (500, 0), (600, 300), (900, 500), (1000, 900)],  # catches up
         [(500, 450), (1500, 1430), (2500, 2400), (3500, 3300), (4500, 4250)],  # equally far, but asked later
         [(2, 1), (3, 1), (4, 1), (5, 1), (6, 1)],  # not far enough
+        [(6, 1), (7, 1), (8, 1), (9, 1), (10, 1)],  # nor this, by one
+        [(500, 351), (550, 400), (600, 450), (650, 500), (700, 550)],  # as far as the faster one comes in a second
+        [(20, 1), (40, 2), (60, 40), (60, 58)],  # for less than three seconds
     ],
 )
 def test_ranks_that_are_left_alone(looks: list[tuple[int, int]]) -> None:
@@ -130,6 +133,8 @@ def test_ranks_that_are_left_alone(looks: list[tuple[int, int]]) -> None:
 def test_ranks_that_run_apart() -> None:
     """A rank that stands while another launches more and more, one that is slower for good, one that has ended."""
     assert told([(20, 1), (40, 1), (60, 1), (80, 1), (100, 1)])
+    assert told([(7, 1), (8, 1), (9, 1), (11, 1)])
+    assert told([(500, 351), (550, 400), (600, 450), (650, 500), (700, 549)])
     assert told([(200, 100), (400, 200), (600, 300), (800, 400), (1000, 400)])
     assert told([(2, 1)] * 5, ended=True, launched_s=4.0)
     assert not told([(2, 1)] * 5, ended=True, launched_s=1.0)

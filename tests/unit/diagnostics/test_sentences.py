@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ddp_lab.diagnostics.calls import HANGS as LESSON
 from ddp_lab.diagnostics.calls import diagnose_ahead, with_places
 from ddp_lab.diagnostics.dumps import Dump, diagnose_dumps, flights_by_rank
 from ddp_lab.diagnostics.flights import Flight, distances, open_words
@@ -107,6 +108,24 @@ HANGS: dict[str, Sequence[Examined]] = {
         replace(running(0), flights=(flights(9),), last_cell="b"),
         replace(rank(1, "idle"), flights=(flights(8, n7=COPY, begun=3),), last_cell="a"),
     ],
+    **{
+        f"calls that differ where all wait: {name}": [
+            replace(one, flights=(flights(9),)), replace(two, flights=(flights(9, n7=COPY),))
+        ]
+        for name, (one, two) in {
+            "a backward": (in_backward(0, 1), waiting(1)),
+            "buckets": (in_backward(0, 1), in_backward(1, 2)),
+            "a group": (waiting(0), waiting(1, GROUP)),
+            "groups": (waiting(0), waiting(1, replace(CALL, group="1", description="mesh_tp"))),
+            "calls": (waiting(0), waiting(1, ROOTED)),
+        }.items()
+    },
+    "silent and idle": [rank(0, "silent"), rank(1, "idle")],
+    "two are stopped, nobody waits": [rank(one, "stopped", why=f"kill -CONT {one}") for one in (0, 1)],
+    "frames and seconds": [
+        running(0, *DEEP[:4], seconds=1.0), running(1, *DEEP[:5], seconds=0.9),
+        running(2, *(replace(one, text="y" * (140 - len(f"{one} in {one.function}: "))) for one in DEEP[:6])),
+    ],
     "one has launched more": [replace(running(0), flights=(AGED,)), replace(running(1), flights=(flights(4),))],
     "one has launched and the other ended": [
         replace(running(0), flights=(AGED,)), replace(rank(1, "idle"), flights=(flights(4),))
@@ -140,7 +159,12 @@ def test_of_ranks() -> None:
 )
 def test_as_a_table(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """What a notebook shows."""
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my notebooks" / "below").mkdir(parents=True)
+    if name == "one is stopped":  # the lesson is there to be linked
+        lesson = tmp_path / "my notebooks" / LESSON
+        lesson.parent.mkdir()
+        lesson.touch()
+    monkeypatch.chdir(tmp_path / "my notebooks" / "below")
     report = HangReport.of(HANGS[name], processes=PROCESSES.get(name, ()))
     approved(f"hang as a table, {name}", report._repr_html_().replace("><", ">\n<"))
 
@@ -153,6 +177,14 @@ def test_of_ranks_that_run_apart() -> None:
         for found in distances({one.rank: one.flights for one in ranks}).values():
             told += [f"== {name}: {found}", str(diagnose_ahead(ranks, found))]
             told.append(str(diagnose_ahead(ranks, replace(found, missing=None, launched=None))))
+    for known in ((None, 9, 4), (None, 9, 9), (5, 9, 4), (5, None, 4)):
+        for members in ((0, 1), (), (0, 1, 2)):
+            first, *sequences = known
+            pair = [replace(flights(first), sequence=one, ranks=members, description="mesh_dp") for one in sequences]
+            told.append(f"{known} of {members}: {distances({0: [pair[0]], 1: [pair[1]]})}")
+    told.append(
+        str(distances({0: [flights(None), replace(AGED, group="1")], 1: [flights(2), replace(flights(2), group="1")]}))
+    )
     told.append(open_words([AGED, replace(AGED, open=AGED.open[1:], open_count=1)]))
     approved("ranks that run apart", "\n\n".join(told))
 
@@ -219,3 +251,36 @@ def test_of_stacks() -> None:
                 one = examined_stack(3, [*stack, user("main()")] if stack else [], known, native)
                 told.append(f"{one.waits}, {one.last_cell}, {one.runs}: {one} | {one.call}")
     approved("stacks", "\n".join(told))
+
+
+def test_of_an_answer() -> None:
+    """What a rank answers, with its models, calls and collectives."""
+    stages = [{"state": "launched", "arrived": 2, "of": 2, "missing": []}]
+    stages.append({"state": "pending", "arrived": 0, "of": 2, "missing": ["a.weight"]})
+    model = {"reducer": 1, "module": "Net", "step": 7, "in_flight": True, "finalizing": False, "buckets": stages}
+    told = []
+    for pause in (
+        None,
+        {"point": "before_launch", "bucket": 3},
+        {"point": "ready", "parameter": "a.weight"},
+        {"point": "end"},
+    ):
+        answer = {"seconds": 3, "stack": [vars(LINE)], "call": {**vars(CALL), "ranks": [0, 1]}, "sequences": {"0": 4}}
+        answer |= {
+            "models": [{**model, "paused": pause}, {"error": "gone"}],
+            "last_cell": "c",
+            "debugger": pause is None,
+        }
+        answer["flights"] = [
+            {"group": "0", "backend": "gloo", "entered": 4, "sequence": 4, "begun": 2, "open_count": 1, "ranks": [0, 1]}
+            | {
+                "kinds": [["all_reduce", "float32 [4]", 16]],
+                "entries": [[4, 0]],
+                "open": [[4, 0, 1.5, "bucket 1 of Net"]],
+            }
+        ]
+        answer["entered_at"] = vars(SCRIPT) if pause else None
+        told.append(repr(Examined.of(1, "running", answer, label="mine")))
+        told.append(str(Examined.of_script(1, {**answer, "state": "running"})))
+    told += [str(Examined.of_script(1, answer)) for answer in (None, {"why": "busy"})]
+    approved("answers", "\n\n".join(told))
