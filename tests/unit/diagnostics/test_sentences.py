@@ -194,6 +194,16 @@ def ofall(one: dict[str, Any]) -> dict[str, Any]:
     return {**one, "process_group": (one["process_group"][0], "default_pg")}
 
 
+def in_both(one: Dump) -> Dump:
+    """The same of a rank that belongs to both groups, which have the same members."""
+    config = {name: {"name": name, "desc": "", "ranks": "[0, 1]"} for name in "12"}
+    return replace(one, recorders=({**one.recorders[0], "pg_config": config},))
+
+
+def message(one: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**one, "is_p2p": True, "profiling_name": "nccl:send", "state": "started", "retired": False, **changes}
+
+
 def two_recorders(first: Dump, second: Dump) -> Dump:
     return replace(first, recorders=(*first.recorders, *second.recorders))
 
@@ -210,6 +220,24 @@ DUMPS = {
     "nothing in flight": [dump(0, entry("1", 1)), dump(1, entry("1", 1)), dump(2)],
     "on its way": [dump(0, entry("1", 1, done=False, at_s=999.0)), dump(1), dump(2)],
     "a message": [dump(0, {**entry("1", 1, name="send", done=False), "is_p2p": True}), dump(1), dump(2)],
+    "groups in another order": [
+        in_both(dump(0, entry("1", 1, done=False))), in_both(dump(1, entry("2", 1, done=False, line=50)))
+    ],
+    "groups in another order, on their way": [
+        in_both(dump(0, entry("1", 1, done=False, at_s=999.0))),
+        in_both(dump(1, entry("2", 1, done=False, at_s=999.0))),
+    ],
+    "two in flight": [
+        in_both(dump(0, entry("1", 1, done=False), entry("2", 1, done=False, at_s=800.0))),
+        in_both(dump(1, entry("1", 1), entry("1", 2), entry("2", 7))),
+    ],
+    "messages": [
+        dump(0, message(entry("1", 1)), message(entry("1", 2))), dump(1, message(entry("1", 1), frames=[])), dump(2)
+    ],
+    "all on their way": [
+        dump(number, entry("1", 1, done=False, at_s=at)) for number, at in enumerate((999.0, 995.0))
+    ],
+    "a sequence that starts late": [dump(0, entry("1", 8, done=False)), dump(1, entry("1", 7), entry("2", 3))],
     "two waits": [
         dump(0, entry("1", 1, done=False, at_s=990.0)), dump(1, entry("2", 1, done=False, at_s=980.0)), dump(2)
     ],
