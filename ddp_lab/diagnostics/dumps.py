@@ -193,8 +193,9 @@ def _of_waits(waits: Sequence[_Wait], recorded: Mapping[int, _Recorded], members
     unmet = [one for one in waits if one.missing]
     waiting = {rank for one in unmet for rank in one.waiting}
     roots = [one for one in unmet if not waiting.issuperset(one.missing)]
-    if not roots and len(waits) > 1 and (unmet or not all(one.known for one in waits)):
-        each = "; ".join(f"{label(one.waiting)} in {one.words}" for one in unmet or waits)
+    apart = unmet or ([] if all(one.known for one in waits) else waits)
+    if not roots and len({one.waiting for one in apart}) > 1:
+        each = "; ".join(f"{label(one.waiting)} in {one.words}" for one in apart)
         remedy = "Ranks that are in several groups must use them in the same order."
         return Diagnosis("groups", f"Ranks wait for each other in different groups: {each}.", remedy, stuck)
     if not unmet:
@@ -228,15 +229,16 @@ def _last(rank: int, one: _Recorded | None, members: _Members) -> str:
 
 def _of_messages(recorded: Mapping[int, _Recorded]) -> Diagnosis | None:
     """Sends and receives that have not ended, if no collective is in flight."""
-    each = []
-    for rank, one in recorded.items():
-        for message in one.messages[:1]:
-            place = _place_of(message)
-            each.append(f"rank {rank} is in {message.name}{f' at {place}' if place is not None else ''}")
+    each = [f"rank {rank} {_in_message(one.messages[0])}" for rank, one in recorded.items() if one.messages]
     if not each:
         return None
     remedy = "Every send needs a matching recv: the same two ranks, in the same order."
     return Diagnosis("peer", f"Messages have not ended: {'; '.join(each)}.", remedy)
+
+
+def _in_message(message: Entry) -> str:
+    place = _place_of(message)
+    return f"is in {message.name}{f' at {place}' if place is not None else ''}"
 
 
 def _nothing(ranks: Sequence[Examined]) -> Diagnosis:
@@ -250,6 +252,8 @@ def _examined(rank: int, one: _Recorded, members: _Members) -> Examined:
         oldest, group = max(flying, key=lambda pair: pair[0].seconds)
         entry = one.entries[group.key][oldest.number]
         why = f"waits in {_called(entry, oldest.number, members)}, for {duration(oldest.seconds)}"
+    elif one.messages:
+        why = _in_message(one.messages[0])
     else:
         why = f"has nothing in flight: {_last(rank, one, members)}"
     return Examined(rank, "recorded", why=why, flights=one.flights, last_cell=_JOB, runs="script")
