@@ -116,6 +116,7 @@ def test_the_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "5 steps: error" in table
 
 
+@pytest.mark.soak
 def test_sharded_steps_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each way to shard is trained, in the very groups that are predicted, and predicted from DDP and from groups."""
     once = functools.partial(what_if_sharding.measure_sharding, repeats=1)
