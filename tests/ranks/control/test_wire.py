@@ -65,14 +65,45 @@ def _telemetry(endpoint: dict[str, str], rank: int) -> Any:
 
 
 @contextlib.contextmanager
-def _until_told(endpoint: dict[str, str], rank: int) -> Iterator[Any]:
-    """A Telemetry that stops when the client says so: what is still on its way then has 0.2 s."""
-    telemetry, left = _telemetry(endpoint, rank), threading.Event()
-    telemetry.on_control("leave", lambda _: left.set())
+def _started(endpoint: dict[str, str], rank: int, flushed: str = "", **handlers: Any) -> Iterator[Any]:
+    """A Telemetry with these handlers that runs during the block, until it has flushed, if a cell is given."""
+    telemetry = _telemetry(endpoint, rank)
+    for op, handler in handlers.items():
+        telemetry.on_control(op, handler)
     telemetry.start()
     yield telemetry
-    assert left.wait(DEADLINE_S)
+    while flushed and not telemetry.flush(flushed):
+        pass
     telemetry.stop()
+
+
+@contextlib.contextmanager
+def _until_told(endpoint: dict[str, str], rank: int, flushed: str = "", **handlers: Any) -> Iterator[Any]:
+    """One that stops when the client says so: what is still on its way then has 0.2 s."""
+    left = threading.Event()
+    with _started(endpoint, rank, leave=lambda _: left.set(), **handlers) as telemetry:
+        yield telemetry
+        while flushed and not telemetry.flush(flushed):
+            pass
+        assert left.wait(DEADLINE_S)
+
+
+def _in_background(ranks: Ranks, *arguments: Any) -> tuple[threading.Thread, list[Any]]:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.extend(ranks(*arguments)))
+    thread.start()
+    return thread, results
+
+
+@contextlib.contextmanager
+def _meanwhile(wire: Wire, ranks: Ranks, *arguments: Any) -> Iterator[list[Any]]:
+    """Ranks that run during the block, and are then told to leave; afterwards the list has what they returned."""
+    thread, results = _in_background(ranks, *arguments)
+    try:
+        yield results
+    finally:
+        wire.send(range(arguments[0]), {"op": "leave"})
+        thread.join()
 
 
 def _record(count: int, rate: float | None = None) -> None:
@@ -85,11 +116,9 @@ def _record(count: int, rate: float | None = None) -> None:
 
 
 def _flood(rank: int, size: int, endpoint: dict[str, str]) -> tuple[int, int]:
-    with _until_told(endpoint, rank) as telemetry:
+    with _until_told(endpoint, rank, "flood") as telemetry:
         first = telemetry._cursor
         _record(FLOOD, RATE)
-        while not telemetry.flush("flood"):
-            pass
     return first, threading.active_count()
 
 
@@ -97,12 +126,8 @@ def test_nothing_is_lost(wire: Wire, ranks: Ranks) -> None:
     """Two ranks that record 150,000 events a second each: all arrive, once and in order, the counts are exact."""
     received = Received(wire)
     before = ranks(2, _threads)
-    thread, told = _in_background(ranks, 2, _flood, wire.endpoint())
-    try:
+    with _meanwhile(wire, ranks, 2, _flood, wire.endpoint()) as told:
         assert wire.wait_for("flood", [0, 1], 60)
-    finally:
-        wire.send([0, 1], {"op": "leave"})
-        thread.join()
     for rank, (first, _) in enumerate(told):
         sequence = received.of_rank(rank)["sequence"]
         assert (sequence == np.arange(first, first + FLOOD)).all()
@@ -144,13 +169,11 @@ def test_overflow_is_counted(wire: Wire, ranks: Ranks) -> None:
 
 
 def _against_a_reader_that_stands_still(rank: int, size: int, endpoint: dict[str, str], done: str) -> int:
-    with _until_told(endpoint, rank) as telemetry:
+    with _until_told(endpoint, rank, "read") as telemetry:
         for _ in range(100):  # far more than all queues and the ring hold
             _record(20_000)
             telemetry.flush("stuck", timeout=0.0)
         Path(done).touch()
-        while not telemetry.flush("read"):
-            pass
     return 100 * 20_000
 
 
@@ -159,16 +182,15 @@ def test_a_client_that_reads_slowly_stops_nobody(wire: Wire, ranks: Ranks, tmp_p
     received = Received(wire)
     gate, done = threading.Event(), tmp_path / "done"
     wire.on_batch(lambda _: gate.wait(DEADLINE_S))
-    thread, counts = _in_background(ranks, 1, _against_a_reader_that_stands_still, wire.endpoint(), str(done))
-    try:
+    with (
+        _meanwhile(wire, ranks, 1, _against_a_reader_that_stands_still, wire.endpoint(), str(done)) as counts,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(gate.set)
         wait_until(done.exists, "the rank has recorded everything")
         assert len(received.batches) <= 1
         gate.set()
         assert wire.wait_for("read", [0], 60)
-    finally:
-        gate.set()
-        wire.send([0], {"op": "leave"})
-        thread.join()
     sequence = received.of_rank(0)["sequence"].astype(np.int64)
     assert (np.diff(sequence) > 0).all()
     assert received.dropped(0) > 0
@@ -176,12 +198,10 @@ def test_a_client_that_reads_slowly_stops_nobody(wire: Wire, ranks: Ranks, tmp_p
 
 
 def _without_a_client(rank: int, size: int, endpoint: dict[str, str]) -> tuple[bool, str | None]:
-    telemetry = _telemetry(endpoint, rank)
-    telemetry.start()
-    _record(100_000)
-    telemetry.flush("nobody")
-    telemetry.send_status({"state": "idle"})
-    telemetry.stop()
+    with _started(endpoint, rank) as telemetry:
+        _record(100_000)
+        telemetry.flush("nobody")
+        telemetry.send_status({"state": "idle"})
     left = [thread.name for thread in threading.enumerate() if thread.name.startswith("ddp_lab-")]
     return not left, telemetry.error and str(telemetry.error)
 
@@ -221,11 +241,9 @@ def test_what_cells_say_is_bounded_without_a_client(ranks: Ranks, tmp_path: Path
 
 
 def _while_the_client_dies(rank: int, size: int, endpoint: dict[str, str]) -> tuple[int, str | None]:
-    telemetry = _telemetry(endpoint, rank)
-    telemetry.start()
-    _record(FLOOD, RATE)
-    telemetry.flush("too late")
-    telemetry.stop()
+    with _started(endpoint, rank) as telemetry:
+        _record(FLOOD, RATE)
+        telemetry.flush("too late")
     return FLOOD, telemetry.error and str(telemetry.error)
 
 
@@ -233,12 +251,9 @@ def test_a_client_that_dies_meanwhile_stops_nobody(ranks: Ranks) -> None:
     """The channel closes in the middle of a flood: the rank records to its end, without an error."""
     wire = Wire()
     received = Received(wire)
-    thread, told = _in_background(ranks, 1, _while_the_client_dies, wire.endpoint())
-    try:
+    with _meanwhile(wire, ranks, 1, _while_the_client_dies, wire.endpoint()) as told:
         wait_until(lambda: received.batches, "the first batch")
-    finally:
         wire.close()
-        thread.join()
     assert told == [(FLOOD, None)]
 
 
@@ -275,49 +290,33 @@ def _intruder(context: Any, endpoint: dict[str, str], kind: int, keys: tuple[byt
     return socket
 
 
-def _hello(rank: int, size: int, endpoint: dict[str, str], cell: str) -> None:
-    telemetry = _telemetry(endpoint, rank)
-    telemetry.start()
-    while not telemetry.flush(cell):
-        pass
-    telemetry.stop()
+def _hello(rank: int, size: int, endpoint: dict[str, str], cell: str, events_before: int = 0) -> None:
+    with _started(endpoint, rank, cell):
+        _record(events_before)
 
 
 def _controlled(rank: int, size: int, endpoint: dict[str, str]) -> list[str]:
-    telemetry = _telemetry(endpoint, rank)
     heard: list[str] = []
-    left = threading.Event()
-    telemetry.on_control("early", lambda message: heard.append("early"))
-    telemetry.on_control("double", lambda message: {"twice": 2 * message["number"]})
-    telemetry.on_control("fail", lambda message: {}[message["op"]])
-    telemetry.on_control("leave", lambda message: left.set())
-    telemetry.start()
-    assert left.wait(DEADLINE_S)
-    telemetry.stop()
+    handlers: dict[str, Any] = {
+        "early": lambda message: heard.append("early"),
+        "double": lambda message: {"twice": 2 * message["number"]},
+        "fail": lambda message: {}[message["op"]],
+    }
+    with _until_told(endpoint, rank, **handlers):
+        pass
     return heard
-
-
-def _in_background(ranks: Ranks, *arguments: Any) -> tuple[threading.Thread, list[Any]]:
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.extend(ranks(*arguments)))
-    thread.start()
-    return thread, results
 
 
 def test_control(wire: Wire, ranks: Ranks) -> None:
     """Control reaches ranks named before their hello; requests are answered by rank, errors included."""
     wire.send([0, 1], {"op": "early"})
-    thread, heard = _in_background(ranks, 2, _controlled, wire.endpoint())
-    try:
+    with _meanwhile(wire, ranks, 2, _controlled, wire.endpoint()) as heard:
         assert wire.wait_connected([0, 1], 60) == set()
         assert wire.request([0, 1], "double", 10, number=21) == {0: {"twice": 42}, 1: {"twice": 42}}
         assert wire.request([1], "fail", 10) == {1: {"error": "KeyError: 'fail'"}}
         assert "does not know the control message 'dance'" in wire.request(None, "dance", 10)[0]["error"]
         assert wire.request([0], "ping", 10) == {0: {}}
         assert wire.request([0, 7], "ping", 0.2) == {0: {}}, "rank 7 does not exist"
-    finally:
-        wire.send(None, {"op": "leave"})
-        thread.join()
     assert heard == [["early"], ["early"]]
     wait_until(lambda: wire.connected() == set(), "the ranks say goodbye")
 
@@ -327,25 +326,16 @@ def test_a_successor_gets_nothing_that_was_for_an_ended_process(wire: Wire, rank
     wire.send([0], {"op": "early"})
     wire.forget([0])
     wire.send([1], {"op": "early"})
-    thread, heard = _in_background(ranks, 2, _controlled, wire.endpoint())
-    try:
+    with _meanwhile(wire, ranks, 2, _controlled, wire.endpoint()) as heard:
         assert wire.wait_connected([0, 1], 60) == set()
         assert wire.request([0, 1], "double", 10, number=1) == {0: {"twice": 2}, 1: {"twice": 2}}
-    finally:
-        wire.send(None, {"op": "leave"})
-        thread.join()
     assert heard == [[], ["early"]]
 
 
 def _told_at_last(rank: int, size: int, endpoint: dict[str, str]) -> bool:
-    telemetry = _telemetry(endpoint, rank)
-    told = threading.Event()
-    telemetry.on_control("leave", lambda message: told.set())
-    telemetry.on_control("begin", lambda message: _record(10))
-    telemetry.start()
-    heard = told.wait(DEADLINE_S)
-    telemetry.stop()
-    return heard
+    with _until_told(endpoint, rank, begin=lambda message: _record(10)):
+        pass
+    return True
 
 
 def test_what_was_said_before_a_close_still_leaves(ranks: Ranks) -> None:
@@ -380,27 +370,19 @@ def _flooded(rank: int, size: int, endpoint: dict[str, str]) -> tuple[int, list[
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("ddp_lab.engine.telemetry").addHandler(handler)
-    telemetry = _telemetry(endpoint, rank)
-    left = threading.Event()
-    telemetry.on_control("leave", lambda message: left.set())
-    telemetry.start()
-    assert left.wait(DEADLINE_S)
-    telemetry.stop()
+    with _until_told(endpoint, rank) as telemetry:
+        pass
     return telemetry._dropped.count, lines, telemetry.error and str(telemetry.error)
 
 
 def test_messages_that_are_none_are_counted_by_ranks(wire: Wire, ranks: Ranks) -> None:
     """Whatever a client with the key sends to a rank, that answers the next question; a thousand messages that are none
     are counted and dropped, and the log has a line for each power of ten."""
-    thread, told = _in_background(ranks, 1, _flooded, wire.endpoint())
-    try:
+    with _meanwhile(wire, ranks, 1, _flooded, wire.endpoint()) as told:
         assert wire.wait_connected([0], 60) == set()
         for _ in range(10):  # no more at a time than a socket's queue holds
             wire._outgoing.extend((0, [NO_MESSAGES[number % len(NO_MESSAGES)]]) for number in range(100))
             assert wire.request([0], "ping", 10) == {0: {}}
-    finally:
-        wire.send(None, {"op": "leave"})
-        thread.join()
     [(count, lines, error)] = told
     assert (count, error) == (1_000, None)
     assert [line.rpartition(" (")[2] for line in lines] == [f"{10**power} such so far)" for power in range(4)]
@@ -409,17 +391,15 @@ def test_messages_that_are_none_are_counted_by_ranks(wire: Wire, ranks: Ranks) -
 def _renewed_without_files(rank: int, size: int, endpoint: dict[str, str]) -> list[bool]:
     import resource
 
-    telemetry = _telemetry(endpoint, rank)
-    telemetry.start()
-    telemetry.send_status({"state": "before"})
-    told = [telemetry.flush()]
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (10, limits[1]))  # numbers that are all taken; poll() needs some
-    telemetry.renew()
-    told.append(telemetry.flush("without"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    told.append(telemetry.flush("with"))
-    telemetry.stop()
+    with _started(endpoint, rank) as telemetry:
+        telemetry.send_status({"state": "before"})
+        told = [telemetry.flush()]
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (10, limits[1]))  # numbers that are all taken; poll() needs some
+        telemetry.renew()
+        told.append(telemetry.flush("without"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        told.append(telemetry.flush("with"))
     return told
 
 
@@ -437,22 +417,16 @@ def test_a_successor_takes_over(wire: Wire, ranks: Ranks) -> None:
     ranks(1, _hello, wire.endpoint(), "first")
     wait_until(lambda: wire.connected() == set(), "the first has gone")
     wire.send([0], {"op": "early"})
-    thread, heard = _in_background(ranks, 1, _controlled, wire.endpoint())
-    assert wire.wait_connected([0], 60) == set()
-    wire.send([0], {"op": "leave"})
-    thread.join()
+    with _meanwhile(wire, ranks, 1, _controlled, wire.endpoint()) as heard:
+        assert wire.wait_connected([0], 60) == set()
     assert heard == [["early"]]
 
 
 def _describe_and_mark(rank: int, size: int, endpoint: dict[str, str]) -> None:
-    telemetry = _telemetry(endpoint, rank)
-    telemetry.start()
-    for number in range(200):
-        recording.mark(f"{os.getpid()}.{time.time_ns()}.{number}")
-    telemetry.send_status({"state": "idle", "step": 3})
-    while not telemetry.flush("described"):
-        pass
-    telemetry.stop()
+    with _started(endpoint, rank, "described") as telemetry:
+        for number in range(200):
+            recording.mark(f"{os.getpid()}.{time.time_ns()}.{number}")
+        telemetry.send_status({"state": "idle", "step": 3})
 
 
 def test_descriptions_come_before_the_events_that_need_them(wire: Wire, ranks: Ranks) -> None:
@@ -482,21 +456,12 @@ def test_a_failing_handler_is_shown_and_ends_nothing(wire: Wire, ranks: Ranks) -
         raise ValueError("handler broke")
 
     wire.on_batch(fail)
-    ranks(1, _flood_little, wire.endpoint())
+    ranks(1, _hello, wire.endpoint(), "little", 1_000)
     assert wire.wait_for("little", [0], 10)
     assert len(received.of_rank(0)) == 1_000
     assert str(wire.error) == "handler broke"
     with pytest.raises(ClusterError, match="handler broke"):
         wire.check()
-
-
-def _flood_little(rank: int, size: int, endpoint: dict[str, str]) -> None:
-    telemetry = _telemetry(endpoint, rank)
-    telemetry.start()
-    _record(1_000)
-    while not telemetry.flush("little"):
-        pass
-    telemetry.stop()
 
 
 def test_waiting_ends() -> None:
