@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import random
 import threading
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import ddp_lab
 from ddp_lab.comm import round_robin_process_group
+from tests.ranks.comm.against_gloo import COLLECTIVES, call
 from tests.ranks.conftest import Ranks
 from tests.ranks.harness import on_ranks
 
@@ -74,95 +76,36 @@ def test_collectives_go_to_the_groups_in_turn(rank: int, size: int, backend: str
     _destroy(*groups)
 
 
-def _calls(rank: int, size: int, group: Any, ours: list[torch.Tensor]) -> dict[str, Any]:
-    def done(work: Any) -> None:
-        if work is not None:
-            work.wait()
-
-    def all_reduce(later: bool) -> Any:
-        tensor = torch.full((4,), float(rank))
-        done(dist.all_reduce(tensor, group=group, async_op=later))
-        return tensor, [float(sum(range(size)))] * 4
-
-    def broadcast(later: bool) -> Any:
-        tensor = torch.full((4,), float(rank))
-        done(dist.broadcast(tensor, size - 1, group=group, async_op=later))
-        return tensor, [size - 1.0] * 4
-
-    def reduce(later: bool) -> Any:
-        tensor = torch.full((4,), float(rank))
-        done(dist.reduce(tensor, 0, group=group, async_op=later))
-        return (tensor, [float(sum(range(size)))] * 4) if rank == 0 else (None, None)
-
-    def all_gather(later: bool) -> Any:
-        got = [torch.empty(4) for _ in range(size)]
-        done(dist.all_gather(got, ours[0], group=group, async_op=later))
-        return torch.stack(got)[:, 0], [float(other) for other in range(size)]
-
-    def gather(later: bool) -> Any:
-        got = [torch.empty(4) for _ in range(size)] if rank == 1 else None
-        done(dist.gather(ours[0], got, 1, group=group, async_op=later))
-        return (torch.stack(got)[:, 0], [float(other) for other in range(size)]) if got else (None, None)
-
-    def scatter(later: bool) -> Any:
-        got = torch.empty(4)
-        done(dist.scatter(got, ours if rank == 0 else None, 0, group=group, async_op=later))
-        return got, [float(rank)] * 4
-
-    def reduce_scatter(later: bool) -> Any:
-        got = torch.empty(4)
-        done(dist.reduce_scatter(got, [one.clone() for one in ours], group=group, async_op=later))
-        return got, [float(sum(range(size)) + size * rank)] * 4
-
-    def all_to_all(later: bool) -> Any:
-        got = [torch.empty(4) for _ in range(size)]
-        done(dist.all_to_all(got, ours, group=group, async_op=later))
-        return torch.stack(got)[:, 0], [float(other + rank) for other in range(size)]
-
-    def all_to_all_single(later: bool) -> Any:
-        got = torch.empty(size)
-        done(dist.all_to_all_single(got, torch.arange(size) + 10.0 * rank, group=group, async_op=later))
-        return got, [10.0 * other + rank for other in range(size)]
-
-    def coalesced(later: bool) -> Any:
-        tensors = [torch.full((2,), float(rank)), torch.ones(2)]
-        done(dist.all_reduce_coalesced(tensors, group=group, async_op=later))
-        return torch.cat(tensors), [float(sum(range(size)))] * 2 + [float(size)] * 2
-
-    def into_tensor(later: bool) -> Any:
-        got = torch.empty(size)
-        done(group._allgather_base(got, torch.tensor([float(rank)])))
-        return got, [float(other) for other in range(size)]
-
-    def scatter_tensor(later: bool) -> Any:
-        got = torch.empty(1)
-        done(group._reduce_scatter_base(got, torch.arange(size) + 1.0))
-        return got, [size * (rank + 1.0)]
-
-    def barrier(later: bool) -> Any:
-        done(dist.barrier(group, async_op=later))
-        return None, None
-
-    return {name: call for name, call in locals().items() if callable(call) and name != "done"}
-
-
 @pytest.mark.parametrize(("size", "backend"), [(2, "shm"), (3, "gloo")])
 @on_ranks()
 def test_every_collective_gives_what_one_group_gives(rank: int, size: int, backend: str) -> None:
     """Waited for or not, lists and single tensors, coalesced, objects."""
-    groups = _groups(2, backend)
+    groups, gloo = _groups(2, backend), dist.new_group(backend="gloo")
     group = round_robin_process_group(groups)
-    ours = [torch.full((4,), float(rank + i)) for i in range(size)]
-    for _ in range(2):  # once in each group
-        for wait in (True, False):
-            for name, call in _calls(rank, size, group, ours).items():
-                found, expected = call(not wait)
-                assert found is None or found.tolist() == expected, name
-        dist.barrier(group)  # counts as one collective; with the 13 others the next round begins with the other group
+    total = float(sum(range(size)))
+    for turn in range(2):  # once in each group
+        for later in (False, True):
+            for name in COLLECTIVES:
+                call(name, random.Random(f"{name} {turn}"), group, gloo, later=later, what=name)
+            tensors = [torch.full((2,), float(rank)), torch.ones(2)]
+            work = dist.all_reduce_coalesced(tensors, group=group, async_op=later)
+            if work is not None:
+                work.wait()
+            assert torch.cat(tensors).tolist() == [total, total, size, size]
+            lists = [torch.empty(1) for _ in range(size)]
+            work = dist.all_to_all(lists, [torch.tensor([10.0 * rank + to]) for to in range(size)], group, later)
+            if work is not None:
+                work.wait()
+            assert torch.cat(lists).tolist() == [10.0 * other + rank for other in range(size)]
+            gathered, part = torch.empty(size), torch.empty(1)
+            group._allgather_base(gathered, torch.tensor([float(rank)])).wait()
+            group._reduce_scatter_base(part, torch.arange(size) + 1.0).wait()
+            assert (gathered.tolist(), part.item()) == ([float(other) for other in range(size)], size * (rank + 1.0))
+        dist.barrier(group)  # counts as one collective: with it the next round begins with the other group
     objects: list[Any] = [None] * size
     dist.all_gather_object(objects, rank, group=group)
     assert objects == list(range(size))
-    _destroy(group, *groups)
+    _destroy(group, gloo, *groups)
 
 
 @pytest.mark.parametrize("backend", ["gloo", "shm"])

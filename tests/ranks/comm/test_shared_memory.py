@@ -19,15 +19,11 @@ import torch.distributed as dist
 import ddp_lab.comm
 from ddp_lab import documentation
 from ddp_lab.errors import FallbackWarning
+from tests.ranks.comm.against_gloo import COLLECTIVES, call
 from tests.ranks.conftest import Ranks
 from tests.ranks.harness import on_ranks
 
-FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-INTEGERS = (torch.uint8, torch.int8, torch.int32, torch.int64)
-COPIED = (*FLOATS, *INTEGERS)
 NOT_GLOOS = (torch.int16, torch.bool, torch.complex64, torch.complex128, torch.float8_e5m2, torch.uint16)
-SIZES = (0, 1, 2, 3, 17, 1_000, 4_096, 70_001, 300_000)
-REDUCTIONS = (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX)
 SEEDS = range(3)
 CALLS = 40
 
@@ -59,46 +55,15 @@ def test_the_gloo_within_runs_one_collective_at_a_time(ranks: Ranks) -> None:
     assert [torchs - ours for torchs, ours in ranks(2, _threads_of_gloo)] == [1, 1]
 
 
-def _values(draw: random.Random, dtype: torch.dtype, shape: tuple[int, ...], rank: int) -> torch.Tensor:
-    """Of this rank; small, so that float16 holds their sums and products exactly enough."""
-    made = torch.Generator().manual_seed(draw.randrange(1 << 30) + rank)
-    if dtype is torch.bool:
-        return torch.randint(0, 2, shape, generator=made).to(dtype)
-    if dtype.is_floating_point or dtype.is_complex:
-        return (torch.rand(shape, generator=made) * 2 - 1).to(dtype)
-    return torch.randint(0, 4, shape, generator=made).to(dtype)
-
-
-def _pooled(group: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in memory that the other ranks of the group read."""
-    backend = group._get_backend(tensor.device)
-    copy: torch.Tensor = backend.allocate_tensor(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
-    return copy.view(tensor.shape).copy_(tensor)
-
-
-def _assert_close(found: torch.Tensor, expected: torch.Tensor, exact: bool, what: str) -> None:
-    if exact:
-        assert torch.equal(found, expected), what
-        return
-    tolerance = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float64: 1e-12}.get(found.dtype, 1e-5)
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, msg=what)
-
-
-def _wait(work: Any) -> None:
-    if work is not None:
-        work.wait()
-
-
 def _random_calls(rank: int, size: int, seed: int, calls: int) -> int:
     """The same random calls on both backends; returns how many."""
     shm, gloo = _group(), dist.new_group(backend="gloo")
     draw = random.Random(seed)
     for number in range(calls):
-        name = draw.choice(list(CALLED))
-        wait = draw.random() < 0.5
-        what = f"seed {seed}, call {number}: {name}"
+        name = draw.choice(list(COLLECTIVES))
+        later = draw.random() < 0.5
         state = draw.getstate()
-        CALLED[name](draw, rank, size, shm, gloo, wait, what)
+        call(name, draw, shm, gloo, later=later, what=f"seed {seed}, call {number}: {name}")
         draw.setstate(state)
         draw.random()
         if draw.random() < 0.1:
@@ -106,105 +71,6 @@ def _random_calls(rank: int, size: int, seed: int, calls: int) -> int:
     dist.destroy_process_group(shm)
     dist.destroy_process_group(gloo)
     return calls
-
-
-def _reduced(draw: random.Random, rank: int, size: int) -> tuple[torch.Tensor, Any, bool]:
-    dtype = draw.choice((*FLOATS, *INTEGERS))
-    shape = (draw.choice(SIZES),) if draw.random() < 0.8 else (draw.randrange(1, 40), draw.randrange(1, 40))
-    op = draw.choice(REDUCTIONS)
-    return _values(draw, dtype, shape, rank), op, size == 2 or not dtype.is_floating_point
-
-
-def _all_reduce(draw: random.Random, rank: int, size: int, shm: Any, gloo: Any, wait: bool, what: str) -> None:
-    mine, op, exact = _reduced(draw, rank, size)
-    found, expected = mine.clone(), mine.clone()
-    if draw.randrange(1 << size) >> rank & 1:  # on some ranks only, mostly
-        found = _pooled(shm, mine)
-    _wait(dist.all_reduce(found, op, group=shm, async_op=wait))
-    dist.all_reduce(expected, op, group=gloo)
-    _assert_close(found, expected, exact, what)
-
-
-def _reduce(draw: random.Random, rank: int, size: int, shm: Any, gloo: Any, wait: bool, what: str) -> None:
-    mine, op, exact = _reduced(draw, rank, size)
-    root = draw.randrange(size)
-    found, expected = mine.clone(), mine.clone()
-    _wait(dist.reduce(found, root, op, group=shm, async_op=wait))
-    dist.reduce(expected, root, op, group=gloo)
-    _assert_close(found, expected if rank == root else mine, exact or rank != root, what)
-
-
-def _broadcast(draw: random.Random, rank: int, size: int, shm: Any, gloo: Any, wait: bool, what: str) -> None:
-    mine, root = _values(draw, draw.choice(COPIED), (draw.choice(SIZES),), rank), draw.randrange(size)
-    found, expected = mine.clone(), mine.clone()
-    _wait(dist.broadcast(found, root, group=shm, async_op=wait))
-    dist.broadcast(expected, root, group=gloo)
-    _assert_close(found, expected, True, what)
-
-
-def _all_gather(draw: random.Random, rank: int, size: int, shm: Any, gloo: Any, wait: bool, what: str) -> None:
-    mine = _values(draw, draw.choice(COPIED), (draw.choice(SIZES),), rank)
-    found, expected = ([torch.empty_like(mine) for _ in range(size)] for _ in range(2))
-    _wait(dist.all_gather(found, mine, group=shm, async_op=wait))
-    dist.all_gather(expected, mine, group=gloo)
-    _assert_close(torch.cat(found), torch.cat(expected), True, what)
-
-
-def _gather(draw: random.Random, rank: int, size: int, shm: Any, gloo: Any, wait: bool, what: str) -> None:
-    mine, root = _values(draw, draw.choice(COPIED), (draw.choice(SIZES),), rank), draw.randrange(size)
-    found, expected = ([torch.empty_like(mine) for _ in range(size)] if rank == root else None for _ in range(2))
-    _wait(dist.gather(mine, found, root, group=shm, async_op=wait))
-    dist.gather(mine, expected, root, group=gloo)
-    if found is not None and expected is not None:
-        _assert_close(torch.cat(found), torch.cat(expected), True, what)
-
-
-def _scatter(draw: random.Random, rank: int, size: int, shm: Any, gloo: Any, wait: bool, what: str) -> None:
-    dtype, shape, root = draw.choice(COPIED), (draw.choice(SIZES),), draw.randrange(size)
-    sent = [_values(draw, dtype, shape, rank) for _ in range(size)] if rank == root else None
-    found, expected = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
-    _wait(dist.scatter(found, sent, root, group=shm, async_op=wait))
-    dist.scatter(expected, sent, root, group=gloo)
-    _assert_close(found, expected, True, what)
-
-
-def _reduce_scatter(draw: random.Random, rank: int, size: int, shm: Any, gloo: Any, wait: bool, what: str) -> None:
-    _, op, _ = _reduced(draw, rank, size)
-    dtype, shape = draw.choice((*FLOATS, *INTEGERS)), (draw.choice(SIZES),)
-    sent = [_values(draw, dtype, shape, rank) for _ in range(size)]
-    found = torch.empty(shape, dtype=dtype)
-    _wait(dist.reduce_scatter(found, [one.clone() for one in sent], op, group=shm, async_op=wait))
-    expected = torch.stack(sent)
-    dist.all_reduce(expected, op, group=gloo)
-    _assert_close(found, expected[rank], size == 2 or not dtype.is_floating_point, what)
-
-
-def _all_to_all(draw: random.Random, rank: int, size: int, shm: Any, gloo: Any, wait: bool, what: str) -> None:
-    dtype = draw.choice(COPIED)
-    rows = [[draw.choice((0, 1, 5, 2_000)) for _ in range(size)] for _ in range(size)]  # sender, receiver
-    sent = _values(draw, dtype, (sum(rows[rank]), 3), rank)
-    comes = [rows[other][rank] for other in range(size)]
-    found, expected = (torch.empty(sum(comes), 3, dtype=dtype) for _ in range(2))
-    _wait(dist.all_to_all_single(found, sent, comes, rows[rank], group=shm, async_op=wait))
-    dist.all_to_all_single(expected, sent, comes, rows[rank], group=gloo)
-    _assert_close(found, expected, True, what)
-
-
-def _barrier(draw: random.Random, rank: int, size: int, shm: Any, gloo: Any, wait: bool, what: str) -> None:
-    _wait(dist.barrier(shm, async_op=wait))
-
-
-CALLED: dict[str, Callable[..., None]] = {
-    "all_reduce": _all_reduce,
-    "reduce": _reduce,
-    "broadcast": _broadcast,
-    "all_gather": _all_gather,
-    "gather": _gather,
-    "scatter": _scatter,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all_single": _all_to_all,
-    "barrier": _barrier,
-}
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
