@@ -50,33 +50,27 @@ def _program(name: str) -> str:
 
 
 @with_mpi
-def test_every_operation_as_gloo() -> None:
-    """Reductions, movements, messages, asynchronous ones, sub-groups, and what is refused, on two ranks."""
-    assert _mpiexec(2, _program("mpi_operations.py")).count("done") == 2
-
-
-@with_mpi
-@pytest.mark.soak
-@pytest.mark.parametrize("size", [3, 4])
-def test_every_operation_on_other_numbers_of_ranks(size: int) -> None:
-    assert _mpiexec(size, _program("mpi_operations.py")).count("done") == size
-
-
-@with_mpi
-def test_training_and_time_outs() -> None:
-    """torch's DDP and ours give the same model; who waits too long is told so, and MPI still ends well."""
-    printed = _mpiexec(2, _program("mpi_training.py"))
-    assert printed.count("done") == 2
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.soak) for size in (3, 4))])
+def test_operations_training_and_time_outs(size: int) -> None:
+    """Every operation gives what Gloo gives, torch's DDP and ours the same model; who waits too long is told so, and
+    MPI still ends well."""
+    printed = _mpiexec(size, _program("mpi_operations.py"))
+    assert printed.count("done") == size
     assert "exited" not in printed
 
 
 @with_mpi
-def test_an_exception_ends_all_processes() -> None:
-    """One rank raises while the other waits for it: mpiexec ends both."""
+def test_ranks_that_mpi_numbers_otherwise_and_an_exception() -> None:
+    """Ranks that torch is given in another order than mpiexec's are refused, with both. One rank raises while the other
+    waits for it: mpiexec ends both."""
     program = (
-        "import torch, torch.distributed as dist, ddp_lab.comm\n"
+        "import os, pytest, torch, torch.distributed as dist, ddp_lab.comm\n"
+        "mine = int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
+        "told = f'this process is rank {mine} of 2 for MPI, but rank {1 - mine} of 2 for torch.distributed'\n"
+        "with pytest.raises(RuntimeError, match=told):\n"
+        "    dist.init_process_group('cpu:mpi', store=dist.HashStore(), rank=1 - mine, world_size=2)\n"
         "dist.init_process_group('mpi')\n"
-        "if dist.get_rank(): raise ValueError('rank 1 has enough')\n"
+        "if mine: raise ValueError('rank 1 has enough')\n"
         "dist.all_reduce(torch.ones(1))"
     )
     assert "rank 1 has enough" in _mpiexec(2, "-c", program, code=1)
@@ -84,37 +78,20 @@ def test_an_exception_ends_all_processes() -> None:
 
 @with_mpi
 def test_processes_that_mpi_knows_nothing_of() -> None:
-    """Without mpiexec MPI would see one process; that is told instead of training alone."""
-    program = (
-        "import torch.distributed as dist, ddp_lab.comm\n"
-        "store = dist.HashStore()\n"
-        "dist.init_process_group('cpu:mpi', store=store, rank=1, world_size=2)"
-    )
-    printed = _run([sys.executable, "-c", program], code=1)
-    assert "mpiexec did not start this process, which is rank 1 of 2 for torch.distributed" in printed
-    assert "mpiexec -n 2 python" in printed
-
-
-@with_mpi
-def test_libraries_choose_mpi_only_where_it_knows_the_ranks() -> None:
-    """accelerate takes MPI if torch has it: under another launcher each process would then train alone."""
-    program = "import torch.distributed as dist, ddp_lab.comm; print('MPI:', dist.is_mpi_available())"
-    assert "MPI: False" in _run(["env", "WORLD_SIZE=2", sys.executable, "-c", program])
-    assert "MPI: True" in _run([sys.executable, "-c", program])
-    assert _mpiexec(2, "-c", program).count("MPI: True") == 2
-
-
-@with_mpi
-def test_ranks_that_mpi_numbers_otherwise() -> None:
-    """Ranks that torch is given in another order than mpiexec's are refused, with both."""
+    """Without mpiexec MPI would see one process; that is told instead of training alone. accelerate takes MPI if torch
+    has it: under another launcher it has none (under mpiexec: mpi_operations.py)."""
     program = (
         "import os, torch.distributed as dist, ddp_lab.comm\n"
-        "mine = 1 - int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
-        "dist.init_process_group('cpu:mpi', store=dist.HashStore(), rank=mine, world_size=2)"
+        "print('MPI:', dist.is_mpi_available())\n"
+        "os.environ['WORLD_SIZE'] = '2'\n"
+        "print('under another launcher:', dist.is_mpi_available())\n"
+        "dist.init_process_group('cpu:mpi', store=dist.HashStore(), rank=1, world_size=2)"
     )
-    assert "this process is rank 0 of 2 for MPI, but rank 1 of 2 for torch.distributed" in _mpiexec(
-        2, "-c", program, code=1
-    )
+    printed = _run([sys.executable, "-c", program], code=1)
+    assert "MPI: True" in printed
+    assert "under another launcher: False" in printed
+    assert "mpiexec did not start this process, which is rank 1 of 2 for torch.distributed" in printed
+    assert "mpiexec -n 2 python" in printed
 
 
 def test_without_mpi_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Run by mpiexec: every operation of the backend "mpi" gives what Gloo gives, and says what it can't do."""
+"""Run by mpiexec: every operation of the backend "mpi" gives what Gloo gives, and says what it can't do; training."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import mpi_training
 import pytest
 import torch
 import torch.distributed as dist
@@ -191,9 +192,10 @@ def main() -> None:
     _sub_groups(rank, size)
     _refusals(groups["mpi"])
     dist.destroy_process_group()
-    print("rank", rank, "of", size, "is done")
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore", FutureWarning)  # newer torch gives some operations new names
-    main()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # newer torch gives some operations new names
+        main()
+    mpi_training.main()

@@ -1,4 +1,4 @@
-"""Run by mpiexec: `init_process_group("mpi")`; torch's DDP and ours train alike; time-outs, abort."""
+"""Run by `mpi_operations.py`: `init_process_group("mpi")`; torch's DDP and ours train alike; time-outs, abort."""
 
 from __future__ import annotations
 
@@ -63,7 +63,3 @@ def main() -> None:
         dist.all_reduce(torch.ones(1), group=group)
         dist.all_reduce(torch.ones(1), group=aborted)
     print("rank", rank, "of", size, "is done")
-
-
-if __name__ == "__main__":
-    main()
