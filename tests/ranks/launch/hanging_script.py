@@ -36,7 +36,7 @@ def healthy() -> None:
 
 
 def late() -> None:
-    """Without a model."""
+    """Without a model; recovers."""
     for step in range(6):
         if rank == 1 and step == 3:
             time.sleep(6.0)
@@ -59,6 +59,8 @@ def trains() -> None:
 
 
 def killed() -> None:
+    """After it was late, and recovered."""
+    late()
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
     for layer in (model[0], model[2]):
         fully_shard(layer)

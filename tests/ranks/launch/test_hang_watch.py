@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from ddp_lab import Timeline
+from ddp_lab.cli import main
 from ddp_lab.timeline.timeline import read_run
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -39,7 +40,8 @@ def _line(text: str) -> int:
     return next(number for number, line in enumerate(SCRIPT.read_text().splitlines(), 1) if text in line)
 
 
-LONGER = [
+HANGS = [
+    ("busy", ["rank 0 waits in the backward, for bucket 0 of Linear (", "rank 1 is in `time.sleep(late)` at"]),
     ("calls", ["the ranks make different calls: rank 0 entered all_reduce", "rank 1 broadcast"]),
     ("alone", ["rank 0 waits in all_reduce #1 of 32 B (float32 [2, 4])"]),
     ("groups", ["in different groups", "on data (ranks 0–1)", "on tensor (ranks 0–1)"]),
@@ -63,31 +65,32 @@ LONGER = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("case", "words"),
-    [
-        ("busy", ["rank 0 waits in the backward, for bucket 0 of Linear (", "rank 1 is in `time.sleep(late)` at"]),
-        *(pytest.param(*one, marks=soak) for one in LONGER),
-    ],
-)
-def test_a_hang_is_explained(tmp_path: Path, case: str, words: list[str]) -> None:
-    """In one sentence with the lines; `--on-hang stop` writes what every rank does, and ends the run.
-
-    The report's page begins with it, and `ddp-lab report` prints it.
-    """
+@soak
+@pytest.mark.parametrize(("case", "words"), HANGS)
+def test_a_hang_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str, words: list[str]) -> None:
+    """In one sentence with the lines; `--on-hang stop` writes what every rank does, and ends the run."""
     done = _run(tmp_path, case, "--on-hang", "stop")
     assert done.returncode == 143, done.stderr
-    told = done.stderr.partition("ddp-lab: what every rank does")[0]
-    assert all(text in told for text in words), done.stderr
-    dumped = (tmp_path / "run" / "hang-1.txt").read_text()
-    assert f"{SCRIPT}:{_line('globals()[sys.argv[1]]()')} in <module>" in dumped
-    assert "before the end" not in done.stderr
-    command = [sys.executable, "-m", "ddp_lab", "report", str(tmp_path / "run")]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    for shown in ((tmp_path / "run" / "report.html").read_text(), printed):
-        assert html.unescape(words[0]) in html.unescape(shown)
+    _assert_told(done.stderr, words)
+    _assert_kept([tmp_path / "run"], words[0], capsys)
 
 
+def _assert_told(errors: str, words: list[str]) -> None:
+    """Before what every rank does, and not once more at the end."""
+    assert all(text in errors.partition("ddp-lab: what every rank does")[0] for text in words), errors
+    assert "before the end" not in errors
+
+
+def _assert_kept(runs: list[Path], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files have the ranks' stacks; the reports' pages begin with the hang, and `ddp-lab report` prints it."""
+    assert main.main(["report", *map(str, runs)]) == 0
+    assert words in capsys.readouterr().out
+    for run in runs:
+        assert f"{SCRIPT}:{_line('globals()[sys.argv[1]]()')} in <module>" in (run / "hang-1.txt").read_text()
+        assert html.unescape(words) in html.unescape((run / "report.html").read_text())
+
+
+@soak
 def test_a_late_rank_is_told_and_that_it_goes_on(tmp_path: Path) -> None:
     """A run that recovers ends well; before it hangs and after, nothing is said of it. Without a model the report, its
     page and the saved timeline have every collective by group."""
@@ -117,11 +120,16 @@ def test_no_watch(tmp_path: Path) -> None:
 
 
 def test_a_killed_rank(tmp_path: Path) -> None:
-    """A rank that shows no traceback is named with the line at which it was last seen, and keeps what it had recorded:
-    but for 20 ms of it. Of a script with `fully_shard`, with no change of it, that are the steps of each parameter
-    group, and the summary has their waits."""
+    """A rank that is late is told, and that it goes on; before and after nothing is said of it. One that shows no
+    traceback is named with the line at which it was last seen, and keeps what it had recorded: but for 20 ms of it. Of
+    a script with `fully_shard`, with no change of it, that are the steps of each parameter group, and the summary has
+    their waits."""
     done = _run(tmp_path, "killed")
     assert done.returncode == 1, done.stderr
+    late, goes_on, later = done.stderr.partition("the ranks make progress again")
+    assert f"rank 1 is in `time.sleep(6.0)` at {SCRIPT}:{_line('time.sleep(6.0)')}" in late
+    assert goes_on
+    assert (late.count("no progress for"), later.count("time.sleep(6.0)")) == (1, 0), done.stderr
     assert "was killed by SIGKILL, so torch's agent ended the run" in done.stderr
     assert f"last seen: rank 1 is in `time.sleep(6)` at {SCRIPT}:{_line('time.sleep(6)')}" in done.stderr
     assert "rank 1 ended early: killed" in done.stderr
@@ -186,16 +194,17 @@ class _Nodes:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("calls", ["rank 0 entered all_reduce #1", "rank 1 broadcast #1", f"{SCRIPT}:"]),
-        pytest.param("busy", ["rank 0 waits in the backward", "rank 1 is in `time.sleep(late)` at"], marks=soak),
+        HANGS[0],
+        pytest.param("calls", ["rank 0 entered all_reduce #1", "rank 1 broadcast #1", f"{SCRIPT}:"], marks=soak),
     ],
 )
-def test_two_nodes(tmp_path: Path, case: str, words: list[str]) -> None:
-    """Each node's terminal shows it, and each agent stops."""
+def test_two_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str, words: list[str]) -> None:
+    """Each node's terminal shows it, and each agent stops. The report's page and `ddp-lab report` begin with it."""
     with _Nodes(tmp_path, case, "--on-hang", "stop") as nodes:
         assert [one.wait(DEADLINE_S) for one in nodes.agents] == [143, 143], nodes.told()
         for told in nodes.told():
-            assert all(text in told for text in words), told
+            _assert_told(told, words)
+        _assert_kept([tmp_path / f"errors-{node}-run" for node in range(2)], words[0], capsys)
 
 
 @soak
