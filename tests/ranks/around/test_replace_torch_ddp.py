@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import ddp_lab
-from tests.ranks.compare import assert_same, samples
+from tests.ranks.compare import samples
 from tests.ranks.harness import ROOT, on_ranks
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
@@ -50,52 +50,19 @@ def test_every_holder_of_the_name_gets_ours(rank: int, size: int) -> None:
         del sys.modules[holder.__name__]
 
 
-def _run(program: str, folder: Path, *arguments: str) -> None:
-    """Runs a script with torchrun on two ranks; it must end well."""
+@pytest.mark.soak
+@pytest.mark.parametrize("library", ["accelerate", "lightning"])
+def test_kinds_of_training(tmp_path: Path, library: str) -> None:
+    """Accumulation, late synchronisation, static graphs, unused parameters, views, comm hooks, refusals: all as with
+    torch's class."""
+    importlib.metadata.version(library)
+    program = [str(PROGRAMS / f"kinds_of_{library}.py"), *([str(tmp_path)] if library == "accelerate" else [])]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         str(PROGRAMS / program), *arguments],
-        cwd=folder,
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *program],
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
         capture_output=True,
         text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-6000:]
-
-
-def _train(program: str, path: Path, *arguments: str) -> dict[str, torch.Tensor]:
-    """Final weights of a script that torchrun runs on two ranks."""
-    _run(program, path.parent, str(path), *arguments)
-    return torch.load(path, weights_only=True)
-
-
-def _same_weights(tmp_path: Path, program: str, *arguments: str) -> None:
-    theirs, ours = (_train(program, tmp_path / f"{which}.pt", which, *arguments) for which in ("torch", "ours"))
-    assert_same(ours, theirs)
-
-
-@pytest.mark.soak
-def test_accelerate(tmp_path: Path) -> None:
-    """A script of accelerate's, with accumulation, clipping and a late synchronisation, ends with torch's weights."""
-    importlib.metadata.version("accelerate")
-    _same_weights(tmp_path, "train_accelerate.py")
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("strategy", "optimization"),
-    [("ddp", "automatic"), ("ddp_find_unused_parameters_true", "manual")],
-)
-def test_lightning(tmp_path: Path, strategy: str, optimization: str) -> None:
-    """Lightning's trainer, with automatic and manual optimization, ends with torch's weights."""
-    importlib.metadata.version("lightning")
-    _same_weights(tmp_path, "train_lightning.py", strategy, optimization)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("library", ["accelerate", "lightning"])
-def test_kinds_of_training(tmp_path: Path, library: str) -> None:
-    """Accumulation, static graphs, unused parameters, views, comm hooks, refusals: all as with torch's class."""
-    importlib.metadata.version(library)
-    _run(f"kinds_of_{library}.py", tmp_path, *([str(tmp_path)] if library == "accelerate" else []))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddp_lab.analysis.findings import Finding
-from ddp_lab.timeline.timeline import read_run
+from ddp_lab.timeline.timeline import Timeline
 from tests.ranks.harness import ROOT
 
 SCRIPT = str(Path(__file__).parents[1] / "programs" / "planted_faults.py")
@@ -61,14 +61,23 @@ CLEAN = 10  # runs
 
 
 def findings_of(folder: Path, fault: str, *options: str) -> list[Finding]:
-    """Runs the script with two ranks; returns the findings, and checks that nearly all of the step has a name."""
+    """Runs the script with two ranks; returns the findings.
+
+    All steps of all ranks are recorded, a page is written, and nearly all of a step has a name.
+    """
     threads = str(2 * (os.cpu_count() or 1)) if fault == "shared_cores" else "1"
     command = [sys.executable, "-m", "ddp_lab", "run", "--standalone", "--nproc-per-node", "2"]
     command += ["--record", str(folder), *options, SCRIPT, fault, str(STEPS)]
     environment = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": threads}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-6000:]
-    timeline = read_run([folder]).timeline
+    assert " on 2 ranks" in done.stdout
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "<html" in page
+    assert len(page) > 10_000
+    timeline = Timeline.load(folder / "timeline.npz")
+    steps = timeline.steps()
+    assert steps[steps["state"] == "complete"].groupby("rank").size().to_dict() == {0: STEPS, 1: STEPS}
     parts = timeline.parts()
     assert parts.named >= 0.95, parts.mean
     return timeline.findings()

@@ -73,6 +73,19 @@ class Training:
         return {key: value.clone() for key, value in self.accelerator.unwrap_model(self.model).state_dict().items()}
 
 
+def _synchronised_late(cls: type) -> dict[str, torch.Tensor]:
+    """Two forwards without synchronisation, of which the second's backward has it all the same."""
+    training = Training("plain", cls)
+    accelerator, model = training.accelerator, training.model
+    with accelerator.no_sync(model):
+        first, second = (model(x).square().mean() for (x,) in list(training.loader)[:2])
+    accelerator.backward(first)
+    with accelerator.trigger_sync_in_backward(model):
+        accelerator.backward(second)
+    training.optimizer.step()
+    return training.epoch()
+
+
 def _saved(folder: Path, cls: type) -> Any:
     """Two epochs, the second of them again from a saved state."""
     training = Training("plain", cls)
@@ -97,6 +110,7 @@ def main(folder: str) -> None:
     for name in KINDS:
         _both(lambda cls, name=name: Training(name, cls).epoch(), name)
     _both(lambda cls: Training("plain", cls, dynamo_backend="eager").epoch(), "compiled")
+    _both(_synchronised_late, "synchronised late")
     _both(lambda cls: _saved(Path(folder) / cls.__module__, cls), "saved")
 
 
