@@ -12,7 +12,16 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddp_lab import DistributedDataParallel
 
-__all__ = ["assert_same", "assert_same_on_all_ranks", "mlp", "same_as_torch", "samples", "state_of"]
+__all__ = [
+    "assert_same",
+    "assert_same_on_all_ranks",
+    "everywhere",
+    "gradients_of",
+    "mlp",
+    "same_as_torch",
+    "samples",
+    "state_of",
+]
 
 
 def mlp() -> nn.Module:
@@ -63,6 +72,18 @@ def assert_same_on_all_ranks(tensors: dict[str, torch.Tensor]) -> None:
         reference = tensor.detach().clone().contiguous()
         dist.broadcast(reference, 0)
         assert torch.equal(reference, tensor), f"{name} differs from rank 0's"
+
+
+def everywhere(value: Any) -> list[Any]:
+    """What each rank of the default group has here, by rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def gradients_of(model: nn.Module) -> list[torch.Tensor | None]:
+    """Copies of the gradients of all parameters."""
+    return [None if p.grad is None else p.grad.detach().clone() for p in model.parameters()]
 
 
 def state_of(model: nn.Module) -> dict[str, torch.Tensor]:

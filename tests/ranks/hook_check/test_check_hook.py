@@ -21,7 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 import ddp_lab
 from ddp_lab import recording
 from ddp_lab.parallel.hook_check.cases import Case
-from tests.ranks.conftest import Ranks
+from tests.ranks.compare import everywhere
 from tests.ranks.harness import on_ranks
 
 Future = torch.futures.Future
@@ -108,27 +108,19 @@ BROKEN: dict[str, tuple[Callable[..., Any], str]] = {
 MILD: dict[str, Callable[..., Any]] = {"converted": _converted, "hides non-finite": _hides_nan}
 
 
-def _report(rank: int, size: int, hook: Any, state: Any = None, **options: Any) -> Any:
-    if isinstance(state, str):
-        state = STATES[state]()
-    return ddp_lab.check_hook(hook, state, **options)
-
-
-def _same(reports: list[Any]) -> Any:
+def _report(hook: Any, state: Any = None, **options: Any) -> Any:
     """The report, after a look at whether all ranks have the same (but for notes and times)."""
-    assert len({(str(one.problems), one.ok, one.verdict) for one in reports}) == 1
-    return reports[0]
-
-
-def _broken(rank: int, size: int, kind: str) -> Any:
-    return _report(rank, size, BROKEN[kind][0], timeout=1.0 if kind == "never completes" else 30.0, steps=2)
+    report = ddp_lab.check_hook(hook, STATES[state]() if isinstance(state, str) else state, **options)
+    assert len(set(everywhere((str(report.problems), report.ok, report.verdict)))) == 1
+    return report
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_hook_is_named_with_a_remedy(ranks: Ranks, kind: str) -> None:
+@on_ranks(2)
+def test_a_broken_hook_is_named_with_a_remedy(rank: int, size: int, kind: str) -> None:
     """Each mistake is an error of its own kind, with evidence and a remedy, the same on all ranks, and none hangs."""
-    evidence = BROKEN[kind][1]
-    report = _same(ranks(2, _broken, kind))
+    hook, evidence = BROKEN[kind]
+    report = _report(hook, timeout=1.0 if kind == "never completes" else 30.0, steps=2)
     assert not report.ok
     found = {problem.kind: problem for problem in report.problems if problem.severity == "error"}
     assert kind in found, str(report)
@@ -138,14 +130,11 @@ def test_a_broken_hook_is_named_with_a_remedy(ranks: Ranks, kind: str) -> None:
     assert kind in report._repr_html_()
 
 
-def _mild(rank: int, size: int, kind: str) -> Any:
-    return _report(rank, size, MILD[kind], steps=3, timeout=30.0)
-
-
 @pytest.mark.parametrize("kind", MILD)
-def test_what_may_be_meant_is_a_warning(ranks: Ranks, kind: str) -> None:
+@on_ranks(2)
+def test_what_may_be_meant_is_a_warning(rank: int, size: int, kind: str) -> None:
     """A result of another dtype, and NaN that vanishes, are warnings: the report is ok."""
-    report = _same(ranks(2, _mild, kind))
+    report = _report(MILD[kind], steps=3, timeout=30.0)
     assert report.ok
     assert [problem.kind for problem in report.problems if problem.severity == "warning"] == [kind], str(report)
 
@@ -172,15 +161,12 @@ GOOD: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-def _good(rank: int, size: int, kind: str) -> Any:
-    hook, state, options = GOOD[kind]
-    return _report(rank, size, hook, state, steps=10, timeout=30.0, **options)
-
-
 @pytest.mark.parametrize("kind", GOOD)
-def test_torchs_hooks_pass(ranks: Ranks, kind: str) -> None:
+@on_ranks(2)
+def test_torchs_hooks_pass(rank: int, size: int, kind: str) -> None:
     """No error is found in a hook of torch's; the user's state is left as it was."""
-    report = _same(ranks(2, _good, kind))
+    hook, state, options = GOOD[kind]
+    report = _report(hook, state, steps=10, timeout=30.0, **options)
     assert report.ok, str(report)
     assert report.training is not None
     assert report.training.equal
@@ -209,14 +195,6 @@ if torch.version.cuda:
 MENDED = ("per tensor", "per channel") if torch.__version__ >= "2.15" else ()
 
 
-def _not_on_gloo(rank: int, size: int) -> dict[str, tuple[Any, str]]:
-    found = {}
-    for kind, (hook, state, _, _) in NOT_ON_GLOO.items():
-        report = _report(rank, size, hook, state, steps=0, dtypes=[torch.float32], in_flight=1, timeout=30.0)
-        found[kind] = report, _in_torchs_class(hook, STATES[state]() if state else None)
-    return found
-
-
 def _in_torchs_class(hook: Any, state: Any) -> str:
     """How a few backwards with torch's class end."""
     model = nn.parallel.DistributedDataParallel(nn.Linear(40, 30))
@@ -229,29 +207,27 @@ def _in_torchs_class(hook: Any, state: Any) -> str:
     return "nothing"
 
 
-def test_torchs_hooks_that_gloo_cannot_run(ranks: Ranks) -> None:
+@pytest.mark.parametrize("kind", NOT_ON_GLOO)
+@on_ranks(2)
+def test_torchs_hooks_that_gloo_cannot_run(rank: int, size: int, kind: str) -> None:
     """bfloat16 is refused, the quantizing hooks fail before 2.15, batched PowerSGD raises: as in torch."""
-    found = ranks(2, _not_on_gloo)
-    for kind, (_, _, expected, evidence) in NOT_ON_GLOO.items():
-        report = _same([one[kind][0] for one in found])
-        if kind in MENDED:
-            assert report.problems == ()
-            assert [one[kind][1] for one in found] == ["nothing"] * 2
-            continue
-        problem = next(one for one in report.problems if one.severity == "error")
-        assert problem.kind == expected, str(report)
-        assert evidence in problem.what
-        assert all(evidence in one[kind][1] for one in found), found[0][kind][1]
+    hook, state, expected, evidence = NOT_ON_GLOO[kind]
+    report = _report(hook, state, steps=0, dtypes=[torch.float32], in_flight=1, timeout=30.0)
+    of_torchs = _in_torchs_class(hook, STATES[state]() if state else None)
+    if kind in MENDED:
+        assert (report.problems, of_torchs) == ((), "nothing")
+        return
+    problem = next(one for one in report.problems if one.severity == "error")
+    assert problem.kind == expected, str(report)
+    assert evidence in problem.what
+    assert evidence in of_torchs
 
 
-def _bytes(rank: int, size: int, kind: str) -> Any:
-    return _report(rank, size, GOOD[kind][0], steps=5, dtypes=[torch.float32], in_flight=2)
-
-
-def test_bytes_are_what_collectives_were_given(ranks: Ranks) -> None:
+@on_ranks(2)
+def test_bytes_are_what_collectives_were_given(rank: int, size: int) -> None:
     """The plain hook hands over a bucket's bytes in one all-reduce, fp16 half of them; so in training."""
     for kind, share in (("allreduce", 1.0), ("fp16", 0.5)):
-        report = _same(ranks(2, _bytes, kind))
+        report = _report(GOOD[kind][0], steps=5, dtypes=[torch.float32], in_flight=2)
         for bucket in report.buckets:
             assert bucket.payload_bytes == share * bucket.buffer_bytes
             assert bucket.wire_bytes == bucket.payload_bytes  # 2 (n - 1) / n with two ranks
@@ -259,23 +235,22 @@ def test_bytes_are_what_collectives_were_given(ranks: Ranks) -> None:
         assert report.training.payload_bytes == share * report.training.plain_payload_bytes
 
 
-def _errors(rank: int, size: int) -> Any:
-    case = Case(torch.float32, ((7,), (3, 5)))
-    report = _report(rank, size, _not_divided, steps=0, dtypes=[torch.float32], in_flight=1)
-    return report, [case.gradients(other, 0, torch.device("cpu")) for other in range(size)]
-
-
-def test_errors_are_relative_to_the_exact_mean(ranks: Ranks) -> None:
+@pytest.mark.parametrize("size", [2, 3])
+@on_ranks()
+def test_errors_are_relative_to_the_exact_mean(rank: int, size: int) -> None:
     """A hook that sums has a relative error of n - 1, in one round and accumulated; inputs differ between ranks."""
-    for size in (2, 3):
-        report, gradients = ranks(size, _errors)[0]
-        assert not torch.equal(gradients[0][0], gradients[1][0])
-        (found,) = (bucket for bucket in report.buckets if bucket.numel == 22 and bucket.error > 0)
-        assert found.error == pytest.approx(size - 1, abs=1e-5)
-        assert found.accumulated_error == pytest.approx(size - 1, abs=1e-5)
+    case = Case(torch.float32, ((7,), (3, 5)))
+    report = _report(_not_divided, steps=0, dtypes=[torch.float32], in_flight=1)
+    gradients = [case.gradients(other, 0, torch.device("cpu")) for other in range(size)]
+    assert not torch.equal(gradients[0][0], gradients[1][0])
+    (found,) = (bucket for bucket in report.buckets if bucket.numel == 22 and bucket.error > 0)
+    assert found.error == pytest.approx(size - 1, abs=1e-5)
+    assert found.accumulated_error == pytest.approx(size - 1, abs=1e-5)
 
 
-def _one_rank_fails(rank: int, size: int) -> Any:
+@on_ranks(2)
+def test_the_rank_that_fails_is_told_from_those_that_wait(rank: int, size: int) -> None:
+    """If one rank raises and the other waits for it, the report names the former, and nothing more is tried."""
     group = dist.new_group([0, 1])
 
     def hook(state: Any, bucket: Any) -> Any:
@@ -283,12 +258,7 @@ def _one_rank_fails(rank: int, size: int) -> Any:
             raise ValueError("only here")
         return _averaged(group, bucket.buffer()).then(lambda f: f.value()[0])
 
-    return _report(rank, size, hook, timeout=2.0)
-
-
-def test_the_rank_that_fails_is_told_from_those_that_wait(ranks: Ranks) -> None:
-    """If one rank raises and the other waits for it, the report names the former, and nothing more is tried."""
-    report = _same(ranks(2, _one_rank_fails))
+    report = _report(hook, timeout=2.0)
     (problem,) = report.problems
     assert problem.kind == "raises"
     assert "rank 1" in problem.what
@@ -297,7 +267,9 @@ def test_the_rank_that_fails_is_told_from_those_that_wait(ranks: Ranks) -> None:
     assert report.training is None
 
 
-def _blocks(rank: int, size: int) -> Any:
+@on_ranks(2)
+def test_a_hook_that_blocks_is_found_where_it_waits(rank: int, size: int) -> None:
+    """A call that does not return ends the check in time, with the line where it waits."""
     group, waiting = dist.new_group([0, 1]), dist.new_group([0, 1])
 
     def hook(state: Any, bucket: Any) -> Any:
@@ -305,15 +277,9 @@ def _blocks(rank: int, size: int) -> Any:
             dist.barrier(waiting)
         return _averaged(group, bucket.buffer()).then(lambda f: f.value()[0])
 
-    report = _report(rank, size, hook, timeout=2.0)
+    report = ddp_lab.check_hook(hook, timeout=2.0)
     if rank == 1:
         dist.barrier(waiting)  # lets the other rank's hook end
-    return report
-
-
-def test_a_hook_that_blocks_is_found_where_it_waits(ranks: Ranks) -> None:
-    """A call that does not return ends the check in time, with the line where it waits."""
-    report = ranks(2, _blocks)[0]
     assert not report.ok
     assert report.problems[0].kind == "never ends"
     assert "barrier" in report.problems[0].what
@@ -339,7 +305,7 @@ def test_the_users_state_and_random_numbers_stay(rank: int, size: int) -> None:
     state = _Counting()
     before, recorded = torch.get_rng_state(), recording.statistics().recorded
     assert recording.enabled()
-    report = _report(rank, size, _counted, state, steps=2)
+    report = _report(_counted, state, steps=2)
     assert torch.equal(before, torch.get_rng_state())
     events, _, _ = recording.drain(recorded)
     let_through = events[["kind", "reducer", "bucket", "step"]].tolist()
@@ -352,20 +318,20 @@ def _by_index(state: Any, bucket: Any) -> Any:
     return _averaged(state.group, bucket.buffer() + 0 * memory).then(lambda f: f.value()[0])
 
 
-def _by_index_on_rank(rank: int, size: int) -> Any:
-    return _report(rank, size, _by_index, _Counting(), steps=3, timeout=30.0)
-
-
-def test_memory_by_bucket_index_fails_in_training(ranks: Ranks) -> None:
+@on_ranks(2)
+def test_memory_by_bucket_index_fails_in_training(rank: int, size: int) -> None:
     """Buckets are rebuilt after the first backward: a hook that trusts their index is caught, and told so."""
-    report = _same(ranks(2, _by_index_on_rank))
+    report = _report(_by_index, _Counting(), steps=3, timeout=30.0)
     (found,) = report.problems
     assert found.kind == "fails in training"
     assert "step 1" in found.what
     assert "Buckets are rebuilt" in found.remedy
 
 
-def _own_model(rank: int, size: int) -> Any:
+@on_ranks(2)
+def test_training_with_a_model_of_the_users(rank: int, size: int) -> None:
+    """With the plain hook losses are the plain average's; the model's dtype comes first, and it is unchanged. A model
+    without a loss is refused."""
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
@@ -374,26 +340,11 @@ def _own_model(rank: int, size: int) -> Any:
         inputs = torch.randn(8, 6, generator=torch.Generator().manual_seed(10 * step + rank), dtype=torch.float64)
         return (wrapped(inputs) - inputs.sum(1, keepdim=True)).square().mean()
 
-    report = _report(rank, size, default_hooks.allreduce_hook, model=model, loss=loss, steps=12)
+    report = _report(default_hooks.allreduce_hook, model=model, loss=loss, steps=12)
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
-    return report
-
-
-def test_training_with_a_model_of_the_users(ranks: Ranks) -> None:
-    """With the plain hook losses are the plain average's; the model's dtype comes first, and it is unchanged."""
-    report = _same(ranks(2, _own_model))
     assert report.ok, str(report)
     assert report.training.losses == pytest.approx(report.training.plain_losses)
     assert report.training.losses[-1] < report.training.losses[0]
     assert report.buckets[0].dtype == "float64"
-
-
-def _no_loss(rank: int, size: int) -> str:
-    with pytest.raises(ValueError, match="model and loss") as caught:
-        _report(rank, size, noop_hook, model=nn.Linear(1, 1))
-    return str(caught.value)
-
-
-def test_a_model_needs_a_loss(ranks: Ranks) -> None:
-    """A model without a loss is refused."""
-    assert "together" in ranks(2, _no_loss)[0]
+    with pytest.raises(ValueError, match=r"model and loss.*together"):
+        _report(noop_hook, model=nn.Linear(1, 1))

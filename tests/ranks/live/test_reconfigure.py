@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 
 from ddp_lab import DistributedDataParallel
 from ddp_lab.protocol.commands import Change
-from tests.ranks.conftest import Ranks
+from tests.ranks.compare import everywhere
 from tests.ranks.harness import on_ranks
 
 SMALL = 1e-4  # MiB: a layer of 5 x 5 floats
@@ -215,8 +215,22 @@ LOOPS: dict[str, Callable[[Any, int, int], None]] = {
 }
 
 
-def _live_on_rank(rank: int, size: int, kind: str, options: dict[str, Any]) -> list[tuple[int, int]]:
-    """After how many backwards this rank has made each of three changes, and how many buckets it had then."""
+# Re-armed and failing backwards are tested without options.
+LIVE = [
+    *((kind, {}) for kind in LOOPS),
+    *(
+        (kind, {option: True})
+        for kind in ("plain", "no_sync", "forwards without a backward", "sync_gradients")
+        for option in ("find_unused_parameters", "static_graph")
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), LIVE)
+@pytest.mark.filterwarnings("ignore:find_unused_parameters=True:UserWarning")
+@on_ranks(3)
+def test_all_ranks_change_after_the_same_backward(rank: int, size: int, kind: str, options: dict[str, Any]) -> None:
+    """Told at different moments, all ranks make each change after equally many backwards, and average rightly."""
     signals = dist.new_group(list(range(size)))  # for what the test itself has to agree on
     model = _model(**options)
     made = []
@@ -233,80 +247,48 @@ def _live_on_rank(rank: int, size: int, kind: str, options: dict[str, Any]) -> l
         assert not model._live.waiting
         assert model._live.applied.name == f"{kind} {number}"
         made.append((model._live.applied.after, len(model._sync.assignment)))
-    return made
+    first, *others = everywhere(made)
+    assert others == [first] * 2
+    assert [buckets for _, buckets in first] == [4, 4, 1]
+    assert len({after for after, _ in first}) == 3
 
 
-@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=str)
-@pytest.mark.parametrize("kind", LOOPS)
-@pytest.mark.filterwarnings("ignore:find_unused_parameters=True:UserWarning")
-def test_all_ranks_change_after_the_same_backward(ranks: Ranks, kind: str, options: dict[str, Any]) -> None:
-    """Told at different moments, all ranks make each change after equally many backwards, and average rightly."""
-    if options and kind in ("two at once", "backwards that fail"):
-        pytest.skip("re-armed and failing backwards are tested without options")
-    results = ranks(3, _live_on_rank, kind, options)
-    assert results[0] == results[1] == results[2]
-    assert [buckets for _, buckets in results[0]] == [4, 4, 1]
-    assert len({after for after, _ in results[0]}) == 3
-
-
-def _join_on_rank(rank: int, size: int) -> int:
+@pytest.mark.parametrize("late", [False, True])
+@on_ranks(2)
+def test_ranks_without_inputs_change_too(rank: int, size: int, late: bool) -> None:
+    """Inside join() all ranks change together, also when the rank that decides has run out of inputs, and even if it
+    hears of the change after its last input: then it decides in the backwards that it shadows."""
     model = _model()
-    _tell(model, rank, "join", bucket_cap_mb=SMALL)
+    if rank == 1 or not late:
+        _tell(model, rank, "join", bucket_cap_mb=SMALL)
     with model.join():
-        for step in range(3 if rank == 0 else 7):  # rank 0, which decides, runs out of inputs first
+        for step in range(7 if rank == 1 else 1 if late else 3):
             _step(model, rank, step)
+        if rank == 0 and late:
+            _tell(model, rank, "join", bucket_cap_mb=SMALL)
     assert len(model._sync.assignment) == 4
-    return int(model._live.applied.after)
+    assert len(set(everywhere(model._live.applied.after))) == 1
 
 
-def test_ranks_without_inputs_change_too(ranks: Ranks) -> None:
-    """Inside join(), also when the rank that decides has run out of inputs, all ranks change together."""
-    assert len(set(ranks(2, _join_on_rank))) == 1
-
-
-def _late_join_on_rank(rank: int, size: int) -> int:
-    model = _model()
-    if rank == 1:
-        _tell(model, rank, "late join", bucket_cap_mb=SMALL)
-    told = False
-    with model.join():
-        for step in range(1 if rank == 0 else 7):
-            _step(model, rank, step)
-            if rank == 0 and not told:
-                _tell(model, rank, "late join", bucket_cap_mb=SMALL)
-                told = True
-    assert len(model._sync.assignment) == 4
-    return int(model._live.applied.after)
-
-
-def test_a_rank_without_inputs_decides(ranks: Ranks) -> None:
-    """A change of which rank 0 hears after its last input is decided in the backwards that it shadows."""
-    assert len(set(ranks(2, _late_join_on_rank))) == 1
-
-
-def _subgroup_on_rank(rank: int, size: int) -> int | None:
-    group = dist.new_group([1, 2])
-    if rank == 0:
-        return None
-    model = _model(process_group=group)
-    if rank == 2:
-        _tell(model, rank, "subgroup", bucket_cap_mb=SMALL)
-    for step in range(6):
-        if step == 2:
-            dist.barrier(group)
-            if rank == 1:
-                _tell(model, rank, "subgroup", bucket_cap_mb=SMALL)
-        _step(model, rank, step)
-        _expect_average(model, step, [1, 2])
-    assert len(model._sync.assignment) == 4
-    return int(model._live.applied.after)
-
-
-def test_a_model_of_some_ranks(ranks: Ranks) -> None:
+@on_ranks(3)
+def test_a_model_of_some_ranks(rank: int, size: int) -> None:
     """A model on some ranks changes on these, with the first of them deciding."""
-    absent, *after = ranks(3, _subgroup_on_rank)
-    assert absent is None
-    assert after[0] == after[1]
+    group, after = dist.new_group([1, 2]), None
+    if rank:
+        model = _model(process_group=group)
+        if rank == 2:
+            _tell(model, rank, "subgroup", bucket_cap_mb=SMALL)
+        for step in range(6):
+            if step == 2:
+                dist.barrier(group)
+                if rank == 1:
+                    _tell(model, rank, "subgroup", bucket_cap_mb=SMALL)
+            _step(model, rank, step)
+            _expect_average(model, step, [1, 2])
+        assert len(model._sync.assignment) == 4
+        after = model._live.applied.after
+    _, first, second = everywhere(after)
+    assert first == second
 
 
 @on_ranks(2)
@@ -327,8 +309,10 @@ def test_a_change_can_be_withdrawn_until_it_is_decided(rank: int, size: int) -> 
     assert (gone, kept) == (True, False)
 
 
-def _group_on_rank(rank: int, size: int) -> tuple[int, int, int]:
-    """Rank 0 has made a change, rank 1 has only heard of it, when both get a new group."""
+@on_ranks(2)
+def test_a_new_group_finds_the_ranks_in_different_states(rank: int, size: int) -> None:
+    """If a failure struck when rank 0 had made a change, of which rank 1 had only heard, that one makes it with the new
+    group."""
     model = _model(find_unused_parameters=False)
     for step in range(2):
         _step(model, rank, step)
@@ -344,17 +328,14 @@ def _group_on_rank(rank: int, size: int) -> tuple[int, int, int]:
         _step(model, rank, step)
         _expect_average(model, step, list(range(size)), 2e-2)
     assert model.configuration()["comm_hook"] == "BuiltinCommHookType.FP16_COMPRESS"
-    return len(model._sync.assignment), int(model.reducer.generation()), int(model.reducer.finished())
+    assert len(model._sync.assignment) == 4
+    assert len(set(everywhere((int(model.reducer.generation()), int(model.reducer.finished()))))) == 1
 
 
-def test_a_new_group_finds_the_ranks_in_different_states(ranks: Ranks) -> None:
-    """If a failure struck when only some ranks had made a change, the others make it with the new group."""
-    first, second = ranks(2, _group_on_rank)
-    assert first == second
-    assert first[0] == 4
-
-
-def _changed_model_on_rank(rank: int, size: int) -> int:
+@pytest.mark.filterwarnings("ignore:The parameters of:UserWarning")
+@on_ranks(2)
+def test_the_model_changes_in_the_same_forward(rank: int, size: int) -> None:
+    """A model whose parameters change in the forward in which the buckets are to change takes both."""
     model = _model()
     _tell(model, rank, "changed", bucket_cap_mb=SMALL, order="registration")
     for step in range(6):
@@ -363,10 +344,4 @@ def _changed_model_on_rank(rank: int, size: int) -> int:
         model.zero_grad()
         model(_batch(rank, step)).square().sum().backward()
     assert len(model._sync.assignment) == 3
-    return int(model._live.applied.after)
-
-
-@pytest.mark.filterwarnings("ignore:The parameters of:UserWarning")
-def test_the_model_changes_in_the_same_forward(ranks: Ranks) -> None:
-    """A model whose parameters change in the forward in which the buckets are to change takes both."""
-    assert len(set(ranks(2, _changed_model_on_rank))) == 1
+    assert len(set(everywhere(model._live.applied.after))) == 1
