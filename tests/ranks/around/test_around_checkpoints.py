@@ -63,13 +63,15 @@ def test_distributed_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
                 assert_same(trained, resumed, "resumed")
 
 
-def _save_and_load_on_rank(rank: int, size: int, folder: str) -> None:
+@on_ranks(2)
+def test_save_load_and_prefix(rank: int, size: int, tmp_path: Path) -> None:
+    """Rank 0 saves, all ranks load with `map_location`; without the "module." prefix a plain module loads it."""
     from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
     model = DistributedDataParallel(mlp(), bucket_cap_mb=SMALL)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     _train(model, optimizer, rank, range(2))
-    path = Path(folder) / "model.pt"
+    path = tmp_path / "model.pt"
     if rank == 0:
         torch.save(model.state_dict(), path)
     dist.barrier()
@@ -90,11 +92,6 @@ def _save_and_load_on_rank(rank: int, size: int, folder: str) -> None:
     replaced.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     _train(replaced, optimizer, rank, range(3))
     assert_same_on_all_ranks(state_of(replaced))
-
-
-def test_save_load_and_prefix(ranks: Ranks, tmp_path: Path) -> None:
-    """Rank 0 saves, all ranks load with `map_location`; without the "module." prefix a plain module loads it."""
-    ranks(2, _save_and_load_on_rank, str(tmp_path))
 
 
 @on_ranks(2)

@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 import ddp_lab
 from tests.ranks.compare import mlp, same_as_torch, samples, state_of
-from tests.ranks.conftest import Ranks
 from tests.ranks.harness import on_ranks
 from tests.ranks.wrapping import needs_forward_sync
 
@@ -81,7 +80,9 @@ def small_first_bucket() -> Iterator[None]:
         dist._DEFAULT_FIRST_BUCKET_BYTES = kept
 
 
-def _compile_on_rank(rank: int, size: int, name: str, where: str, arguments: dict[str, Any]) -> list[int]:
+def _graphs_as_torch(rank: int, name: str, where: str, arguments: dict[str, Any]) -> int:
+    """How many graphs a model is compiled to: with torch's class and ours, with the same contents and weights."""
+
     def train(wrap: Any) -> Any:
         torch._dynamo.reset()
         backend = Recorder()
@@ -104,24 +105,28 @@ def _compile_on_rank(rank: int, size: int, name: str, where: str, arguments: dic
 
     with small_first_bucket():
         graphs, _ = same_as_torch(train)
-    return [len(graphs)]
+    return len(graphs)
 
 
 @pytest.mark.parametrize("where", ["whole", "module"])
 @pytest.mark.parametrize("name", list(BUILD))
-def test_graphs_break_where_torchs_do(ranks: Ranks, name: str, where: str) -> None:
+@on_ranks(2)
+def test_graphs_break_where_torchs_do(rank: int, size: int, name: str, where: str) -> None:
     """Compiled, our model has the same number of graphs with the same contents as torch's, and the same weights."""
-    for (graphs,) in ranks(2, _compile_on_rank, name, where, {}):
-        assert graphs > 1  # DDPOptimizer did split
+    assert _graphs_as_torch(rank, name, where, {}) > 1  # DDPOptimizer did split
 
 
 @pytest.mark.parametrize("arguments", [{"static_graph": True}, {"find_unused_parameters": True}])
-def test_modes_compile_alike(ranks: Ranks, arguments: dict[str, Any]) -> None:
+@on_ranks(2)
+def test_modes_compile_alike(rank: int, size: int, arguments: dict[str, Any]) -> None:
     """The same with a static graph (checkpointed) and with the search for unused parameters."""
-    ranks(2, _compile_on_rank, "checkpointed", "whole", arguments)
+    _graphs_as_torch(rank, "checkpointed", "whole", arguments)
 
 
-def _optimize_ddp_off_on_rank(rank: int, size: int) -> int:
+@on_ranks(2)
+def test_without_the_ddp_optimizer_there_is_one_graph(rank: int, size: int) -> None:
+    """With `optimize_ddp` off the whole module is one graph, as with torch's class."""
+
     def train(wrap: Any) -> Any:
         torch._dynamo.reset()
         backend = Recorder()
@@ -133,12 +138,7 @@ def _optimize_ddp_off_on_rank(rank: int, size: int) -> int:
         return backend.graphs, state_of(model)
 
     graphs, _ = same_as_torch(train)
-    return len(graphs)
-
-
-def test_without_the_ddp_optimizer_there_is_one_graph(ranks: Ranks) -> None:
-    """With `optimize_ddp` off the whole module is one graph, as with torch's class."""
-    assert set(ranks(2, _optimize_ddp_off_on_rank)) == {1}
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddp_lab import DistributedDataParallel
+from tests.ranks.compare import everywhere
 from tests.ranks.harness import ROOT, on_ranks
 from tests.ranks.wrapping import FORWARD_SYNC, wrap
 
@@ -107,13 +108,8 @@ def test_state_is_broadcast_from_rank_0(rank: int, size: int) -> None:
         made.register_buffer("own", torch.full((2,), float(rank)))
         return made
 
-    def everywhere(tensor: torch.Tensor) -> list[torch.Tensor]:
-        rows = [torch.empty_like(tensor) for _ in range(size)]
-        dist.all_gather(rows, tensor.detach().contiguous())
-        return rows
-
     def same(tensor: torch.Tensor) -> bool:
-        return all(torch.equal(row, everywhere(tensor)[0]) for row in everywhere(tensor))
+        return all(torch.equal(other, tensor) for other in everywhere(tensor.detach()))
 
     model = DistributedDataParallel(net())
     assert all(same(tensor.float()) for tensor in model.state_dict().values())
@@ -150,23 +146,6 @@ def test_state_is_broadcast_from_rank_0(rank: int, size: int) -> None:
     ignoring(torch.randn(5, 4)).square().sum().backward()
     assert not same(module[0].weight.grad)
     assert same(module[0].bias.grad)
-
-
-@on_ranks(2)
-def test_no_sync_accumulates(rank: int, size: int) -> None:
-    """Under no_sync gradients stay a rank's own; the next synchronised backward averages what has accumulated."""
-    torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Linear(3, 3))
-    x = torch.full((1, 3), 1.0 + rank)
-    with model.no_sync():
-        model(x).sum().backward()
-        assert torch.equal(model.module.weight.grad, x.expand(3, 3))
-    model(x).sum().backward()
-    mean = 2 * (1 + (size - 1) / 2)
-    assert torch.equal(model.module.weight.grad, torch.full((3, 3), mean))
-    with pytest.raises(KeyError), model.no_sync():
-        raise KeyError
-    assert model.require_backward_grad_sync
 
 
 @on_ranks(2)

@@ -23,6 +23,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.quantization_hooks import (
 from ddp_lab import DistributedDataParallel
 from tests.ranks.harness import on_ranks
 from tests.ranks.models import MODELS, batch_of, loss_of
+from tests.ranks.provoking import assert_trains, batch
 from tests.ranks.training import Variant, assert_equal, pair, train
 
 Register = Callable[[Any], None]
@@ -230,27 +231,33 @@ def _future_of(value: Any) -> torch.futures.Future[Any]:
 
 @on_ranks(2)
 def test_results_that_do_not_fit_are_errors(rank: int, size: int) -> None:
-    """A result of another type or shape is an error that names hook and bucket; one of another dtype, a warning."""
+    """A hook that raises, or whose result has another type or shape, is an error that names hook and bucket; one of
+    another dtype, a warning. After each of them the model trains on."""
+    answer: Callable[[Any], Any]
 
-    def backward_with(answer: Callable[[torch.Tensor], Any]) -> None:
-        def halved(state: None, bucket: dist.GradBucket) -> Any:
-            return answer(bucket.buffer())
+    def halved(state: None, bucket: dist.GradBucket) -> Any:
+        return answer(bucket)
 
-        model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)))
-        model.register_comm_hook(None, halved)
-        model(torch.randn(4, 3)).sum().backward()
-
-    with pytest.raises(RuntimeError, match=r"must return a torch.futures.Future object, but got builtins.int"):
-        backward_with(lambda buffer: 3)
-    with pytest.raises(RuntimeError, match=r"must hold one tensor, but holds builtins.list"):
-        backward_with(lambda buffer: _future_of([buffer, buffer]))
-    fits = r"does not fit: '.*halved' returned \[5\] on cpu for bucket 0 \(.*\), whose gradients are 11 elements"
-    with pytest.raises(RuntimeError, match=fits):
-        backward_with(lambda buffer: _future_of(buffer[:5].clone()))
-    with pytest.raises(ZeroDivisionError):
-        backward_with(lambda buffer: 1 / 0)
-    with pytest.warns(UserWarning, match=r"'.*halved' returned Half for bucket 0 .*, whose gradients are Float"):
-        backward_with(lambda buffer: _future_of(buffer.half()))
+    torch.manual_seed(5)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1)))
+    model.register_comm_hook(None, halved)
+    no_future = r"must return a torch.futures.Future object, but got builtins.int"
+    fits = r"does not fit: '.*halved' returned \[5\] on cpu for bucket 0 \(.*\), whose gradients are 13 elements"
+    warning = r"'.*halved' returned Half for bucket 0 .*, whose gradients are Float"
+    for answer, told in (  # noqa: B007 - the hook calls it
+        (lambda bucket: 3, pytest.raises(RuntimeError, match=no_future)),
+        (
+            lambda bucket: _future_of([bucket.buffer()] * 2),
+            pytest.raises(RuntimeError, match="must hold one tensor"),
+        ),
+        (lambda bucket: _future_of(bucket.buffer()[:5].clone()), pytest.raises(RuntimeError, match=fits)),
+        (lambda bucket: 1 / 0, pytest.raises(ZeroDivisionError)),
+        (lambda bucket: _future_of(bucket.buffer().half()), pytest.warns(UserWarning, match=warning)),
+    ):
+        with told:
+            model(batch(rank)).sum().backward()
+    answer = functools.partial(default_hooks.allreduce_hook, None)
+    assert_trains(model, rank)
 
 
 @on_ranks(2)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ddp_lab import DistributedDataParallel
 from ddp_lab import DistributedDataParallel as Ours
-from tests.ranks.conftest import Ranks
+from tests.ranks.compare import everywhere
 from tests.ranks.harness import on_ranks
 from tests.ranks.provoking import Branches, assert_trains, batch, error_of
 
@@ -42,24 +42,22 @@ def test_missing_gradients_are_named(rank: int, size: int) -> None:
     assert "first" not in text
 
 
-def _unused_on_one(rank: int, size: int, culprit: int, steps_before: int) -> str:
+@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize("steps_before", [0, 1, 3])
+@on_ranks(2)
+def test_unused_on_one_rank_is_the_same_error_on_every_rank(
+    rank: int, size: int, culprit: int, steps_before: int
+) -> None:
+    """Better than torch, whose other ranks see "connection closed": each rank raises the same text, naming the rank."""
     model = _model(Branches())
     for step in range(steps_before):
         model(batch(rank, step)).sum().backward()
     text = error_of(lambda: [model(batch(rank, step), 2 if rank == culprit else 3).sum().backward() for step in (7, 8)])
     assert_trains(model, rank)
-    return text
-
-
-@pytest.mark.parametrize("culprit", [0, 1])
-@pytest.mark.parametrize("steps_before", [0, 1, 3])
-def test_unused_on_one_rank_is_the_same_error_on_every_rank(culprit: int, steps_before: int, ranks: Ranks) -> None:
-    """Better than torch, whose other ranks see "connection closed": each rank raises the same text, naming the rank."""
-    texts = ranks(2, _unused_on_one, culprit, steps_before)
-    assert texts[0] == texts[1]
-    assert texts[0].startswith(UNFINISHED)
-    assert f"rank {culprit}: third.weight, third.bias" in texts[0]
-    assert f"rank {1 - culprit}:" not in texts[0]
+    assert everywhere(text) == [text] * 2
+    assert text.startswith(UNFINISHED)
+    assert f"rank {culprit}: third.weight, third.bias" in text
+    assert f"rank {1 - culprit}:" not in text
 
 
 class _TwiceCheckpointed(nn.Module):

@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from ddp_lab import DistributedDataParallel
 from tests.ranks.conftest import Ranks
@@ -122,35 +121,6 @@ def test_a_backward_that_is_given_up_raises(rank: int, size: int) -> None:
     ours.module.fail = None
     _assert_clean_step(ours, torchs, rank)
     assert message.startswith(f"the backward of step 0 was abandoned (abandon_backward) on rank {rank}")
-
-
-@on_ranks(2)
-def test_a_failing_comm_hook_is_recovered_from(rank: int, size: int) -> None:
-    """A hook that raises, returns no future or a tensor that does not fit ends the backward with its reason."""
-    ours, torchs = _pair()
-    mode = "raise"
-
-    def hook(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        if mode == "raise":
-            raise LookupError("the hook failed")
-        if mode == "no future":
-            return bucket.buffer()
-        if mode == "wrong size":
-            future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-            future.set_result(bucket.buffer()[1:])
-            return future
-        return allreduce_hook(dist.group.WORLD, bucket)
-
-    ours.register_comm_hook(None, hook)
-    messages = []
-    for mode, kind in (("raise", LookupError), ("no future", RuntimeError), ("wrong size", RuntimeError)):  # noqa: B007
-        messages.append(error_of(ours(torch.ones(2, 4)).sum().backward, kind))
-    mode = "average"
-    _assert_clean_step(ours, torchs, rank)
-    assert "the hook failed" in messages[0]
-    assert "Future" in messages[1]
-    assert "returned [39] on cpu" in messages[2]
-    assert "gradients are 40 elements" in messages[2]
 
 
 def _freed_on_rank(rank: int, size: int) -> list[str]:

@@ -36,7 +36,8 @@ def _mean(size: int) -> float:
 
 @on_ranks(2)
 def test_around_the_backward_only(rank: int, size: int) -> None:
-    """no_sync around the backward alone does not stop it from averaging, as in torch; a warning says so."""
+    """no_sync around the backward alone does not stop it from averaging, as in torch; a warning says so. Around the
+    forward, too, it leaves a rank's own gradients, and an exception ends it."""
     model = DistributedDataParallel(nn.Linear(2, 1, bias=False))
     loss = model(_x(rank)).sum()
     with pytest.warns(UserWarning, match=r"backward ran inside no_sync\(\), but its forward did not"), model.no_sync():
@@ -44,11 +45,16 @@ def test_around_the_backward_only(rank: int, size: int) -> None:
     assert model.module.weight.grad.unique().tolist() == [_mean(size)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        model.zero_grad()
         with model.no_sync():
             model(_x(rank)).sum().backward()
         with model.no_sync(), model.no_sync():
             model(_x(rank)).sum().backward()
+        assert model.module.weight.grad.unique().tolist() == [2.0 * (1 + rank)]
+        with pytest.raises(KeyError), model.no_sync():
+            raise KeyError
         model(_x(rank)).sum().backward()
+    assert model.module.weight.grad.unique().tolist() == [3 * _mean(size)]
 
 
 @pytest.mark.parametrize("given", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}])

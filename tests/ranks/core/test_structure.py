@@ -14,7 +14,7 @@ from torch import nn
 
 from ddp_lab import DistributedDataParallel
 from ddp_lab.parallel.core import adaptation
-from tests.ranks.conftest import Ranks
+from tests.ranks.compare import everywhere
 from tests.ranks.harness import on_ranks
 from tests.ranks.provoking import assert_trains
 from tests.ranks.wrapping import wrap
@@ -25,14 +25,8 @@ def _net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
 
 
-def _everywhere(tensor: torch.Tensor) -> list[torch.Tensor]:
-    rows = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, tensor.detach().contiguous())
-    return rows
-
-
 def _same(tensor: torch.Tensor) -> bool:
-    return all(torch.equal(row, tensor) for row in _everywhere(tensor))
+    return all(torch.equal(other, tensor) for other in everywhere(tensor.detach()))
 
 
 def _step(model: Any, rank: int) -> None:
@@ -119,20 +113,16 @@ def test_a_late_buffer(rank: int, size: int) -> None:
     assert model.module[1].late.tolist() == [5.0, 5.0]
 
 
-def _one_rank_alone_on_rank(rank: int, size: int) -> str:
+@on_ranks(2)
+def test_ranks_that_change_differently(rank: int, size: int) -> None:
+    """Another layer frozen on each rank: all ranks raise the same error, which names the parameter."""
     model = DistributedDataParallel(_net())
     _step(model, rank)
-    model.module[rank].requires_grad_(False)  # another layer on each rank
+    model.module[rank].requires_grad_(False)
     with pytest.raises(RuntimeError, match="DDP expects same model across all ranks") as caught:
         _step(model, rank)
-    return str(caught.value)
-
-
-def test_ranks_that_change_differently(ranks: Ranks) -> None:
-    """Another layer frozen on each rank: all ranks raise the same error, which names the parameter."""
-    first, second = ranks(2, _one_rank_alone_on_rank)
-    assert first == second
-    assert "rank 0: parameter '0.weight' of shape [4, 4], float32, frozen" in first
+    assert everywhere(str(caught.value)) == [str(caught.value)] * 2
+    assert "rank 0: parameter '0.weight' of shape [4, 4], float32, frozen" in str(caught.value)
 
 
 @on_ranks(2)
@@ -181,41 +171,23 @@ def test_ignored_parameters_may_change(rank: int, size: int) -> None:
     assert not _same(net[2].weight.grad)
 
 
-def _alone_on_rank(rank: int, size: int) -> str:
+@on_ranks(2)
+def test_one_rank_that_changes_alone(rank: int, size: int) -> None:
+    """A layer frozen on one rank alone: that rank warns of whom it waits for, long before the group's timeout. Then it
+    says what has changed where, and has sent nothing that the other rank could take for a gradient."""
     group = dist.new_group(timeout=timedelta(seconds=2))
     model = DistributedDataParallel(_net(), process_group=group)
     _step(model, rank)
-    text = ""
-    if rank == 0:
-        model.module[1].requires_grad_(False)
-        with pytest.raises(RuntimeError, match="DDP expects same model across all ranks") as caught:
-            _step(model, rank)
-        text = str(caught.value)
-    dist.barrier()
-    return text
-
-
-def test_one_rank_that_changes_alone(ranks: Ranks) -> None:
-    """A layer frozen on one rank alone: that rank waits as long as a collective would, then says what has changed
-    where, and has sent nothing that the other rank could take for a gradient."""
-    text, _ = ranks(2, _alone_on_rank)
-    assert "have changed on rank 0 (frozen: '1.bias', '1.weight') and not on rank 1" in text
-
-
-@on_ranks(2)
-def test_a_rank_that_waits_says_so(rank: int, size: int) -> None:
-    """Long before the group's timeout a rank that has changed alone warns of the ranks that it waits for."""
-    group = dist.new_group(timeout=timedelta(seconds=2))
-    model = DistributedDataParallel(_net(), process_group=group)
     if rank == 0:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(adaptation, "_HINT_SECONDS", 0.1)
             model.module[1].requires_grad_(False)
             with (
                 pytest.warns(UserWarning, match=r"changed on rank 0 \(frozen: .* and not yet on rank 1"),
-                pytest.raises(RuntimeError, match="not on rank 1"),
+                pytest.raises(RuntimeError, match="DDP expects same model across all ranks") as caught,
             ):
                 _step(model, rank)
+        assert "have changed on rank 0 (frozen: '1.bias', '1.weight') and not on rank 1" in str(caught.value)
     dist.barrier()
 
 

@@ -12,8 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _MixedPrecision
 
-from tests.ranks.compare import assert_same, samples
-from tests.ranks.conftest import Ranks
+from tests.ranks.compare import assert_same, gradients_of, samples
 from tests.ranks.harness import on_ranks
 from tests.ranks.wrapping import wrap
 
@@ -52,10 +51,6 @@ def _manual(**arguments: Any) -> Any:
     return model
 
 
-def _gradients(model: Any) -> list[torch.Tensor | None]:
-    return [None if p.grad is None else p.grad.detach().clone() for p in model.parameters()]
-
-
 def _train(model: Any, rank: int, *, unused: bool) -> list[Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     seen = []
@@ -73,7 +68,7 @@ def _train(model: Any, rank: int, *, unused: bool) -> list[Any]:
                 with torch.no_grad():
                     model(samples(rank, 60))
             model.finalize_backward()
-        seen.append(_gradients(model))
+        seen.append(gradients_of(model))
         optimizer.step()
         assert next(model.parameters()).dtype == torch.float32
     return [*seen, dict(model.state_dict())]
@@ -104,18 +99,22 @@ def test_the_backward_waits_for_nothing(rank: int, size: int) -> None:
     model.register_comm_hook(None, hook)
     model(samples(rank, 0)).sum().backward()
     order.append("backward has returned")
-    own = _gradients(model)
+    own = gradients_of(model)
     assert model.reducer.in_flight()
     for future, buffer in zip(futures, buffers, strict=True):
         future.set_result(torch.full_like(buffer, 5.0))
-    assert_same(_gradients(model), own)
+    assert_same(gradients_of(model), own)
     model.finalize_backward()
     assert order == ["backward has returned"]
     assert all(bool((p.grad == 5.0).all()) for p in model.parameters())
     assert not model.reducer.in_flight()
 
 
-def _hook_on_rank(rank: int, size: int, given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ["nothing else", "unused", "static", "lazy views"])
+@on_ranks(2)
+def test_in_a_hook_of_the_backward(rank: int, size: int, name: str) -> None:
+    """Where should_finalize_after_backward allows it, a hook finds the averages before the backward is over."""
+    given = ANY[name]
     expected, model = wrap(Net(), bucket_cap_mb=SMALL, **given), _manual(**given)
     after = []
     for step in range(3):
@@ -126,7 +125,7 @@ def _hook_on_rank(rank: int, size: int, given: dict[str, Any]) -> None:
 
         def finalize(gradient: torch.Tensor, inside: list[Any] = inside) -> None:
             model.finalize_backward()
-            inside.extend(_gradients(model))
+            inside.extend(gradients_of(model))
 
         x = samples(rank, step).requires_grad_() * 1
         output = model(x)
@@ -137,17 +136,11 @@ def _hook_on_rank(rank: int, size: int, given: dict[str, Any]) -> None:
         if after[-1]:
             model.finalize_backward()
         else:
-            assert_same(inside, _gradients(expected))
-        assert_same(_gradients(model), _gradients(expected))
+            assert_same(inside, gradients_of(expected))
+        assert_same(gradients_of(model), gradients_of(expected))
         model._check_reducer_finalized()
     assert after[-1] is False
     assert after[0] is ("find_unused_parameters" not in given)
-
-
-@pytest.mark.parametrize("name", ["nothing else", "unused", "static", "lazy views"])
-def test_in_a_hook_of_the_backward(ranks: Ranks, name: str) -> None:
-    """Where should_finalize_after_backward allows it, a hook finds the averages before the backward is over."""
-    ranks(2, _hook_on_rank, ANY[name])
 
 
 def _refused(function: Any, message: str) -> None:
@@ -265,8 +258,8 @@ def test_as_torch(rank: int, size: int) -> None:
             output = model(samples(rank, step))
             seen.append(model.should_finalize_after_backward)
             output.sum().backward()
-            seen.append(_gradients(model))
+            seen.append(gradients_of(model))
             model.finalize_backward()
-            seen.append(_gradients(model))
+            seen.append(gradients_of(model))
         found.append(seen)
     assert_same(found[1], found[0])

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 
 import ddp_lab
-from tests.ranks.conftest import Ranks
 from tests.ranks.harness import on_ranks
 from tests.ranks.wrapping import wrap
 
@@ -31,7 +30,12 @@ def _train(model: Any, rank: int, steps: int) -> None:
         optimizer.step()
 
 
-def _find_on_rank(rank: int, size: int, name: str) -> tuple[Any, Any, Any]:
+@pytest.mark.parametrize("name", ["0.weight", "2.bias", "3.weight"])
+@pytest.mark.parametrize("size", [2, 3])
+@on_ranks()
+def test_one_bit_is_found_with_its_name_and_rank(rank: int, size: int, name: str) -> None:
+    """After training nothing differs; one bit of one parameter on one rank is found on all ranks, by name and rank.
+    Batch norm's statistics differ after a forward: pending for the wrapper, drift for the module alone."""
     model = wrap(_net(), bucket_cap_mb=0.0001)
     _train(model, rank, 3)
     clean = model.check_drift()
@@ -39,32 +43,18 @@ def _find_on_rank(rank: int, size: int, name: str) -> tuple[Any, Any, Any]:
     if rank == size - 1:
         with torch.no_grad():
             tensor.view(-1)[-1].view(torch.int32).bitwise_xor_(1)  # the last bit
-    return clean, model.check_drift(), ddp_lab.check_drift(model.module)
-
-
-@pytest.mark.parametrize("name", ["0.weight", "2.bias", "3.weight"])
-def test_one_bit_is_found_with_its_name_and_rank(ranks: Ranks, name: str) -> None:
-    """After training nothing differs; one bit of one parameter on one rank is found on all ranks, by name and rank."""
-    for size in (2, 3):
-        for clean, drifted, _ in ranks(size, _find_on_rank, name):
-            assert clean.ok
-            assert clean.first is None
-            assert set(clean.pending) == {"1.running_mean", "1.running_var"}
-            assert not drifted.ok
-            assert drifted.first == name
-            assert drifted.groups == (tuple(range(size - 1)), (size - 1,))
-            assert drifted.differing == (name,)
-            assert name in str(drifted)
-            assert f"rank {size - 1}" in str(drifted)
-
-
-def test_buffers_of_a_plain_module_are_compared(ranks: Ranks) -> None:
-    """Batch norm's statistics differ after a forward: pending for the wrapper, drift for the module alone."""
-    for clean, _, plain in ranks(2, _find_on_rank, "3.weight"):
-        assert clean.pending
-        assert plain.first == "3.weight"  # parameters come before buffers
-        assert plain.differing == ("3.weight", "1.running_mean", "1.running_var")
-        assert plain.pending == ()
+    assert clean.ok
+    assert clean.first is None
+    assert set(clean.pending) == {"1.running_mean", "1.running_var"}
+    drifted, plain = model.check_drift(), ddp_lab.check_drift(model.module)
+    assert not drifted.ok
+    assert drifted.first == plain.first == name  # parameters come before buffers
+    assert drifted.groups == (tuple(range(size - 1)), (size - 1,))
+    assert drifted.differing == (name,)
+    assert name in str(drifted)
+    assert f"rank {size - 1}" in str(drifted)
+    assert plain.differing == (name, "1.running_mean", "1.running_var")
+    assert plain.pending == ()
 
 
 @on_ranks(2)
@@ -76,21 +66,16 @@ def test_different_structures_are_refused(rank: int, size: int) -> None:
     assert "different parameters or buffers" in text
 
 
-def _group_on_rank(rank: int, size: int) -> Any:
-    group = dist.new_group([1, 2])
-    if rank == 0:
-        return None
-    module = _net()
-    if rank == 2:
-        with torch.no_grad():
-            module[0].weight.mul_(2)
-    return ddp_lab.check_drift(module, group)
-
-
-def test_a_group_of_its_own(ranks: Ranks) -> None:
+@on_ranks(3)
+def test_a_group_of_its_own(rank: int, size: int) -> None:
     """Ranks in the report are those of the job, not places in the group."""
-    _, one, two = ranks(3, _group_on_rank)
-    assert one.groups == two.groups == ((1,), (2,))
+    group = dist.new_group([1, 2])
+    if rank:
+        module = _net()
+        if rank == 2:
+            with torch.no_grad():
+                module[0].weight.mul_(2)
+        assert ddp_lab.check_drift(module, group).groups == ((1,), (2,))
 
 
 @pytest.mark.parametrize("action", ["warn", "raise"])

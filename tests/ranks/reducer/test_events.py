@@ -17,7 +17,7 @@ from ddp_lab.parallel.core.process_groups import group_index
 from ddp_lab.parallel.live.model import live_models
 from ddp_lab.parallel.monitoring.inspection import request_inspection
 from ddp_lab.protocol.events import Kind
-from tests.ranks.conftest import Ranks
+from tests.ranks.compare import everywhere
 from tests.ranks.harness import on_ranks
 from tests.ranks.observing import recorded
 from tests.waiting import wait_until
@@ -64,7 +64,10 @@ def _check_step(events: np.ndarray, buckets: int, parameters: int) -> None:
     assert (np.diff(events["sequence"].astype(np.int64)) > 0).all()  # samples may be in between
 
 
-def _steps_on_rank(rank: int, size: int) -> list[Any]:
+@pytest.mark.parametrize("size", [1, 2, 4])
+@on_ranks()
+def test_a_step_is_recorded_well_formed(rank: int, size: int) -> None:
+    """Every step's events are complete and in order, and ranks agree on reducer id and buckets."""
     model = DistributedDataParallel(_mlp(), bucket_cap_mb=0.004)
     x = torch.randn(4, 24)
 
@@ -99,7 +102,7 @@ def _steps_on_rank(rank: int, size: int) -> list[Any]:
         assert times is not None
         assert 0 <= times.first_ready_ms <= times.ready_ms <= times.launched_ms <= times.reduced_ms
         assert times.reduced_ms <= times.backward_ms
-    return [model.model_id, json.dumps(assignment["buckets"])]
+    assert len(set(everywhere((model.model_id, json.dumps(assignment["buckets"]))))) == 1
 
 
 @on_ranks(2)
@@ -114,13 +117,6 @@ def test_options_are_described(rank: int, size: int) -> None:
     assert not options["static_graph"]
     assert options["comm_hook"] == "allreduce_hook"
     assert options["bucket_cap_mb_list"] == [1.0, 25.0]
-
-
-def test_a_step_is_recorded_well_formed(ranks: Ranks) -> None:
-    """Every step's events are complete and in order, and ranks agree on reducer id and buckets."""
-    for size in (1, 2, 4):
-        found = ranks(size, _steps_on_rank)
-        assert all(one == found[0] for one in found)
 
 
 @on_ranks(2)
@@ -168,22 +164,21 @@ def test_an_abandoned_backward_keeps_its_step(rank: int, size: int) -> None:
     _check_step(events[events["step"] == 1], 1, 12)
 
 
-def _off_on_rank(rank: int, size: int) -> int:
+@on_ranks(2)
+def test_recording_can_be_off(rank: int, size: int) -> None:
+    """With recording off a model trains and records nothing."""
     model = DistributedDataParallel(_mlp())
     recording.disable()
     try:
         model(torch.randn(4, 24)).sum().backward()
-        return len(recorded(lambda: model(torch.randn(4, 24)).sum().backward())[1])
+        assert len(recorded(lambda: model(torch.randn(4, 24)).sum().backward())[1]) == 0
     finally:
         recording.enable()
 
 
-def test_recording_can_be_off(ranks: Ranks) -> None:
-    """With recording off a model trains and records nothing."""
-    assert ranks(2, _off_on_rank) == [0, 0]
-
-
-def _ids_on_rank(rank: int, size: int) -> dict[str, list[int]]:
+@on_ranks(4)
+def test_reducer_ids_are_agreed_and_never_reused(rank: int, size: int) -> None:
+    """The ranks of a group agree on a model's id, and models of disjoint groups have different ones."""
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     first = DistributedDataParallel(nn.Linear(2, 2))
     mine = DistributedDataParallel(nn.Linear(2, 2), process_group=halves[rank // 2])
@@ -192,21 +187,14 @@ def _ids_on_rank(rank: int, size: int) -> dict[str, list[int]]:
     assert [model.sync.owner() for model in live_models()] == [first, mine, again, last]
     del again
     assert [model.sync.owner() for model in live_models()] == [first, mine, last]
-    return {"world": [first.model_id, last.model_id], "half": [mine.model_id, mine.model_id]}
+    found = everywhere((first.model_id, last.model_id, mine.model_id))
+    assert found == [(first.model_id, last.model_id, found[other][2]) for other in (0, 0, 2, 2)]
+    assert len({*found[0], *found[2]}) == 4
 
 
-def test_reducer_ids_are_agreed_and_never_reused(ranks: Ranks) -> None:
-    """The ranks of a group agree on a model's id, and models of disjoint groups have different ones."""
-    found = ranks(4, _ids_on_rank)
-    assert len({tuple(one["world"]) for one in found}) == 1
-    assert found[0]["half"] == found[1]["half"]
-    assert found[2]["half"] == found[3]["half"]
-    everything = [*found[0]["world"], found[0]["half"][0], found[2]["half"][0]]
-    assert len(set(everything)) == 4
-
-
-def _inspection_on_rank(rank: int, size: int) -> list[Any]:
-
+@on_ranks(2)
+def test_gradients_are_inspected_on_demand(rank: int, size: int) -> None:
+    """Norms and checksums are equal on all ranks, asked for before, after or during training; one bit shows."""
     model = DistributedDataParallel(_mlp(), bucket_cap_mb=0.004)
     x = torch.randn(4, 24, generator=torch.Generator().manual_seed(rank))
 
@@ -239,17 +227,11 @@ def _inspection_on_rank(rank: int, size: int) -> list[Any]:
     with torch.no_grad():  # one bit of one gradient on one rank
         if rank == 1:
             model.module[0].bias.grad.view(torch.int32)[0] ^= 1
-    changed = model.inspect_gradients()
-    return [asked, later["buckets"], now["buckets"], [one["checksum"] for one in changed]]
-
-
-def test_gradients_are_inspected_on_demand(ranks: Ranks) -> None:
-    """Norms and checksums are equal on all ranks, asked for before, after or during training; one bit shows."""
-    first, second = ranks(2, _inspection_on_rank)
-    assert first[:3] == second[:3]
+    first, second = everywhere([asked, later["buckets"], now["buckets"]])
+    assert first == second
     assert all(int(bucket["checksum"], 16) for bucket in first[1])
-    differing = [mine != other for mine, other in zip(first[3], second[3], strict=True)]
-    assert differing.count(True) == 1
+    first, second = everywhere([one["checksum"] for one in model.inspect_gradients()])
+    assert [mine != other for mine, other in zip(first, second, strict=True)].count(True) == 1
 
 
 @pytest.mark.parametrize("as_view", [False, True])

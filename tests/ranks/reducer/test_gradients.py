@@ -9,19 +9,18 @@ import pytest
 import torch
 
 from ddp_lab import DistributedDataParallel
-from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.ranks.models import MODELS, batch_of, loss_of
 from tests.ranks.training import Variant, assert_equal, pair, train
 
 
-def _grid_on_rank(rank: int, size: int, name: str, variants: list[Variant]) -> int:
+def _assert_as_torch(rank: int, name: str, variants: list[Variant]) -> None:
     for variant in variants:
         ours, torchs = pair(name, bucket_cap_mb=variant.bucket_cap_mb, gradient_as_bucket_view=variant.as_view)
         mine, theirs = (train(model, name, rank, variant) for model in (ours, torchs))
         assert_equal(mine, theirs, f"{name} {variant}")
         for gradients in mine:
             assert all(g is None or torch.isfinite(g).all() for g in gradients.values())
-    return len(variants)
 
 
 VARIANTS = [
@@ -31,20 +30,25 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_gradients_and_buffers_are_bit_equal_to_torchs(ranks: Ranks, name: str) -> None:
+@on_ranks(2)
+def test_gradients_and_buffers_are_bit_equal_to_torchs(rank: int, size: int, name: str) -> None:
     """Over caps, views, zero_grad and accumulation, gradients, strides and buffers are torch's, bit by bit."""
-    assert ranks(2, _grid_on_rank, name, VARIANTS) == [len(VARIANTS)] * 2
+    _assert_as_torch(rank, name, VARIANTS)
 
 
 @pytest.mark.parametrize("size", [1, 4])
-def test_other_world_sizes(ranks: Ranks, size: int) -> None:
+@on_ranks()
+def test_other_world_sizes(rank: int, size: int) -> None:
     """With 1 and 4 ranks gradients are torch's bit by bit, for every model."""
-    few = [Variant(0.0005), Variant(None, as_view=True, accumulate=2)]
     for name in sorted(MODELS):
-        ranks(size, _grid_on_rank, name, few)
+        _assert_as_torch(rank, name, [Variant(0.0005), Variant(None, as_view=True, accumulate=2)])
 
 
-def _whole_batch_on_rank(rank: int, size: int, name: str) -> None:
+@pytest.mark.parametrize("name", sorted(name for name, case in MODELS.items() if case.whole_batch))
+@pytest.mark.parametrize("size", [2, 4])
+@on_ranks()
+def test_gradients_are_those_of_one_process_on_the_whole_batch(rank: int, size: int, name: str) -> None:
+    """Averaged gradients are those of one process that sees all ranks' samples, to 1e-6 (bfloat16: 2e-2)."""
     case = MODELS[name]
     torch.manual_seed(7)
     module = case.build()
@@ -62,11 +66,3 @@ def _whole_batch_on_rank(rank: int, size: int, name: str) -> None:
             tolerance = 2e-2 if mine.dtype == torch.bfloat16 else 1e-6
             error = (mine.grad - whole.grad).norm() / whole.grad.norm().clamp_min(1e-30)
             assert error <= tolerance, f"{path}: relative error {error:.2e}"
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_gradients_are_those_of_one_process_on_the_whole_batch(ranks: Ranks, size: int) -> None:
-    """Averaged gradients are those of one process that sees all ranks' samples, to 1e-6 (bfloat16: 2e-2)."""
-    for name in sorted(MODELS):
-        if MODELS[name].whole_batch:
-            ranks(size, _whole_batch_on_rank, name)

@@ -12,6 +12,7 @@ from torch import nn
 
 import ddp_lab.comm
 from ddp_lab import DistributedDataParallel
+from tests.ranks.compare import gradients_of
 from tests.ranks.harness import on_ranks
 from tests.waiting import wait_until
 
@@ -36,10 +37,6 @@ def _wrapped(group: Any, module: nn.Module, **options: Any) -> Any:
     return DistributedDataParallel(module, process_group=group, **{"bucket_cap_mb": 0.01, **options})
 
 
-def _gradients(model: Any) -> Gradients:
-    return [None if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()]
-
-
 def _input(rank: int, step: int) -> torch.Tensor:
     return torch.linspace(-1 - step, 1 + rank, 8 * 64).view(8, 64)
 
@@ -59,7 +56,7 @@ def _shared_memory_of_autograd(rank: int, group: Any) -> Gradients:
             )
         model.zero_grad()
         model(_input(rank, step)).square().sum().backward()
-        found += _gradients(model)
+        found += gradients_of(model)
     return found
 
 
@@ -69,7 +66,7 @@ def _accumulated(rank: int, group: Any) -> Gradients:
         with model.no_sync():
             model(_input(rank, step)).square().sum().backward()
         model(_input(rank, step + 1)).square().sum().backward()
-        found += _gradients(model)
+        found += gradients_of(model)
     return found
 
 
@@ -83,7 +80,7 @@ def _of_a_flat_buffer(rank: int, group: Any) -> Gradients:
     for step in range(3):
         flat.zero_()
         model(_input(rank, step)).square().sum().backward()
-    return [*_gradients(model), flat.clone()]
+    return [*gradients_of(model), flat.clone()]
 
 
 def _unused(rank: int, group: Any) -> Gradients:
@@ -93,7 +90,7 @@ def _unused(rank: int, group: Any) -> Gradients:
             model.zero_grad()
         heads = (True, rank == 0, False)[step % 3]  # of all ranks, of one, of none: that gradient stays
         model(_input(rank, step), head=heads).square().sum().backward()
-        found += _gradients(model)
+        found += gradients_of(model)
     return found
 
 
@@ -109,7 +106,7 @@ def _replaced_meanwhile(rank: int, group: Any) -> Gradients:
     for step in range(4):
         model.zero_grad()
         model(_input(rank, step)).square().sum().backward()
-        found += [*_gradients(model), table.grad]
+        found += [*gradients_of(model), table.grad]
     return found
 
 
@@ -128,7 +125,7 @@ def _after_a_failure(rank: int, group: Any) -> Gradients:
     failing[0] = False
     model.zero_grad()
     model(_input(rank, 1)).square().sum().backward()
-    return _gradients(model)
+    return gradients_of(model)
 
 
 def _other_layouts(rank: int, group: Any) -> Gradients:
@@ -139,7 +136,7 @@ def _other_layouts(rank: int, group: Any) -> Gradients:
         model.zero_grad(set_to_none=step == 1)
         images = torch.linspace(-1 - step, 1 + rank, 2 * 3 * 64, dtype=torch.float64).view(2, 3, 8, 8)
         model(images.to(memory_format=torch.channels_last)).square().sum().backward()
-        found += _gradients(model)
+        found += gradients_of(model)
     return found
 
 
@@ -149,7 +146,7 @@ def _uneven_inputs(rank: int, group: Any) -> Gradients:
         for step in range(3 + rank):
             model.zero_grad()
             model(_input(rank, step)).square().sum().backward()
-            found += _gradients(model)
+            found += gradients_of(model)
     return found
 
 

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel.distributed import _MixedPrecision
 
-from tests.ranks.compare import assert_same, mlp, samples
-from tests.ranks.conftest import Ranks
+from tests.ranks.compare import assert_same, gradients_of, mlp, samples
 from tests.ranks.harness import on_ranks
 from tests.ranks.wrapping import wrap
 from tests.waiting import wait_until
@@ -38,13 +37,9 @@ class Heads(nn.Module):
         return sum({"l": self.left, "r": self.right}[name](x) for name in heads)
 
 
-def _gradients(model: Any) -> list[torch.Tensor | None]:
-    return [None if p.grad is None else p.grad.detach().clone() for p in model.parameters()]
-
-
 def _backward(model: Any, *inputs: Any) -> list[torch.Tensor | None]:
     model(*inputs).square().sum().backward()
-    return _gradients(model)
+    return gradients_of(model)
 
 
 def _train(model: Any, rank: int, forwards: list[tuple[Any, ...]] | None = None) -> list[Any]:
@@ -146,8 +141,10 @@ def test_sparse_gradients(rank: int, size: int) -> None:
         assert rows == sorted({0, 1, 2, 7})
 
 
-def _held_on_rank(rank: int, size: int, as_view: bool) -> list[bool]:
-    """Whether the buffers that a hook saw are alive: in the backward, after it, and when gradients are gone."""
+@pytest.mark.parametrize("as_view", [False, True])
+@on_ranks(2)
+def test_only_views_keep_a_bucket(rank: int, size: int, as_view: bool) -> None:
+    """After a backward the memory of its buckets lives on in gradients that are views of it, and nowhere else."""
     seen: list[weakref.ref[torch.UntypedStorage]] = []
 
     def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -159,17 +156,11 @@ def _held_on_rank(rank: int, size: int, as_view: bool) -> list[bool]:
     for step in range(2):
         model.zero_grad()
         _backward(model, samples(rank, step))
-    after = [reference() is not None for reference in seen]
+    if as_view:
+        assert seen[-1]() is not None
     model.zero_grad()
     # A backend's thread lets go of its work a moment later.
     wait_until(lambda: not any(reference() for reference in seen), "the end of the buckets")
-    return after
-
-
-def test_only_views_keep_a_bucket(ranks: Ranks) -> None:
-    """After a backward the memory of its buckets lives on in gradients that are views of it, and nowhere else."""
-    assert all(all(alive[-1:]) for alive in ranks(2, _held_on_rank, True))
-    ranks(2, _held_on_rank, False)
 
 
 def _resident() -> int:
@@ -179,26 +170,21 @@ def _resident() -> int:
     return int(found[1]) * 1024
 
 
-def _memory_on_rank(rank: int, size: int, lazy: bool) -> int:
-    """How much more memory is held between two steps than before the model was wrapped."""
+@pytest.mark.parametrize("lazy", [False, True])
+@on_ranks(2)
+def test_no_memory_between_steps(rank: int, size: int, lazy: bool) -> None:
+    """Between two steps a lazy model holds no bucket: 32 MiB less for parameters of 32 MiB."""
     big = nn.Linear(4096, 2048, bias=False)
     gc.collect()  # what the tests before left in this process
-    before = _resident()
+    before, half = _resident(), big.weight.nbytes // 2
     model = wrap(big, lazy_bucket_allocation=lazy)
     for _ in range(2):
         model(torch.ones(1, 4096)).sum().backward()
         model.zero_grad()
     if lazy:
-        wait_until(lambda: _resident() - before < big.weight.nbytes // 2, "the return of its memory")
-    return _resident() - before
-
-
-def test_no_memory_between_steps(ranks: Ranks) -> None:
-    """Between two steps a lazy model holds no bucket: 32 MiB less for parameters of 32 MiB."""
-    half = 4096 * 2048 * 4 // 2
-    kept, lazy = ranks(2, _memory_on_rank, False), ranks(2, _memory_on_rank, True)
-    assert min(kept) > half
-    assert max(lazy) < half
+        wait_until(lambda: _resident() - before < half, "the return of its memory")
+    else:
+        assert _resident() - before > half
 
 
 class _Stop(Exception):
@@ -225,18 +211,15 @@ def test_after_a_backward_that_failed(rank: int, size: int, as_view: bool) -> No
     assert_same(_backward(model, samples(rank, 1)), expected[1])
 
 
-def _shared_error_on_rank(rank: int, size: int) -> str:
+@on_ranks(2)
+def test_an_error_reaches_every_rank(rank: int, size: int) -> None:
+    """A rank that left parameters out answers for buckets that it never allocated: all ranks get its message."""
     model = wrap(Heads(), bucket_cap_mb=SMALL, lazy_bucket_allocation=True)
     model.module.never.requires_grad_(False)
-    try:
+
+    def train() -> None:
         for step in range(3):
             _backward(model, samples(rank, step), "l" if rank == 1 and step == 1 else "lr")
-    except RuntimeError as error:
-        return str(error)
-    return ""
 
-
-def test_an_error_reaches_every_rank(ranks: Ranks) -> None:
-    """A rank that left parameters out answers for buckets that it never allocated: all ranks get its message."""
-    for text in ranks(2, _shared_error_on_rank):
-        assert "right.weight" in text
+    with pytest.raises(RuntimeError, match=r"right\.weight"):
+        train()

@@ -21,8 +21,7 @@ from ddp_lab import DistributedDataParallel as Ours
 from ddp_lab import check_hook
 from ddp_lab.parallel.core import process_groups
 from ddp_lab.protocol.commands import Change
-from tests.ranks.compare import assert_same, same_as_torch, samples, state_of
-from tests.ranks.conftest import Ranks
+from tests.ranks.compare import assert_same, everywhere, same_as_torch, samples, state_of
 from tests.ranks.harness import on_ranks
 from tests.ranks.python_groups import WORKS, PythonGroup
 
@@ -133,21 +132,19 @@ PROGRAMS: dict[str, Callable[[type, Any, int], Any]] = {
 }
 
 
-def _as_torch(rank: int, size: int, program: str, works: str, elsewhere: bool) -> None:
-    same_as_torch(lambda cls: PROGRAMS[program](cls, PythonGroup(works=works, elsewhere=elsewhere), rank))
-
-
 @pytest.mark.parametrize("works", ["timeout", "optional", "future"])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_as_with_torchs_class(program: str, works: str, ranks: Ranks) -> None:
+@on_ranks(2)
+def test_as_with_torchs_class(rank: int, size: int, program: str, works: str) -> None:
     """Values, gradients and refusals over two ranks are torch's, bit by bit, however the works are written."""
-    ranks(2, _as_torch, program, works, False)
+    same_as_torch(lambda cls: PROGRAMS[program](cls, PythonGroup(works=works), rank))
 
 
 @pytest.mark.parametrize("program", ["plain", "views", "static graph", "float64", "no_sync"])
-def test_a_sum_in_another_tensor(program: str, ranks: Ranks) -> None:
+@on_ranks(2)
+def test_a_sum_in_another_tensor(rank: int, size: int, program: str) -> None:
     """If all_reduce gives the sum in the tensor of its future, that one is used, as torch's class does."""
-    ranks(2, _as_torch, program, "future", True)
+    same_as_torch(lambda cls: PROGRAMS[program](cls, PythonGroup(works="future", elsewhere=True), rank))
 
 
 @pytest.mark.parametrize("program", ["plain", "static graph", "unused", "no_sync", "own hook"])
@@ -210,32 +207,25 @@ def test_logging_data(rank: int, size: int) -> None:
     assert same_as_torch(program)[:3] == [size, rank, "python"]
 
 
-def _described(rank: int, size: int) -> tuple[list[int], int]:
+@on_ranks(4)
+def test_members_tell_each_other_who_they_are(rank: int, size: int) -> None:
+    """A group of some of the ranks knows which; models of groups that share no rank have different numbers."""
     halves = [dist.new_group(members) for members in ([0, 2], [1, 3])]
     group = PythonGroup(halves[rank % 2])
     model = Ours(Net(), process_group=group)
     _trained(model, rank)
-    return process_groups.global_ranks(group), model.model_id
+    assert process_groups.global_ranks(group) == [[0, 2], [1, 3]][rank % 2]
+    ids = everywhere(model.model_id)
+    assert ids[0] == ids[2] != ids[1] == ids[3]
 
 
-def test_members_tell_each_other_who_they_are(ranks: Ranks) -> None:
-    """A group of some of the ranks knows which; models of groups that share no rank have different numbers."""
-    found = ranks(4, _described)
-    assert [members for members, _ in found] == [[0, 2], [1, 3], [0, 2], [1, 3]]
-    assert found[0][1] == found[2][1] != found[1][1] == found[3][1]
-
-
-def _other_model(rank: int, size: int) -> str:
+@on_ranks(2)
+def test_different_models_are_refused(rank: int, size: int) -> None:
+    """Over such a group, too, models that differ are named at construction, on all ranks."""
     with pytest.raises(RuntimeError, match="same model across all ranks") as caught:
         Ours(nn.Linear(4, 4 + rank), process_group=PythonGroup(works="plain"))
-    return str(caught.value)
-
-
-def test_different_models_are_refused(ranks: Ranks) -> None:
-    """Over such a group, too, models that differ are named at construction, on all ranks."""
-    first, second = ranks(2, _other_model)
-    assert first == second
-    assert "rank 1: parameter 'weight' of shape [5, 4]" in first
+    assert everywhere(str(caught.value)) == [str(caught.value)] * 2
+    assert "rank 1: parameter 'weight' of shape [5, 4]" in str(caught.value)
 
 
 @on_ranks(2)

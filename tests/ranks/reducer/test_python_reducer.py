@@ -11,7 +11,6 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddp_lab import DistributedDataParallel
 from tests.ranks.compare import mlp, same_as_torch, samples, state_of
-from tests.ranks.conftest import Ranks
 from tests.ranks.harness import on_ranks
 
 
@@ -49,7 +48,11 @@ def test_the_python_reducer(rank: int, size: int) -> None:
     assert len(called) == 4
 
 
-def _backward_inside_on_rank(rank: int, size: int, mode: str) -> str:
+@pytest.mark.parametrize("mode", ["python_reducer", "ddp_optimizer", "no_optimization"])
+@on_ranks(2)
+def test_a_backward_in_the_compiled_function(rank: int, size: int, mode: str) -> None:
+    """Compiled autograd compiles the Python reducer's backward into as many graphs as with torch's class; the other
+    modes refuse it."""
     from torch._dynamo.testing import CompileCounter
 
     def train(wrap: Any) -> Any:
@@ -68,19 +71,7 @@ def _backward_inside_on_rank(rank: int, size: int, mode: str) -> str:
 
     if mode == "python_reducer":
         same_as_torch(train)
-        return "done"
-
+        return
     for wrap in (TorchDDP, DistributedDataParallel):
         with pytest.raises(RuntimeError, match=r"Compiled autograd is not compatible with C\+\+ DDP Reducer"):
             train(wrap)
-    return "refused"
-
-
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [("python_reducer", "done"), ("ddp_optimizer", "refused"), ("no_optimization", "refused")],
-)
-def test_a_backward_in_the_compiled_function(ranks: Ranks, mode: str, expected: str) -> None:
-    """Compiled autograd compiles the Python reducer's backward into as many graphs as with torch's class; the other
-    modes refuse it."""
-    assert ranks(2, _backward_inside_on_rank, mode) == [expected] * 2

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from ddp_lab import DistributedDataParallel
-from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 
 
 class Turning(nn.Module):
@@ -23,7 +24,10 @@ class Turning(nn.Module):
         return x
 
 
-def _order_on_rank(rank: int, size: int, threshold: float | None) -> tuple[list[int], list[int]]:
+@pytest.mark.parametrize(("threshold", "followed"), [(0.5, True), (1.0, False), (None, False)])
+@on_ranks(2)
+def test_the_order_is_followed(rank: int, size: int, threshold: float | None, followed: bool) -> None:
+    """Above the threshold the buckets take the new order, on every rank; below it, and without it, the order stays."""
     torch.manual_seed(0)
     model = DistributedDataParallel(Turning(), bucket_cap_mb=1e-5)
     model.rebuild_buckets_on_reorder(threshold, every=2)
@@ -34,21 +38,7 @@ def _order_on_rank(rank: int, size: int, threshold: float | None) -> tuple[list[
             model(torch.randn(2, 4)).sum().backward()
         return [index for bucket in model._sync.assignment for index in bucket]
 
-    before = train(4)
+    assert train(4) == [5, 4, 3, 2, 1, 0]
     # only rank 0's order counts: the other ranks go on as before, and still have to rebuild with it
     model.module.turned = True
-    return before, train(5)
-
-
-def test_the_order_is_followed(ranks: Ranks) -> None:
-    """Above the threshold the buckets take the new order, on every rank."""
-    for before, after in ranks(2, _order_on_rank, 0.5):
-        assert before == [5, 4, 3, 2, 1, 0]
-        assert after == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_high_threshold_keeps_the_order(ranks: Ranks) -> None:
-    """Below the threshold, and without rebuild_buckets_on_reorder, the order stays."""
-    for threshold in (1.0, None):
-        for before, after in ranks(2, _order_on_rank, threshold):
-            assert before == after
+    assert train(5) == ([0, 1, 2, 3, 4, 5] if followed else [5, 4, 3, 2, 1, 0])

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_lab import DistributedDataParallel
-from tests.ranks.compare import assert_same_on_all_ranks, same_as_torch, samples
-from tests.ranks.conftest import Ranks
+from tests.ranks.compare import assert_same_on_all_ranks, gradients_of, same_as_torch, samples
 from tests.ranks.harness import on_ranks
 from tests.ranks.wrapping import wrap
 
@@ -49,10 +48,6 @@ class Pair(nn.Module):
         return {"left": self.left(x), "right": self.right(x)}
 
 
-def _gradients(model: nn.Module) -> list[torch.Tensor | None]:
-    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
-
-
 def _random_branches(wrap: type, rank: int, arguments: dict[str, Any]) -> list[Any]:
     model = wrap(Branches(), find_unused_parameters=True, bucket_cap_mb=CAP, **arguments)
     seen: list[Any] = []
@@ -67,7 +62,7 @@ def _random_branches(wrap: type, rank: int, arguments: dict[str, Any]) -> list[A
                 model(samples(rank, step), second, third).square().sum().backward()
             continue
         model(samples(rank, step), second, third).square().sum().backward()
-        seen.append(_gradients(model))
+        seen.append(gradients_of(model))
         seen.append(model.reducer._get_local_used_map().tolist())
     return seen
 
@@ -116,7 +111,7 @@ def _output_left_out(wrap: type, rank: int) -> list[Any]:
     for step in range(4):
         outputs = model(samples(rank, step))
         (outputs["left"].sum() if step % 2 else outputs["left"].sum() + outputs["right"].sum()).backward()
-        seen.append(_gradients(model))
+        seen.append(gradients_of(model))
     return seen
 
 
@@ -159,7 +154,10 @@ def test_a_skipped_bucket_keeps_its_views(rank: int, size: int) -> None:
     assert torch.equal(model.module.second.weight.grad, held)  # type: ignore[arg-type]
 
 
-def _skipped_on_rank(rank: int, size: int, skip: bool) -> tuple[int, int]:
+@pytest.mark.parametrize("skip", [False, True])
+@on_ranks(2)
+def test_buckets_of_unused_parameters_are_skipped_on_request(rank: int, size: int, skip: bool) -> None:
+    """skip_all_reduce_unused_params: a bucket whose parameters are all unused is not communicated."""
     model = DistributedDataParallel(
         Branches(), find_unused_parameters=True, bucket_cap_mb=1e-5, skip_all_reduce_unused_params=skip
     )
@@ -167,15 +165,7 @@ def _skipped_on_rank(rank: int, size: int, skip: bool) -> tuple[int, int]:
         model(samples(rank, step), second=False).sum().backward()
     assert_same_on_all_ranks({"first": model.module.first.weight.grad})  # type: ignore[dict-item]
     assert model.module.second.weight.grad is None
-    return model.reducer.report()["num_buckets_reduced"], len(model.buckets())
-
-
-def test_buckets_of_unused_parameters_are_skipped_on_request(ranks: Ranks) -> None:
-    """skip_all_reduce_unused_params: a bucket whose parameters are all unused is not communicated."""
-    for reduced, buckets in ranks(2, _skipped_on_rank, False):
-        assert reduced == buckets
-    for reduced, buckets in ranks(2, _skipped_on_rank, True):
-        assert reduced < buckets
+    assert (model.reducer.report()["num_buckets_reduced"] < len(model.buckets())) == skip
 
 
 @on_ranks(2)
