@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,18 +21,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import ddp_lab
 from ddp_lab import recording
 from ddp_lab.parallel.monitoring import group_collectives
-from tests.ranks.harness import RankPool
+from tests.ranks.conftest import Ranks
 from tests.ranks.observing import timeline_of
 
 _THIS = __file__
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Callable[..., list[Any]]]:
-    """Ranks of their own: recording stays on in a process."""
-    pool = RankPool(4)
-    yield pool.run
-    pool.close()
 
 
 def _recorded(action: Callable[[], Any]) -> tuple[np.ndarray, list[dict[str, Any]]]:
@@ -72,9 +64,9 @@ def _plain(rank: int, size: int, backend: str) -> Any:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "shm"])
-def test_plain_calls_of_two_groups(four: Callable[..., list[Any]], backend: str) -> None:
+def test_plain_calls_of_two_groups(recording_ranks: Ranks, backend: str) -> None:
     """Each has its group, operation, bytes, dtype, reduction and line; its number is equal on its ranks; all end."""
-    timeline = timeline_of(four(_plain, backend))
+    timeline = timeline_of(recording_ranks(4, _plain, backend))
     frame = timeline.collectives()
     titles = {one.group: one.title for one in timeline.groups()}
     pairs = frame[[titles[group].startswith("pair") for group in frame["group"]]]
@@ -117,9 +109,9 @@ def _compiled(rank: int, size: int) -> Any:
 
 
 @pytest.mark.parametrize("program", [_functional, _compiled])
-def test_functional_collectives_and_compiled_regions(four: Callable[..., list[Any]], program: Any) -> None:
+def test_functional_collectives_and_compiled_regions(recording_ranks: Ranks, program: Any) -> None:
     """Collectives that no Python function of `torch.distributed` starts are recorded, too."""
-    frame = timeline_of(four(program)).collectives()
+    frame = timeline_of(recording_ranks(4, program)).collectives()
     found = frame[frame["operation"] == "all_reduce"]
     assert sorted(found["rank"]) == [0, 1, 2, 3]
     assert (found["bytes"] == 16).all()
@@ -177,10 +169,10 @@ def _with_and_without(train: Callable[[], list[bytes]]) -> Any:
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 2)])
-def test_fully_shard(four: Callable[..., list[Any]], shape: tuple[int, ...]) -> None:
+def test_fully_shard(recording_ranks: Ranks, shape: tuple[int, ...]) -> None:
     """Collectives have the name of the module and of the mesh dimension; parameters are bit for bit the same."""
     names = ("shard",) if len(shape) == 1 else ("replicate", "shard")
-    answers = four(_fully_shard, shape, names)
+    answers = recording_ranks(4, _fully_shard, shape, names)
     assert [equal for equal, _ in answers] == [True] * 4
     timeline = timeline_of([found for _, found in answers])
     frame = timeline.collectives()
@@ -197,9 +189,9 @@ def test_fully_shard(four: Callable[..., list[Any]], shape: tuple[int, ...]) -> 
     assert (frame["state"] == "complete").all(), frame[frame["state"] != "complete"]
 
 
-def test_tensor_parallel(four: Callable[..., list[Any]]) -> None:
+def test_tensor_parallel(recording_ranks: Ranks) -> None:
     """What DTensor communicates is recorded on the group of its mesh dimension; parameters are the same."""
-    answers = four(_tensor_parallel)
+    answers = recording_ranks(4, _tensor_parallel)
     assert [equal for equal, _ in answers] == [True] * 4
     timeline = timeline_of([found for _, found in answers])
     frame = timeline.collectives()
@@ -224,9 +216,9 @@ def _models(rank: int, size: int) -> Any:
     return _with_and_without(train)
 
 
-def test_buckets_of_models(four: Callable[..., list[Any]]) -> None:
+def test_buckets_of_models(recording_ranks: Ranks) -> None:
     """The all-reduces of our reducer and of torch's say for which bucket of which model they are."""
-    answers = four(_models)
+    answers = recording_ranks(4, _models)
     assert [equal for equal, _ in answers] == [True] * 4
     frame = timeline_of([found for _, found in answers]).collectives()
     of_models = frame[frame["reducer"] >= 0]
@@ -249,9 +241,9 @@ def _many_places(rank: int, size: int) -> Any:
     return _recorded(calls)
 
 
-def test_more_places_than_are_kept(four: Callable[..., list[Any]]) -> None:
+def test_more_places_than_are_kept(recording_ranks: Ranks) -> None:
     """What is called from yet another place has no place, but its operation still."""
-    frame = timeline_of(four(_many_places)).collectives()
+    frame = timeline_of(recording_ranks(4, _many_places)).collectives()
     newest = frame[frame["rank"] == 0].iloc[-41:-1]  # the last one is of `_recorded`
     assert set(newest["operation"]) == {"all_reduce", "barrier"}
     assert set(newest["place"]) == {""}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,25 +23,11 @@ from ddp_lab.parallel.monitoring import group_collectives
 from ddp_lab.parallel.observe_shards import observe_every_root
 from ddp_lab.protocol.events import DTYPE
 from ddp_lab.timeline.timeline import Timeline
-from tests.ranks.harness import RankPool
+from tests.ranks.conftest import Ranks
 from tests.ranks.observing import timeline_of
 
 STEPS = 4
 WIDTH = 16
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Callable[..., list[Any]]]:
-    pool = RankPool(2)
-    yield pool.run
-    pool.close()
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Callable[..., list[Any]]]:
-    pool = RankPool(4)
-    yield pool.run
-    pool.close()
 
 
 class Block(nn.Module):
@@ -113,17 +100,25 @@ def parameters_of(net: nn.Module) -> list[bytes]:
 Recorded = tuple[np.ndarray, list[dict[str, Any]]]
 
 
-@contextlib.contextmanager
-def recorded(found: list[Recorded]) -> Iterator[None]:
-    """Appends the events of the block, and all descriptions."""
-    group_collectives.record()
-    cursor = recording.statistics().recorded
-    yield
-    parts = []
-    while cursor < recording.statistics().recorded:
-        events, _, cursor = recording.drain(cursor)
-        parts.append(events)
-    found.append((np.concatenate([np.empty(0, DTYPE), *parts]), recording.descriptions(0)[0]))
+def recorded(train: Callable[..., Any]) -> Callable[..., tuple[Any, Recorded]]:
+    """Makes a function return what it did and the events that it caused, with all descriptions."""
+
+    @functools.wraps(train)
+    def run(*args: Any) -> tuple[Any, Recorded]:
+        group_collectives.record()
+        cursor = recording.statistics().recorded
+        answer, parts = train(*args), [np.empty(0, DTYPE)]
+        while cursor < recording.statistics().recorded:
+            events, _, cursor = recording.drain(cursor)
+            parts.append(events)
+        return answer, (np.concatenate(parts), recording.descriptions(0)[0])
+
+    return run
+
+
+def records(train: Callable[..., None]) -> Callable[..., Recorded]:
+    """Makes a function of a rank return what it recorded."""
+    return functools.wraps(train)(lambda *args: recorded(train)(*args)[1])
 
 
 def rows_of(answers: list[Recorded]) -> tuple[Timeline, pd.DataFrame]:
@@ -136,19 +131,18 @@ def with_and_without(trained: Callable[[bool], list[bytes]]) -> tuple[bool, Reco
     """Whether a training has equal parameters observed and not; what was recorded of the observed one."""
     with recording.suspended():
         without = trained(False)
-    found: list[Recorded] = []
-    with recorded(found):
-        observed = trained(True)
-    return observed == without, found[0]
+    observed, found = recorded(trained)(True)
+    return observed == without, found
 
 
 def _both(rank: int, size: int, kind: str) -> tuple[bool, Recorded]:
     def trained(observed: bool) -> list[bytes]:
         net = sharded(size, kind)
-        if not observed:
-            return train(net, rank)
-        with ddp_lab.observe(net) as observation:
-            assert ddp_lab.observe(net) is observation
+        with ddp_lab.observe(net) if observed else contextlib.nullcontext() as observation:
+            if observed:
+                assert ddp_lab.observe(net) is observation
+            for block in net.blocks if kind == "compiled" else ():
+                block.linear.compile(backend="eager")
             parameters = train(net, rank)
         assert all("unshard" not in vars(group) for group in net._get_fsdp_state()._fsdp_param_groups)  # type: ignore[operator]
         return parameters
@@ -156,10 +150,11 @@ def _both(rank: int, size: int, kind: str) -> tuple[bool, Recorded]:
     return with_and_without(trained)
 
 
-@pytest.mark.parametrize("kind", ["shard", "hybrid", "replicate"])
-def test_groups(two: Callable[..., list[Any]], four: Callable[..., list[Any]], kind: str) -> None:
-    """Parameters are bit for bit those without observing; each row has its module, counts, bytes and times."""
-    answers = (four if kind == "hybrid" else two)(_both, kind)
+@pytest.mark.parametrize("kind", ["shard", "hybrid", "replicate", "compiled"])
+def test_groups(recording_ranks: Ranks, kind: str) -> None:
+    """Parameters are bit for bit those without observing, also of modules that torch compiles; each row has its module,
+    counts, bytes and times."""
+    answers = recording_ranks(4 if kind == "hybrid" else 2, _both, kind)
     assert [equal for equal, _ in answers] == [True] * len(answers)
     timeline, rows = rows_of([found for _, found in answers])
     modules = ["Net", "blocks.0", "blocks.1", "blocks.2"]
@@ -184,7 +179,7 @@ def test_groups(two: Callable[..., list[Any]], four: Callable[..., list[Any]], k
     for column, happens in (
         ("forward_unshard", gathers > 0),
         ("reduce_scatter", gathers > 0),
-        ("all_reduce", kind != "shard"),
+        ("all_reduce", kind in ("hybrid", "replicate")),
     ):
         took, exposed = rows[f"{column}_ms"], rows[f"{column}_exposed_ms"]
         assert ((took > 0) == happens).all()
@@ -199,7 +194,7 @@ def test_groups(two: Callable[..., list[Any]], four: Callable[..., list[Any]], k
     for rank, found in parts.by_rank.items():
         whole = later[(later["rank"] == rank)]["step_ms"].tail(parts.steps).mean() / 1e3
         assert sum(found.values()) == pytest.approx(whole, rel=0.02), found
-    _check_what_if(timeline, gathers > 0, kind != "shard")
+    _check_what_if(timeline, gathers > 0, kind in ("hybrid", "replicate"))
 
 
 def _check_what_if(timeline: Timeline, gathers: bool, reduces: bool) -> None:
@@ -213,42 +208,40 @@ def _check_what_if(timeline: Timeline, gathers: bool, reduces: bool) -> None:
     assert whole.step_ms > 0
 
 
-def _variants(rank: int, size: int, which: str) -> Recorded:
-    found: list[Recorded] = []
-    with recorded(found):
-        net = sharded(size)
-        ddp_lab.observe(net)
-        if which == "accumulation":
-            for step in range(3):
-                for part in range(3):
-                    net.set_requires_gradient_sync(part == 2)  # type: ignore[operator]
-                    net(batch(rank, 10 * step + part)).sum().backward()
-        elif which == "evaluation":
-            for step in range(3):
-                net(batch(rank, step)).sum().backward()
-                with torch.no_grad():
-                    net(batch(rank, step))
-        elif which == "prefetch":
-            net.blocks[0].set_modules_to_forward_prefetch([net.blocks[1]])  # type: ignore[operator]
-            train(net, rank, 3)
-        elif which == "explicit":
-            for step in range(3):
-                net.blocks[1].unshard(async_op=True)  # type: ignore[operator]
-                net(batch(rank, step)).sum().backward()
-        elif which == "failure":
-            train(net, rank, 2)
-            net.blocks[1].linear.register_forward_pre_hook(_fail_once())
-            with contextlib.suppress(ZeroDivisionError):
-                net(batch(rank, 7))
-            net.reset_iter_state()  # type: ignore[operator]
-            train(net, rank, 2)
-        elif which == "checkpoint":
-            from torch.utils.checkpoint import checkpoint
+@records
+def _variants(rank: int, size: int, which: str) -> None:
+    net = sharded(size)
+    ddp_lab.observe(net)
+    if which == "accumulation":
+        for step in range(3):
+            for part in range(3):
+                net.set_requires_gradient_sync(part == 2)  # type: ignore[operator]
+                net(batch(rank, 10 * step + part)).sum().backward()
+    elif which == "evaluation":
+        for step in range(3):
+            net(batch(rank, step)).sum().backward()
+            with torch.no_grad():
+                net(batch(rank, step))
+    elif which == "prefetch":
+        net.blocks[0].set_modules_to_forward_prefetch([net.blocks[1]])  # type: ignore[operator]
+        train(net, rank, 3)
+    elif which == "explicit":
+        for step in range(3):
+            net.blocks[1].unshard(async_op=True)  # type: ignore[operator]
+            net(batch(rank, step)).sum().backward()
+    elif which == "failure":
+        train(net, rank, 2)
+        net.blocks[1].linear.register_forward_pre_hook(_fail_once())
+        with contextlib.suppress(ZeroDivisionError):
+            net(batch(rank, 7))
+        net.reset_iter_state()  # type: ignore[operator]
+        train(net, rank, 2)
+    elif which == "checkpoint":
+        from torch.utils.checkpoint import checkpoint
 
-            for block in net.blocks:
-                block.linear.forward = _checkpointed(checkpoint, block.linear.forward)  # type: ignore[method-assign]
-            train(net, rank, 3)
-    return found[0]
+        for block in net.blocks:
+            block.linear.forward = _checkpointed(checkpoint, block.linear.forward)  # type: ignore[method-assign]
+        train(net, rank, 3)
 
 
 def _fail_once() -> Callable[..., None]:
@@ -266,9 +259,9 @@ def _checkpointed(checkpoint: Callable[..., Any], forward: Callable[..., Any]) -
 
 
 @pytest.mark.parametrize("which", ["accumulation", "evaluation", "prefetch", "explicit", "failure", "checkpoint"])
-def test_kinds_of_steps(two: Callable[..., list[Any]], which: str) -> None:
+def test_kinds_of_steps(recording_ranks: Ranks, which: str) -> None:
     """Forwards that accumulate count, evaluations do not; what was gathered ahead is known; a failed one is no step."""
-    timeline, rows = rows_of(two(_variants, which))
+    timeline, rows = rows_of(recording_ranks(2, _variants, which))
     steps = timeline.steps(int(rows["reducer"].iloc[0]))
     assert (steps["state"] == "complete").all()
     assert sorted(set(steps["step"])) == list(range(4 if which == "failure" else 3))
@@ -288,28 +281,26 @@ def test_kinds_of_steps(two: Callable[..., list[Any]], which: str) -> None:
         assert (later["accumulation_ms"] > 0).all()
 
 
-def _several(rank: int, size: int) -> Recorded:
-    found: list[Recorded] = []
-    with recorded(found):
-        end = observe_every_root()
-        nets = [sharded(size), sharded(size, "replicate")]
-        for step in range(3):
-            for net in nets:
-                net(batch(rank, step)).sum().backward()
-        end()
-        assert ddp_lab.observe(nets[0]).model_id != ddp_lab.observe(nets[1]).model_id
-        with pytest.raises(ValueError, match="outermost"):
-            ddp_lab.observe(nets[0].blocks[0])
-        other = sharded(size)
-        other(batch(rank, 0)).sum().backward()  # is not observed
-        (groups,) = [other._get_fsdp_state()._fsdp_param_groups]  # type: ignore[operator]
-        assert all("unshard" not in vars(group) for group in groups)
-    return found[0]
+@records
+def _several(rank: int, size: int) -> None:
+    end = observe_every_root()
+    nets = [sharded(size), sharded(size, "replicate")]
+    for step in range(3):
+        for net in nets:
+            net(batch(rank, step)).sum().backward()
+    end()
+    assert ddp_lab.observe(nets[0]).model_id != ddp_lab.observe(nets[1]).model_id
+    with pytest.raises(ValueError, match="outermost"):
+        ddp_lab.observe(nets[0].blocks[0])
+    other = sharded(size)
+    other(batch(rank, 0)).sum().backward()  # is not observed
+    (groups,) = [other._get_fsdp_state()._fsdp_param_groups]  # type: ignore[operator]
+    assert all("unshard" not in vars(group) for group in groups)
 
 
-def test_several_roots(two: Callable[..., list[Any]]) -> None:
+def test_several_roots(recording_ranks: Ranks) -> None:
     """Each root that torch finds is a model of its own, with no call of the program."""
-    timeline = timeline_of(two(_several))
+    timeline = timeline_of(recording_ranks(2, _several))
     rows = timeline.parameter_groups()
     models = [one for one in timeline.reducers() if one.reducer in set(rows["reducer"])][-2:]
     gathered = []
@@ -321,15 +312,13 @@ def test_several_roots(two: Callable[..., list[Any]]) -> None:
     assert gathered == [True, False]
 
 
-def _delayed(rank: int, size: int, late: int, block: int, phase: str, kind: str, delay: float) -> Recorded:
-    found: list[Recorded] = []
-    with recorded(found):
-        net = sharded(size, kind)
-        if rank == late and phase:
-            setattr(net.blocks[block], f"{phase}_delay", delay)
-        with ddp_lab.observe(net):
-            train(net, rank, 10)
-    return found[0]
+@records
+def _delayed(rank: int, size: int, late: int, block: int, phase: str, kind: str, delay: float) -> None:
+    net = sharded(size, kind)
+    if rank == late and phase:
+        setattr(net.blocks[block], f"{phase}_delay", delay)
+    with ddp_lab.observe(net):
+        train(net, rank, 10)
 
 
 def _check_named(answers: list[Recorded], late: int, block: int, phase: str) -> None:
@@ -346,75 +335,72 @@ def _check_named(answers: list[Recorded], late: int, block: int, phase: str) -> 
 
 
 @pytest.mark.parametrize(("late", "block", "phase"), [(0, 0, "forward"), (1, 1, "backward"), (1, 2, "forward")])
-def test_late_rank(two: Callable[..., list[Any]], late: int, block: int, phase: str) -> None:
+def test_late_rank(recording_ranks: Ranks, late: int, block: int, phase: str) -> None:
     """A delay of 20 ms in one group of one rank is named with rank, group and phase."""
-    _check_named(two(_delayed, late, block, phase, "shard", 0.02), late, block, phase)
+    _check_named(recording_ranks(2, _delayed, late, block, phase, "shard", 0.02), late, block, phase)
 
 
-def test_late_rank_of_hybrid(four: Callable[..., list[Any]]) -> None:
+def test_late_rank_of_hybrid(recording_ranks: Ranks) -> None:
     """The same on a mesh of two dimensions, where the others wait for each other, too."""
-    _check_named(four(_delayed, 3, 1, "backward", "hybrid", 0.02), 3, 1, "backward")
+    _check_named(recording_ranks(4, _delayed, 3, 1, "backward", "hybrid", 0.02), 3, 1, "backward")
 
 
 @pytest.mark.soak
-def test_late_ranks(two: Callable[..., list[Any]]) -> None:
+def test_late_ranks(recording_ranks: Ranks) -> None:
     """Twenty delays at random places are all named."""
     generator = np.random.default_rng(23)
     for _ in range(20):
         late, block = int(generator.integers(2)), int(generator.integers(3))
         phase = str(generator.choice(["forward", "backward"]))
-        _check_named(two(_delayed, late, block, phase, "shard", 0.02), late, block, phase)
+        _check_named(recording_ranks(2, _delayed, late, block, phase, "shard", 0.02), late, block, phase)
 
 
-def _profiled(rank: int, size: int, steps: int) -> tuple[Recorded, list[float]]:
-    """The recorded steps, and by torch's profiler ms of the same steps: in which Gloo was in their collectives, and in
-    which the host was in fully_shard's all-gathers and reductions, copies included."""
+@recorded
+def _profiled(rank: int, size: int, steps: int) -> list[float]:
+    """By torch's profiler ms of the last steps: in which Gloo was in their collectives, and in which the host was in
+    fully_shard's all-gathers and reductions, copies included."""
     from torch.profiler import ProfilerActivity, profile
 
-    found: list[Recorded] = []
-    with recorded(found):
-        net = sharded(size)
-        ddp_lab.observe(net)
-        for block in net.blocks:  # collectives that last: each waits for rank 1
-            block.forward_delay = 0.05 * rank
-        train(net, rank, 2)
-        with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            train(net, rank, steps)
+    net = sharded(size)
+    ddp_lab.observe(net)
+    for block in net.blocks:  # collectives that last: each waits for rank 1
+        block.forward_delay = 0.05 * rank
+    train(net, rank, 2)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        train(net, rank, steps)
     names = (("gloo:",), ("FSDP::all_gather (", "FSDP::post_backward_reduce"))
     spans = [[one for one in profiler.events() if one.name.startswith(of)] for of in names]
-    return found[0], [sum(one.time_range.elapsed_us() for one in of) / 1e3 for of in spans]
+    return [sum(one.time_range.elapsed_us() for one in of) / 1e3 for of in spans]
 
 
 @pytest.mark.soak
-def test_profiler_agrees(two: Callable[..., list[Any]]) -> None:
+def test_profiler_agrees(recording_ranks: Ranks) -> None:
     """Exposed communication is what torch's profiler measures for the collectives of the same steps."""
     steps = 8
-    answers = two(_profiled, steps)
-    timeline, rows = rows_of([found for found, _ in answers])
+    answers = recording_ranks(2, _profiled, steps)
+    timeline, rows = rows_of([found for _, found in answers])
     told = timeline.steps(int(rows["reducer"].iloc[0]))
-    _, (within, around) = answers[0]  # of the rank that waits; those of the other one last microseconds
+    (within, around), _ = answers[0]  # of the rank that waits; those of the other one last microseconds
     mine = told[(told["rank"] == 0) & (told["step"] >= 2)]
     assert len(mine) == steps
     assert mine["exposed_ms"].sum() == pytest.approx(within, rel=0.05)
     assert mine["exposed_ms"].sum() == pytest.approx(around, rel=0.05)
 
 
-def _ahead(rank: int, size: int) -> Recorded:
+@records
+def _ahead(rank: int, size: int) -> None:
     """Each block is gathered while the one before it computes."""
-    found: list[Recorded] = []
-    with recorded(found):
-        net = sharded(size)
-        ddp_lab.observe(net)
-        for block, following in zip(net.blocks[:-1], net.blocks[1:], strict=True):
-            block.forward_delay = 0.05
-            block.register_forward_pre_hook(lambda *_, following=following: following.unshard(async_op=True) and None)
-        train(net, rank, 8)
-    return found[0]
+    net = sharded(size)
+    ddp_lab.observe(net)
+    for block, following in zip(net.blocks[:-1], net.blocks[1:], strict=True):
+        block.forward_delay = 0.05
+        block.register_forward_pre_hook(lambda *_, following=following: following.unshard(async_op=True) and None)
+    train(net, rank, 8)
 
 
-def test_overlapped_all_gathers(two: Callable[..., list[Any]]) -> None:
+def test_overlapped_all_gathers(recording_ranks: Ranks) -> None:
     """What runs while a block computes is overlapped, and no longer exposed; sums of a step's parts still agree."""
-    timeline, rows = rows_of(two(_ahead))
+    timeline, rows = rows_of(recording_ranks(2, _ahead))
     steps = timeline.steps(int(rows["reducer"].iloc[0]))
     steps = steps[steps["step"] > 0]
     ahead = rows[rows["module"].isin(["blocks.1", "blocks.2"]) & (rows["step"] > 0)]
@@ -448,9 +434,9 @@ def _grouped(rank: int, size: int) -> tuple[bool, Recorded]:
     return with_and_without(trained)
 
 
-def test_modules_that_share_a_group(two: Callable[..., list[Any]]) -> None:
+def test_modules_that_share_a_group(recording_ranks: Ranks) -> None:
     """One row for both; a step ends with its last backward, and counts the reductions of all."""
-    answers = two(_grouped)
+    answers = recording_ranks(2, _grouped)
     assert [equal for equal, _ in answers] == [True, True]
     timeline, rows = rows_of([found for _, found in answers])
     assert rows["module"].unique().tolist() == ["Net", "blocks.0, blocks.1"]
@@ -474,20 +460,18 @@ class Widths(nn.Module):
         return x
 
 
-def _sized(rank: int, size: int, widths: list[int], whole: bool, made_by: str) -> Recorded:
+@records
+def _sized(rank: int, size: int, widths: list[int], whole: bool, made_by: str) -> None:
     """A model of these widths, with each layer in a group of its own, or all in one."""
     group = {"fully_shard": fully_shard, "replicate": replicate}[made_by]
 
-    found: list[Recorded] = []
-    with recorded(found):
-        net = Widths(widths)
-        for layer in net.layers if not whole else ():
-            group(layer)
-        group(net)
-        ddp_lab.observe(net)
-        for step in range(12):
-            net(batch(rank, step)).sum().backward()
-    return found[0]
+    net = Widths(widths)
+    for layer in net.layers if not whole else ():
+        group(layer)
+    group(net)
+    ddp_lab.observe(net)
+    for step in range(12):
+        net(batch(rank, step)).sum().backward()
 
 
 @pytest.mark.parametrize("made_by", ["fully_shard", "replicate"])
@@ -498,11 +482,9 @@ def _sized(rank: int, size: int, widths: list[int], whole: bool, made_by: str) -
         ([512] * 5, True, "parameter-group-too-large"),
     ],
 )
-def test_sizes_of_groups(
-    two: Callable[..., list[Any]], widths: list[int], whole: bool, kind: str, made_by: str
-) -> None:
+def test_sizes_of_groups(recording_ranks: Ranks, widths: list[int], whole: bool, kind: str, made_by: str) -> None:
     """Many tiny groups, and one that holds the whole model, are findings with a gain; neither is both."""
-    timeline, rows = rows_of(two(_sized, widths, whole, made_by))
+    timeline, rows = rows_of(recording_ranks(2, _sized, widths, whole, made_by))
     found = {one.kind: one for one in timeline.findings(int(rows["reducer"].iloc[0]))}
     sizes = {one for one in found if one.startswith("parameter-group")}
     assert sizes == {kind}, timeline.summary()
@@ -510,72 +492,48 @@ def test_sizes_of_groups(
     assert f"{made_by}(" in found[kind].remedy
 
 
-def _kept(rank: int, size: int, resharded: bool) -> Recorded:
-    found: list[Recorded] = []
-    with recorded(found):
-        net = Widths([512] * 5)
-        for layer in net.layers:
-            fully_shard(layer, reshard_after_forward=resharded)
-        fully_shard(net)
-        ddp_lab.observe(net)
-        for step in range(12):
-            net(batch(rank, step)).sum().backward()
-    return found[0]
+@records
+def _kept(rank: int, size: int, resharded: bool) -> None:
+    net = Widths([512] * 5)
+    for layer in net.layers:
+        fully_shard(layer, reshard_after_forward=resharded)
+    fully_shard(net)
+    ddp_lab.observe(net)
+    for step in range(12):
+        net(batch(rank, step)).sum().backward()
 
 
-def test_parameters_that_are_gathered_again(two: Callable[..., list[Any]]) -> None:
+def test_parameters_that_are_gathered_again(recording_ranks: Ranks) -> None:
     """A backward that gathers them waits, and the finding says what keeping them takes; one that has them does not."""
-    timeline, rows = rows_of(two(_kept, True))
+    timeline, rows = rows_of(recording_ranks(2, _kept, True))
     found = {one.kind: one for one in timeline.findings(int(rows["reducer"].iloc[0]))}["exposed-backward-unshard"]
     assert 3 < found.gain_percent < 100
     assert "reshard_after_forward=False). That takes up to 5.01 MiB more" in found.remedy
-    timeline, rows = rows_of(two(_kept, False))
+    timeline, rows = rows_of(recording_ranks(2, _kept, False))
     kinds = {one.kind for one in timeline.findings(int(rows["reducer"].iloc[0]))}
     assert "exposed-backward-unshard" not in kinds
 
 
-def _failing(rank: int, size: int) -> Recorded:
+@records
+def _failing(rank: int, size: int) -> None:
     def fail(gradient: torch.Tensor) -> None:
         raise ZeroDivisionError
 
-    found: list[Recorded] = []
-    with recorded(found):
-        net = sharded(size)
-        ddp_lab.observe(net)
-        train(net, rank, 2)
-        hook = net.blocks[1].register_forward_hook(lambda module, inputs, output: output.register_hook(fail) and None)
-        with contextlib.suppress(ZeroDivisionError):
-            net(batch(rank, 6)).sum().backward()
-        hook.remove()
-        net.reset_iter_state()  # type: ignore[operator]
-        train(net, rank, 2)
-    return found[0]
+    net = sharded(size)
+    ddp_lab.observe(net)
+    train(net, rank, 2)
+    hook = net.blocks[1].register_forward_hook(lambda module, inputs, output: output.register_hook(fail) and None)
+    with contextlib.suppress(ZeroDivisionError):
+        net(batch(rank, 6)).sum().backward()
+    hook.remove()
+    net.reset_iter_state()  # type: ignore[operator]
+    train(net, rank, 2)
 
 
-def test_a_backward_that_fails(two: Callable[..., list[Any]]) -> None:
+def test_a_backward_that_fails(recording_ranks: Ranks) -> None:
     """It is an abandoned step, and the steps after it are complete."""
-    timeline, rows = rows_of(two(_failing))
+    timeline, rows = rows_of(recording_ranks(2, _failing))
     steps = timeline.steps(int(rows["reducer"].iloc[0]))
     states = ["complete", "complete", "abandoned", "complete", "complete"]
     assert steps[steps["rank"] == 0]["state"].tolist() == states
     assert rows[rows["step"] != 2]["complete"].all()
-
-
-def _compiled(rank: int, size: int) -> tuple[bool, Recorded]:
-    def trained(observed: bool) -> list[bytes]:
-        net = sharded(size)
-        if observed:
-            ddp_lab.observe(net)
-        for block in net.blocks:
-            block.linear.compile(backend="eager")
-        return train(net, rank, 3)
-
-    return with_and_without(trained)
-
-
-def test_compiled_modules(two: Callable[..., list[Any]]) -> None:
-    """Modules that torch compiles are recorded alike, with equal parameters."""
-    answers = two(_compiled)
-    assert [equal for equal, _ in answers] == [True, True]
-    _, rows = rows_of([found for _, found in answers])
-    assert set(rows[rows["module"] != "Net"]["forward_unshards"]) == {1}
