@@ -15,7 +15,6 @@ from ddp_lab.comm import (
     reduce_multigpu,
     reduce_scatter_multigpu,
 )
-from tests.ranks.conftest import Ranks
 from tests.ranks.harness import on_ranks
 
 
@@ -71,20 +70,14 @@ def test_each_collective(rank: int, size: int, backend: str, devices: int) -> No
     dist.destroy_process_group(group)
 
 
-def _operations(rank: int, size: int, names: list[str]) -> dict[str, int]:
-    found = {}
-    for name in names:
-        tensors = [torch.tensor([3 * rank]), torch.tensor([2 + rank])]
-        all_reduce_multigpu(tensors, getattr(dist.ReduceOp, name))
-        assert torch.equal(*tensors)
-        found[name] = int(tensors[0])
-    return found
-
-
-def test_each_reduction(ranks: Ranks) -> None:
+@on_ranks(2)
+def test_each_reduction(rank: int, size: int) -> None:
     """Over 0 and 2 on rank 0, and 3 and 3 on rank 1."""
     expected = {"SUM": 8, "PRODUCT": 0, "MIN": 0, "MAX": 3, "BAND": 0, "BOR": 3, "BXOR": 2}
-    assert ranks(2, _operations, list(expected)) == [expected] * 2
+    for name, value in expected.items():
+        tensors = [torch.tensor([3 * rank]), torch.tensor([2 + rank])]
+        all_reduce_multigpu(tensors, getattr(dist.ReduceOp, name))
+        assert [int(one) for one in tensors] == [value] * 2, name
 
 
 @on_ranks(2)

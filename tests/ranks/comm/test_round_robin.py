@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import ddp_lab
 from ddp_lab.comm import round_robin_process_group
 from tests.ranks.comm.against_gloo import COLLECTIVES, call
-from tests.ranks.conftest import Ranks
 from tests.ranks.harness import on_ranks
 
 CPU = torch.device("cpu")
@@ -161,7 +160,9 @@ def test_models_train_as_with_one_group(rank: int, size: int, backend: str) -> N
             _destroy(group, *groups)
 
 
-def _some_ranks(rank: int, size: int) -> float | None:
+@on_ranks(3)
+def test_groups_of_some_ranks(rank: int, size: int) -> None:
+    """Only the members call it; others are told so."""
     groups = [dist.new_group([0, 2], backend="gloo") for _ in range(2)]
     ones = torch.ones(1)
     if rank == 1:
@@ -172,18 +173,13 @@ def _some_ranks(rank: int, size: int) -> float | None:
         assert group.group_name != other.group_name
         for _ in range(3):
             dist.all_reduce(ones, group=group)
+        assert ones.item() == 8
         _destroy(group, other, *groups)
     # Names of later groups still agree on all ranks.
     later, total = dist.new_group(backend="gloo"), torch.ones(1)
     dist.all_reduce(total, group=later)
     _destroy(later)
     assert total.item() == size
-    return None if rank == 1 else ones.item()
-
-
-def test_groups_of_some_ranks(ranks: Ranks) -> None:
-    """Only the members call it; others are told so."""
-    assert ranks(3, _some_ranks) == [8.0, None, 8.0]
 
 
 @on_ranks(2)

@@ -20,6 +20,7 @@ import ddp_lab.comm
 from ddp_lab import documentation
 from ddp_lab.errors import FallbackWarning
 from tests.ranks.comm.against_gloo import COLLECTIVES, call
+from tests.ranks.compare import everywhere
 from tests.ranks.conftest import Ranks
 from tests.ranks.harness import on_ranks
 
@@ -35,8 +36,9 @@ def _group(**options: Any) -> Any:
     return group
 
 
-def _threads_of_gloo(rank: int, size: int) -> tuple[int, int]:
-    """How many threads a group of torch's Gloo starts, and the one within a group of shm."""
+@on_ranks(2)
+def test_the_gloo_within_runs_one_collective_at_a_time(rank: int, size: int) -> None:
+    """See [Note: threads of Gloo]: torch's own group has two threads, and with those a sparse sum can crash."""
 
     def started(backend: str) -> int:
         before = len(os.listdir("/proc/self/task"))
@@ -47,12 +49,7 @@ def _threads_of_gloo(rank: int, size: int) -> tuple[int, int]:
         return made
 
     ddp_lab.comm.register()
-    return started("gloo"), started("shm")
-
-
-def test_the_gloo_within_runs_one_collective_at_a_time(ranks: Ranks) -> None:
-    """See [Note: threads of Gloo]: torch's own group has two threads, and with those a sparse sum can crash."""
-    assert [torchs - ours for torchs, ours in ranks(2, _threads_of_gloo)] == [1, 1]
+    assert started("gloo") == started("shm") + 1
 
 
 def _random_calls(rank: int, size: int, seed: int, calls: int) -> int:
@@ -164,7 +161,9 @@ def test_a_callback_may_wait_for_what_is_queued(rank: int, size: int) -> None:
     assert value == 6.0
 
 
-def _same_bits(rank: int, size: int) -> list[bytes]:
+@on_ranks(4)
+def test_results_are_the_same_bits_on_all_ranks_and_each_time(rank: int, size: int) -> None:
+    """Floating sums are made in one order."""
     group = _group()
     found = []
     for count in (10, 5_000, 300_001):
@@ -174,14 +173,8 @@ def _same_bits(rank: int, size: int) -> list[bytes]:
             dist.all_reduce(mine, group=group)
             found.append(mine.numpy().tobytes())
     dist.destroy_process_group(group)
-    return found
-
-
-def test_results_are_the_same_bits_on_all_ranks_and_each_time(ranks: Ranks) -> None:
-    """Floating sums are made in one order."""
-    first, *others = ranks(4, _same_bits)
-    assert all(other == first for other in others)
-    assert len(set(first)) == 3
+    assert len(set(found)) == 3
+    assert everywhere(found) == [found] * size
 
 
 def _raised(call: Callable[[], Any]) -> str:
@@ -246,7 +239,9 @@ def test_who_gives_up_frees_the_others(rank: int, size: int, how: str, words: st
     assert words in text
 
 
-def _on_hosts(rank: int, size: int) -> tuple[str, float, list[str]]:
+@on_ranks(2)
+def test_ranks_of_several_hosts_go_through_gloo(rank: int, size: int) -> None:
+    """And rank 0 says why."""
     os.environ["DDP_LAB_HOST_ID"] = f"host {rank}"
     try:
         with warnings.catch_warnings(record=True) as told:
@@ -258,18 +253,11 @@ def _on_hosts(rank: int, size: int) -> tuple[str, float, list[str]]:
     dist.all_reduce(ones, group=group)
     name = group._get_backend(torch.device("cpu")).name()
     dist.destroy_process_group(group)
-    return name, ones[0].item(), [str(one.message) for one in told if "shm" in str(one.message)]
-
-
-def test_ranks_of_several_hosts_go_through_gloo(ranks: Ranks) -> None:
-    """And one of them says why."""
-    found = ranks(2, _on_hosts)
-    assert [(name, value) for name, value, _ in found] == [("gloo", 2.0)] * 2
-    [said] = found[0][2]
-    assert said.splitlines() == [
-        "shm: ranks 0 and 1 are on different hosts; this group's collectives use Gloo",
-        documentation.more("shm-falls-back"),
-    ]
+    assert (name, ones[0].item()) == ("gloo", 2.0)
+    why = "shm: ranks 0 and 1 are on different hosts; this group's collectives use Gloo"
+    assert [str(one.message) for one in told if "shm" in str(one.message)] == (
+        [] if rank else [f"{why}\n{documentation.more('shm-falls-back')}"]
+    )
 
 
 @on_ranks(2)

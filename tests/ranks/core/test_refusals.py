@@ -229,18 +229,3 @@ def test_refused_as_by_torch(rank: int, size: int, case: str) -> None:
     assert refusal.words in " ".join(text.split())
     for words in refusal.ours:
         assert words in text
-
-
-@on_ranks(2)
-def test_refusals_are_in_the_logging_data(rank: int, size: int) -> None:
-    """A refusal is in the logging data with its exception class, as in torch, and the model trains on."""
-    data = []
-    for cls in (nn.parallel.DistributedDataParallel, DistributedDataParallel):
-        model = cls(_net())
-        with pytest.raises(TypeError):
-            model.register_comm_hook(None, 1)
-        logged = model._get_ddp_logging_data()
-        data.append({key: logged[key] for key in ("has_error", "error", "iteration")})
-        model(torch.ones(1, 2)).sum().backward()
-    torchs, ours = data
-    assert ours == torchs

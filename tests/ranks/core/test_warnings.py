@@ -12,7 +12,7 @@ from torch import nn
 from ddp_lab import DistributedDataParallel
 from tests.ranks.harness import on_ranks
 from tests.ranks.provoking import Branches, assert_trains, batch, warned
-from tests.ranks.wrapping import FORWARD_SYNC, needs_forward_sync
+from tests.ranks.wrapping import FORWARD_SYNC
 
 
 def _model(module: nn.Module | None = None, **arguments: Any) -> Any:
@@ -22,38 +22,6 @@ def _model(module: nn.Module | None = None, **arguments: Any) -> Any:
 
 def _step(model: Any, rank: int, **arguments: Any) -> None:
     model(batch(rank)).square().sum().backward(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (
-            {"check_reduction": True},
-            "The `check_reduction` argument in `DistributedDataParallel` module is deprecated.",
-        ),
-        pytest.param(
-            {"broadcast_buffers": False},
-            "`broadcast_buffers` is deprecated. Use `forward_sync_buffers`",
-            marks=needs_forward_sync,
-        ),
-        pytest.param(
-            {"broadcast_buffers": True},
-            "`broadcast_buffers` is deprecated. Use `forward_sync_buffers`",
-            marks=needs_forward_sync,
-        ),
-        pytest.param(
-            {"broadcast_buffers": True, "forward_sync_buffers": False},
-            "Both `broadcast_buffers` and `forward_sync_buffers` were",
-            marks=needs_forward_sync,
-        ),
-    ],
-)
-@on_ranks(2)
-def test_deprecated_arguments(rank: int, size: int, arguments: dict[str, Any], words: str) -> None:
-    """Deprecated arguments of the constructor warn with torch's first sentence, once."""
-    texts = warned(lambda: _model(**arguments))
-    assert len(texts) == 1
-    assert texts[0].startswith(words)
 
 
 @on_ranks(2)

