@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddp_lab import DistributedDataParallel
 from tests.ranks.compare import everywhere
-from tests.ranks.harness import ROOT, on_ranks
+from tests.ranks.harness import on_ranks
 from tests.ranks.wrapping import FORWARD_SYNC, wrap
 
 # Inherited methods that need no reducer of torch's: they read attributes that ours sets.
@@ -162,36 +158,3 @@ def test_two_models_in_one_backward(rank: int, size: int) -> None:
         return [p.grad for model in (generator, critic) for p in model.parameters()]
 
     assert all(torch.equal(a, b) for a, b in zip(losses(DistributedDataParallel), losses(TorchDDP), strict=True))
-
-
-SCRIPT = """
-import torch, torch.distributed as dist, ddp_lab
-dist.init_process_group("gloo")
-torch.manual_seed(dist.get_rank())
-model = ddp_lab.DistributedDataParallel(torch.nn.Linear(4, 2))
-for _ in range(3):
-    model(torch.randn(3, 4)).sum().backward()
-import os  # one write, so that the ranks' lines stay whole
-os.write(1, f"rank {dist.get_rank()} saw {[bucket.parameters for bucket in model.buckets()]}\\n".encode())
-if dist.get_rank() == 0:
-    ddp_lab.recording.save("events.npz")
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.soak
-def test_a_plain_script_under_torchrun(tmp_path: Path) -> None:
-    """A script that torchrun starts trains, saves its events, and every process ends by itself, cleanly."""
-    (tmp_path / "train.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    for rank in range(2):
-        assert f"rank {rank} saw [('bias', 'weight')]" in done.stdout
-    assert (tmp_path / "events.npz").exists()

@@ -28,6 +28,19 @@ def _assert_average(model: nn.Module, local: nn.Module, size: int) -> None:
         torch.testing.assert_close(mine.grad, other.grad / size)
 
 
+def _assert_trains(model: nn.Module, local: nn.Module, rank: int, size: int, steps: int = 2) -> None:
+    """Each step has the average of the gradients that the module alone has."""
+    for step in range(steps):
+        for net in (model, local):
+            net.zero_grad()
+            net(samples(rank, step)).square().sum().backward()
+        _assert_average(model, local, size)
+
+
+def _fail(_: Any) -> None:
+    raise ZeroDivisionError
+
+
 @pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
 @pytest.mark.parametrize("arguments", MODES, ids=str)
 @on_ranks(2)
@@ -98,12 +111,7 @@ class Nested(nn.Module):
 def test_nested_backwards(rank: int, size: int, arguments: dict[str, Any]) -> None:
     """Reentrant checkpointing runs backwards inside the backward: the outermost one ends it."""
     model, local = _wrapped(Nested(), **arguments), Nested()
-    for step in range(3):
-        for net in (model, local):
-            net.zero_grad()
-            loss = net(samples(rank, step)).square().sum()
-            loss.backward()
-        _assert_average(model, local, size)
+    _assert_trains(model, local, rank, size, 3)
     begin = model.reducer.report()
     assert begin["backward_begin"] <= begin["communication_begin"] <= begin["communication_end"]
 
@@ -116,19 +124,11 @@ def test_exception_in_a_second_backward(rank: int, size: int, arguments: dict[st
     model, local = _wrapped(**arguments), mlp()
     loss = model(samples(rank, 0)).square().sum()
     loss.backward(retain_graph=True)
-
-    def fail(_: torch.Tensor) -> None:
-        raise ZeroDivisionError
-
-    handle = next(iter(model.parameters())).register_hook(fail)
+    handle = next(iter(model.parameters())).register_hook(_fail)
     with pytest.raises(ZeroDivisionError):
         loss.backward()
     handle.remove()
-    for step in range(2):
-        for net in (model, local):
-            net.zero_grad()
-            net(samples(rank, step)).square().sum().backward()
-        _assert_average(model, local, size)
+    _assert_trains(model, local, rank, size)
 
 
 @pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
@@ -148,22 +148,14 @@ def test_backward_of_some_parameters(rank: int, size: int) -> None:
 def test_a_backward_after_one_that_failed(rank: int, size: int, arguments: dict[str, Any]) -> None:
     """A backward that directly follows one that failed halfway says what to do, and the next forward starts clean."""
     model, local = _wrapped(**arguments), mlp()
-
-    def fail(_: torch.Tensor) -> None:
-        raise ZeroDivisionError
-
     loss = model(samples(rank, 0)).square().sum()
-    handle = model.module[0].weight.register_hook(fail)
+    handle = model.module[0].weight.register_hook(_fail)
     with pytest.raises(ZeroDivisionError):
         loss.backward(retain_graph=True)
     handle.remove()
     with pytest.raises(RuntimeError, match="Expected to mark a variable ready only once") as caught:
         loss.backward()
-    for step in range(2):
-        for net in (model, local):
-            net.zero_grad()
-            net(samples(rank, step)).square().sum().backward()
-        _assert_average(model, local, size)
+    _assert_trains(model, local, rank, size)
     text = str(caught.value)
     assert "was ended by an exception" in text
     assert "Run forward again" in text
@@ -173,15 +165,11 @@ def test_a_backward_after_one_that_failed(rank: int, size: int, arguments: dict[
 def test_a_backward_that_failed_before_all_gradients_is_retried(rank: int, size: int) -> None:
     """A backward that failed before its first gradient leaves its place to the next one, on one rank or on all."""
     model, local = _wrapped(), mlp()
-
-    def fail(_: Any) -> None:
-        raise ZeroDivisionError
-
     for step in range(3):
         model.zero_grad()
         local.zero_grad()
         out = model(samples(rank, step))
-        handle = out.grad_fn.register_prehook(fail)
+        handle = out.grad_fn.register_prehook(_fail)
         if rank == 0 or step == 1:  # on one rank alone, on both
             with pytest.raises(ZeroDivisionError):
                 out.square().sum().backward(retain_graph=True)

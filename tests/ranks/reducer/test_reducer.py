@@ -113,63 +113,6 @@ def test_impossible_buckets_are_refused(rank: int, size: int) -> None:
         _forward(reducer, module, _batch(rank)).sum().backward()
 
 
-@pytest.mark.parametrize("as_view", [False, True])
-@on_ranks(2)
-def test_unused_parameters(rank: int, size: int, as_view: bool) -> None:
-    """What no rank used has no gradient; what some rank used has the mean, with zeros for the others."""
-    module = Branches()
-    alone = copy.deepcopy(module)
-    reducer = _reducer(module, [[2, 3], [0, 1]], find_unused_parameters=True, gradient_as_bucket_view=as_view)
-    for step, used in enumerate((True, False, rank == 0, False, True)):
-        module.zero_grad()
-        _forward(reducer, module, _batch(rank, step), used).sum().backward()
-        expected = _mean_gradients(alone, alone(_batch(rank, step), used).sum())
-        anywhere = step != 1 and step != 3
-        for (name, mine), mean in zip(module.named_parameters(), expected, strict=True):
-            if name.startswith("second") and not anywhere:
-                assert mine.grad is None
-            else:
-                assert torch.allclose(mine.grad, mean), (step, name)
-    assert reducer.step() == 5
-
-
-@pytest.mark.parametrize("as_view", [False, True])
-@on_ranks(2)
-def test_an_optimizer_over_steps(rank: int, size: int, as_view: bool) -> None:
-    """With an optimizer, parameters stay those of one process that sees all samples, though some are unused in turn."""
-    module = Branches()
-    alone = copy.deepcopy(module)
-    reducer = _reducer(module, [[3, 2], [1, 0]], find_unused_parameters=True, gradient_as_bucket_view=as_view)
-    optimizer, optimizer_alone = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (module, alone))
-    for step in range(6):
-        optimizer.zero_grad()
-        optimizer_alone.zero_grad()
-        _forward(reducer, module, _batch(rank, step), step % 2 == 0).square().mean().backward()
-        optimizer.step()
-        torch.cat([alone(_batch(r, step), step % 2 == 0) for r in range(size)]).square().mean().backward()
-        optimizer_alone.step()
-    for mine, whole in zip(module.parameters(), alone.parameters(), strict=True):
-        assert torch.allclose(mine, whole, atol=1e-6)
-
-
-@pytest.mark.parametrize("as_view", [False, True])
-@on_ranks(2)
-def test_batched_copies(rank: int, size: int, as_view: bool) -> None:
-    """batched_grad_copy: one copy and one division for a whole bucket give the same gradients."""
-    modules = [Branches(), Branches()]
-    options = {"gradient_as_bucket_view": as_view, "find_unused_parameters": True}
-    reducers = [
-        _reducer(module, [[3, 2], [1, 0]], batched_grad_copy=batched, **options)
-        for module, batched in zip(modules, (False, True), strict=True)
-    ]
-    for step in range(4):
-        for module, reducer in zip(modules, reducers, strict=True):
-            module.zero_grad(set_to_none=step % 2 == 0)
-            _forward(reducer, module, _batch(rank, step), step != 2 or rank == 0).sum().backward()
-        for one, other in zip(*(module.parameters() for module in modules), strict=True):
-            assert torch.equal(one.grad, other.grad)
-
-
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True will create a reference cycle")
 @pytest.mark.filterwarnings("ignore:Using DistributedDataParallel with create_graph=True")
 @pytest.mark.parametrize("as_view", [False, True])
@@ -252,25 +195,3 @@ def test_wrong_sparse_gradients_are_named(rank: int, size: int) -> None:
     reducer = _reducer(module, [[0]], find_unused_parameters=True, expect_sparse=[True])
     with pytest.raises(RuntimeError, match="Expected sparse gradient to be defined"):
         _forward(reducer, lambda x: 2 * x, torch.ones(1, requires_grad=True)).sum().backward()
-
-
-def _expects_bf16(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    assert bucket.buffer().dtype == torch.bfloat16
-    return allreduce_hook(state, bucket)
-
-
-@pytest.mark.parametrize("as_view", [False, True])
-@on_ranks(2)
-def test_buckets_of_a_lower_precision(rank: int, size: int, as_view: bool) -> None:
-    """With mixed precision the buckets travel in its dtype, whatever the gradients' is."""
-    module = Branches()
-    alone = copy.deepcopy(module)
-    reducer = _reducer(module, [[3, 2], [1, 0]], gradient_as_bucket_view=as_view)
-    reducer._set_mixed_precision_param_dtype(torch.bfloat16)
-    reducer.register_hook(None, _expects_bf16)
-    for step in range(2):
-        module.zero_grad()
-        _forward(reducer, module, _batch(rank, step)).sum().backward()
-        expected = _mean_gradients(alone, alone(_batch(rank, step)).sum())
-        for mine, mean in zip(module.parameters(), expected, strict=True):
-            assert torch.allclose(mine.grad.float(), mean, rtol=0.03, atol=0.03)
