@@ -24,25 +24,24 @@ from ddp_lab.parallel.monitoring.link import measure
 from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.simulation.parameter_groups import groups_by_name
 from ddp_lab.timeline.timeline import Timeline
+from tests.ranks.compare import everywhere
 from tests.ranks.conftest import Ranks
+from tests.ranks.harness import on_ranks
 from tests.ranks.observing import timeline_of
 
 CAPS = [0.0, 0.05, 0.3, 1.0, 1000.0]
 
 
-def _measure(rank: int, size: int) -> dict[str, Any]:
-    return measure(sizes=[1 << 12, 1 << 16, 1 << 20], repeats=3)
-
-
-def test_a_link_is_measured_alike_on_all_ranks(ranks: Ranks) -> None:
+@on_ranks(2)
+def test_a_link_is_measured_alike_on_all_ranks(rank: int, size: int) -> None:
     """All ranks get the same times, each size as often as asked, and a model can be fitted to them."""
-    found = ranks(2, _measure)
-    assert found[0]["points"] == found[1]["points"]
-    sizes = [size for size, _ in found[0]["points"]]
-    assert {size: sizes.count(size) for size in sizes} == {1 << 12: 3, 1 << 16: 3, 1 << 20: 3}
-    assert (found[0]["ranks"], found[0]["backend"]) == (2, "gloo")
-    assert 0 <= found[0]["sharing"] <= 1
-    link = CommModel.fitted([(size, ns, 2) for size, ns in found[0]["points"]], per_size=False)
+    found = measure(sizes=[1 << 12, 1 << 16, 1 << 20], repeats=3)
+    assert everywhere(found["points"]) == [found["points"]] * 2
+    sizes = [one for one, _ in found["points"]]
+    assert {one: sizes.count(one) for one in sizes} == {1 << 12: 3, 1 << 16: 3, 1 << 20: 3}
+    assert (found["ranks"], found["backend"]) == (2, "gloo")
+    assert 0 <= found["sharing"] <= 1
+    link = CommModel.fitted([(one, ns, 2) for one, ns in found["points"]], per_size=False)
     assert link.fit is not None
     assert link.fit.points == 3
     assert float(link.time_ns(1 << 20, 2)) >= float(link.time_ns(1 << 12, 2)) > 0

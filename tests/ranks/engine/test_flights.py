@@ -23,7 +23,6 @@ from ddp_lab.diagnostics.flight_recorder import Entry, entries_of
 from ddp_lab.engine.groups import registry
 from ddp_lab.engine.status import flights
 from ddp_lab.engine.status.recorders import GpuFlights
-from tests.ranks.conftest import Ranks
 from tests.ranks.harness import on_ranks
 from tests.waiting import wait_until
 
@@ -33,8 +32,10 @@ def _flights_of(name: str, began: int) -> dict[str, Any]:
     return found
 
 
-def _on_rank(rank: int, size: int) -> list[dict[str, Any]]:
-    """Seen of a new group: after three collectives, with one in flight on rank 0, and after a send and one more."""
+@on_ranks(2)
+def test_collectives_of_a_group(rank: int, size: int) -> None:
+    """Names, sizes, numbers that are equal on all ranks though sends lie between, and what has not ended: of a new
+    group after three collectives, with one in flight on rank 0, and after a send and one more."""
     registry.install()
     try:
         group, began = dist.new_group(list(range(size))), time.monotonic_ns()
@@ -55,25 +56,20 @@ def _on_rank(rank: int, size: int) -> list[dict[str, Any]]:
         dist.send(torch.ones(1), 1, group=group) if rank == 0 else dist.recv(torch.ones(1), 0, group=group)
         dist.barrier(group)
         wait_until(lambda: not flights.in_flight()["count"], "the end of all")
-        return [*seen, _flights_of(group.group_name, began)]
+        new, seen, flying, last = *seen, _flights_of(group.group_name, began)
     finally:
         registry.uninstall()
-
-
-def test_collectives_of_a_group(ranks: Ranks) -> None:
-    """Names, sizes, numbers that are equal on all ranks though sends lie between, and what has not ended."""
-    for rank, (new, seen, flying, last) in enumerate(ranks(2, _on_rank)):
-        assert (new["entered"], new["entries"], new["open_count"]) == (0, [], 0)
-        assert seen["kinds"][:2] == [("all_reduce", "float32 [4]", 16), ("broadcast", "int64 [2, 3]", 48)]
-        assert seen["entries"][:3] == [(1, 0), (2, 0), (3, 1)]
-        assert (seen["entered"], seen["begun"], seen["open_count"]) == ([4, 3][rank], 1, [1, 0][rank])
-        if rank == 0:
-            ((number, kind, age, bucket),) = seen["open"]
-            assert (number, seen["kinds"][kind], bucket) == (4, ("all_reduce", "float32 [262144]", 1 << 20), "")
-            assert age > 0
-            assert (flying["oldest"]["name"], flying["oldest"]["number"]) == ("all_reduce", 4)
-        assert (last["entered"], last["sequence"]) == (5, 6)
-        assert last["kinds"][last["entries"][-1][1]] == ("barrier", "", 0)
+    assert (new["entered"], new["entries"], new["open_count"]) == (0, [], 0)
+    assert seen["kinds"][:2] == [("all_reduce", "float32 [4]", 16), ("broadcast", "int64 [2, 3]", 48)]
+    assert seen["entries"][:3] == [(1, 0), (2, 0), (3, 1)]
+    assert (seen["entered"], seen["begun"], seen["open_count"]) == ([4, 3][rank], 1, [1, 0][rank])
+    if rank == 0:
+        ((number, kind, age, bucket),) = seen["open"]
+        assert (number, seen["kinds"][kind], bucket) == (4, ("all_reduce", "float32 [262144]", 1 << 20), "")
+        assert age > 0
+        assert (flying["oldest"]["name"], flying["oldest"]["number"]) == ("all_reduce", 4)
+    assert (last["entered"], last["sequence"]) == (5, 6)
+    assert last["kinds"][last["entries"][-1][1]] == ("barrier", "", 0)
 
 
 def _dump() -> Any:
@@ -85,12 +81,14 @@ def _of_group(dump: Any, name: str, began: int) -> list[Entry]:
     return [one for one in entries_of(dump) if one.group == name and one.created_ns >= began]
 
 
-def _both_formats(rank: int, size: int, folder: str) -> None:
+@on_ranks(2)
+def test_the_server_answers_in_the_same_format(rank: int, size: int, tmp_path: Path) -> None:
+    """The way in which NCCL's recorder is asked, tried with the one that CPUs have; the socket's folder is private."""
     began, group = time.time_ns(), dist.new_group()
     of_group = partial(_of_group, name=group.group_name, began=began)
     dist.all_reduce(torch.ones(4), group=group)
     wait_until(lambda: all(one.done for one in of_group(_dump())), "the end of all")
-    asked = GpuFlights(Path(folder), "fr_trace_json", seconds=20.0)
+    asked = GpuFlights(tmp_path, "fr_trace_json", seconds=20.0)
     try:
         told = asked.dump()
     finally:
@@ -99,13 +97,8 @@ def _both_formats(rank: int, size: int, folder: str) -> None:
     assert told["pg_status"].keys() == {str(made) for made in dump["pg_status"]}
     assert of_group(told) == of_group(dump)
     assert of_group(dump)[-1].name == "all_reduce"
-    assert GpuFlights(Path(folder), "no such handler").dump() == {}
+    assert GpuFlights(tmp_path, "no such handler").dump() == {}
     dist.barrier()
-
-
-def test_the_server_answers_in_the_same_format(ranks: Ranks, tmp_path: Path) -> None:
-    """The way in which NCCL's recorder is asked, tried with the one that CPUs have; the socket's folder is private."""
-    ranks(2, _both_formats, str(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_lab import DistributedDataParallel, fault_injection, faults, recording
-from tests.ranks.conftest import Ranks
+from tests.ranks.compare import everywhere
 from tests.ranks.harness import RankError, RankPool, on_ranks
 
 DELAY = 0.05
@@ -44,7 +44,9 @@ def _forward_ms(model: Any) -> float:
     return float(report["forward_end"] - report["forward_begin"]) / 1e6
 
 
-def _slow_on_rank(rank: int, size: int) -> dict[str, float]:
+@on_ranks(2)
+def test_slow_ranks_and_layers_are_slow(rank: int, size: int) -> None:
+    """A slow rank's forward takes longer; a slow layer's bucket is late, not the one before it; gradients stay."""
     model = _model()
     for _ in range(3):
         plain = _step(model, rank)
@@ -65,12 +67,7 @@ def _slow_on_rank(rank: int, size: int) -> dict[str, float]:
     if rank == 1:
         name = "slow layer: 50 ms before the gradient of '1.weight'"
         assert {name, f"end of {name}"} <= set(_marks())
-    return found
-
-
-def test_slow_ranks_and_layers_are_slow(ranks: Ranks) -> None:
-    """A slow rank's forward takes longer; a slow layer's bucket is late, not the one before it; gradients stay."""
-    fast, slow = ranks(2, _slow_on_rank)
+    fast, slow = everywhere(found)
     assert slow["forward"] >= DELAY * 1e3
     assert slow["second bucket"] >= DELAY * 1e3
     assert slow["first bucket"] < slow["second bucket"] - 0.9 * DELAY * 1e3

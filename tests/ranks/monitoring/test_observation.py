@@ -18,7 +18,7 @@ import ddp_lab
 from ddp_lab.parallel.monitoring.inspection import request_inspection
 from ddp_lab.parallel.observe import observe_every_model
 from ddp_lab.protocol.events import Kind
-from tests.ranks.compare import mlp, samples
+from tests.ranks.compare import everywhere, mlp, samples
 from tests.ranks.conftest import Ranks
 from tests.ranks.harness import on_ranks
 from tests.ranks.observing import CAP_MB, check_backwards, recorded, timeline_of, train
@@ -161,7 +161,9 @@ def test_other_models_are_refused(rank: int, size: int) -> None:
         ddp_lab.observe(delayed)
 
 
-def _inspected(rank: int, size: int) -> Any:
+@on_ranks(2)
+def test_gradients_can_be_inspected_on_request(rank: int, size: int) -> None:
+    """A request is carried out at the end of the step that it names; checksums are equal on all ranks."""
     model = TorchDDP(mlp(), bucket_cap_mb=CAP_MB)
     observation = ddp_lab.observe(model)
     train(model, rank, 2)
@@ -176,10 +178,4 @@ def _inspected(rank: int, size: int) -> Any:
     assert (found["reducer"], found["step"]) == (observation.model_id, 3)
     norm = sum(bucket["norm"] ** 2 for bucket in found["buckets"]) ** 0.5
     assert norm == pytest.approx(float(torch.cat([g.flatten() for g in gradients]).norm()), rel=1e-5)
-    return found["buckets"]
-
-
-def test_gradients_can_be_inspected_on_request(ranks: Ranks) -> None:
-    """A request is carried out at the end of the step that it names; checksums are equal on all ranks."""
-    first, second = ranks(2, _inspected)
-    assert first == second
+    assert everywhere(found["buckets"]) == [found["buckets"]] * size
