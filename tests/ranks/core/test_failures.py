@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_lab import DistributedDataParallel
-from tests.ranks.conftest import Ranks
+from tests.ranks.compare import everywhere
 from tests.ranks.harness import on_ranks
 from tests.ranks.provoking import error_of
 from tests.waiting import wait_until
@@ -123,8 +123,10 @@ def test_a_backward_that_is_given_up_raises(rank: int, size: int) -> None:
     assert message.startswith(f"the backward of step 0 was abandoned (abandon_backward) on rank {rank}")
 
 
-def _freed_on_rank(rank: int, size: int) -> list[str]:
-    """Rank 1 raises in its backward; rank 0, which waits for it, is freed by closing its group's sockets."""
+@on_ranks(2)
+def test_a_rank_that_waits_is_freed_and_rejoins(rank: int, size: int) -> None:
+    """A rank freed from its wait, by closing its group's sockets, raises, and with a new group both ranks train on,
+    counting the same steps."""
     before = {int(fd) for fd in os.listdir("/proc/self/fd")}
     group = dist.new_group([0, 1])
     torch.manual_seed(5)
@@ -133,7 +135,7 @@ def _freed_on_rank(rank: int, size: int) -> list[str]:
     x = torch.ones(2, 4)
     ours(x).sum().backward()
     ours(x).sum().backward()  # rebuilt
-    steps = [int(ours.reducer.step())]
+    steps = int(ours.reducer.step())
 
     def free() -> None:
         wait_until(ours.reducer.in_flight, "a bucket in flight")
@@ -159,17 +161,15 @@ def _freed_on_rank(rank: int, size: int) -> list[str]:
         _assert_clean_step(ours, torchs, rank)
     assert len(ours.buckets()) == 1
     assert ours.buckets()[0].rebuilt
-    return [message, str([*steps, int(ours.reducer.step())])]
+    assert message
+    assert len(set(everywhere((steps, int(ours.reducer.step()))))) == 1
 
 
-def test_a_rank_that_waits_is_freed_and_rejoins(ranks: Ranks) -> None:
-    """A rank freed from its wait raises, and with a new group both ranks train on, counting the same steps."""
-    (freed, steps), (_, other) = ranks(2, _freed_on_rank)
-    assert freed
-    assert steps == other
+@pytest.mark.parametrize("size", [2, 4])
+@on_ranks()
+def test_models_that_differ_between_ranks_are_refused_on_all_ranks(rank: int, size: int) -> None:
+    """All ranks raise the same message that names the parameter, the ranks and what each has."""
 
-
-def _different_models_on_rank(rank: int, size: int) -> dict[str, str]:
     def shapes() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 5 if rank == 1 else 4), nn.Linear(5 if rank == 1 else 4, 2))
 
@@ -204,18 +204,10 @@ def _different_models_on_rank(rank: int, size: int) -> dict[str, str]:
         return net
 
     builders = (shapes, order, names, dtypes, frozen, all_frozen, count, buffers)
-    messages = {build.__name__: error_of(lambda build=build: DistributedDataParallel(build())) for build in builders}
-    messages["caps"] = error_of(lambda: DistributedDataParallel(nn.Linear(4, 4), bucket_cap_mb=1 + rank))
+    first = {build.__name__: error_of(lambda build=build: DistributedDataParallel(build())) for build in builders}
+    first["caps"] = error_of(lambda: DistributedDataParallel(nn.Linear(4, 4), bucket_cap_mb=1 + rank))
     DistributedDataParallel(nn.Linear(4, 4))(torch.ones(1, 4)).sum().backward()  # the group is as good as before
-    return messages
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_models_that_differ_between_ranks_are_refused_on_all_ranks(ranks: Ranks, size: int) -> None:
-    """All ranks raise the same message that names the parameter, the ranks and what each has."""
-    messages = ranks(size, _different_models_on_rank)
-    assert all(found == messages[0] for found in messages)
-    first = messages[0]
+    assert everywhere(first) == [first] * size
     assert all(text.startswith("DDP expects same model across all ranks, but ") for text in first.values())
     others = "rank 1" if size == 2 else "ranks 1–3"
     assert "params[0] in rank 0 with sizes [4, 4] appears not to match sizes" in first["shapes"]
