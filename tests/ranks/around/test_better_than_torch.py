@@ -179,20 +179,6 @@ def test_buckets_as_a_hook_sees_them(rank: int, size: int, mode: dict[str, Any])
         assert sum(parameters for _, _, parameters in buckets) == 6
 
 
-@pytest.mark.parametrize("mode", [{}, {"static_graph": True}, {"bucket_cap_mb": 1e-4}], ids=str)
-@on_ranks(2)
-def test_views_survive_set_to_none(rank: int, size: int, mode: dict[str, Any]) -> None:
-    """gradient_as_bucket_view: after zero_grad(set_to_none=True) gradients are views of the same buckets again."""
-    model = _model(gradient_as_bucket_view=True, **mode)
-    assert_trains(model, rank, 3)
-    places = []
-    for step in range(4):
-        model.zero_grad(set_to_none=True)
-        _loss(model, rank, step).backward()
-        places.append([parameter.grad.data_ptr() for parameter in model.parameters()])
-    assert all(place == places[0] for place in places)
-
-
 @pytest.mark.parametrize("steps_before", [0, 3])
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @on_ranks(2)

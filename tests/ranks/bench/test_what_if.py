@@ -135,14 +135,16 @@ def test_sharded_steps_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "from DDP: all             6 steps: error" in what_if_sharding.table(found)
 
 
-def _groups_of_torch(rank: int, size: int, patterns: list[Any]) -> list[list[str]]:
-    """Parameters of each group that `fully_shard` makes, the root's first."""
+@on_ranks(2)
+def test_predicted_groups_are_torchs(rank: int, size: int) -> None:
+    """Names of modules make the groups that `fully_shard` makes of them."""
     import torch
 
+    inner, layers = [f"layers.layers.{number}.linear1" for number in range(2)], ["layers.layers.0", "layers.layers.1"]
     net = Transformer(16, 8, 2, 2, 32)
     mesh = init_device_mesh("cpu", (size,))
-    for names in patterns:
-        fully_shard([net.get_submodule(name) for name in names], mesh=mesh)
+    for modules in ([inner[0]], [inner[1]], layers, ["embedding", "head"]):
+        fully_shard([net.get_submodule(name) for name in modules], mesh=mesh)
     fully_shard(net, mesh=mesh)
     net(torch.zeros(2, 4, dtype=torch.long))
     with observe(net) as observed:
@@ -152,14 +154,7 @@ def _groups_of_torch(rank: int, size: int, patterns: list[Any]) -> list[list[str
             if one["type"] == "assignment" and one["reducer"] == observed.model_id
         )
     names = [one["name"] for one in described["parameters"]]
-    return [sorted(names[index] for index in one["parameters"]) for one in described["buckets"]]
-
-
-def test_predicted_groups_are_torchs(ranks: Ranks) -> None:
-    """Names of modules make the groups that `fully_shard` makes of them."""
-    names = [name for name, _ in Transformer(16, 8, 2, 2, 32).named_parameters()]
-    inner, layers = [f"layers.layers.{number}.linear1" for number in range(2)], ["layers.layers.0", "layers.layers.1"]
-    real = ranks(2, _groups_of_torch, [[inner[0]], [inner[1]], layers, ["embedding", "head"]])[0]
+    real = [sorted(names[index] for index in one["parameters"]) for one in described["buckets"]]
     made = groups_by_name(names, ["layers.layers.*.linear1", ("layers.layers.*",), ("embedding", "head")])
     assert sorted(sorted(names[index] for index in one.parameters) for one in made) == sorted(real)
 

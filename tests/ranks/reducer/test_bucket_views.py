@@ -20,13 +20,17 @@ def _buckets(model: Any) -> list[list[torch.Tensor]]:
     return [[named[name] for name in bucket.parameters] for bucket in model.buckets()]
 
 
+@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("set_to_none", [False, True])
 @pytest.mark.parametrize("name", ["mlp", "channels_last", "strided", "mixed_dtypes"])
 @on_ranks(2)
-def test_gradients_are_the_buckets_memory(rank: int, size: int, name: str, set_to_none: bool) -> None:
-    """In every step, also after zero_grad(set_to_none=True), gradients are their bucket's memory; no other is alive."""
+def test_gradients_are_the_buckets_memory(rank: int, size: int, name: str, set_to_none: bool, static: bool) -> None:
+    """In every step, also after zero_grad(set_to_none=True) and of a static graph, gradients are their bucket's memory;
+    no other is alive."""
     torch.manual_seed(7)
-    model = DistributedDataParallel(MODELS[name].build(), bucket_cap_mb=0.0005, gradient_as_bucket_view=True)
+    model = DistributedDataParallel(
+        MODELS[name].build(), bucket_cap_mb=0.0005, gradient_as_bucket_view=True, static_graph=static
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     fresh: list[StorageWeakRef] = []  # what autograd brought, in this step
     for parameter in model.parameters():
