@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import stat
 from pathlib import Path
@@ -36,8 +35,11 @@ def test_ipyparallel_without_the_key_is_refused(lab: Lab, tmp_path: Path) -> Non
     """ipyparallel's client connects with the connection file, and not with one that lacks the key or has another."""
     (file,) = run_folder(lab).rglob("ipcontroller-client.json")
     connection = json.loads(file.read_text())
-    with contextlib.closing(ipyparallel.Client(connection, profile_dir=str(tmp_path), timeout=10)) as given:
+    given = ipyparallel.Client(connection, profile_dir=str(tmp_path), timeout=10)
+    try:
         wait_until(lambda: given.ids, "the engines are known")
+    finally:
+        given.close(linger=0)
     keyless = {name: value for name, value in connection.items() if "curve" not in name}
     for changed in (keyless, {**connection, "curve_serverkey": zmq.curve_keypair()[0].decode()}):
         with pytest.raises((TimeoutError, OSError, ipyparallel.error.TimeoutError)):
