@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import sys
 import threading
@@ -17,6 +16,8 @@ import pytest
 
 from ddp_lab import CellError
 from ddp_lab.cluster.cells.messages import CellMessages
+from ddp_lab.cluster.cells.run import CellRun
+from ddp_lab.output.terminal import plain
 from tests import leftovers
 from tests.benchmarks.recovery import SETUP, STATES, State, interrupted
 from tests.cluster.conftest import Lab
@@ -32,6 +33,7 @@ DESTRUCTOR = State(
     "class Slow:\n    def __del__(self): time.sleep(600)\nSlow()\ntime.sleep(601)", ("in __del__", "in __del__")
 )
 HANGS = {**STATES, "await": AWAIT, "destructor": DESTRUCTOR}
+BOTH = {0: 2.0, 1: 2.0}
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +44,28 @@ def lab() -> Iterator[Lab]:
         yield cluster
 
 
-@pytest.fixture
-def steady(lab: Lab) -> Lab:
-    """The module's cluster, whole, with tensors, a variable and a group of the user's."""
-    lab.run("import time; t, x = torch.ones(4), torch.ones(4); kept = f'kept on {rank}'; pair = dist.new_group([0, 1])")
-    return lab
-
-
 def state(lab: Lab) -> list[object]:
     """What must survive: process ids and a variable."""
     return [lab.values("import os; os.getpid(), kept"), lab.pids()]
+
+
+@pytest.fixture
+def steady(lab: Lab) -> Iterator[Lab]:
+    """The module's cluster with tensors, a variable and a group; after the test ranks work and have what they had."""
+    lab.run("import time; t, x = torch.ones(4), torch.ones(4); kept = f'kept on {rank}'; pair = dist.new_group([0, 1])")
+    before = state(lab)
+    yield lab
+    assert lab.sum_of_ones() == BOTH
+    assert state(lab) == before
+
+
+def interrupt(run: CellRun) -> CellError:
+    """Interrupts a cell; returns the error, of which each failed rank says that it was interrupted."""
+    run.interrupt()
+    with pytest.raises(CellError) as caught:
+        run.wait()
+    assert {failure.name for failure in caught.value.failures.values()} == {"KeyboardInterrupt"}
+    return caught.value
 
 
 def raise_while_peers_wait(lab: Lab) -> None:
@@ -68,10 +82,7 @@ def raise_while_peers_wait(lab: Lab) -> None:
 
 def test_raise_while_peers_wait(steady: Lab) -> None:
     """A rank that raises frees the peer that waits for it, and is named first; nothing is lost."""
-    before = state(steady)
     raise_while_peers_wait(steady)
-    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
-    assert state(steady) == before
 
 
 def test_peers_of_a_failed_rank_wait_for_events(steady: Lab, tmp_path: Path) -> None:
@@ -102,11 +113,9 @@ def test_peers_of_a_failed_rank_wait_for_events(steady: Lab, tmp_path: Path) -> 
 @pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS.keys())
 def test_interrupt_frees_whoever_waits(steady: Lab, hang: State) -> None:
     """An interrupt ends a cell, whatever its ranks are stuck in; processes and variables are kept."""
-    before = state(steady)
     interrupted(steady, hang)
-    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
-    assert state(steady) == before
-    assert steady.values("g = torch.ones(1); dist.all_reduce(g, group=pair); g.item()") == {0: 2.0, 1: 2.0}
+    assert steady.sum_of_ones() == BOTH
+    assert steady.values("g = torch.ones(1); dist.all_reduce(g, group=pair); g.item()") == BOTH
 
 
 def test_an_error_that_takes_long_to_tell(steady: Lab) -> None:
@@ -115,14 +124,13 @@ def test_an_error_that_takes_long_to_tell(steady: Lab) -> None:
     slow = "class Slow(Exception):\n    def __str__(self):\n        time.sleep(1.5)\n        return 'slow'\n"
     running = steady.run(f"import time\n{slow}if rank == 0: raise Slow\ndist.all_reduce(t)", wait=False)
     wait_until(lambda: steady.status()[0].state == "unblocked", "the end of rank 0's code")
-    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+    assert steady.sum_of_ones() == BOTH
     with pytest.raises(CellError, match="rank 0 failed: Slow: slow"):
         running.wait()
 
 
 def test_a_worker_that_dies_between_cells_ends_no_rank(steady: Lab) -> None:
     """The rank keeps its process and its variables; whoever uses the data loader next is told."""
-    before = state(steady)
     steady.run(
         "class Numbers(torch.utils.data.Dataset):\n    def __len__(self): return 400\n"
         "    def __getitem__(self, index): return index\n"
@@ -132,24 +140,19 @@ def test_a_worker_that_dies_between_cells_ends_no_rank(steady: Lab) -> None:
     for pid in (pid for pids in workers.values() for pid in pids):
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not leftovers.alive(pid), "the worker's end")  # noqa: B023  it is called here
-    assert state(steady) == before
     with pytest.raises(CellError, match=r"DataLoader worker .* exited unexpectedly"):
         steady.run("for batch in batches: pass")
     steady.run("del batches")
-    assert state(steady) == before
 
 
 @pytest.mark.parametrize(("ends", "code"), [("raise ValueError('of the copy')", 1), ("pass", 0)])
 def test_a_forked_process_never_is_a_rank(steady: Lab, ends: str, code: int) -> None:
     """A process that a cell forks ends where the cell's code does; the rank's groups and answers are its own."""
-    before = state(steady)
     statuses = steady.values(
         f"import os\npid = os.fork()\nif pid == 0: {ends}\nelse: status = os.waitpid(pid, 0)[1]\n"
         "dist.barrier() if pid else None\nos.waitstatus_to_exitcode(status) if pid else None"
     )
     assert statuses == {0: code, 1: code}
-    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
-    assert state(steady) == before
 
 
 def test_an_interrupt_leaves_no_lock_taken(steady: Lab) -> None:
@@ -166,7 +169,6 @@ def test_an_interrupt_leaves_no_lock_taken(steady: Lab) -> None:
         interrupted(steady, State("while True:\n    with Held(): time.sleep(0.02)", ("with Held()", "with Held()")))
         assert steady.values("lock.locked()") == {0: False, 1: False}
     interrupted(steady, State("lock.acquire()\nwith Held(): pass", ("__enter__", "__enter__")))
-    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
 def test_an_interrupt_leaves_no_command_running(steady: Lab, tmp_path: Path) -> None:
@@ -198,11 +200,9 @@ def test_an_interrupt_in_a_backward_discards_it(steady: Lab) -> None:
     before = steady.values("[p.grad.tolist() for p in net.parameters()]")
     run = steady.run("if rank == 1: time.sleep(600)\n(net(x).sum() * 1e6).backward()", wait=False)
     wait_until(in_line(steady, 0, "run_backward("), "rank 0 in its backward")
-    run.interrupt()
-    with pytest.raises(CellError) as caught:
-        run.wait()
-    assert {failure.rank: failure.broke_backward for failure in caught.value.failures.values()} == {0: True, 1: False}
-    assert "a backward was in progress on rank 0 and is discarded" in caught.value.report
+    error = interrupt(run)
+    assert {failure.rank: failure.broke_backward for failure in error.failures.values()} == {0: True, 1: False}
+    assert "a backward was in progress on rank 0 and is discarded" in error.report
     assert steady.values("[p.grad for p in net.parameters()]") == dict.fromkeys((0, 1), [None] * 12)
     steady.run("net(x).sum().backward()")
     assert steady.values("[p.grad.tolist() for p in net.parameters()]") == before
@@ -212,18 +212,15 @@ def test_an_interrupt_in_a_backward_discards_it(steady: Lab) -> None:
 @pytest.mark.soak
 def test_fifty_of_fifty(steady: Lab) -> None:
     """Fifty raises and fifty interrupts of hung collectives in a row."""
-    before = state(steady)
     for _ in range(50):
         raise_while_peers_wait(steady)
-        assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+        assert steady.sum_of_ones() == BOTH
         interrupted(steady, STATES["unmatched collectives"])
-        assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
-    assert state(steady) == before
+        assert steady.sum_of_ones() == BOTH
 
 
 def test_an_interrupt_as_the_cell_is_sent(steady: Lab) -> None:
     """An interrupt that comes when the cell has just been sent ends it on both ranks."""
-    before = state(steady)
 
     def press(frame: FrameType, event: str, argument: object) -> None:
         if event == "return" and frame.f_code is CellMessages.send.__code__:
@@ -234,14 +231,12 @@ def test_an_interrupt_as_the_cell_is_sent(steady: Lab) -> None:
     with pytest.raises(KeyboardInterrupt):
         steady.run("dist.all_reduce(torch.ones(4)) if rank == 0 else dist.barrier()\nwhile True: pass")
     assert sys.getprofile() is None
-    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
-    assert state(steady) == before
 
 
 @pytest.mark.parametrize("call", ["dist.send(large, 1)", "dist.broadcast(large, 0)"])
 def test_an_interrupt_while_a_tensor_is_on_its_way(steady: Lab, call: str) -> None:
     """Rank 0 ends though its peer is stopped and takes no more of a large tensor: Gloo itself forgets who sends it."""
-    before, pid = state(steady), steady.pids()["rank 1"]
+    pid = steady.pids()["rank 1"]
     receive = "dist.irecv(large, 0)" if "send" in call else "dist.broadcast(large, 0, async_op=True)"
     run = steady.run(
         "import os, psutil, signal\n"
@@ -266,8 +261,6 @@ def test_an_interrupt_while_a_tensor_is_on_its_way(steady: Lab, call: str) -> No
         run.wait()
     assert {failure.name for failure in caught.value.failures.values()} == {"KeyboardInterrupt"}
     steady.run("del large, work")
-    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
-    assert state(steady) == before
 
 
 @pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(600)", "dist.all_reduce(t)"])
@@ -277,25 +270,15 @@ def test_an_interrupt_reaches_who_has_not_begun(steady: Lab, code: str) -> None:
     earlier = steady.run("import time; time.sleep(1); 'whole'", ranks=[1], wait=False)
     run = steady.run(code, wait=False)
     wait_until(in_line(steady, 0, code.split("; ")[-1]), "rank 0 in the cell")
-    run.interrupt()
-    with pytest.raises(CellError) as caught:
-        run.wait()
-    assert {rank: failure.name for rank, failure in caught.value.failures.items()} == dict.fromkeys(
-        (0, 1), "KeyboardInterrupt"
-    )
+    assert set(interrupt(run).failures) == {0, 1}
     assert earlier.wait().values == {1: "whole"}
-    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
 def test_interrupted_collective_is_reported_as_an_interrupt(steady: Lab) -> None:
     """A rank that was interrupted in a collective reports KeyboardInterrupt at the cell's line, not a closed socket."""
     run = steady.run("a = 1\nif rank == 0:\n    dist.all_reduce(t)\nelse:\n    dist.barrier()", wait=False)
     wait_until(in_line(steady, 0, "all_reduce(t)"), "rank 0 in the collective")
-    run.interrupt()
-    with pytest.raises(CellError) as caught:
-        run.wait()
-    assert {failure.name for failure in caught.value.failures.values()} == {"KeyboardInterrupt"}
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", caught.value.failures[0].traceback)
+    shown = plain(interrupt(run).failures[0].traceback)
     assert "dist.all_reduce(t)" in shown
     assert "RuntimeError" not in shown
 
@@ -313,28 +296,19 @@ def test_same_slip_on_all_ranks_costs_no_rejoin(steady: Lab) -> None:
     assert any(groups_survive() for _ in range(10))
 
 
-def test_unequal_collectives_are_noticed(steady: Lab) -> None:
-    """A failed cell after which one rank had entered more collectives than the other is followed by a rejoin."""
+def test_what_is_followed_by_a_rejoin(steady: Lab) -> None:
+    """A failed cell after which one rank had entered more collectives than the other, and one that destroys the default
+    group, as scripts do at their end. One that then makes it with what torchrun sets works, as does what follows."""
     with pytest.raises(CellError):
         steady.run("if rank == 0: work = dist.all_reduce(t, async_op=True)\nraise ValueError")
-    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
-
-
-def test_destroyed_default_group_comes_back(steady: Lab) -> None:
-    """A cell that destroys the default group, as scripts do at their end, is followed by a rejoin."""
+    assert steady.sum_of_ones() == BOTH
     steady.run("dist.destroy_process_group()")
-    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
-
-
-def test_scripts_may_make_the_default_group(steady: Lab) -> None:
-    """A cell that destroys the default group and makes one with what torchrun sets works, as does what follows."""
-    code = (
-        "dist.destroy_process_group(); dist.init_process_group('gloo')\nt = torch.ones(1); dist.all_reduce(t); t.item()"
-    )
+    assert steady.sum_of_ones() == BOTH
+    made = "dist.destroy_process_group(); dist.init_process_group('gloo')"
     for _ in range(2):
-        assert steady.values(code) == {0: 2.0, 1: 2.0}
+        assert steady.values(f"{made}\nt = torch.ones(1); dist.all_reduce(t); t.item()") == BOTH
         steady.rejoin()
-    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+    assert steady.sum_of_ones() == BOTH
     steady.run("more = [dist.new_group() for _ in range(8)]; del more")
 
 
@@ -358,7 +332,7 @@ def test_freeing_needs_more_than_destroying(steady: Lab) -> None:
         1: "KeyboardInterrupt",
         0: "RuntimeError",
     }
-    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+    assert steady.sum_of_ones() == BOTH
     steady.run("del models, work, reference")
 
 
@@ -391,7 +365,7 @@ def test_users_groups_are_rebuilt_and_names_follow(steady: Lab) -> None:
     raise_while_peers_wait(steady)
     same = "holder.group is pair and listed[0] is pair and held_by_closure() is pair"
     assert steady.values(same) == {0: True, 1: True}
-    assert steady.values("g = torch.ones(1); dist.all_reduce(g, group=pair); g.item()") == {0: 2.0, 1: 2.0}
+    assert steady.values("g = torch.ones(1); dist.all_reduce(g, group=pair); g.item()") == BOTH
     assert steady.values("dist.get_process_group_ranks(pair)") == {0: [0, 1], 1: [0, 1]}
     steady.run("del holder, listed, held_by_closure")
 
@@ -426,7 +400,7 @@ def test_groups_that_take_turns_are_rebuilt(steady: Lab) -> None:
         assert steady.values(step) == {0: 1.5, 1: 1.5}
         assert steady.values("model.process_group is turns") == {0: True, 1: True}
         for group in ("mixed", "turns"):
-            assert steady.values(f"g = torch.ones(1); dist.all_reduce(g, group={group}); g.item()") == {0: 2.0, 1: 2.0}
+            assert steady.values(f"g = torch.ones(1); dist.all_reduce(g, group={group}); g.item()") == BOTH
         counted = steady.values("from ddp_lab.engine.groups import registry as g_; g_.sequences()[turns.group_name]")
         assert counted[0] == counted[1] >= 3  # two buckets and a tensor
     steady.run("dist.destroy_process_group(inner[0])\ndel inner")
@@ -439,15 +413,12 @@ def test_groups_that_take_turns_are_rebuilt(steady: Lab) -> None:
 @pytest.mark.soak
 def test_pause_of_a_minute(steady: Lab) -> None:
     """A machine that pauses for a minute loses no rank: processes stopped that long go on as before."""
-    before = state(steady)
     pids = list(steady.pids().values())
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     threading.Event().wait(65)
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
-    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
-    assert state(steady) == before
 
 
 def test_sockets_of_others_are_left_alone(steady: Lab) -> None:
@@ -478,7 +449,6 @@ def test_group_that_cannot_be_rebuilt_is_named(steady: Lab) -> None:
     assert "process group" in caught.value.failures[0].message
     assert "[0, 1]" in caught.value.failures[0].message
     steady.run("del lost")
-    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
 @pytest.mark.soak
@@ -495,9 +465,9 @@ def test_rank_and_controller_are_killed() -> None:
         [heart_monitor] = psutil.Process(controller).children()
         heart_monitor.kill()
         wait_until(lambda: not leftovers.alive(controller), "the controller's end")
-        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+        assert lab.sum_of_ones() == BOTH
         lab.restart()
-        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+        assert lab.sum_of_ones() == BOTH
 
 
 @pytest.mark.soak
@@ -521,7 +491,7 @@ def test_a_controller_that_is_gone_for_good(tmp_path: Path) -> None:
             gate.touch()
             assert run.wait().values == {0: 0, 1: 1}
             lab.restart()
-            assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+            assert lab.sum_of_ones() == BOTH
 
 
 def test_a_stopped_controller_keeps_no_cell_waiting(steady: Lab) -> None:
@@ -536,9 +506,7 @@ def test_a_stopped_controller_keeps_no_cell_waiting(steady: Lab) -> None:
         assert wanted in str(steady.doctor())
     finally:
         os.kill(pid, signal.SIGCONT)
-    run.interrupt()
-    with pytest.raises(CellError):
-        run.wait()
+    interrupt(run)
 
 
 def test_a_worker_that_drops_its_interrupt_ends(steady: Lab) -> None:
