@@ -48,7 +48,8 @@ def _parent(pid: int) -> int:
 
 def test_clusters_share_one(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """`%load_ext` starts it; clusters of any size are forked from it, with the variables of now. If it is killed, so
-    are their ranks, which say why; `restart` has another one."""
+    are their ranks, which say why; `restart` has another one. That ends after a while without clusters; the next
+    cluster has another one."""
     monkeypatch.delenv("DDP_LAB_EARLY")
     zygote.begin()
     begun = zygote.pid()
@@ -64,14 +65,24 @@ def test_clusters_share_one(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Non
         os.kill(begun, signal.SIGKILL)
         with pytest.raises(CellError, match=r"the zygote of the fork server was killed by SIGKILL \(signal 9\)"):
             two.run("import time; time.sleep(600)")
+        monkeypatch.setattr(zygote, "_UNUSED_SECONDS", 0.1)
         two.restart()
         two.use()
-        assert zygote.pid() != begun
+        unused = zygote.pid()
+        assert unused != begun
         assert two.sum_of_ones() == {0: 2.0, 1: 2.0}
+        assert two.values("import time; time.sleep(0.3)") == {0: None, 1: None}
+    _ends(unused)
+    with Lab(1) as lab:
+        assert lab.values("1") == {0: 1}
 
 
-def test_it_prepares_what_ranks_need_first(fresh: None) -> None:
-    """When it is not asked for a while, it imports what the first optimizer of each rank would: not beside a GPU."""
+def test_another_takes_its_place(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it is not asked for a while, it imports what the first optimizer of each rank would: not beside a GPU.
+
+    A cluster with other variables gets another zygote, and so does one that is started after a package was replaced;
+    the former ends with the last cluster that came from it.
+    """
     loaded = "import sys; 'torch._dynamo' in sys.modules"
     with Lab(1) as lab:
         assert lab.values(loaded) == {0: False}, "a cluster that is wanted at once does not wait for it"
@@ -83,12 +94,6 @@ def test_it_prepares_what_ranks_need_first(fresh: None) -> None:
 
         if not visible_gpus(os.environ):
             wait_until(prepared, "its imports")
-
-
-def test_another_takes_its_place(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster with other variables gets another zygote, and so does one that is started after a package was replaced;
-    the former ends with the last cluster that came from it."""
-    with Lab(1) as lab:
         former = zygote.pid()
         with Lab(1, env={"SOME": "thing"}) as other:
             assert other.values("import os; os.environ['SOME']") == {0: "thing"}
@@ -123,17 +128,6 @@ def test_one_that_does_not_fork(fresh: None, number: int) -> None:
     with pytest.raises(ClusterError, match=said):
         Lab(1).start(disturb)
     _ends(zygote.pid())
-
-
-def test_unused_it_ends(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a while without clusters; the next cluster has another one."""
-    monkeypatch.setattr(zygote, "_UNUSED_SECONDS", 0.1)
-    with Lab(1) as lab:
-        used = zygote.pid()
-        assert lab.values("import time; time.sleep(0.3)") == {0: None}
-    _ends(used)
-    with Lab(1) as lab:
-        assert lab.values("1") == {0: 1}
 
 
 _BEGUN = """
