@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,18 @@ from ddp_lab.protocol.events import DTYPE, Batch, Kind
 MS = 1_000_000
 
 
+def rows(*facts: Mapping[str, Any], first: int = 0) -> np.ndarray:
+    """Events with these fields and consecutive sequence numbers; what is not given is -1, of times 0."""
+    made = np.zeros(len(facts), DTYPE)
+    for name in ("bytes", "step", "reducer", "process_group", "bucket", "parameter"):
+        made[name] = -1
+    made["sequence"] = first + np.arange(len(facts))
+    for row, fact in zip(made, facts, strict=True):
+        for name, value in fact.items():
+            row[name] = value
+    return made
+
+
 @dataclass
 class Recorder:
     """Collects events of one rank with consecutive sequence numbers."""
@@ -20,19 +32,15 @@ class Recorder:
     rank: int = 0
     session: int = 1
     next: int = 0
-    _events: list[tuple[Any, ...]] = field(default_factory=list)
+    _events: list[dict[str, int]] = field(default_factory=list)
 
     def record(self, kind: Kind, at: int, **fields: int) -> None:
-        values = {"bytes": -1, "step": -1, "reducer": -1, "process_group": -1, "bucket": -1, "parameter": -1}
-        values |= {"device_begin_ns": 0, "device_end_ns": 0, "reserved": 0, "generation": 0, "thread": 0} | fields
-        values |= {"sequence": self.next, "host_ns": at, "kind": int(kind)}
-        self._events.append(tuple(values[name] for name in DTYPE.names or ()))
+        self._events.append({"sequence": self.next, "host_ns": at, "kind": kind, **fields})
         self.next += 1
 
     def batch(self, dropped: int = 0) -> Batch:
         """What was recorded since the last batch."""
-        events = np.array(self._events, DTYPE)
-        self._events = []
+        events, self._events = rows(*self._events), []
         return Batch(self.rank, self.session, self.next - len(events), dropped, events)
 
     def backward(self, step: int, begin: int, buckets: Sequence[Bucket], finalize: int, **fields: int) -> None:

@@ -5,33 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ddp_lab.launch import reports
-from ddp_lab.protocol.events import DTYPE, Batch, Kind
+from ddp_lab.protocol.events import Batch, Kind
 from ddp_lab.timeline import group_words
 from ddp_lab.timeline.tables.collectives import CollectiveTable
 from ddp_lab.timeline.timeline import RecordedRun, Timeline
+from tests.unit.backwards import MS, rows
 
-_MS = 1_000_000
 _CALL = {"type": "call", "index": 0, "operation": "allreduce_", "dtype": "Float", "reduction": "sum"}
 _PLACE = {"file": "train.py", "line": 12, "function": "step"}
 
 
-def _events(*facts: dict[str, Any]) -> Any:
-    made = np.zeros(len(facts), DTYPE)
-    for name in ("reducer", "bucket", "parameter", "process_group", "step"):
-        made[name] = -1
-    for row, fact in zip(made, facts, strict=True):
-        for name, value in fact.items():
-            row[name] = value
-    return made
-
-
 def _one(kind: Kind, at_ms: float, number: int, *, group: int = 0, call: int = 0, peer: int = -1) -> dict[str, Any]:
     return {
-        **{"kind": kind, "host_ns": int(at_ms * _MS), "step": number, "process_group": group},
+        **{"kind": kind, "host_ns": int(at_ms * MS), "step": number, "process_group": group},
         **{"parameter": call, "bucket": peer, "bytes": 4_000_000},
     }
 
@@ -55,7 +44,7 @@ def _timeline() -> Timeline:
     }
     for rank, of_rank in facts.items():
         _describe(timeline, rank)
-        timeline.extend(Batch(rank, 1, 0, 0, _events(*of_rank)))
+        timeline.extend(Batch(rank, 1, 0, 0, rows(*of_rank)))
     return timeline
 
 
@@ -102,7 +91,7 @@ def test_a_group_of_a_rejoined_cluster_is_another_one() -> None:
     timeline = _timeline()
     for rank in range(2):
         _describe(timeline, rank, index=1)
-        timeline.extend(Batch(rank, 1, 10, 0, _events(_one(Kind.COLLECTIVE_ENTERED, 30 + rank, 0, group=1))))
+        timeline.extend(Batch(rank, 1, 10, 0, rows(_one(Kind.COLLECTIVE_ENTERED, 30 + rank, 0, group=1))))
     frame = timeline.collectives()
     assert [one.group for one in timeline.groups()] == [0, 1]
     assert sorted(frame[frame["group"] == 1]["last_rank"]) == [1, 1]
@@ -116,7 +105,7 @@ def test_sends_and_receives_are_matched_by_their_pair() -> None:
         _describe(timeline, rank)
         timeline.describe(rank, {"type": "call", "index": 1, "operation": operation, "session": 1})
         begin = _one(Kind.COLLECTIVE_ENTERED, 10 + rank, 0, call=1, peer=1 - rank)
-        timeline.extend(Batch(rank, 1, 0, 0, _events(begin)))
+        timeline.extend(Batch(rank, 1, 0, 0, rows(begin)))
     frame = timeline.collectives()
     assert frame["peer"].tolist() == [1, 0]
     assert frame["last_rank"].tolist() == [1, 1]
@@ -124,7 +113,7 @@ def test_sends_and_receives_are_matched_by_their_pair() -> None:
     for rank, operation in ((0, "allreduce_"), (1, "broadcast_")):
         _describe(timeline, rank)
         timeline.describe(rank, {**_CALL, "operation": operation, "file": "a.py", "line": rank + 1, "session": 1})
-        timeline.extend(Batch(rank, 1, 0, 0, _events(_one(Kind.COLLECTIVE_ENTERED, 10, 5))))
+        timeline.extend(Batch(rank, 1, 0, 0, rows(_one(Kind.COLLECTIVE_ENTERED, 10, 5))))
     assert "as its collective 5, rank 0 all_reduce at a.py:1 and rank 1 broadcast at a.py:2" in timeline.summary()
 
 
@@ -133,9 +122,9 @@ def test_a_ring_keeps_the_newest_and_counts_the_rest() -> None:
     table = CollectiveTable()
     for first in range(0, 40_000, 1_000):
         numbers = range(first, first + 1_000)
-        table.extend(_events(*(_one(Kind.COLLECTIVE_ENTERED, one, one) for one in numbers)))
-        table.extend(_events(*(_one(Kind.COLLECTIVE_ENDED, one + 1, one) for one in numbers)))
-    rows = table.rows()
-    assert table.forgotten == 40_000 - len(rows["sequence"])
-    assert rows["sequence"].tolist() == list(range(table.forgotten, 40_000))
-    assert (rows["ended"] - rows["entered"] == _MS).all()
+        table.extend(rows(*(_one(Kind.COLLECTIVE_ENTERED, one, one) for one in numbers)))
+        table.extend(rows(*(_one(Kind.COLLECTIVE_ENDED, one + 1, one) for one in numbers)))
+    kept = table.rows()
+    assert table.forgotten == 40_000 - len(kept["sequence"])
+    assert kept["sequence"].tolist() == list(range(table.forgotten, 40_000))
+    assert (kept["ended"] - kept["entered"] == MS).all()

@@ -11,11 +11,12 @@ import pytest
 
 from ddp_lab import native
 from ddp_lab.analysis.parameter_groups import REDUCE_SCATTER, late_groups
-from ddp_lab.protocol.events import DTYPE, Batch, Kind
+from ddp_lab.protocol.events import Batch, Kind
 from ddp_lab.timeline.tables.parameter_groups import USES
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views.parameter_groups import parameter_groups_scene, parameter_groups_trait
 from ddp_lab.views.view_data import breakdown
+from tests.unit.backwards import rows as events_of
 
 STEP = 100.0  # ms from the end of a step to the end of the next
 _PIECE = 40  # steps
@@ -144,14 +145,11 @@ def _step(
 
 
 def _events(rows: list[tuple[float, Kind, dict[str, int]]], first: int) -> np.ndarray:
-    events = np.zeros(len(rows), DTYPE)
-    events["bucket"] = events["parameter"] = -1
-    for sequence, (at, kind, fields) in enumerate(sorted(rows, key=lambda row: row[0])):
-        events[sequence]["sequence"], events[sequence]["kind"] = first + sequence, kind
-        events[sequence]["host_ns"] = 1_000_000_000 + round(1e6 * at)
-        for name, value in fields.items():
-            events[sequence][name] = value
-    return events
+    facts = [
+        {"host_ns": 1_000_000_000 + round(1e6 * at), "kind": kind, "reducer": 0} | fields
+        for at, kind, fields in sorted(rows, key=lambda row: row[0])
+    ]
+    return events_of(*facts, first=first)
 
 
 def test_a_row_for_each_group() -> None:
