@@ -83,12 +83,23 @@ class Bucket:
 
 
 def assignment(
-    buckets: Sequence[Sequence[int]], *, ranks: Sequence[int] = (0, 1), reducer: int = 0, generation: int = 0
+    buckets: Sequence[Sequence[int]],
+    *,
+    ranks: Sequence[int] = (0, 1),
+    reducer: int = 0,
+    generation: int = 0,
+    sizes: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """An assignment's description; parameters are called layer0, layer1, ..."""
+    """An assignment's description; parameters are called layer0, layer1, ... and have `sizes`, in bytes."""
     indices = sorted(index for bucket in buckets for index in bucket)
     made = {"type": "assignment", "reducer": reducer, "generation": generation, "first_step": 0, "process_group": 0}
     made |= {"group_ranks": list(ranks), "backend": "gloo", "module": "Net", "rebuilt": generation > 0}
     made["parameters"] = [{"index": i, "name": f"layer{i}", "numel": 1, "bytes": 4} for i in indices]
     made["buckets"] = [{"bucket": b, "bytes": 1_000_000, "parameters": list(p)} for b, p in enumerate(buckets)]
+    if sizes:
+        of_all = {"dtype": "float32", "device": "cpu"}
+        for one, size in zip(made["parameters"], sizes, strict=True):
+            one |= of_all | {"shape": [size // 4], "numel": size // 4, "bytes": size}
+        for one in made["buckets"]:
+            one |= of_all | {"bytes": sum(sizes[index] for index in one["parameters"])}
     return made

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddp_lab.protocol.events import Kind
 from ddp_lab.timeline.timeline import Timeline
-from tests.unit.backwards import MS, Recorder
+from tests.unit.backwards import MS, Recorder, assignment
 
 
 @dataclass(frozen=True)
@@ -48,22 +48,10 @@ class StepModel:
         options = dict.fromkeys(("find_unused_parameters", "static_graph", "gradient_as_bucket_view"), False)
         options |= {"batched_grad_copy": False, "bucket_cap_mb": 25.0, "comm_hook": None}
         options["bucket_cap_mb_list"] = [max(self._bytes(b) for b in self.buckets) / 2**20]
-        return {
-            "type": "assignment", "reducer": 0, "generation": generation, "first_step": 0, "process_group": 0,
-            "group_ranks": list(range(self.ranks)), "backend": "gloo", "module": "Net", "rebuilt": rebuilt,
-            "session": 1,
-            "parameters": [
-                {"index": i, "name": f"layer{i}.weight", "shape": [size // 4], "numel": size // 4, "bytes": size,
-                 "dtype": "float32", "device": "cpu"}
-                for i, size in enumerate(self.sizes)
-            ],
-            "buckets": [
-                {"bucket": b, "bytes": self._bytes(members), "dtype": "float32", "device": "cpu",
-                 "parameters": list(members)}
-                for b, members in enumerate(self.buckets)
-            ],
-            "options": options | dict(self.options),
-        }  # fmt: skip
+        made = assignment(self.buckets, ranks=range(self.ranks), generation=generation, sizes=self.sizes)
+        for one in made["parameters"]:
+            one["name"] += ".weight"
+        return made | {"rebuilt": rebuilt, "session": 1, "options": options | dict(self.options)}
 
     def record(self, steps: int = 20) -> Timeline:
         """The timeline of so many steps on all ranks."""

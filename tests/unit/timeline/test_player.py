@@ -121,16 +121,6 @@ def test_lost_events_and_refusals(tmp_path: Path) -> None:
         recorded().replay(speed=0)
 
 
-@pytest.mark.parametrize("name", ["lesson.ipynb", "weights.npz", "empty.npz"])
-def test_what_is_no_recording_is_refused(tmp_path: Path, name: str) -> None:
-    """The error names the file, and says what writes a recording."""
-    (tmp_path / "lesson.ipynb").write_text("{}")
-    (tmp_path / "empty.npz").touch()
-    np.savez(tmp_path / "weights.npz", weight=np.zeros(3))
-    with pytest.raises(ValueError, match=rf"{name} is not a saved timeline: .*timeline.save\(path\)` writes one"):
-        Timeline.load(tmp_path / name)
-
-
 def test_without_torch_and_ranks(tmp_path: Path) -> None:
     """Where torch can't be imported a recorded file opens, is diagnosed, shown in all its views, and replayed."""
     recorded().save(tmp_path / "run.npz")

@@ -496,11 +496,13 @@ def test_save_and_load(tmp_path: Path) -> None:
 
 
 def test_load_says_what_is_wrong(tmp_path: Path) -> None:
-    """A file that is no timeline, or none at all, is refused with its name."""
+    """A file that is no timeline, or none at all, is refused with its name, and what writes a timeline is said."""
+    (tmp_path / "lesson.ipynb").write_text("{}")
     (tmp_path / "text.npz").write_text("hello")
-    np.savez(tmp_path / "other.npz", a=np.zeros(3))
-    for name in ("text.npz", "other.npz"):
-        with pytest.raises(ValueError, match=name):
+    (tmp_path / "empty.npz").touch()
+    np.savez(tmp_path / "weights.npz", weight=np.zeros(3))
+    for name in ("lesson.ipynb", "text.npz", "empty.npz", "weights.npz"):
+        with pytest.raises(ValueError, match=rf"{name} is not a saved timeline: .*timeline.save\(path\)` writes one"):
             Timeline.load(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         Timeline.load(tmp_path / "missing.npz")

@@ -31,12 +31,8 @@ SIZES = [MIB // 2, MIB // 2, MIB, MIB]
 
 def described() -> dict[str, Any]:
     """The assignment of those buckets, as ranks describe it."""
-    made = assignment([[3, 2], [1, 0]], generation=1) | {"session": 1, "options": {"bucket_cap_mb_list": [2.0, 1.0]}}
-    for one, size in zip(made["parameters"], SIZES, strict=True):
-        one |= {"numel": size // 4, "bytes": size, "dtype": "float32", "device": "cpu"}
-    for one, size in zip(made["buckets"], (2 * MIB, MIB), strict=True):
-        one["bytes"] = size
-    return made
+    options = {"bucket_cap_mb_list": [2.0, 1.0]}
+    return assignment([[3, 2], [1, 0]], generation=1, sizes=SIZES) | {"session": 1, "options": options}
 
 
 def trained(
