@@ -60,10 +60,17 @@ from tests.conftest import pytest_terminal_summary, pytest_testnodedown
 """
 _LEAVES = """
 import pathlib, subprocess
-def test_leaves():
+def leave(name):
     child = subprocess.Popen(["sleep", "600"])
-    pathlib.Path(__file__).with_name("pid").write_text(str(child.pid))
+    pathlib.Path(__file__).with_name(f"{name}.pid").write_text(str(child.pid))
     child.returncode = 0  # Python does not wait for it
+def test_passes():
+    leave("passes")
+"""
+_CRASHES = """
+def test_crashes():
+    leave("crashes")
+    import os; os._exit(1)
 """
 
 
@@ -99,14 +106,16 @@ def _run_suite(folder: Path, test: str, workers: int, patience: str = "1") -> su
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(("workers", "crash"), [(0, ""), (2, ""), (2, "    import os; os._exit(1)\n")])
-def test_a_suite_that_leaves_a_process_is_red(tmp_path: Path, workers: int, crash: str) -> None:
+@pytest.mark.parametrize(("workers", "more"), [(0, ""), (2, _CRASHES)], ids=["alone", "crash"])
+def test_a_suite_that_leaves_a_process_is_red(tmp_path: Path, workers: int, more: str) -> None:
     """Whether its test passes or ends the worker, the suite fails, names the process and the test that started it."""
-    done = _run_suite(tmp_path, _LEAVES + crash, workers, patience="0.005")
-    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    done = _run_suite(tmp_path, _LEAVES + more, workers, patience="0.005")
+    for path in tmp_path.glob("*.pid"):
+        os.kill(int(path.read_text()), signal.SIGKILL)
+        assert re.search(rf"LEFT BEHIND .* sleep 600 \(of test_it.py::test_{path.stem}", done.stdout), done.stdout
     assert done.returncode == 1, done.stdout
-    assert ("crashed while running" if crash else "1 passed") in done.stdout
-    assert re.search(r"LEFT BEHIND by the suite: processes: \d+: sleep 600 \(of test_it.py::test_leaves", done.stdout)
+    assert "1 passed" in done.stdout
+    assert ("crashed while running" in done.stdout) == bool(more)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

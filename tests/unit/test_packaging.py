@@ -172,10 +172,9 @@ def build_probe(folder: Path) -> Path:
     """Builds the wheel of a project without contents; returns its folder."""
     (folder / "probe").mkdir()
     (folder / "probe" / "pyproject.toml").write_text(PROBE_PYPROJECT)
-    wheels = folder / "wheels"
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--wheel-dir"]
-    call(*build, wheels, folder / "probe", cwd=folder)
-    return wheels
+    build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+    call(sys.executable, "-c", build, folder / "wheels", cwd=folder / "probe")
+    return folder / "wheels"
 
 
 @pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.soak)])
