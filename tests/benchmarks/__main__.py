@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import sys
+from collections.abc import Sequence
 
+from ddp_lab.bench.measuring.command import new_parser, show
 from ddp_lab.command_line import Parser
+from ddp_lab.errors import DdpLabError
 
 BENCHMARKS = {
     "construct": "the constructor: our DistributedDataParallel against torch's",
@@ -24,6 +28,25 @@ BENCHMARKS = {
 }
 
 
+def run(name: str, argv: Sequence[str]) -> int:
+    """Runs one benchmark: a module with OPTIONS, a function `measure` with parameters of their names, and `table`."""
+    benchmark = importlib.import_module(f"tests.benchmarks.{name}")
+    parser = new_parser(f"python -m tests.benchmarks {name}", benchmark.__doc__)
+    parameters = inspect.signature(benchmark.measure).parameters
+    for names, how in benchmark.OPTIONS:
+        added = parser.add_argument(*names, **how)
+        usual = parameters[added.dest].default
+        added.default = list(usual) if isinstance(usual, tuple) else usual
+    given = vars(parser.parse_args(argv))
+    path = given.pop("json")
+    try:
+        found = benchmark.measure(**given)
+    except DdpLabError as error:  # what it needs is missing
+        parser.exit(1, f"{error}\n")
+    show(found, benchmark.table(found), path)
+    return 0
+
+
 def main(argv: list[str]) -> int:
     """Runs one benchmark; returns its exit code."""
     parser = Parser(
@@ -35,8 +58,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("name", choices=sorted(BENCHMARKS), metavar="NAME")
     given = parser.parse_args(argv[:1])
-    measured: int = importlib.import_module(f"tests.benchmarks.{given.name}").main(argv[1:])
-    return measured
+    return run(given.name, argv[1:])
 
 
 if __name__ == "__main__":

@@ -16,11 +16,9 @@ import torch
 import torch.distributed as dist
 
 from ddp_lab.bench.measuring import fresh_ranks, ratios
-from ddp_lab.bench.measuring.command import aligned, new_parser, show
+from ddp_lab.bench.measuring.command import aligned, option
 from ddp_lab.bench.measuring.workloads import CONTESTANTS, WORKLOADS, wrappers
 from ddp_lab.command_line import count
-
-__all__ = ["main", "measure"]
 
 
 def _seconds_to_wrap(wrap: Any, module: torch.nn.Module) -> float:
@@ -75,7 +73,8 @@ def measure(
     return {"torch": torch.__version__, "ranks": ranks, "number of sets": sets, "rounds": rounds, "workloads": found}
 
 
-def _table(summary: dict[str, Any]) -> str:
+def table(summary: dict[str, Any]) -> str:
+    """The figures as lines."""
     about = (
         f"torch {summary['torch']}, {summary['ranks']} Gloo ranks; medians over {summary['number of sets']} fresh sets "
         f"of processes with {summary['rounds']} constructions of each"
@@ -88,14 +87,9 @@ def _table(summary: dict[str, Any]) -> str:
     return "\n".join([about, *aligned(lines, left=1)])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of this benchmark."""
-    parser = new_parser("python -m tests.benchmarks construct", __doc__)
-    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=["small_tensors", "mlp"])
-    parser.add_argument("--sets", type=count, default=5, help="fresh sets of processes (%(default)s)")
-    parser.add_argument("--rounds", type=count, default=15, help="turns of each class in a set (%(default)s)")
-    parser.add_argument("--ranks", type=count, default=2)
-    given = parser.parse_args(argv)
-    summary = measure(given.workloads, sets=given.sets, rounds=given.rounds, ranks=given.ranks)
-    show(summary, _table(summary), given.json)
-    return 0
+OPTIONS = (
+    option("--workloads", nargs="+", choices=list(WORKLOADS)),
+    option("--sets", type=count, help="fresh sets of processes (%(default)s)"),
+    option("--rounds", type=count, help="turns of each class in a set (%(default)s)"),
+    option("--ranks", type=count),
+)

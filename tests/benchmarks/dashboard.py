@@ -12,14 +12,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from ddp_lab.bench.measuring.command import new_parser, show
+from ddp_lab.bench.measuring.command import option
 from ddp_lab.bench.measuring.ratios import second_look
 from ddp_lab.bench.measuring.workloads import WORKLOADS
 from ddp_lab.command_line import count, number_from
 from ddp_lab.views.catalogue import VIEWS
 from tests.waiting import wait_until
-
-__all__ = ["main", "measure"]
 
 _START = """
 import ddp_lab, json
@@ -84,7 +82,8 @@ def measure(
     }
 
 
-def _table(found: dict[str, Any]) -> str:
+def table(found: dict[str, Any]) -> str:
+    """The figures as lines."""
     lines = [
         f"{found['model']} on {found['ranks']} Gloo ranks, the dashboard open in Chromium"
         + (f", and {', '.join(found['views'])}" if found["views"] else ""),
@@ -98,17 +97,10 @@ def _table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of this benchmark."""
-    parser = new_parser("python -m tests.benchmarks dashboard", __doc__)
-    parser.add_argument("--ranks", type=count, default=2)
-    parser.add_argument("--model", choices=list(WORKLOADS), default="mlp")
-    parser.add_argument("--rounds", type=count, default=20, help="blocks of each kind (%(default)s)")
-    parser.add_argument("--threads", type=number_from(0), default=0, help="of each rank; 0: ranks share all cores (0)")
-    parser.add_argument(
-        "--views", nargs="*", choices=VIEWS, default=[], metavar="VIEW", help="shown alone besides the dashboard"
-    )
-    given = parser.parse_args(argv)
-    found = measure(given.ranks, given.model, given.rounds, given.views, given.threads)
-    show(found, _table(found), given.json)
-    return 0
+OPTIONS = (
+    option("--ranks", type=count),
+    option("--model", choices=list(WORKLOADS)),
+    option("--rounds", type=count, help="blocks of each kind (%(default)s)"),
+    option("--threads", type=number_from(0), help="of each rank; 0: ranks share all cores (0)"),
+    option("--views", nargs="*", choices=VIEWS, metavar="VIEW", help="shown alone besides the dashboard"),
+)

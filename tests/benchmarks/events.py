@@ -19,24 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_lab.bench.measuring.command import new_parser, show
+from ddp_lab.bench.measuring.command import option
 from ddp_lab.command_line import count
 
 if TYPE_CHECKING:
     from ddp_lab.cluster.cluster import Cluster
     from ddp_lab.protocol.events import Batch
 
-__all__ = ["main", "measure", "own_threads", "train"]
-
 MODELS = ("conv_net", "small_tensors", "mlp")
 _IDLE_S = 3.0
-
-
-def train(name: str, rounds: int) -> dict[str, float]:
-    """Runs on each rank: `recording_cost.in_turns`, here with telemetry that streams."""
-    from ddp_lab.bench.measuring.recording_cost import in_turns
-
-    return in_turns(name, rounds)
 
 
 class _Arrivals:
@@ -70,7 +61,9 @@ def measure(ranks: int = 2, rounds: int = 9, models: Sequence[str] = MODELS) -> 
 
     with ddp_lab.Cluster(ranks) as lab:
         arrivals = _Arrivals(lab)
-        lab.run("from tests.benchmarks import events as _bench_events")
+        lab.run(
+            "from ddp_lab.bench.measuring import recording_cost\nfrom tests.benchmarks import events as _bench_events"
+        )
         found = {name: _of_model(lab, arrivals, name, rounds) for name in models}
         return {
             "ranks": ranks,
@@ -84,7 +77,7 @@ def measure(ranks: int = 2, rounds: int = 9, models: Sequence[str] = MODELS) -> 
 
 def _of_model(lab: Cluster, arrivals: _Arrivals, name: str, rounds: int) -> dict[str, float]:
     arrivals.take()
-    told = _value(lab, f"_bench_events.train({name!r}, {rounds})")
+    told = _value(lab, f"recording_cost.in_turns({name!r}, {rounds})")
     ages = arrivals.take()
     return {
         "step_ms": told["on"],
@@ -137,7 +130,8 @@ def _cpu_seconds(paths: Sequence[str]) -> float:
     return sum(int(Path(path).read_text().split()[0]) for path in paths) / 1e9  # the first number is nanoseconds
 
 
-def _table(found: dict[str, Any]) -> str:
+def table(found: dict[str, Any]) -> str:
+    """The figures as lines."""
     lines = [
         f"{found['ranks']} Gloo ranks, events streaming, {found['rounds']} blocks of each kind",
         f"{'model':14} {'step ms':>8} {'events':>7} {'ns each':>8} {'share':>8} {'on/off':>7} {'on/on':>7}"
@@ -158,13 +152,8 @@ def _table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of this benchmark."""
-    parser = new_parser("python -m tests.benchmarks events", __doc__)
-    parser.add_argument("--ranks", type=count, default=2)
-    parser.add_argument("--rounds", type=count, default=9, help="blocks of each kind and model")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    given = parser.parse_args(argv)
-    found = measure(given.ranks, given.rounds, given.models)
-    show(found, _table(found), given.json)
-    return 0
+OPTIONS = (
+    option("--ranks", type=count),
+    option("--rounds", type=count, help="blocks of each kind and model"),
+    option("--models", nargs="+", choices=MODELS),
+)

@@ -25,12 +25,11 @@ import torch.distributed as dist
 
 from ddp_lab import observe, recording
 from ddp_lab.bench.measuring import fresh_ranks, ratios
-from ddp_lab.bench.measuring.command import new_parser, show
+from ddp_lab.bench.measuring.command import option
 from ddp_lab.bench.measuring.fresh_ranks import block, rank_zeros
 from ddp_lab.bench.measuring.workloads import MODES, WORKLOADS, Step, training_step, wrappers
 from ddp_lab.command_line import count, seconds
-
-__all__ = ["main", "measure"]
+from ddp_lab.errors import DdpLabError
 
 # Contestants of `ratios`: "ours" is observed, "torch" and "torch again" are not.
 _TURNS = ("torch", "ours", "torch again")
@@ -136,6 +135,8 @@ def measure(
         ``cells``: a list of dicts with ``workload``, ``mode``, and of ``"wall"`` and ``"cpu"`` each a dict: ``ms``
         (median step by contestant), the ratios of `ratios.ratios` (``"ours"`` is observed), and ``sets`` (all blocks).
     """
+    if _HYBRID in modes and (ranks < 4 or ranks % 2):
+        raise DdpLabError(f"{_HYBRID} needs an even number of ranks, at least 4; give --ranks 4")
     cells = [(workload, mode) for workload in workloads for mode in modes]
     measured = [fresh_ranks.run(_cells, cells, seconds, builds, ranks=ranks, threads=threads) for _ in range(sets)]
     found = []
@@ -148,7 +149,8 @@ def measure(
     return {"torch": torch.__version__, "ranks": ranks, "sets": sets, "builds": builds, "cells": found}
 
 
-def _table(summary: dict[str, Any]) -> str:
+def table(summary: dict[str, Any]) -> str:
+    """The figures as lines."""
     columns = f"{'off':>9} {'on':>9} {'on/off':>8} {'(95 % <)':>9} {'off/off':>8} {'(95 % <)':>9}"
     lines = [
         f"torch {summary['torch']}, {summary['ranks']} Gloo ranks, torch's classes; medians over {summary['sets']} "
@@ -166,20 +168,11 @@ def _table(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of this benchmark."""
-    parser = new_parser("python -m tests.benchmarks observe", __doc__)
-    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
-    parser.add_argument("--modes", nargs="+", choices=_MODES, default=["plain"])
-    parser.add_argument("--sets", type=count, default=5, help="fresh sets of processes (%(default)s)")
-    parser.add_argument("--seconds", type=seconds, default=15.0, help="for each cell in each set (%(default)s)")
-    parser.add_argument("--builds", type=count, default=3, help="of each cell in each set (%(default)s)")
-    parser.add_argument("--ranks", type=count, default=2)
-    given = parser.parse_args(argv)
-    if _HYBRID in given.modes and (given.ranks < 4 or given.ranks % 2):
-        parser.error(f"{_HYBRID} needs an even number of ranks, at least 4; give --ranks 4")
-    summary = measure(
-        given.workloads, given.modes, sets=given.sets, seconds=given.seconds, builds=given.builds, ranks=given.ranks
-    )
-    show(summary, _table(summary), given.json)
-    return 0
+OPTIONS = (
+    option("--workloads", nargs="+", choices=list(WORKLOADS)),
+    option("--modes", nargs="+", choices=_MODES),
+    option("--sets", type=count, help="fresh sets of processes (%(default)s)"),
+    option("--seconds", type=seconds, help="for each cell in each set (%(default)s)"),
+    option("--builds", type=count, help="of each cell in each set (%(default)s)"),
+    option("--ranks", type=count),
+)

@@ -9,15 +9,12 @@ that costs.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ddp_lab.bench.measuring.command import new_parser, show
+from ddp_lab.bench.measuring.command import option
 from ddp_lab.command_line import count, seconds
 from tests.waiting import wait_until
-
-__all__ = ["main", "measure"]
 
 _START = """
 %load_ext ddp_lab
@@ -154,7 +151,8 @@ def _summary(watched: dict[str, Any], busy: float) -> dict[str, Any]:
     }
 
 
-def _table(found: dict[str, Any]) -> str:
+def table(found: dict[str, Any]) -> str:
+    """The figures as lines."""
     ranks = found["of_ranks"].values()
     lines = [
         f"{len(ranks)} ranks print {found['rate']:,} lines a second each for {found['seconds']:g} s, in Chromium",
@@ -180,13 +178,8 @@ def _table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of this benchmark."""
-    parser = new_parser("python -m tests.benchmarks output", __doc__)
-    parser.add_argument("--ranks", type=count, default=8)
-    parser.add_argument("--rate", type=count, default=1_000, help="lines a second of each rank")
-    parser.add_argument("--seconds", type=seconds, default=30.0, help="how long they print")
-    given = parser.parse_args(argv)
-    found = measure(given.ranks, given.rate, given.seconds)
-    show(found, _table(found), given.json)
-    return 0
+OPTIONS = (
+    option("--ranks", type=count),
+    option("--rate", type=count, help="lines a second of each rank"),
+    option("--seconds", type=seconds, help="how long they print"),
+)

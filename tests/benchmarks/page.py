@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import base64
 import statistics
-import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import psutil
 
-from ddp_lab.bench.measuring.command import new_parser
-from ddp_lab.command_line import count, seconds, write_json
-
-__all__ = ["main", "measure"]
+from ddp_lab.bench.measuring.command import option
+from ddp_lab.command_line import count, seconds
 
 _MOST = 200  # messages that are kept in the page; they come again and again
 _AT_ONCE = 10
@@ -92,6 +88,7 @@ def measure(
     first, last = found["first"], found["last"]
     passed, updates = (last["time"] - first["time"]) / 1e3, last["updates"] - first["updates"]
     return {
+        **{"ranks": ranks, "buckets": buckets, "view": view},
         "updates_per_second": updates / passed,
         "messages_per_second": found["sent"] / passed,
         "cpu_ms": 1e3 * spent / found["sent"],
@@ -113,27 +110,25 @@ def _processor_seconds() -> float:
     return sum(sum(one.cpu_times()[:2]) for one in psutil.Process().children(recursive=True))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of this benchmark."""
-    parser = new_parser("python -m tests.benchmarks page", __doc__)
-    parser.add_argument("--ranks", type=count, default=8)
-    parser.add_argument("--buckets", type=count, default=50)
-    parser.add_argument("--view", default="Timeline", help="the title of the tab that is open")
-    parser.add_argument("--before", type=count, default=40, help="how many steps the run has had")
-    parser.add_argument("--rate", type=count, default=30, help="messages per second")
-    parser.add_argument("--seconds", type=seconds, default=10.0)
-    given = parser.parse_args(argv)
-    found = measure(given.ranks, given.buckets, given.view, given.before, given.rate, given.seconds)
+def table(found: dict[str, Any]) -> str:
+    """The figures as lines."""
     tasks = [round(one) for one in found["long_tasks"]]
     typical = f", median {statistics.median(tasks):.0f}" if tasks else ""
-    sys.stdout.write(
-        f"the page alone: {given.ranks} ranks, {given.buckets} buckets, tab {given.view}, in Chromium\n"
+    return (
+        f"the page alone: {found['ranks']} ranks, {found['buckets']} buckets, tab {found['view']}, in Chromium\n"
         f"  updates per second                      {found['updates_per_second']:8.1f}\n"
         f"  messages per second                     {found['messages_per_second']:8.1f}\n"
         f"  the browser's processor time a message  {found['cpu_ms']:8.1f} ms\n"
         f"  script of a picture (mean)              {found['script_ms']:8.2f} ms\n"
-        f"  tasks of the page over 50 ms            {len(tasks):8d} (longest {max(tasks, default=0)} ms{typical})\n"
+        f"  tasks of the page over 50 ms            {len(tasks):8d} (longest {max(tasks, default=0)} ms{typical})"
     )
-    if given.json:
-        write_json(given.json, found)
-    return 0
+
+
+OPTIONS = (
+    option("--ranks", type=count),
+    option("--buckets", type=count),
+    option("--view", help="the title of the tab that is open"),
+    option("--before", type=count, help="how many steps the run has had"),
+    option("--rate", type=count, help="messages per second"),
+    option("--seconds", type=seconds),
+)

@@ -12,29 +12,27 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
 import psutil
 
-from ddp_lab.bench.measuring.command import new_parser, show
+from ddp_lab.bench.measuring.command import option
 from ddp_lab.cluster.cluster import Cluster
 from ddp_lab.command_line import count, positive
 from ddp_lab.output.board import SilentBoard
-
-__all__ = ["main", "measure"]
 
 _SWITCH = "DDP_LAB_SHARED_MEMORY"
 _SETTLE_SECONDS = 5.0
 _READ = "_ = float(array.sum())"
 
 
-def measure(lab: Cluster, megabytes: float = 256.0, rounds: int = 3) -> dict[str, Any]:
-    """Measures every side.
+def measure(ranks: int = 2, megabytes: float = 256.0, rounds: int = 3) -> dict[str, Any]:
+    """Measures every side on a cluster of its own.
 
     Args:
-        lab: a cluster that runs; its variable `array` is overwritten.
+        ranks: of the cluster.
         megabytes: of the array, in MB (10^6 B).
         rounds: turns of each side.
 
@@ -44,8 +42,8 @@ def measure(lab: Cluster, megabytes: float = 256.0, rounds: int = 3) -> dict[str
     array = numpy.random.default_rng(0).random(int(megabytes * 1e6 / 8))
     seconds: dict[str, list[float]] = {}
     memory: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        for name, side in _sides(lab, array).items():
+    with Cluster(ranks) as lab:
+        for name, side in [*_sides(lab, array).items()] * rounds:
             before = _settled(lab, array.nbytes)
             begin = time.perf_counter()
             kept = side()
@@ -57,10 +55,10 @@ def measure(lab: Cluster, megabytes: float = 256.0, rounds: int = 3) -> dict[str
                 lab.run("del array", board=SilentBoard())
     found = {}
     for name, taken in seconds.items():
-        copies = 1 if name.startswith("copy") else lab.world_size
+        copies = 1 if name.startswith("copy") else ranks
         rate = copies * array.nbytes / 1e6 / statistics.median(taken)
         found[name] = {"seconds": statistics.median(taken), "mb_per_s": rate, "memory": statistics.median(memory[name])}
-    return {"ranks": lab.world_size, "megabytes": megabytes, "rounds": rounds, "sides": found}
+    return {"ranks": ranks, "megabytes": megabytes, "rounds": rounds, "sides": found}
 
 
 def _sides(lab: Cluster, array: Any) -> dict[str, Callable[[], Any]]:
@@ -123,7 +121,8 @@ def _memory(lab: Cluster) -> int:
     return sum(int(psutil.Process(pid).memory_full_info().pss) for pid in pids)
 
 
-def _table(found: dict[str, Any]) -> str:
+def table(found: dict[str, Any]) -> str:
+    """The figures as lines."""
     lines = [
         f"{found['megabytes']:g} MB, {found['ranks']} ranks, {found['rounds']} turns",
         f"{'side':22} {'seconds':>9} {'MB/s':>9} {'memory / array':>15}",
@@ -133,14 +132,8 @@ def _table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of this benchmark."""
-    parser = new_parser("python -m tests.benchmarks push", __doc__)
-    parser.add_argument("--ranks", type=count, default=2)
-    parser.add_argument("--megabytes", type=positive, default=256.0, help="size of the array (%(default)s)")
-    parser.add_argument("--rounds", type=count, default=3, help="turns of each side (%(default)s)")
-    given = parser.parse_args(argv)
-    with Cluster(given.ranks) as lab:
-        found = measure(lab, given.megabytes, given.rounds)
-    show(found, _table(found), given.json)
-    return 0
+OPTIONS = (
+    option("--ranks", type=count),
+    option("--megabytes", type=positive, help="size of the array (%(default)s)"),
+    option("--rounds", type=count, help="turns of each side (%(default)s)"),
+)

@@ -14,15 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from ddp_lab.bench.measuring.command import new_parser, show
+from ddp_lab.bench.measuring.command import option
 from ddp_lab.cluster.cluster import Cluster
 from ddp_lab.command_line import count
 from ddp_lab.errors import CellError, DdpLabError
 from ddp_lab.output.board import SilentBoard
-
-__all__ = ["SETUP", "STATES", "State", "interrupted", "main", "measure"]
 
 _LIMIT_SECONDS = 60.0
 
@@ -158,12 +157,12 @@ def _collective(lab: Cluster) -> float:
     return time.monotonic() - begin
 
 
-def measure(times: int = 20, names: Sequence[str] = tuple(STATES), backend: str = "gloo") -> dict[str, Any]:
+def measure(times: int = 20, states: Sequence[str] = tuple(STATES), backend: str = "gloo") -> dict[str, Any]:
     """Provokes each state and measures.
 
     Args:
         times: how often each.
-        names: of `STATES`. Over ``"shm"`` unmatched collectives do not hang: they are told.
+        states: of `STATES`. Over ``"shm"`` unmatched collectives do not hang: they are told.
         backend: of the cluster's groups.
 
     Returns:
@@ -173,9 +172,8 @@ def measure(times: int = 20, names: Sequence[str] = tuple(STATES), backend: str 
     found: dict[str, Any] = {}
     with Cluster(2, backend=backend, hang_seconds=None) as lab:
         lab.run(SETUP, board=SilentBoard())
-        for name in names:
-            state = STATES[name]
-            found[name] = _repeat(lab, lambda state=state: interrupted(lab, state), times)  # type: ignore[misc]
+        for name in states:
+            found[name] = _repeat(lab, partial(interrupted, lab, STATES[name]), times)
         found["one rank raises"] = _repeat(lab, lambda: _raised(lab), times)
         found["one rank is killed"] = _repeat(lab, lambda: _killed(lab), times)
         found["one rank is restarted"] = _repeat(lab, lambda: _seconds(lambda: lab.rejoin(replace=[1])), times)
@@ -198,7 +196,8 @@ def _kept(lab: Cluster) -> Any:
     return list(values.values())
 
 
-def _table(result: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
+    """The figures as lines."""
     title = f"2 ranks, {result['times']} times each, milliseconds: median (worst)"
     lines = [title, f"{'':42} {'control back':>16} {'then a collective':>18} {'all kept':>9}"]
     for name, one in result["found"].items():
@@ -211,13 +210,8 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.0f}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of this benchmark."""
-    parser = new_parser("python -m tests.benchmarks recovery", __doc__)
-    parser.add_argument("--times", type=count, default=20, help="how often each state is provoked (default: 20)")
-    parser.add_argument("--states", nargs="+", choices=list(STATES), default=list(STATES), metavar="STATE")
-    parser.add_argument("--backend", choices=["gloo", "shm"], default="gloo", help="of the cluster (default: gloo)")
-    given = parser.parse_args(argv)
-    result = measure(given.times, given.states, given.backend)
-    show(result, _table(result), given.json)
-    return 0
+OPTIONS = (
+    option("--times", type=count, help="how often each state is provoked (default: %(default)s)"),
+    option("--states", nargs="+", choices=list(STATES), metavar="STATE"),
+    option("--backend", choices=["gloo", "shm"], help="of the cluster (default: %(default)s)"),
+)

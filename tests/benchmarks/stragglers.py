@@ -19,12 +19,11 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from ddp_lab.bench.measuring import command, fresh_ranks
+from ddp_lab.bench.measuring import fresh_ranks
+from ddp_lab.bench.measuring.command import option
 from ddp_lab.command_line import count, number_from
 from ddp_lab.protocol.events import Batch
 from ddp_lab.timeline.timeline import LatePlace, Timeline
-
-__all__ = ["Delay", "Judged", "judge", "main", "measure", "plan", "train"]
 
 _LAYERS, _WIDTH, _BATCH = 12, 128, 32
 
@@ -201,7 +200,8 @@ def measure(*, delayed: int = 300, clean: int = 300, steps: int = 20, ranks: int
     }
 
 
-def _text(found: dict[str, Any]) -> str:
+def table(found: dict[str, Any]) -> str:
+    """The figures as lines."""
     share = 100 * found["named"] / max(found["delayed"], 1)
     lines = [
         f"{found['ranks']} Gloo ranks, {found['steps']} steps an episode, {found['seconds']:.0f} s",
@@ -214,16 +214,10 @@ def _text(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of this benchmark."""
-    parser = command.new_parser("python -m tests.benchmarks stragglers", __doc__)
-    parser.add_argument("--delayed", type=count, default=300, help="episodes with a delay (%(default)s)")
-    parser.add_argument("--clean", type=count, default=300, help="episodes without (%(default)s)")
-    parser.add_argument("--steps", type=count, default=20, help="of an episode (%(default)s)")
-    parser.add_argument("--ranks", type=count, default=2)
-    parser.add_argument("--seed", type=number_from(0), default=0)
-    given = parser.parse_args(argv)
-    asked = {name: getattr(given, name) for name in ("delayed", "clean", "steps", "ranks", "seed")}
-    found = measure(**asked)
-    command.show(found, _text(found), given.json)
-    return 0
+OPTIONS = (
+    option("--delayed", type=count, help="episodes with a delay (%(default)s)"),
+    option("--clean", type=count, help="episodes without (%(default)s)"),
+    option("--steps", type=count, help="of an episode (%(default)s)"),
+    option("--ranks", type=count),
+    option("--seed", type=number_from(0)),
+)

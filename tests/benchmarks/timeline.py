@@ -9,18 +9,16 @@ from __future__ import annotations
 import statistics
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from ddp_lab.bench.measuring import command
+from ddp_lab.bench.measuring.command import option
 from ddp_lab.command_line import count
 from ddp_lab.protocol.events import Batch, Kind
 from ddp_lab.timeline.timeline import Timeline
 from tests.benchmarks.trace import describe, one_step
-
-__all__ = ["main", "measure"]
 
 _STEP_NS = 20_000_000
 _JITTER_NS = 20_000  # less than what lies between two gradients: their order stays
@@ -142,7 +140,8 @@ def _memory(filled: Callable[[], Timeline]) -> tuple[float, float]:
     return before / 1e6, after / 1e6
 
 
-def _table(found: dict[str, Any]) -> str:
+def table(found: dict[str, Any]) -> str:
+    """The figures as lines."""
     lines = [
         f"{found['events']:,} events: {found['ranks']} ranks, {found['buckets']} buckets, {found['parameters']} "
         f"parameters, {found['steps']} steps; {found['megabytes']:.0f} MB, "
@@ -157,15 +156,7 @@ def _table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of this benchmark."""
-    parser = command.new_parser("python -m tests.benchmarks timeline", __doc__)
-    parser.add_argument("--ranks", type=count, default=8)
-    parser.add_argument("--buckets", type=count, default=50)
-    parser.add_argument("--parameters", type=count, default=400)
-    parser.add_argument("--events", type=count, default=1_000_000)
-    parser.add_argument("--repeats", type=count, default=9, help="questions of each kind after the first")
-    given = parser.parse_args(argv)
-    found = measure(given.ranks, given.buckets, given.parameters, given.events, given.repeats)
-    command.show(found, _table(found), given.json)
-    return 0
+OPTIONS = (
+    *(option(f"--{name}", type=count) for name in ("ranks", "buckets", "parameters", "events")),
+    option("--repeats", type=count, help="questions of each kind after the first"),
+)

@@ -8,19 +8,16 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ddp_lab.bench.measuring import command
+from ddp_lab.bench.measuring.command import option
 from ddp_lab.command_line import count
 from ddp_lab.protocol.events import DTYPE, Batch, Kind
 from ddp_lab.timeline.timeline import Timeline
-
-__all__ = ["describe", "main", "make_timeline", "measure", "one_step"]
 
 _MS = 1_000_000
 _STEP_MS = 20
@@ -97,20 +94,13 @@ def measure(ranks: int = 8, steps: int = 1_000, buckets: int = 10, parameters: i
     return asked | {"seconds": seconds, "cpu_seconds": cpu, "megabytes": size / 1e6, "events": count}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of this benchmark."""
-    parser = command.new_parser("python -m tests.benchmarks trace", __doc__)
-    parser.add_argument("--ranks", type=count, default=8)
-    parser.add_argument("--steps", type=count, default=1_000)
-    parser.add_argument("--buckets", type=count, default=10)
-    parser.add_argument("--parameters", type=count, default=100)
-    given = parser.parse_args(argv)
-    found = measure(given.ranks, given.steps, given.buckets, given.parameters)
-    command.show(
-        found,
-        f"{given.ranks} ranks, {given.steps} steps, {given.buckets} buckets, {given.parameters} parameters: "
-        f"{found['events']:,} trace events, {found['megabytes']:.0f} MB, written in {found['seconds']:.1f} s "
-        f"(CPU {found['cpu_seconds']:.1f} s)",
-        given.json,
+def table(found: dict[str, Any]) -> str:
+    """The figures as a line."""
+    return (
+        f"{found['ranks']} ranks, {found['steps']} steps, {found['buckets']} buckets, {found['parameters']} parameters"
+        f": {found['events']:,} trace events, {found['megabytes']:.0f} MB, written in {found['seconds']:.1f} s "
+        f"(CPU {found['cpu_seconds']:.1f} s)"
     )
-    return 0
+
+
+OPTIONS = [option(f"--{name}", type=count) for name in ("ranks", "steps", "buckets", "parameters")]

@@ -11,16 +11,12 @@ ranks]), while the cluster's ranks train as many.
 from __future__ import annotations
 
 import statistics
-import sys
-from collections.abc import Sequence
 from typing import Any
 
-from ddp_lab.bench.measuring.command import new_parser
-from ddp_lab.command_line import count, number_from, seconds, write_json
+from ddp_lab.bench.measuring.command import option
+from ddp_lab.command_line import count, number_from, seconds
 from ddp_lab.errors import DdpLabError
 from tests.waiting import wait_until
-
-__all__ = ["main", "measure"]
 
 _SENDERS_RATE = 25  # steps a second
 _START = """
@@ -185,34 +181,31 @@ def _summary(found: dict[str, Any], first: dict[str, Any], last: dict[str, Any],
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of this benchmark."""
-    parser = new_parser("python -m tests.benchmarks widget", __doc__)
-    parser.add_argument("--ranks", type=count, default=8)
-    parser.add_argument("--buckets", type=count, default=50)
-    parser.add_argument(
-        "--senders", type=number_from(0), default=0, help="show so many replayed ranks, not the cluster's"
-    )
-    parser.add_argument("--seconds", type=seconds, default=10.0, help="how long the cell trains")
-    parser.add_argument("--view", default="Timeline", help="the title of the tab that is open")
-    given = parser.parse_args(argv)
-    summary = measure(given.ranks, given.buckets, given.seconds, given.senders, given.view)
-    ranks, buckets = summary["shape"]
-    tasks = [round(one) for one in summary["long_tasks"]]
-    whose = f"replayed over the wire while {given.ranks} train" if given.senders else "that train"
-    sys.stdout.write(
+def table(found: dict[str, Any]) -> str:
+    """The figures as lines."""
+    ranks, buckets = found["shape"]
+    tasks = [round(one) for one in found["long_tasks"]]
+    senders = found["senders"]
+    whose = f"replayed over the wire while {found['ranks']} train" if senders else "that train"
+    return (
         f"dashboard of {ranks} ranks {whose}, {buckets} buckets, in Chromium\n"
-        f"  updates a second seen in the browser  {summary['updates_per_second']:8.1f}\n"
-        f"  messages a second                     {summary['messages_per_second']:8.1f}\n"
-        f"  training steps a second               {summary['steps_per_second']:8.1f}\n"
-        f"  the page's time for a picture (mean)  {summary['browser_ms']:8.2f} ms\n"
+        f"  updates a second seen in the browser  {found['updates_per_second']:8.1f}\n"
+        f"  messages a second                     {found['messages_per_second']:8.1f}\n"
+        f"  training steps a second               {found['steps_per_second']:8.1f}\n"
+        f"  the page's time for a picture (mean)  {found['browser_ms']:8.2f} ms\n"
         f"  tasks of the page over 50 ms (ms)     {tasks or 'none'}\n"
-        f"  Python's time for an update (median)  {summary['python_ms']:8.2f} ms\n"
-        f"  bytes of an update                    {summary['bytes_per_update']:8.0f}\n"
-        f"while {_SENDERS_RATE if given.senders else 10} steps come a second: {summary['shown']} steps were shown\n"
-        f"  last event to drawn pixel (median)    {summary['latency_ms']:8.0f} ms\n"
-        f"  last event to drawn pixel (90 %)      {summary['latency_ms_90']:8.0f} ms\n"
+        f"  Python's time for an update (median)  {found['python_ms']:8.2f} ms\n"
+        f"  bytes of an update                    {found['bytes_per_update']:8.0f}\n"
+        f"while {_SENDERS_RATE if senders else 10} steps come a second: {found['shown']} steps were shown\n"
+        f"  last event to drawn pixel (median)    {found['latency_ms']:8.0f} ms\n"
+        f"  last event to drawn pixel (90 %)      {found['latency_ms_90']:8.0f} ms"
     )
-    if given.json:
-        write_json(given.json, summary)
-    return 0
+
+
+OPTIONS = (
+    option("--ranks", type=count),
+    option("--buckets", type=count),
+    option("--senders", type=number_from(0), help="show so many replayed ranks, not the cluster's"),
+    option("--seconds", type=seconds, help="how long the cell trains"),
+    option("--view", help="the title of the tab that is open"),
+)

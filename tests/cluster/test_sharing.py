@@ -475,8 +475,7 @@ def test_functions_that_are_refused(lab: Lab, notebook: Notebook) -> None:
 @pytest.mark.soak
 def test_the_benchmark() -> None:
     """`bench push` measures every side; a pushed array is in memory once for both ranks."""
-    with Lab(2) as lab:
-        sides = push.measure(lab, megabytes=20, rounds=3)["sides"]
+    sides = push.measure(megabytes=20, rounds=3)["sides"]
     assert len(sides) == 8
     assert all(side["mb_per_s"] > 0 for side in sides.values())
     assert sides["push, shared memory"]["memory"] < 1.5  # of messages it is the allocators' matter, and differs

@@ -10,7 +10,7 @@ import pytest
 from ddp_lab.bench import all_reduce, memory, paper, predicted_memory, step
 from ddp_lab.bench.measuring import recording_cost
 from ddp_lab.bench.measuring.collectives import OPERATIONS, lacks
-from tests.benchmarks import construct, observe
+from tests.benchmarks.__main__ import run
 
 
 @pytest.mark.soak
@@ -98,7 +98,7 @@ def test_observe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bench observe` times one model in turns, observed, not, and not again, and prints what it writes."""
     path = tmp_path / "observe.json"
     asked = "--workloads conv_net --modes plain static_graph --sets 1 --builds 2 --seconds 0.2"
-    assert observe.main([*asked.split(), "--json", str(path)]) == 0
+    assert run("observe", [*asked.split(), "--json", str(path)]) == 0
     table = capsys.readouterr().out
     found = json.loads(path.read_text())["cells"]
     assert [cell["mode"] for cell in found] == ["plain", "static_graph"]
@@ -128,7 +128,7 @@ def test_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_construct(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bench construct` times both constructors in turns, in every set of processes."""
     path = tmp_path / "construct.json"
-    assert construct.main(["--workloads", "conv_net", "--sets", "1", "--rounds", "3", "--json", str(path)]) == 0
+    assert run("construct", ["--workloads", "conv_net", "--sets", "1", "--rounds", "3", "--json", str(path)]) == 0
     found = json.loads(path.read_text())["workloads"]["conv_net"]
     assert [len(build["ours"]) for builds in found["sets"] for build in builds] == [3]
     assert found["ms"]["ours"] > 0
