@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import ddp_lab
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def run(code: str) -> str:
     """Runs `code` in a fresh interpreter and returns what it printed."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -46,6 +49,11 @@ def test_public_names_of_comm_are_frozen() -> None:
     assert run(code).split() == COMM.split()
 
 
+REPORT = "import ddp_lab; ddp_lab.Timeline.load('tutorials/recordings/run-1.npz').report('/dev/null')"
+PAPER = """from ddp_lab.bench import paper
+about = {'data': 'digits', 'batch': 8, 'lr': 0.02, 'held_out': 1, 'accuracy': 1}
+found = paper.result(11, [[about | {'every': 1, 'losses': [1.0] * 20}]])
+paper.picture(found), paper.table(found)"""
 CLIENT = "ddp_lab, ddp_lab.cluster.cluster, ddp_lab.notebook.magics, ddp_lab.widgets.dashboard, ddp_lab.cli.main"
 
 
@@ -55,11 +63,15 @@ CLIENT = "ddp_lab, ddp_lab.cluster.cluster, ddp_lab.notebook.magics, ddp_lab.wid
         (f"import {CLIENT}", {"torch"}),  # the client side
         ("import ddp_lab.parallel.distributed, ddp_lab.engine.rank", {"ipywidgets", "anywidget", "plotly"}),  # a rank
         ("import ddp_lab; ddp_lab.DistributedDataParallel", {"ipyparallel", "IPython", "zmq"}),  # the class alone
+        (REPORT, {"pandas", "plotly", "torch"}),
+        (PAPER, {"torch"}),
     ],
+    ids=["client", "rank", "class", "report", "paper"],
 )
 def test_each_side_loads_only_what_it_needs(loaded: str, libraries: set[str]) -> None:
-    """The client leaves torch out, a rank widgets and plots, and the DDP class alone all that a notebook needs."""
-    assert run(f"import sys; {loaded}; print({libraries} & set(sys.modules))") == "set()"
+    """The client leaves torch out, a rank widgets and plots, and the DDP class alone all that a notebook needs. A
+    report of a recording is written without torch and plots, and the paper's figures are made without torch."""
+    assert run(f"{loaded}\nimport sys; print({libraries} & set(sys.modules))") == "set()"
 
 
 def test_an_extension_for_another_torch_is_refused_with_the_remedy() -> None:

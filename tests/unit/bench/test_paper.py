@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -152,14 +150,3 @@ def test_only_the_gains_are_exact() -> None:
         ("ResNet50", "gloo"): (26.8,),
         ("BERT", "gloo"): (21.5,),
     }
-
-
-def test_a_notebooks_kernel_needs_no_torch() -> None:
-    """Importing the package, making a result and drawing it leave torch out of the process."""
-    code = (
-        "import sys\nfrom ddp_lab.bench import paper\n"
-        "about = {'data': 'digits', 'batch': 8, 'lr': 0.02, 'held_out': 1, 'accuracy': 1}\n"
-        "found = paper.result(11, [[about | {'every': 1, 'losses': [1.0] * 20}]])\n"
-        "paper.picture(found), paper.table(found)\nassert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
