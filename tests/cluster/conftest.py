@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddp_lab import Cluster
 from ddp_lab.output.board import SilentBoard
+from ddp_lab.protocol import registry
 from tests.leftovers import nothing_more_than_before
 
 
@@ -35,8 +37,18 @@ def nothing_left_by_module() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_by_test(nothing_left: None) -> None:
-    """Nothing is left by any test here."""
+def nothing_left_by_test(request: pytest.FixtureRequest) -> None:
+    """Nothing is left by any test here; where processes are replaced while their cluster lives, by its module."""
+    if not getattr(request.module, "REPLACES_PROCESSES", False):
+        request.getfixturevalue("nothing_left")
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder in which detached clusters and servers for assistants are found: that of a module's tests alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        yield registry.folder()
 
 
 @pytest.fixture(scope="module")

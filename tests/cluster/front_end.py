@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ipykernel.compiler import murmur2_x86
-from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
+from tests.cluster.pages import beside
 from tests.waiting import DEADLINE_S, wait_until
 
 
@@ -17,10 +17,7 @@ class FrontEnd:
     """A debugger's front end beside the notebook page of the same kernel."""
 
     def __init__(self, manager: KernelManager) -> None:
-        self._client = BlockingKernelClient(connection_file=manager.connection_file)  # with an identity of its own
-        self._client.load_connection_file()
-        self._client.start_channels()
-        self._client.wait_for_ready(timeout=DEADLINE_S)
+        self._client = beside(manager)
         self._numbers = itertools.count(1)
         self.events: list[Mapping[str, Any]] = []
 

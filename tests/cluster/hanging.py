@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -251,6 +252,11 @@ def interrupt_when(condition: Callable[[], bool]) -> threading.Thread:
     thread = threading.Thread(target=press)
     thread.start()
     return thread
+
+
+def held(gate: Path) -> str:
+    """Code of a cell that goes on when this file is there."""
+    return f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.005)"
 
 
 def in_line(lab: Lab, rank: int, text: str) -> Callable[[], bool]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
+from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 from ddp_lab.output.terminal import plain
@@ -79,6 +80,15 @@ def notebook_with_cluster(options: str = "-n 2", before: Sequence[str] = ()) -> 
         kernel.close()
 
 
+def beside(manager: KernelManager) -> BlockingKernelClient:
+    """A client of the same kernel with an identity of its own, as another part of the page has."""
+    client = BlockingKernelClient(connection_file=manager.connection_file)
+    client.load_connection_file()
+    client.start_channels()
+    client.wait_for_ready(timeout=DEADLINE_S)
+    return client
+
+
 class Notebook:
     """A Jupyter kernel that runs cells as a notebook does.
 
@@ -131,10 +141,7 @@ class Notebook:
                 self.manager.interrupt_kernel()
         else:
             raise AssertionError(f"the cell did not end; it shows: {shown.text}")
-        reply = self._client.get_shell_msg(timeout=DEADLINE_S)
-        while reply["parent_header"].get("msg_id") != message_id:
-            reply = self._client.get_shell_msg(timeout=DEADLINE_S)
-        shown.status = reply["content"]["status"]
+        shown.status = self._reply(message_id)["status"]
         shown.seconds_after_interrupt = time.monotonic() - interrupted if interrupted else 0.0
         return shown
 
@@ -160,20 +167,19 @@ class Notebook:
 
     def complete(self, code: str) -> list[str]:
         """What Tab offers at the end of `code`."""
-        message_id = self._client.complete(code, len(code))
-        while True:
-            reply = self._client.get_shell_msg(timeout=DEADLINE_S)
-            if reply["parent_header"].get("msg_id") == message_id:
-                return list(reply["content"]["matches"])
+        return list(self._reply(self._client.complete(code, len(code)))["matches"])
 
     def inspect(self, code: str, detail: int = 0) -> str:
         """What Shift-Tab shows at the place of `|` in `code`; "" if it finds nothing."""
-        message_id = self._client.inspect(code.replace("|", ""), code.index("|"), detail)
+        content = self._reply(self._client.inspect(code.replace("|", ""), code.index("|"), detail))
+        return plain(content["data"]["text/plain"]) if content["found"] else ""
+
+    def _reply(self, message_id: str) -> Mapping[str, Any]:
+        """The content of the answer to a request."""
         while True:
             reply = self._client.get_shell_msg(timeout=DEADLINE_S)
             if reply["parent_header"].get("msg_id") == message_id:
-                content = reply["content"]
-                return plain(content["data"]["text/plain"]) if content["found"] else ""
+                return dict(reply["content"])
 
     def _take(self, message: Mapping[str, Any], shown: Shown) -> bool:
         kind, content = message["msg_type"], message["content"]

@@ -311,14 +311,8 @@ class Soak:
 
     def _kills(self) -> None:
         rank = self._random.randrange(2)
-        code = self._random.choice(
-            (
-                "time.sleep(600)",
-                "if rank != {}: dist.all_reduce(x)\nelse: time.sleep(600)",
-                "while True: step(model)",
-                "",
-            )
-        ).format(rank)
+        alone = f"if rank != {rank}: dist.all_reduce(x)\nelse: time.sleep(600)"
+        code = self._random.choice(("time.sleep(600)", alone, "while True: step(model)", ""))
         self._doing = f"kills: rank {rank} in {code!r}"
         pid = self.lab.pids()[f"rank {rank}"]
         if code:
@@ -337,22 +331,21 @@ class Soak:
             os.kill(pid, signal.SIGKILL)
             while rank not in self.lab.session.members.lost():
                 time.sleep(0.001)
-        self._begin_anew({rank})
+        self._begin_anew()
 
-    def _begin_anew(self, new: set[int]) -> None:
+    def _begin_anew(self) -> None:
         """Gives a new process what the other one has, as a user would."""
         self.cell("1")  # rejoins
         self.cell(SETUP)
         self._kept = [0, 0]
 
     def _replaces(self) -> None:
-        rank = self._random.randrange(2)
-        self.lab.rejoin(replace=[rank])
-        self._begin_anew({rank})
+        self.lab.rejoin(replace=[self._random.randrange(2)])
+        self._begin_anew()
 
     def _restarts(self) -> None:
         self.lab.restart()
-        self._begin_anew({0, 1})
+        self._begin_anew()
 
     def _queues(self) -> None:
         """Cells that wait for each other; one of them fails, is interrupted, or none."""

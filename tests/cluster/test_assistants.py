@@ -15,22 +15,14 @@ from jupyter_client.manager import KernelManager
 import ddp_lab
 from ddp_lab import CellError, ClusterError
 from ddp_lab.assistants import rendezvous
-from ddp_lab.protocol import registry
 from tests.assistants import Assistant, assistant, text_of
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import HANGS, MODEL, running
 from tests.waiting import DEADLINE_S, wait_until
 
+pytestmark = pytest.mark.usefixtures("entries")
 READING = {"cluster_status", "doctor", "timeline_summary", "findings", "what_if", "report"}
 TRAIN = MODEL + "for _ in range(30):\n    model.zero_grad(); model(x).sum().backward()"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def entries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of entries, of these tests alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-        yield registry.folder() / "mcp"
 
 
 @pytest.fixture(scope="module")
@@ -254,4 +246,4 @@ def test_in_a_kernel(entries: Path, tmp_path: Path, reader: Assistant, runner: A
         client.stop_channels()
         manager.shutdown_kernel()
     assert not Path(invitation.socket).parent.exists()
-    assert not list(entries.iterdir())
+    assert not list((entries / "mcp").iterdir())

@@ -16,6 +16,7 @@ from ddp_lab.cluster.cells.results import RemoteValue
 from ddp_lab.output.board import OutputBoard, SilentBoard
 from ddp_lab.output.terminal import plain
 from tests.cluster.conftest import Lab
+from tests.cluster.hanging import held
 from tests.cluster.pages import Page
 from tests.waiting import wait_until
 
@@ -37,9 +38,8 @@ def failure(lab: Lab, code: Any, **options: Any) -> CellError:
 def test_output_comes_while_the_cell_runs(lab: Lab, tmp_path: Path) -> None:
     """What a rank prints is on the page before its cell has ended."""
     go_on = tmp_path / "go on"
-    code = f"import os, time\nprint('begun', rank)\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.005)"
     page = Page()
-    run = lab.run(code, board=OutputBoard(page), wait=False)
+    run = lab.run(f"print('begun', rank)\n{held(go_on)}", board=OutputBoard(page), wait=False)
     wait_until(lambda: "rank 0 │ begun 0\nrank 1 │ begun 1" in page.text, "the outputs")
     assert not run.done
     assert set(run.status().ranks.values()) == {"running"}
@@ -284,7 +284,7 @@ def test_timeout(lab: Lab) -> None:
 def test_a_caller_that_looks_in(lab: Lab, tmp_path: Path, wait: bool) -> None:
     """While it waits for a cell, `tick` is called: here the cell ends by it."""
     gate = tmp_path / "gate"
-    code = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\nrank"
+    code = f"{held(gate)}\nrank"
     if wait:
         found = lab.run(code, tick=gate.touch, timeout=60)
     else:
@@ -322,12 +322,8 @@ def test_a_followed_cell_that_can_not_be_shown(lab: Lab) -> None:
 def test_one_rank_goes_on_after_another_failed(lab: Lab, tmp_path: Path) -> None:
     """While a rank goes on, the page says which one has failed and why."""
     go_on = tmp_path / "go on"
-    code = (
-        f"import os, time\nif rank == 1: raise ValueError('early')\n"
-        f"while not os.path.exists({str(go_on)!r}): time.sleep(0.005)"
-    )
     page = Page()
-    run = lab.run(code, board=OutputBoard(page), wait=False)
+    run = lab.run(f"if rank == 1: raise ValueError('early')\n{held(go_on)}", board=OutputBoard(page), wait=False)
     wait_until(lambda: "rank 1 │ ✗ ValueError: early (rank 0 continues" in page.text, "the failure")
     go_on.touch()
     with pytest.raises(CellError, match="rank 1 failed: ValueError: early"):

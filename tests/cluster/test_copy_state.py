@@ -8,6 +8,8 @@ import ddp_lab
 from ddp_lab import CellError
 from tests.cluster.conftest import Lab
 
+REPLACES_PROCESSES = True
+
 PARTS = """
 import math, os, signal
 def batch_of(step):
@@ -46,11 +48,6 @@ COMPRESS = """
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 """
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_by_test() -> None:
-    """Ranks are replaced here while their cluster lives: what is left is asked of the whole module."""
 
 
 @pytest.mark.parametrize(("kind", "arguments", "victim"), KINDS)

@@ -25,24 +25,14 @@ from ddp_lab.protocol import registry
 from ddp_lab.widgets.cluster_panel.panel import ClusterPanel
 from tests import leftovers
 from tests.cluster.conftest import Lab
-from tests.cluster.hanging import kill_controller
+from tests.cluster.hanging import held, kill_controller
 from tests.waiting import DEADLINE_S, wait_until
+
+pytestmark = pytest.mark.usefixtures("entries")
+REPLACES_PROCESSES = True
 
 CHECK = "t = torch.ones(1); dist.all_reduce(t); kept, t.item()"
 WAIT_FOR_EVER = "import time\nprint('begun', rank)\nwhile True: time.sleep(0.01)"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def entries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of entries, of these tests alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-        yield registry.folder()
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_by_test() -> None:
-    """A rank is replaced here while its cluster lives: what is left is asked of the whole module."""
 
 
 def client(code: str) -> subprocess.Popen[str]:
@@ -58,7 +48,7 @@ def client(code: str) -> subprocess.Popen[str]:
 
 
 @pytest.fixture(scope="module")
-def abandoned() -> Iterator[Callable[[], Lab]]:
+def abandoned(entries: Path) -> Iterator[Callable[[], Lab]]:
     """The way to get at two ranks whose first client was killed in the middle of a cell of both."""
     code = f"""
         lab = Cluster(2, detach=True, name='train').start()
@@ -111,7 +101,7 @@ def _interrupts_the_orphan(lab: Lab) -> None:
 def test_what_ended_meanwhile_is_reported(abandoned: Callable[[], Lab], tmp_path: Path) -> None:
     """A cell that fails while nobody is attached is reported with its error; a rank that died is replaced."""
     gate = tmp_path / "gate"
-    hold = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.005)\nprint('last words')\n1 / rank"
+    hold = f"{held(gate)}\nprint('last words')\n1 / rank"
     with abandoned() as lab:
         run = lab.run(hold, wait=False, label="held")
         pid = lab.pids()["rank 1"]
@@ -275,8 +265,7 @@ def test_magics_of_a_detached_cluster(capsys: pytest.CaptureFixture[str], tmp_pa
         commands.list_clusters()
         assert re.search(r"→ +mine +rank 0, cpu, idle +this notebook +60 s", said())
         gate = tmp_path / "gate"
-        code = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)"
-        lab.run(code, wait=False, label="long", board=SilentBoard())
+        lab.run(held(gate), wait=False, label="long", board=SilentBoard())
         wait_until(lambda: lab.status()[0].state == "running", "the cell")
         commands.on_current("leave", commands.detach)
         assert f"detached from mine: {later}" in said()

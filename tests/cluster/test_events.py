@@ -12,17 +12,14 @@ from tests.benchmarks import events
 from tests.cluster.conftest import Lab
 from tests.waiting import wait_until
 
+REPLACES_PROCESSES = True
+
 MODEL = """
 model = ddp_lab.DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)]))
 def step():
     model(torch.randn(8, 64)).square().mean().backward()
     model.zero_grad()
 """
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_by_test() -> None:
-    """A restart makes new processes in this module; what is left at its end counts."""
 
 
 def _reducer(lab: Lab) -> int:

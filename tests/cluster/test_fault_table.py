@@ -25,7 +25,6 @@ import psutil
 import pytest
 
 from ddp_lab import CellError, ClusterError, machine
-from ddp_lab.protocol import registry
 from tests import leftovers
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import Announced
@@ -86,11 +85,9 @@ CASES = [
 
 
 @pytest.fixture(autouse=True, scope="module")
-def entries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of entries, of these tests alone; the table at the end."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-        yield registry.folder()
+def table(entries: Path) -> Iterator[None]:
+    """The table is shown at the end."""
+    yield
     print("\n".join(["", *TABLE]))
 
 

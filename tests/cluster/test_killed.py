@@ -17,17 +17,14 @@ from ddp_lab.cluster.cells.run import CellRun
 from ddp_lab.output.board import LineBoard
 from tests import leftovers
 from tests.cluster.conftest import Lab
-from tests.cluster.hanging import NO_FIXED_WAITS, WAITS_AGAIN, Announced, in_line, interrupt_when, kill_controller
+from tests.cluster.hanging import NO_FIXED_WAITS, WAITS_AGAIN, Announced, held, in_line, interrupt_when, kill_controller
 from tests.cluster.test_live_control import MODEL, training
 from tests.cluster.test_sharing import descriptors
 from tests.waiting import wait_until
 
+REPLACES_PROCESSES = True
+
 ONES = dict.fromkeys(range(3), 3.0)
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_by_test() -> None:
-    """Ranks are replaced here while their cluster lives: what is left is asked of the whole module."""
 
 
 @pytest.fixture(scope="module")
@@ -163,8 +160,7 @@ def test_a_controller_that_is_killed_costs_nothing(lab: Lab, tmp_path: Path) -> 
     lab.run("t = torch.ones(4); kept = rank + 20")
     before = lab.values("import os; os.getpid(), kept")
     said, gate = Announced(), tmp_path / "gate"
-    code = f"import time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\ndist.all_reduce(t)\nrank + 40"
-    first = lab.run(code, wait=False, board=said)
+    first = lab.run(f"{held(gate)}\ndist.all_reduce(t)\nrank + 40", wait=False, board=said)
     second = lab.run("rank + 50", wait=False)
     wait_until(lambda: {one.state for one in lab.status()} == {"running"}, "the cell")
     former = kill_controller(lab)

@@ -8,28 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from tests.cluster.pages import Notebook, notebook_with_cluster
+from tests.cluster.hanging import held
+from tests.cluster.pages import Notebook, beside, notebook_with_cluster
 from tests.waiting import DEADLINE_S, wait_until
 
-WAITS = """%%distributed
-import os, time
-print("first", rank)
-while not os.path.exists({gate!r}): time.sleep(0.01)
-print("last", rank)
-"""
+REPLACES_PROCESSES = True
 
 
 class WidgetPage:
     """The part of a page that runs the widget's script: it asks for outputs, and takes what the widget sends."""
 
     def __init__(self, manager: KernelManager) -> None:
-        self._client = BlockingKernelClient(connection_file=manager.connection_file)
-        self._client.load_connection_file()
-        self._client.start_channels()
-        self._client.wait_for_ready(timeout=DEADLINE_S)
+        self._client = beside(manager)
         self._comm, self._subshell = "", self._new_subshell()
         self.state: dict[str, Any] = {}
         self.messages: list[dict[str, Any]] = []
@@ -83,11 +75,6 @@ class WidgetPage:
         message = self._client.session.msg("comm_msg", {"comm_id": self._comm, "data": data})
         message["header"]["subshell_id"] = self._subshell
         self._client.shell_channel.send(message)
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_by_test() -> None:
-    """A cluster is left from test to test; what is left at the end of the module counts."""
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +142,7 @@ def test_a_running_cell_can_be_seen_by_rank(notebook: Notebook, page: WidgetPage
     gate = tmp_path / "gate"
     page.ask("unknown")  # what earlier cells sent has been taken
     page.places.clear()
-    request = notebook.begin(WAITS.format(gate=str(gate)))
+    request = notebook.begin(f"%%distributed\nprint('first', rank)\n{held(gate)}\nprint('last', rank)")
     [found] = page.until(lambda: page.places)
     answer = page.ask(found)
     assert not answer["ended"]

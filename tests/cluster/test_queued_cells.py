@@ -14,6 +14,7 @@ from ddp_lab.cluster.cells.run import CellRun
 from ddp_lab.output.board import LineBoard
 from ddp_lab.output.terminal import plain
 from tests.cluster.conftest import Lab
+from tests.cluster.hanging import held
 from tests.waiting import wait_until
 
 SUM = "t = torch.ones(1); dist.all_reduce(t); t.item()"
@@ -23,10 +24,6 @@ SUM = "t = torch.ones(1); dist.all_reduce(t); t.item()"
 def gate(tmp_path: Path) -> Path:
     """A file for which cells wait: `gate.touch()` lets them go on."""
     return tmp_path / "gate"
-
-
-def held(gate: Path) -> str:
-    return f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.005)"
 
 
 def test_a_running_cell_can_be_asked(lab: Lab, gate: Path) -> None:
@@ -233,22 +230,21 @@ def view(lab: Lab) -> Any:
     return lab.client[:]
 
 
-def test_cells_and_requests_take_turns(lab: Lab, view: Any, tmp_path: Path) -> None:
+def test_cells_and_requests_take_turns(lab: Lab, view: Any, gate: Path) -> None:
     """A cell that is sent while one of ipyparallel runs, or awaits, begins when that has ended; and the other way
     round."""
     view.execute("import asyncio\nawait asyncio.sleep(0)", block=True)
     lab.run("order = []\nimport os, time")
-    begun = [tmp_path / f"begun {rank}" for rank in (0, 1)]
+    begun = [gate.with_name(f"begun {rank}") for rank in (0, 1)]
     waits = view.execute(
-        f"open({str(tmp_path)!r} + f'/begun {{rank}}', 'w').close()\n"
+        f"open({str(gate.parent)!r} + f'/begun {{rank}}', 'w').close()\n"
         "for _ in range(20): await asyncio.sleep(0.02)\norder.append('px')",
         block=False,
     )
     wait_until(lambda: all(path.exists() for path in begun), "ipyparallel's cell")
     lab.run("order.append('cell')")
     waits.get()
-    gate = tmp_path / "gate"
-    run = lab.run(f"while not os.path.exists({str(gate)!r}): time.sleep(0.005)\norder.append('second')", wait=False)
+    run = lab.run(f"{held(gate)}\norder.append('second')", wait=False)
     wait_until(lambda: {one.state for one in lab.status()} == {"running"}, "the second cell")
     last = view.execute("order.append('last')", block=False)
     gate.touch()

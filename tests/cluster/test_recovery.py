@@ -21,7 +21,7 @@ from ddp_lab.output.terminal import plain
 from tests import leftovers
 from tests.benchmarks.recovery import SETUP, STATES, State, interrupted
 from tests.cluster.conftest import Lab
-from tests.cluster.hanging import NO_FIXED_WAITS, WAITS_AGAIN, Announced, in_line, kill_controller
+from tests.cluster.hanging import NO_FIXED_WAITS, WAITS_AGAIN, Announced, held, in_line, kill_controller
 from tests.waiting import wait_until
 
 # A cell that does not end by itself, for each state a rank may be in when it is interrupted.
@@ -477,8 +477,7 @@ def test_a_controller_that_is_gone_for_good(tmp_path: Path) -> None:
     with Lab(2) as lab:
         for number in range(2):
             said, gate = Announced(), tmp_path / f"gate {number}"
-            code = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\nrank"
-            run = lab.run(code, wait=False, board=said)
+            run = lab.run(f"{held(gate)}\nrank", wait=False, board=said)
 
             def given_up() -> bool:
                 if pid := lab.pids().get("controller"):

@@ -15,17 +15,14 @@ from tests.benchmarks.recovery import SETUP, STATES, interrupted
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import diagnosed, told_apart
 
+REPLACES_PROCESSES = True
+
 WAITING = (
     "collective that one rank does not enter",
     "collective of a user's group",
     "backward with buckets in flight",
 )
 THREADS_OF_A_GROUP = 2  # of the Gloo group within
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_by_test() -> None:
-    """A rank is replaced here while its cluster lives: what is left is asked of the whole module."""
 
 
 @pytest.fixture(scope="module")

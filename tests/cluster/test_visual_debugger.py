@@ -14,6 +14,8 @@ from tests.cluster.front_end import FrontEnd
 from tests.cluster.pages import Notebook, notebook_with_cluster
 from tests.waiting import wait_until
 
+REPLACES_PROCESSES = True  # ipykernel's debugger has a process that ends with the kernel
+
 CELL = """%%distributed
 x = torch.full((2,), 10.0 * rank)
 def doubled(value):
@@ -37,11 +39,6 @@ backend = dist.group.WORLD._get_backend(torch.device("cpu"))
 print("held", timeout_of(backend).total_seconds() > 86_400, "ports", sorted(listening))"""
 
 
-@pytest.fixture(autouse=True)
-def nothing_left_by_test() -> None:
-    """ipykernel's own debugger has a process that ends with the kernel; what is left at the module's end counts."""
-
-
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
     """A kernel with a cluster of two ranks."""
@@ -62,6 +59,14 @@ def front(notebook: Notebook) -> Iterator[FrontEnd]:
         assert "the notebook's own cells" in notebook.run("%cluster debug off").text
     finally:
         front.close()
+
+
+def _stopped(notebook: Notebook, front: FrontEnd, code: str, line: int) -> tuple[str, int, dict[str, Any]]:
+    """Runs a cell that stops at a breakpoint in this line: its request, the thread and the innermost frame."""
+    front.break_at(code, line)
+    cell = notebook.begin(code)
+    thread, frames = front.stopped()
+    return cell, thread, frames[0]
 
 
 def _stops(notebook: Notebook, front: FrontEnd, code: str, line: int) -> dict[str, Any]:
@@ -136,9 +141,7 @@ def test_several_breakpoints_and_switching(notebook: Notebook, front: FrontEnd) 
 
 def test_turned_off_while_stopped(notebook: Notebook, front: FrontEnd) -> None:
     """Turning the debugger off lets the cell end on all ranks; the next cell stops nowhere."""
-    front.break_at(CELL, 6)
-    cell = notebook.begin(CELL)
-    front.stopped()
+    cell, _, _ = _stopped(notebook, front, CELL, 6)
     front.turn_off()
     front.event("continued")
     assert "sum [20.0, 20.0]" in notebook.finish(cell).text
@@ -148,9 +151,7 @@ def test_turned_off_while_stopped(notebook: Notebook, front: FrontEnd) -> None:
 
 def test_an_interrupt_ends_a_stopped_cell(notebook: Notebook, front: FrontEnd) -> None:
     """The interrupt button ends the cell on all ranks; the debugger stays on and stops the next cell."""
-    front.break_at(CELL, 6)
-    cell = notebook.begin(CELL)
-    front.stopped()
+    cell, _, _ = _stopped(notebook, front, CELL, 6)
     notebook.manager.interrupt_kernel()
     shown = notebook.finish(cell)
     assert shown.error[0] == "KeyboardInterrupt", (shown.text, shown.error)
@@ -160,9 +161,7 @@ def test_an_interrupt_ends_a_stopped_cell(notebook: Notebook, front: FrontEnd) -
 
 def test_the_doctor_says_who_is_stopped(notebook: Notebook, front: FrontEnd) -> None:
     """The doctor names the rank and its line; a rank that waits for it raises no alarm, and its timeouts are held."""
-    front.break_at(BACKGROUND, 2)
-    notebook.run(BACKGROUND)
-    thread, _ = front.stopped()
+    _, thread, _ = _stopped(notebook, front, BACKGROUND, 2)
     assert notebook.run("print(lab.doctor())").text.startswith("rank 1 is stopped in the debugger at stopped [")
     waits = lambda: "line 2. rank 0 waits in all_reduce" in notebook.run("print(lab.doctor())").text  # noqa: E731
     wait_until(waits, "rank 0 waits")
@@ -174,10 +173,8 @@ def test_the_doctor_says_who_is_stopped(notebook: Notebook, front: FrontEnd) -> 
 
 def test_a_rank_that_fails_while_stopped(notebook: Notebook, front: FrontEnd) -> None:
     """A stopped rank whose process ends: the cell fails, nothing is stopped, and its new process is debugged again."""
-    front.break_at(CELL, 6)
-    cell = notebook.begin(CELL)
-    _, frames = front.stopped()
-    os.kill(int(front.evaluate("__import__('os').getpid()", frames[0])), signal.SIGKILL)
+    cell, _, frame = _stopped(notebook, front, CELL, 6)
+    os.kill(int(front.evaluate("__import__('os').getpid()", frame)), signal.SIGKILL)
     front.event("continued")
     shown = notebook.finish(cell)
     assert "rank 1" in shown.error[1], (shown.text, shown.error)
@@ -207,9 +204,7 @@ def test_what_is_not_there(notebook: Notebook) -> None:
 def test_a_cluster_is_stopped_and_started_under_the_debugger(notebook: Notebook, front: FrontEnd) -> None:
     """`%cluster stop` while a rank is stopped in a background cell ends all, and the debugger is the notebook's. Turned
     on there, it can be pointed at a rank of a cluster that is started meanwhile, and back."""
-    front.break_at(BACKGROUND, 2)
-    notebook.run(BACKGROUND)
-    front.stopped()
+    _stopped(notebook, front, BACKGROUND, 2)
     assert notebook.run("%cluster stop").status == "ok"
     front.event("continued")
     front.turn_off()
@@ -238,9 +233,7 @@ def test_a_kernel_that_is_lost(notebook: Notebook) -> None:
         first.run("%cluster debug 0")
         front = FrontEnd(first.manager)
         front.turn_on()
-        front.break_at(BACKGROUND, 2)
-        first.run(BACKGROUND)
-        front.stopped()
+        _stopped(first, front, BACKGROUND, 2)
         front.close()
         os.kill(kernel, signal.SIGKILL)
     finally:
