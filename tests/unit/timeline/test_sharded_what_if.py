@@ -113,9 +113,13 @@ def test_zero_1_on_more_ranks_has_their_all_reduces() -> None:
     ],
 )
 def test_refusals(what: dict[str, Any], reason: str) -> None:
-    """What makes no sense is refused with the reason."""
+    """An option that makes no sense is refused with the reason."""
     with pytest.raises(ValueError, match=reason):
         recorded().simulate(**what)
+
+
+def test_what_can_not_be_predicted() -> None:
+    """So is what a recording does not hold."""
     with pytest.raises(ValueError, match="a model with fully_shard has no buckets"):
         recorded().workload()
     with pytest.raises(ValueError, match="prefetch: not an option of a step with replicate; those are groups, world_"):

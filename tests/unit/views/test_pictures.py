@@ -26,8 +26,7 @@ def frame_of(training: Training) -> StepFrame:
 @pytest.fixture
 def timeline() -> Timeline:
     """Three steps of two ranks and three buckets."""
-    made = Training(2, 3, delays={(1, 1): 2.0}).trained(3, ms=100)
-    return made
+    return Training(2, 3, delays={(1, 1): 2.0}).trained(3, ms=100)
 
 
 def parts_of(frame: StepFrame) -> dict[tuple[int, str], tuple[float, float]]:

@@ -21,8 +21,7 @@ def newest(timeline: Timeline) -> StepFrame:
 @pytest.fixture
 def timeline() -> Timeline:
     """Four steps of two ranks and three buckets; rank 1 is late in bucket 1."""
-    made = Training(2, 3, delays={(1, 1): 2.0}).trained(4, ms=100)
-    return made
+    return Training(2, 3, delays={(1, 1): 2.0}).trained(4, ms=100)
 
 
 def test_holds_the_times_that_spans_reports(timeline: Timeline) -> None:

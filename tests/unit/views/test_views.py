@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ddp_lab.formatting import rate
-from ddp_lab.protocol.events import DTYPE, Batch, Kind
+from ddp_lab.protocol.events import Batch, Kind
 from ddp_lab.timeline.tables.span_columns import Columns
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views import pictures, view_data
@@ -23,14 +23,14 @@ from ddp_lab.views.view_data import readiness
 from ddp_lab.widgets.overhead import Overhead
 from ddp_lab.widgets.slow_facts import SlowFacts, bucket_gradients
 from tests.training_events import Training, append
+from tests.unit.backwards import rows
 
 VIEWS = ("timeline", "sync", "overlap", "stragglers", "buckets", "findings")
 
 
 def timeline_of(steps: int = 20, ranks: int = 2, **options: Any) -> Timeline:
     """Steps of a training of 20 ms each, with a forward."""
-    made = Training(ranks, 3, forward_ms=2.5, **options).trained(steps, ms=20)
-    return made
+    return Training(ranks, 3, forward_ms=2.5, **options).trained(steps, ms=20)
 
 
 def model(*names: str, buckets: int = 2) -> dict[str, Any]:
@@ -263,11 +263,8 @@ def test_the_overhead_counts_events_of_a_step() -> None:
     for reducer in range(2):
         training.reducer = reducer
         for rank in range(2):
-            marks = np.zeros(250, DTYPE)
-            marks["sequence"] = training._sequence[rank] + np.arange(250)
+            marks = rows(*[{"host_ns": began, "kind": Kind.MARK}] * 250, first=training._sequence[rank])
             training._sequence[rank] += 250
-            marks["host_ns"], marks["kind"] = began, Kind.MARK
-            marks["reducer"] = marks["step"] = marks["bucket"] = marks["parameter"] = -1
             made.extend(Batch(rank, 1, int(marks["sequence"][0]), 0, marks))
         found = []
         for step in range(4):

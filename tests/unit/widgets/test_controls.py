@@ -19,6 +19,7 @@ from ddp_lab.widgets.controls.controls import Controls
 from ddp_lab.widgets.controls.stepping import StepControl, machine, standings
 from ddp_lab.widgets.dashboard import Dashboard
 from tests.training_events import Training
+from tests.unit.backwards import assignment
 from tests.unit.step_model import History, StepModel
 
 
@@ -88,49 +89,30 @@ def test_what_the_machine_shows() -> None:
     assert row == {"rank": 1, "number": 3, "begun": False, "kind": "SlowLayer", "text": fault.text()}
 
 
-@pytest.mark.parametrize(
-    "fault", [faults.SlowRank(0, 0.1), faults.SlowLayer(0, "a", 0.1), faults.SlowLink(0, 0.1, 5.0)]
-)
-def test_marks_of_faults(fault: faults.Fault) -> None:
+def test_marks_of_faults() -> None:
     """A lasting fault's first mark begins it, its last one ends it; one that is over at once has one mark; the
     program's own marks are neither."""
-    assert faults.mark_kind(fault.text()) == "begin"
-    assert faults.mark_kind(f"end of {fault.text()}") == "end"
+    for lasts in (faults.SlowRank(0, 0.1), faults.SlowLayer(0, "a", 0.1), faults.SlowLink(0, 0.1, 5.0)):
+        assert faults.mark_kind(lasts.text()) == "begin"
+        assert faults.mark_kind(f"end of {lasts.text()}") == "end"
     for once in (faults.DroppedGradient(0, "a"), faults.DeadRank(0)):
         assert faults.mark_kind(once.text()) == "once"
     assert [faults.mark_kind(text) for text in ("end of epoch", "optimizer")] == [None, None]
 
 
-def assignment(generation: int, first_step: int, groups: list[list[int]], caps: list[float], hook: str | None) -> Any:
-    """A description of four parameters in these buckets."""
-    parameters = [
-        {"index": index, "name": f"{index}.weight", "shape": [4], "numel": 4, "bytes": 16}
-        | {"dtype": "float32", "device": "cpu"}
-        for index in range(4)
-    ]
-    buckets = [
-        {"bucket": number, "bytes": 16 * len(members), "dtype": "float32", "device": "cpu", "parameters": members}
-        for number, members in enumerate(groups)
-    ]
-    made = {"type": "assignment", "reducer": 0, "generation": generation, "first_step": first_step, "rebuilt": True}
-    made |= {"process_group": 0, "group_ranks": [0, 1], "backend": "gloo", "module": "Net"}
-    return made | {
-        "parameters": parameters,
-        "buckets": buckets,
-        "options": {"bucket_cap_mb_list": caps, "comm_hook": hook},
-    }
-
-
 def test_a_change_is_taken_back() -> None:
     """Caps, order and hook of the assignment before the last change are asked for again, the hook by its name."""
-    before = assignment(1, 1, [[3, 2], [1, 0]], [1.0, 25.0, 25.0], None)
-    after = assignment(2, 40, [[0], [1], [2], [3]], [0.01], "fp16_compress_hook")
+    before, after = (
+        assignment(groups, generation=generation, sizes=[16] * 4)
+        | {"first_step": step, "options": {"bucket_cap_mb_list": caps, "comm_hook": hook}}
+        for groups, generation, step, caps, hook in (
+            ([[3, 2], [1, 0]], 1, 1, [1.0, 25.0, 25.0], None),
+            ([[0], [1], [2], [3]], 2, 40, [0.01], "fp16_compress_hook"),
+        )
+    )
     back = change_back(before, after)
-    assert back == {
-        "order": ["3.weight", "2.weight", "1.weight", "0.weight"],
-        "bucket_cap_mb_list": [1.0, 25.0],
-        "comm_hook": "none",
-    }
+    order = ["layer3", "layer2", "layer1", "layer0"]
+    assert back == {"order": order, "bucket_cap_mb_list": [1.0, 25.0], "comm_hook": "none"}
     assert change_back(after, before)["comm_hook"] == "fp16"
     assert "comm_hook" not in change_back(before, before)
     assert described(after) == {"buckets": 4, "caps": "0.01 MiB", "hook": "fp16_compress_hook"}

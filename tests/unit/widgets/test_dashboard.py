@@ -17,7 +17,7 @@ from ipywidgets.widgets.widget import _instances
 from ddp_lab.cluster.cluster import Cluster
 from ddp_lab.cluster.followed import follow
 from ddp_lab.engine.telemetry import interval_of
-from ddp_lab.protocol.events import DTYPE, Batch, Kind
+from ddp_lab.protocol.events import Batch, Kind
 from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views.paint import palette
@@ -31,6 +31,7 @@ from ddp_lab.widgets.live_widget import Refresher, receive_while_busy
 from ddp_lab.widgets.step_feed import StepFeed
 from ddp_lab.widgets.step_messages import BLOCKS
 from tests.training_events import Training
+from tests.unit.backwards import rows
 from tests.waiting import DEADLINE_S, wait_until
 
 Made = Callable[..., Dashboard]
@@ -417,10 +418,8 @@ def test_marks_are_sent_with_their_names(make: Made) -> None:
     timeline, training = Timeline(), Training()
     training.feed(timeline, 0, 10**12)
     timeline.describe(1, {"type": "mark", "index": 0, "name": "epoch", "session": 1})
-    event = np.zeros(1, DTYPE)
-    event["sequence"], event["host_ns"], event["kind"] = 10**6, 5 * 10**9, Kind.MARK
-    event["reducer"] = event["step"] = event["bucket"] = -1
-    timeline.extend(Batch(1, 1, 10**6, 0, event))
+    mark = {"host_ns": 5 * 10**9, "kind": Kind.MARK, "parameter": 0}
+    timeline.extend(Batch(1, 1, 10**6, 0, rows(mark, first=10**6)))
     dashboard: Any = make(timeline)
     dashboard._refresher.stop()
     dashboard.refresh()

@@ -20,8 +20,7 @@ LINK = CommModel(latency_ns=1e5, ns_per_byte=0.4)
 @pytest.fixture
 def timeline() -> Timeline:
     """Ten steps of two ranks with three buckets; rank 1 is late in bucket 1."""
-    made = Training(2, 3, forward_ms=2.5, delays={(1, 1): 4.0}).trained(10, ms=20)
-    return made
+    return Training(2, 3, forward_ms=2.5, delays={(1, 1): 4.0}).trained(10, ms=20)
 
 
 def _stage(timeline: Timeline) -> WhatIfStage:
