@@ -14,7 +14,7 @@ import mcp_types as types
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from mcp import Client, StdioServerParameters
 
-__all__ = ["Assistant", "assistant", "text_of"]
+__all__ = ["Assistant", "assistant", "data_of", "text_of"]
 
 
 @contextmanager
@@ -46,3 +46,9 @@ class Assistant:
 def text_of(result: types.CallToolResult) -> str:
     """What the assistant reads."""
     return "\n".join(part.text for part in result.content if isinstance(part, types.TextContent))
+
+
+def data_of(result: types.CallToolResult) -> dict[str, Any]:
+    """The facts, which must be there."""
+    assert result.structured_content is not None, text_of(result)
+    return result.structured_content

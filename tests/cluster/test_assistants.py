@@ -15,7 +15,7 @@ from jupyter_client.manager import KernelManager
 import ddp_lab
 from ddp_lab import CellError, ClusterError
 from ddp_lab.assistants import rendezvous
-from tests.assistants import Assistant, assistant, text_of
+from tests.assistants import Assistant, assistant, data_of, text_of
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import HANGS, MODEL, running
 from tests.waiting import DEADLINE_S, wait_until
@@ -69,9 +69,8 @@ def test_without_a_notebook(reader: Assistant) -> None:
 def test_status(lab: Lab, reader: Assistant) -> None:
     """cluster_status has each rank with its state and process, as text and as data."""
     result = reader.call("cluster_status")
-    assert result.structured_content is not None
-    assert result.structured_content["cluster"] == lab.name
-    ranks = result.structured_content["ranks"]
+    assert data_of(result)["cluster"] == lab.name
+    ranks = data_of(result)["ranks"]
     assert [(one["rank"], one["state"], one["pid"]) for one in ranks] == [
         (record.rank, "idle", record.pid) for record in lab.status()
     ]
@@ -85,12 +84,10 @@ def test_a_training_is_read(lab: Lab, reader: Assistant) -> None:
     lab.run(TRAIN)
     wait_until(lambda: lab.timeline.judgement() is not None, "steps")
     summary = reader.call("timeline_summary")
-    assert summary.structured_content is not None
-    assert (summary.structured_content["module"], summary.structured_content["step_ms"] > 0) == ("Heads", True)
+    assert (data_of(summary)["module"], data_of(summary)["step_ms"] > 0) == ("Heads", True)
     assert "per step (median)" in text_of(summary)
     assert reader.call("findings").structured_content is not None
-    predicted = reader.call("what_if", bucket_cap_mb=25, world_size=8).structured_content
-    assert predicted is not None
+    predicted = data_of(reader.call("what_if", bucket_cap_mb=25, world_size=8))
     assert (predicted["world_size"], predicted["buckets"]) == (8, 1)
     page = Path(text_of(reader.call("report")).removeprefix("The report is "))
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
@@ -127,9 +124,9 @@ def test_a_hang_is_explained_while_the_notebook_waits(lab: Lab, reader: Assistan
     thread.join()
     said = text_of(found["hang"])
     assert all(word in said for word in words)
-    assert found["hang"].structured_content["stuck"]
-    assert found["status"].structured_content["pending_cells"] == ["%%distributed [3]"]
-    assert {one["state"] for one in found["status"].structured_content["ranks"]} == {"running"}
+    assert data_of(found["hang"])["stuck"]
+    assert data_of(found["status"])["pending_cells"] == ["%%distributed [3]"]
+    assert {one["state"] for one in data_of(found["status"])["ranks"]} == {"running"}
 
 
 @pytest.mark.usefixtures("served")
@@ -149,10 +146,8 @@ def test_a_cell_runs_and_is_shown(lab: Lab, allowed: Assistant, capsys: pytest.C
     assert set(allowed.tools()) == READING | {"run_cell"}
     result = allowed.call("run_cell", code="print('seen by', rank)\nmine = rank + 1")
     again = allowed.call("run_cell", code="mine * 10", ranks=[1])
-    assert result.structured_content is not None
-    assert [one["output"] for one in result.structured_content["ranks"]] == ["seen by 0\n", "seen by 1\n"]
-    assert again.structured_content is not None
-    assert [(one["rank"], one["value"]) for one in again.structured_content["ranks"]] == [(1, "20")]
+    assert [one["output"] for one in data_of(result)["ranks"]] == ["seen by 0\n", "seen by 1\n"]
+    assert [(one["rank"], one["value"]) for one in data_of(again)["ranks"]] == [(1, "20")]
     shown = capsys.readouterr().out
     assert "An assistant runs assistant [1] on ranks 0–1" in shown
     assert "mine = rank + 1" in shown
@@ -162,9 +157,8 @@ def test_a_cell_runs_and_is_shown(lab: Lab, allowed: Assistant, capsys: pytest.C
 def test_a_cell_that_fails(lab: Lab, allowed: Assistant, capsys: pytest.CaptureFixture[str]) -> None:
     """The assistant gets the error of each rank, the user sees it, and the ranks work afterwards."""
     result = allowed.call("run_cell", code="assert rank == 0, 'not rank 0'")
-    assert result.structured_content is not None
-    ranks = result.structured_content["ranks"]
-    assert (result.structured_content["state"], ranks[0]["error"]) == ("failed", "")
+    ranks = data_of(result)["ranks"]
+    assert (data_of(result)["state"], ranks[0]["error"]) == ("failed", "")
     assert "AssertionError: not rank 0" in ranks[1]["error"]
     assert "AssertionError: not rank 0" in capsys.readouterr().out
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
@@ -181,8 +175,7 @@ def test_a_cell_is_refused_while_another_runs(lab: Lab, allowed: Assistant) -> N
 def test_a_time_limit(lab: Lab, allowed: Assistant) -> None:
     """A cell that does not end is interrupted after its time limit."""
     result = allowed.call("run_cell", code="import time\nwhile True: time.sleep(0.01)", timeout_s=0.5)
-    assert result.structured_content is not None
-    assert result.structured_content["state"] == "failed"
+    assert data_of(result)["state"] == "failed"
     assert "0.5 s" in text_of(result)
 
 

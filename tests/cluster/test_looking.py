@@ -8,6 +8,7 @@ import pytest
 
 from ddp_lab import CellError, ClusterError
 from tests.cluster.conftest import Lab
+from tests.cluster.test_live_control import BARE
 from tests.waiting import wait_until
 
 MODEL = """
@@ -17,12 +18,6 @@ def step():
     model.zero_grad()
     model(torch.randn(4, 16)).square().mean().backward()
 for _ in range(3): step()
-"""
-# Enters no collective but the model's: ranks that began to look at different steps would hang
-BARE = """
-import pathlib
-while not pathlib.Path({path!r}).exists():
-    step()
 """
 
 
@@ -36,7 +31,8 @@ def test_watches_begin_and_end_while_a_cell_trains(lab: Lab, tmp_path: Path) -> 
     """Switched on and off many times under way, both ranks look at the same steps, and training goes on."""
     lab.run(MODEL)
     end = tmp_path / "end"
-    # The ranks may leave the loop after different steps: the last step's peers are freed.
+    # In BARE ranks that began to look at different steps would hang. They may leave it after different steps: the last
+    # step's peers are freed.
     running = lab.run(BARE.format(path=str(end)), wait=False)
     try:
         for every in (1, 2, 1, 3, 1):

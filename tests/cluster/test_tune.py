@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,15 @@ def _settings(lab: Lab) -> dict[str, Any]:
     return dict(found[0])
 
 
+@pytest.fixture
+def kept(lab: Lab) -> Iterator[Lab]:
+    """Ranks with a new model that has the same settings after the test."""
+    lab.run(MODEL)
+    before = _settings(lab)
+    yield lab
+    assert _settings(lab) == before
+
+
 def test_the_faster_caps_are_found_and_applied(slow: Lab) -> None:
     """Fewer buckets win beyond doubt, the model has them, and the result says what to write."""
     told: list[str] = []
@@ -73,24 +83,21 @@ def test_the_faster_caps_are_found_and_applied(slow: Lab) -> None:
     assert not {"tune", "measure the link"} & set(slow.results), "these are not the user's cells"
 
 
-def test_while_a_cell_trains_an_interrupt_puts_all_back(lab: Lab, tmp_path: Path) -> None:
+def test_while_a_cell_trains_an_interrupt_puts_all_back(kept: Lab, tmp_path: Path) -> None:
     """Steps of a cell are taken as they come; interrupted after a round the model has what it had, and trains on."""
-    lab.run(MODEL)
-    before = _settings(lab)
     path = tmp_path / "stop"
-    running = lab.run(LOOP.format(path=str(path)), wait=False, timeout=DEADLINE_S)
+    running = kept.run(LOOP.format(path=str(path)), wait=False, timeout=DEADLINE_S)
 
     def interrupt(line: str) -> None:
         raise KeyboardInterrupt
 
     try:
         with pytest.raises(KeyboardInterrupt):
-            lab.tune(steps=4, tell=interrupt)
+            kept.tune(steps=4, tell=interrupt)
         assert not running.done
     finally:
         path.touch()
         running.wait()
-    assert _settings(lab) == before
 
 
 @pytest.mark.parametrize("how", ["cell", pytest.param("thread", marks=pytest.mark.soak)])
@@ -176,41 +183,32 @@ def test_steps_that_are_forgotten(lab: Lab, tmp_path: Path) -> None:
         running.wait()
 
 
-def test_turns_of_a_length_that_fits(lab: Lab) -> None:
+def test_turns_of_a_length_that_fits(kept: Lab) -> None:
     """Without a number of steps a turn has as many as fit, and a setting is had by a cell where nothing trains."""
-    lab.run(MODEL)
-    before = _settings(lab)
-    turns = tune_turns.CellTurns(lab.training, lab.timeline.reducers()[-1].reducer, None, "step()")
+    turns = tune_turns.CellTurns(kept.training, kept.timeline.reducers()[-1].reducer, None, "step()")
     times = turns.take(Setting((0.02,)))
     assert turns.count is not None
     assert 5 <= turns.count <= 60
     assert 0 < len(times) <= turns.count
     assert turns.refusal(turns.users) == ""
     assert "size limit must be positive, got -1.0 MiB" in turns.refusal(Setting((-1.0,)))
-    assert _settings(lab)["bucket_cap_mb"] == pytest.approx(0.02, rel=1e-3)
+    assert _settings(kept)["bucket_cap_mb"] == pytest.approx(0.02, rel=1e-3)
     assert turns.settle(turns.users)
-    assert _settings(lab) == before
 
 
-def test_code_that_trains_no_step(lab: Lab) -> None:
+def test_code_that_trains_no_step(kept: Lab) -> None:
     """Code that does not train the model each time is told so, and the model has what it had."""
-    lab.run(MODEL)
-    before = _settings(lab)
-    found = lab.tune("pass", steps=4, tell=lambda line: None)
+    found = kept.tune("pass", steps=4, tell=lambda line: None)
     assert found.best is None
     assert "The code trained 0 steps of the model in 6 turns: it must train one each time." in str(found)
-    assert _settings(lab) == before
 
 
-def test_a_step_that_fails(lab: Lab) -> None:
+def test_a_step_that_fails(kept: Lab) -> None:
     """An error of the user's code is raised, and the model has what it had."""
-    lab.run(MODEL)
-    before = _settings(lab)
-    lab.run("turns = 0")
+    kept.run("turns = 0")
     with pytest.raises(CellError, match="on purpose"):
-        lab.tune("turns += 1\nif turns == 30: raise ValueError('on purpose')\nstep()", steps=4, tell=lambda line: None)
-    lab.run("for _ in range(2): step()")  # the ranks have rejoined: buckets are built again
-    assert _settings(lab) == before
+        kept.tune("turns += 1\nif turns == 30: raise ValueError('on purpose')\nstep()", steps=4, tell=lambda line: None)
+    kept.run("for _ in range(2): step()")  # the ranks have rejoined: buckets are built again
 
 
 @pytest.mark.soak
