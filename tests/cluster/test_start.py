@@ -60,24 +60,6 @@ def test_cpu_ranks_give_way(lab: Lab) -> None:
         assert set(lab.values(f"open('{autogroup}').read().split()[-1] != '0'").values()) == {True}
 
 
-def test_everything_listens_on_loopback_only(lab: Lab) -> None:
-    """No process of a local cluster, and not this one, listens on another interface than loopback."""
-    listening = set()
-    for pid in [*lab.pids().values(), os.getpid()]:
-        inodes = set()
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                inodes.add(os.readlink(entry))
-            except OSError:
-                continue
-        for table in ("tcp", "tcp6"):
-            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-                    listening.add(fields[1].partition(":")[0])
-    assert listening <= {"0100007F", "0000000000000000FFFF00000100007F"}
-
-
 def test_default_timeout_is_torchs(lab: Lab) -> None:
     """The default group has torch's own time-out: a pause must kill nothing."""
     code = "from ddp_lab.engine.groups import registry as groups; groups.alive()[0].timeout_seconds"

@@ -107,14 +107,6 @@ def test_another_takes_its_place(fresh: None, monkeypatch: pytest.MonkeyPatch) -
     _ends(former)
 
 
-def test_an_import_that_fails(fresh: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The start of a cluster shows its traceback."""
-    (tmp_path / "torch.py").write_text("raise ImportError('no torch today')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(ClusterError, match="no torch today"):
-        Lab(1).start()
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_one_that_does_not_fork(fresh: None, number: int) -> None:
     """A start that it can't answer says so; what was started is ended."""
