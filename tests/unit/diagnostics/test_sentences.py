@@ -16,11 +16,12 @@ from ddp_lab.diagnostics.hang_report import HangReport
 from ddp_lab.diagnostics.rank_state import BucketStage, Call, Examined, Model, Place
 from ddp_lab.diagnostics.stacks import examined_stack
 from tests.unit.approved import approved
-from tests.unit.diagnostics.test_dumps import dump, entry
 from tests.unit.diagnostics.test_flights import COPY, SUM, flights
 from tests.unit.diagnostics.test_hangs import CALL, LINE, in_backward, waiting
 from tests.unit.diagnostics.test_stacks import BACKWARD, C10D, FLYING, TORCH, user
 
+NOW_NS = 1_000_000_000_000
+LIBRARY = {"name": "all_reduce", "filename": "/v/lib/python3.11/site-packages/torch/distributed/x.py", "line": 7}
 SCRIPT = Place("/home/me/train.py", 12, "main", "dist.all_reduce(t)", users=True)
 AUTOGRAD = Place("torch/autograd/graph.py", 9, "_engine_run_backward", "run()", users=False)
 SEND, RECEIVE = (Call(name, "point to point", "0", (0, 1), "", 0, 1, None) for name in ("send", "recv"))
@@ -28,6 +29,24 @@ GROUP = replace(CALL, name="new_group", kind="group", what="", bytes=0, sequence
 LACKING = Model(0, "Net", 5, True, False, "", (BucketStage("pending", 1, 2, ("a.weight", "a.bias")),))
 PAUSED = replace(LACKING, paused="before bucket launch: bucket 1")
 AGED = replace(flights(9), open=(Flight(9, SUM, 4.0, "bucket 1 of Net"), Flight(10, SUM, 0.01, "")), open_count=2)
+
+
+def entry(
+    group: str, number: int, *, name: str = "all_reduce", done: bool = True, line: int = 40, at_s: float = 900.0
+) -> dict[str, Any]:
+    """A collective of NCCL on one of the groups below."""
+    made = {"record_id": int(at_s * 100) + number, "pg_id": int(group), "collective_seq_id": number, "p2p_seq_id": 0}
+    made |= {"process_group": (group, f"mesh_{'dp' if group == '1' else 'tp'}"), "profiling_name": f"nccl:{name}"}
+    made |= {"time_created_ns": int(at_s * 1e9), "input_sizes": [[4]], "input_dtypes": ["Float"], "is_p2p": False}
+    frames = [LIBRARY, {"name": "train", "filename": "train.py", "line": line}]
+    return made | {"state": "completed" if done else "started", "retired": done, "frames": frames}
+
+
+def dump(rank: int, *entries: dict[str, Any]) -> Dump:
+    """Of a rank of a job on groups "1" (ranks 0 and 1) and "2" (ranks 1 and 2)."""
+    groups = {"1": "[0, 1]", "2": "[1, 2]"}
+    config = {name: {"name": name, "desc": "", "ranks": ranks} for name, ranks in groups.items() if str(rank) in ranks}
+    return Dump(rank, ({"version": "2.10", "pg_config": config, "pg_status": {}, "entries": list(entries)},), NOW_NS)
 
 
 def script(one: Examined) -> Examined:
@@ -278,6 +297,7 @@ def test_of_stacks() -> None:
             for native in (None, [], waits, ["cudaStreamSynchronize libcudart.so"]):
                 one = examined_stack(3, [*stack, user("main()")] if stack else [], known, native)
                 told.append(f"{one.waits}, {one.last_cell}, {one.runs}: {one} | {one.call}")
+    told.append(str(examined_stack(3, [C10D, user("main()")], (FLYING,), waits, blocked=False)))
     approved("stacks", "\n".join(told))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_lab.diagnostics.flights import Collective, Flight, GroupFlights
-from ddp_lab.diagnostics.rank_state import Examined, Place
+from ddp_lab.diagnostics.rank_state import Place
 from ddp_lab.diagnostics.stacks import examined_stack, place
 
 TORCH = "/v/lib/python3.11/site-packages/torch"
@@ -19,42 +19,6 @@ FLYING = GroupFlights(
 
 def user(text: str) -> Place:
     return Place("/home/u/train.py", 9, "<module>", text, users=True)
-
-
-def does(*stack: Place, native: list[str] | None = None, flights: tuple[GroupFlights, ...] = ()) -> str:
-    return str(examined_stack(0, stack, flights, native))
-
-
-def test_a_call_of_torch() -> None:
-    """Named with the user's line, and with group and number if the recorder was read; a GPU's work is told apart, and
-    one that moves does not wait."""
-    assert does(C10D, user("dist.all_reduce(x)")) == "waits in all_reduce at /home/u/train.py:9"
-    assert does(C10D, user("dist.all_reduce(x)"), flights=(FLYING,)) == (
-        "waits in all_reduce #7 of 16 B (float32 [4]) on mesh dimension tp (ranks 0–1) at /home/u/train.py:9"
-    )
-    assert does(user("loss.item()"), native=["cudaStreamSynchronize libcudart.so"]) == (
-        "waits in a synchronisation with its GPU at /home/u/train.py:9"
-    )
-    found = examined_stack(0, [C10D, user("dist.all_reduce(x)")], blocked=False)
-    assert isinstance(found, Examined)
-    assert not found.waits
-
-
-@pytest.mark.parametrize(
-    ("native", "waits"),
-    [
-        (["std::condition_variable::wait libstdc++.so", "c10d::Reducer::finalize_backward libtorch_cpu.so"], True),
-        (["at::native::linear_backward libtorch_cpu.so"], False),
-        ([], False),
-        (None, False),
-    ],
-)
-def test_a_backward(native: list[str] | None, waits: bool) -> None:
-    """It waits for others if C++ says so; what computes, or is unknown, does not wait."""
-    found = examined_stack(0, [BACKWARD, user("loss.backward()")], (), native)
-    assert found.waits == waits
-    if waits:
-        assert str(found) == "waits in the backward, for its collectives at /home/u/train.py:9"
 
 
 @pytest.mark.parametrize(
