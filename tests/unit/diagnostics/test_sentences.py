@@ -188,7 +188,7 @@ def test_as_a_table(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -
     approved(f"hang as a table, {name}", report._repr_html_().replace("><", ">\n<"))
 
 
-def test_of_ranks_that_run_apart() -> None:
+def test_of_ranks_that_fall_out_of_step() -> None:
     """How far, and what the rank behind has not entered."""
     told = []
     for name in ("one has launched more", "one has launched and the other ended", "one has launched and all ended"):
@@ -205,7 +205,7 @@ def test_of_ranks_that_run_apart() -> None:
         str(distances({0: [flights(None), replace(AGED, group="1")], 1: [flights(2), replace(flights(2), group="1")]}))
     )
     told.append(open_words([AGED, replace(AGED, open=AGED.open[1:], open_count=1)]))
-    approved("ranks that run apart", "\n\n".join(told))
+    approved("ranks out of step", "\n\n".join(told))
 
 
 def ofall(one: dict[str, Any]) -> dict[str, Any]:
