@@ -12,6 +12,7 @@ import os
 import re
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from multiprocessing import process as multiprocessing_process
@@ -30,6 +31,7 @@ _SHARED = Path("/dev/shm")
 _OWNER = re.compile(r"(?:torch_|ddp_lab-)(\d+)")
 
 _seen: set[int] = set()  # ids of processes that were ours once
+_begun = time.time()  # this module is imported before the first test
 
 
 @dataclass(frozen=True)
@@ -184,8 +186,16 @@ def _shared_memory(ours: set[int]) -> set[str]:
         for name, inode in inodes.items()
         if inode in mapped
         or name.startswith(f"sem.{_prefix()}-")
-        or ((owner := _OWNER.match(name)) and int(owner[1]) in _seen | ours)
+        or ((owner := _OWNER.match(name)) and int(owner[1]) in _seen | ours and not _is_old(_SHARED / name))
     }
+
+
+def _is_old(path: Path) -> bool:
+    """Whether it is from before this session, or is no more: process ids are used again."""
+    try:
+        return path.stat().st_mtime < _begun
+    except FileNotFoundError:
+        return True
 
 
 def _inodes() -> Iterator[tuple[str, int]]:
@@ -202,9 +212,9 @@ def _mapped(pid: int) -> set[int]:
 
 
 def _directories(ours: set[int]) -> list[str]:
-    """Directories of clusters whose client is one of these processes, or gone."""
+    """Directories of clusters whose client is one of these processes, or gone; old ones may carry an id used again."""
     found = Path(tempfile.gettempdir()).glob("ddp_lab-[0-9]*-*")
-    owners = {str(path): int(path.name.split("-")[1]) for path in found}
+    owners = {str(path): int(path.name.split("-")[1]) for path in found if not _is_old(path)}
     return [path for path, owner in owners.items() if owner in ours or not alive(owner)]
 
 

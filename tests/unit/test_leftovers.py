@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,20 @@ def test_a_semaphore_of_ours(ours: str) -> None:
             assert f"(of {os.environ['PYTEST_CURRENT_TEST']})" in more["processes"][0]
             child.communicate("\n")
     assert not (leftovers.look() - before).get("shared_memory")
+
+
+def test_a_folder_from_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster's folder whose owner is gone is found if it was made in this session; an older one may carry the id of
+    a process that had the same since."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    before = leftovers.look()
+    old, new = (tmp_path / f"ddp_lab-{gone.pid}-{name}" for name in ("old", "new"))
+    for folder in (old, new):
+        folder.mkdir()
+    os.utime(old, (1e9, 1e9))
+    assert leftovers.look() - before == {"directories": [str(new)]}
 
 
 _CONFTEST = """
