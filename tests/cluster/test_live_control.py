@@ -225,15 +225,13 @@ def test_faults_while_a_cell_trains(lab: Lab, tmp_path: Path) -> None:
         (fault,) = lab.faults()[1]
         assert (fault["kind"], fault["begun"], fault["number"]) == ("SlowLayer", True, number)
         lab.clear_faults(rank=1, number=number)
-        _wait_steps(lab, 2)
-        assert lab.faults() == {}
+        wait_until(lambda: lab.faults() == {}, "the end of the fault")
         lab.inject(faults.SlowLink(rank=0, latency_seconds=0.005))
         lab.inject(faults.SlowRank(rank=0, seconds=0.005))
         _wait_steps(lab, 3)
         assert len(lab.faults()[0]) == 2
         lab.clear_faults()
-        _wait_steps(lab, 2)
-        assert lab.faults() == {}
+        wait_until(lambda: lab.faults() == {}, "the end of both faults")
     marks = [(rank, name) for rank, _, name in lab.timeline.marks()]
     text = "slow layer: 100 ms before the gradient of '2.weight'"
     assert (1, text) in marks

@@ -230,7 +230,7 @@ def test_ranks_end_with_an_agent_that_is_killed(running: subprocess.Popen[str], 
     running.communicate(timeout=DEADLINE_S)
     assert "the agent (process" in (tmp_path / "errors").read_text()
     timeline = read_run([tmp_path / "run"]).timeline
-    assert min(_steps(timeline).values()) > 10
+    assert min(_steps(timeline).values()) > 1
 
 
 def test_a_running_job_can_be_followed_and_interrupted(running: subprocess.Popen[str], tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_a_running_job_can_be_followed_and_interrupted(running: subprocess.Popen
     assert "wrote" in out
     assert (tmp_path / "run" / "report.html").is_file()
     timeline = ddp_lab.Timeline.load(tmp_path / "run" / "timeline.npz")
-    assert min(_steps(timeline).values()) > 10
+    assert min(_steps(timeline).values()) > 1
 
 
 def test_an_interrupt_in_torchs_own_timer(monkeypatch: pytest.MonkeyPatch) -> None:
