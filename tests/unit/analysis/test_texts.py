@@ -296,9 +296,8 @@ def test_late_places() -> None:
             forward[1] += 4e6 * often
             told += [rounded(one) for one in stragglers.find_stragglers(begin, ready, forward)]
             told += [rounded(one) for one in stragglers.find_varying(waited(ready), 60e6)]
-            slow = ready + (np.arange(ready.shape[2]) * 250_000 * (np.arange(len(ready)) == 2)[:, None, None]).astype(
-                int
-            )
+            slow = ready.copy()
+            slow[2] += 250_000 * np.arange(ready.shape[2])
             told += [rounded(one) for one in stragglers.find_stragglers(begin, slow, minimum_share=0.5)]
     approved("late places", "\n".join(told))
 
