@@ -102,7 +102,7 @@ def headline(facts: Facts | None, found: Sequence[Finding]) -> str:
     if found:
         return f"{counted(len(found), 'finding')} in {judged}."
     if not facts.buckets:
-        return f"The bucket layout is not known, so {judged} could not be analysed."
+        return f"The bucket layout is not known, so nothing is said of {judged}."
     if not _judged(facts) or len(facts.steps) < _FEWEST_STEPS:
         return f"Too few steps to say that no change would save time: {judged}."
     if facts.groups is not None:

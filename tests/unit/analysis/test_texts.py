@@ -20,7 +20,8 @@ from ddp_lab.analysis.check_reports import DriftReport, HookProblem
 from ddp_lab.analysis.clocks import Moments, Questions, clock_offset
 from ddp_lab.analysis.collectives import impossible, schedule
 from ddp_lab.analysis.comparison import before_after, compare_series, largest, median_change, student_t
-from ddp_lab.analysis.findings import Facts, Finding, findings, headline
+from ddp_lab.analysis.findings import Facts, Finding, buckets, findings, headline, mesh, options, parameter_groups
+from ddp_lab.analysis.parameter_groups import KINDS, LateGroup
 from ddp_lab.analysis.step_parts import STARTS, Place, PlaceTime
 from ddp_lab.analysis.steps import fit_line
 from ddp_lab.timeline.timeline import Timeline
@@ -153,6 +154,90 @@ def test_of_a_program(name: str) -> None:
     """Its findings."""
     made = FACTS[name]()
     approved(name, in_words(findings(made), made))
+
+
+OF_OPTIONS = (options.communication, options.copies, options.search_of_unused, options.small_tensors)
+OF_BUCKETS = (buckets.sizes, buckets.first_bucket, buckets.order, buckets.last_parameter)
+OTHERWISE: dict[str, Callable[[Facts], dict[str, Any]]] = {
+    "as it is": lambda known: {},
+    "of halves": lambda known: {"keys": [("float16", "cpu"), *known.keys[1:]]},
+    "no options": lambda known: {"options": {}},
+    "copied": lambda known: {"options": {**known.options, "gradient_as_bucket_view": False}},
+    "averaged": lambda known: {"options": {**known.options, "gradient_as_bucket_view": False, "averages_in_place": 1}},
+    "in batches": lambda known: {"options": {**known.options, "batched_grad_copy": False}},
+    "static": lambda known: {"options": {"find_unused_parameters": True, "static_graph": True}},
+    "small": lambda known: {"sizes": [16_384] * len(known.sizes)},
+    "hardly small": lambda known: {"sizes": [16_384 + (place > 18) for place in range(len(known.sizes))]},
+    "no size": lambda known: {"sizes": [0] * len(known.sizes)},
+    "one bucket": lambda known: {"buckets": [sorted(index for bucket in known.buckets for index in bucket)]},
+    "a parameter more": lambda known: {
+        "names": [*known.names, "more"], "sizes": [*known.sizes, 9 * MB], "keys": [*known.keys, known.keys[0]]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["nothing", "a static graph", "unused parameters", "much communication", "copies"])
+def test_models_otherwise(name: str) -> None:
+    """What each rule would say if the model, but not its times, were another one, however little it would save."""
+    known, told = MODELS[name].record().judgement(), []
+    assert known is not None
+    for how, change in OTHERWISE.items():
+        other = replace(known, **change(known))
+        rules = (*OF_OPTIONS, options.unused_parameters, *(OF_BUCKETS if other.together else ()))
+        told += [f"== {how}", *(f"{one.bucket} {one.parameter} {one}" for rule in rules for one in rule(other))]
+    approved(f"otherwise, {name}", "\n".join(told))
+
+
+def test_groups_otherwise() -> None:
+    """What is said of parameter groups with other sizes and times, on the CPU and on devices."""
+    known, told = recorded(idle=6).judgement(), []
+    assert known is not None
+    assert known.groups is not None
+    draw = np.random.default_rng(1)
+    sizes = {"blocks": [1 << 20] * 9, "whole": [0, 9 << 20, *[1 << 16] * 7], "tiny": [1 << n for n in range(9)]}
+    shape = (len(KINDS), 2, len(known.steps), 9)
+    for (name, of_size), start, waited in itertools.product(sizes.items(), (0.1e6, 2e6), (0.02, 0.4)):
+        took = (start + 0.2 * np.asarray(of_size)) * draw.uniform(1, 1.05, shape)
+        groups = replace(known.groups, sizes=of_size, took=took, exposed=waited * took)
+        unknown = np.where(draw.uniform(size=shape) < 0.01, np.nan, groups.exposed)
+        late = (LateGroup(1, 3, phase, 4e6, 0.8) for phase in ("forward", "backward", "reduction"))
+        for how, other in {
+            "": groups,
+            ", on devices": replace(groups, device_step_ns=90e6, missed=((2, (4, 5), 3),)),
+            ", not known": replace(groups, exposed=unknown),
+            ", all-reduced": replace(groups, took=took * (np.arange(4) > 2)[:, None, None, None]),
+            ", two": replace(groups, took=took * (np.arange(9) < 2)),
+            ", late": replace(groups, late=[*late, LateGroup(0, -1, "before the forward", 1e6, 0.7)]),
+        }.items():
+            found = [one for rule in parameter_groups.RULES for one in rule(known, other)]
+            told += [f"== {name}, {start:g} ns, waits {waited}{how}"]
+            told += [f"{one.kind} {one.rank} {one.bucket} {one}" for one in found]
+    approved("parameter groups otherwise", "\n".join(told))
+
+
+def test_headlines() -> None:
+    """What is said of findings, or that there are none, by what is known of the steps."""
+    known = TUNED.record().judgement()
+    assert known is not None
+    found, told = MODELS["unused parameters"].record().findings(), [headline(None, [])]
+    few = TUNED.record(5).judgement()
+    for one in (known, few, replace(known, buckets=[]), replace(known, missing_ranks=1), recorded().judgement()):
+        assert one is not None
+        told += [headline(replace(one, newer=newer), found[:count]) for newer in (0, 1, 2) for count in (0, 1, 2)]
+    approved("headlines", "\n".join(told))
+
+
+def test_dimensions_otherwise() -> None:
+    """What is said of two dimensions of a mesh by their bytes, rates and waits."""
+    known, told = SHARDED.record().judgement(), []
+    assert known is not None
+    for sent, ns, waited, fast in itertools.product((1e6, 5e6, 2e9), (1e5, 4e6), (1e5, 2e6, 1e8), (0.1, 1.4, 1.6, 9)):
+        outer = replace(SHARD, bytes=sent, ns=ns, waited_ns=waited)
+        inner = replace(REPLICATE, bytes=1e6, ns=1e6 / sent * ns / fast)
+        for pair in ((outer, inner), (inner, outer)):
+            found = list(mesh.between_hosts(replace(known, dimensions=pair)))
+            told += [f"{sent:g} {ns:g} {waited:g} {fast}: {one}" for one in found]
+    approved("dimensions otherwise", "\n".join(told))
 
 
 def columns(table: DataFrame) -> str:
