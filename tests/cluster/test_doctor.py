@@ -49,11 +49,8 @@ def test_a_part_of_the_ranks(lab: Lab) -> None:
 def test_the_doctor_loads_no_compiler() -> None:
     """Torch would load its compiler to look for compiled frames, and the rank answer nobody for seconds."""
     zygote.end()  # it may have loaded the compiler for all ranks; a new one forks the first before it does
-    different = "if rank == 0: dist.all_reduce(torch.ones(8))\nelse: dist.broadcast(torch.ones(2), 0); dist.barrier()"
     with Lab(2) as lab:
-        with running(lab, different):
-            report = settled(lab, "mismatch")
-        assert re.search(r"rank 0 entered all_reduce .* at .* line 1, rank 1 broadcast .* at .* line 2", str(report))
+        diagnosed(lab, "sleep")
         loaded = "import sys; ('torch._inductor' in sys.modules, '_inductor' in vars(torch))"
         assert lab.run(loaded).values == {0: (False, False), 1: (False, False)}
         assert lab.values("torch._inductor.config.debug", ranks=[1]) == {1: False}  # who needs it finds it

@@ -401,5 +401,5 @@ def test_replays() -> None:
         told.append(f"{known.by_readiness} {known.step_ns} {known.steps.forward_ns()[0, :2]} {len(known.steps)}")
     lines = [([1e6, 2e6, 4e6], [1.5e6, 2.5e6, 4.5e6]), ([1e6, 4e6], [5e6, 1e6]), ([1e6, 2e6], [1e5, 2e6])]
     lines += [([1e6, 1.4e6], [1e6, 3e6]), ([], []), ([0.0, 0.0], [1e6, 2e6]), ([1e6, 1.5e6], [1e6, 3e6])]
-    told += [f"{fit_line(sizes, times)}, {fit_line(sizes, times).time_ns(3e6):.6g}" for sizes, times in lines]
+    told += [f"{rounded(fit_line(*line))}, {fit_line(*line).time_ns(3e6):.6g}" for line in lines]
     approved("replays", "\n".join(told))
