@@ -31,8 +31,9 @@ from ..timeline.clocks import HostClocks
 from .processes.launchers import last_words
 from .processes.startup import Processes, Progress, ignore
 
-_ANSWER_SECONDS = 1.0
+_ANSWER_SECONDS = 5.0  # of a rank on a busy machine: one that has not answered then may be ended
 _MOMENT_SECONDS = 0.2
+_BUSY_SECONDS = 1.0
 _END_SECONDS = 30.0
 _SILENT = "was unresponsive (a C call held the GIL, or the process was suspended) and was terminated"
 
@@ -323,19 +324,19 @@ class Membership:
             silent = [rank for rank in range(self._world_size) if rank not in answers and rank not in self.lost()]
             if not busy and not silent:
                 return
+            stopped = [rank for rank in silent if self.is_stopped(rank)]
+            if stopped:
+                pids = " ".join(str(self._processes.fork_server.pids[rank]) for rank in stopped)
+                raise ClusterError(
+                    f"{label_of(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped (SIGSTOP): "
+                    f"`kill -CONT {pids}` resumes {'it' if len(stopped) == 1 else 'them'}"
+                )
             ending = not silent and all(answers[rank].get("state") != "running" for rank in busy)
-            if time.monotonic() - begin > (_END_SECONDS if ending else _ANSWER_SECONDS):
+            if time.monotonic() - begin > (_ANSWER_SECONDS if silent else _END_SECONDS if ending else _BUSY_SECONDS):
                 cut_off = self._processes.fork_server.unreachable(silent, _ANSWER_SECONDS)
                 if cut_off:
                     raise ClusterError(
                         f"the host of {label_of(cut_off)} is unreachable: wait for it, or until it is declared lost"
-                    )
-                stopped = [rank for rank in silent if self.is_stopped(rank)]
-                if stopped:
-                    pids = " ".join(str(self._processes.fork_server.pids[rank]) for rank in stopped)
-                    raise ClusterError(
-                        f"{label_of(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped (SIGSTOP): "
-                        f"`kill -CONT {pids}` resumes {'it' if len(stopped) == 1 else 'them'}"
                     )
                 if silent:
                     raise ClusterError(

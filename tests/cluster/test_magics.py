@@ -51,7 +51,7 @@ def test_outputs_are_labelled(notebook: Notebook) -> None:
     assert shown.status == "ok"
     labelled: dict[str, list[str]] = {}
     label = ""
-    for line in shown.text.splitlines():  # ranks in the order in which their lines came
+    for line in shown.text.strip().splitlines():  # ranks in the order in which their lines came
         label = line[:9].strip() or label
         labelled.setdefault(label, []).append(line[10:])
     assert labelled == {"ranks 0–1": ["│ same"], "rank 0": ["│ own 0", "→ 1"], "rank 1": ["│ own 1", "→ 2"]}
@@ -445,7 +445,7 @@ def test_papermill(tmp_path: Path) -> None:
     _, streamed, failed, never = (cell for cell in saved.cells if cell.cell_type == "code")
     assert "no cluster is running: starting one with defaults" in text_of(streamed)
     steps = "\n".join(f"{'ranks 0–1' if step == 0 else '         '} │ step {step}" for step in range(3))
-    assert text_of(streamed).endswith(f"{steps}\n   rank 0 → 0\n   rank 1 → 1")
+    assert text_of(streamed).rstrip().endswith(f"{steps}\n   rank 0 → 0\n   rank 1 → 1")
     *_, error = failed.outputs
     assert error.ename == "CellError"
     assert never.execution_count is None

@@ -305,7 +305,7 @@ def test_the_users_state_and_random_numbers_stay(rank: int, size: int) -> None:
     state = _Counting()
     before, recorded = torch.get_rng_state(), recording.statistics().recorded
     assert recording.enabled()
-    report = _report(_counted, state, steps=2)
+    report = ddp_lab.check_hook(_counted, state, steps=2)
     assert torch.equal(before, torch.get_rng_state())
     events, _, _ = recording.drain(recorded)
     let_through = events[["kind", "reducer", "bucket", "step"]].tolist()

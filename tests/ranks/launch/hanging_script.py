@@ -68,7 +68,7 @@ def killed() -> None:
     for _ in range(3):
         model(ones).sum().backward()
     if rank == 1:
-        time.sleep(6)
+        time.sleep(20)
         os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
 

@@ -131,7 +131,7 @@ def test_a_killed_rank(tmp_path: Path) -> None:
     assert goes_on
     assert (late.count("no progress for"), later.count("time.sleep(6.0)")) == (1, 0), done.stderr
     assert "was killed by SIGKILL, so torch's agent ended the run" in done.stderr
-    assert f"last seen: rank 1 is in `time.sleep(6)` at {SCRIPT}:{_line('time.sleep(6)')}" in done.stderr
+    assert f"last seen: rank 1 is in `time.sleep(20)` at {SCRIPT}:{_line('time.sleep(20)')}" in done.stderr
     assert "rank 1 ended early: killed" in done.stderr
     timeline = read_run([tmp_path / "run"]).timeline
     assert {rank.rank: rank.state for rank in timeline.ranks()}[1] == "killed"
