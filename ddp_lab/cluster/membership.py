@@ -31,9 +31,9 @@ from ..timeline.clocks import HostClocks
 from .processes.launchers import last_words
 from .processes.startup import Processes, Progress, ignore
 
-_ANSWER_SECONDS = 5.0  # of a rank on a busy machine: one that has not answered then may be ended
+_ANSWER_SECONDS = 1.0
 _MOMENT_SECONDS = 0.2
-_BUSY_SECONDS = 1.0
+_SILENCE_SECONDS = 5.0  # of a rank on a busy machine: one that has not answered then may be ended
 _END_SECONDS = 30.0
 _SILENT = "was unresponsive (a C call held the GIL, or the process was suspended) and was terminated"
 
@@ -294,7 +294,7 @@ class Membership:
     def end_silent(self, ranks: Iterable[int]) -> None:
         """Terminates those of these ranks that are unresponsive, which no interrupt reaches; not suspended ones."""
         living = [rank for rank in ranks if rank not in self.lost() and not self.is_stopped(rank)]
-        answers = self._wire.request(living, "ping", _ANSWER_SECONDS)
+        answers = self._wire.request(living, "ping", _SILENCE_SECONDS)
         silent = {rank for rank in living if rank not in answers}
         # The connection is silent, not the rank: it may still run, and ends with its host if that stays unreachable.
         self._end(silent - self._processes.fork_server.unreachable(silent, _ANSWER_SECONDS), _SILENT)
@@ -332,7 +332,7 @@ class Membership:
                     f"`kill -CONT {pids}` resumes {'it' if len(stopped) == 1 else 'them'}"
                 )
             ending = not silent and all(answers[rank].get("state") != "running" for rank in busy)
-            if time.monotonic() - begin > (_ANSWER_SECONDS if silent else _END_SECONDS if ending else _BUSY_SECONDS):
+            if time.monotonic() - begin > (_SILENCE_SECONDS if silent else _END_SECONDS if ending else _ANSWER_SECONDS):
                 cut_off = self._processes.fork_server.unreachable(silent, _ANSWER_SECONDS)
                 if cut_off:
                     raise ClusterError(

@@ -83,6 +83,9 @@ def jupyterlab(root: Path) -> Iterator[Lab]:
         file = root / "settings" / f"{plugin}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(settings))
+    config = root / "jupyter_config_dir" / "labconfig" / "page_config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text('{"buildAvailable": false, "buildCheck": false}')  # each page would start Node.js to look
     notebooks = root / "notebooks"
     notebooks.mkdir()
     arguments = [

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -162,11 +163,18 @@ def test_what_is_in_flight(lab: Lab) -> None:
     assert (health[1].in_flight, status[1].in_flight) == ("", "")
 
 
-def test_a_rank_that_holds_the_interpreter(lab: Lab) -> None:
+def test_a_rank_that_holds_the_interpreter(lab: Lab, tmp_path: Path) -> None:
     """A call into C that keeps Python's lock answers nobody: the rank is said to be silent, and who waits for it."""
-    code = "import ctypes\nif rank == 1: ctypes.PyDLL(None).usleep(6_000_000)\ndist.barrier()"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    code = (
+        f"import ctypes, os\nif rank == 1: os.close(ctypes.PyDLL(None).open({os.fsencode(pipe)!r}, 0))\ndist.barrier()"
+    )
     cell = lab.run(code, wait=False)
-    report = settled(lab, "silent")
+    try:
+        report = settled(lab, "silent")
+    finally:
+        pipe.write_bytes(b"")  # opened for writing, too, it is open
     assert report.diagnosis.stuck
     assert "rank 1 is unresponsive" in report.diagnosis.sentence
     assert "rank 0 waits for it" in report.diagnosis.sentence

@@ -196,9 +196,9 @@ def test_groups_otherwise() -> None:
     draw = np.random.default_rng(1)
     sizes = {"blocks": [1 << 20] * 9, "whole": [0, 9 << 20, *[1 << 16] * 7], "tiny": [1 << n for n in range(9)]}
     shape = (len(KINDS), 2, len(known.steps), 9)
-    for (name, of_size), start, waited in itertools.product(sizes.items(), (0.1e6, 2e6), (0.02, 0.4)):
+    for (name, of_size), start, share in itertools.product(sizes.items(), (0.1e6, 2e6), (0.02, 0.4)):
         took = (start + 0.2 * np.asarray(of_size)) * draw.uniform(1, 1.05, shape)
-        groups = replace(known.groups, sizes=of_size, took=took, exposed=waited * took)
+        groups = replace(known.groups, sizes=of_size, took=took, exposed=share * took)
         unknown = np.where(draw.uniform(size=shape) < 0.01, np.nan, groups.exposed)
         late = (LateGroup(1, 3, phase, 4e6, 0.8) for phase in ("forward", "backward", "reduction"))
         for how, other in {
@@ -210,7 +210,7 @@ def test_groups_otherwise() -> None:
             ", late": replace(groups, late=[*late, LateGroup(0, -1, "before the forward", 1e6, 0.7)]),
         }.items():
             found = [one for rule in parameter_groups.RULES for one in rule(known, other)]
-            told += [f"== {name}, {start:g} ns, waits {waited}{how}"]
+            told += [f"== {name}, {start:g} ns, waits {share}{how}"]
             told += [f"{one.kind} {one.rank} {one.bucket} {one}" for one in found]
     approved("parameter groups otherwise", "\n".join(told))
 
@@ -231,12 +231,12 @@ def test_dimensions_otherwise() -> None:
     """What is said of two dimensions of a mesh by their bytes, rates and waits."""
     known, told = SHARDED.record().judgement(), []
     assert known is not None
-    for sent, ns, waited, fast in itertools.product((1e6, 5e6, 2e9), (1e5, 4e6), (1e5, 2e6, 1e8), (0.1, 1.4, 1.6, 9)):
-        outer = replace(SHARD, bytes=sent, ns=ns, waited_ns=waited)
+    for sent, ns, wait, fast in itertools.product((1e6, 5e6, 2e9), (1e5, 4e6), (1e5, 2e6, 1e8), (0.1, 1.4, 1.6, 9)):
+        outer = replace(SHARD, bytes=sent, ns=ns, waited_ns=wait)
         inner = replace(REPLICATE, bytes=1e6, ns=1e6 / sent * ns / fast)
         for pair in ((outer, inner), (inner, outer)):
             found = list(mesh.between_hosts(replace(known, dimensions=pair)))
-            told += [f"{sent:g} {ns:g} {waited:g} {fast}: {one}" for one in found]
+            told += [f"{sent:g} {ns:g} {wait:g} {fast}: {one}" for one in found]
     approved("dimensions otherwise", "\n".join(told))
 
 
