@@ -40,12 +40,6 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(params=[pytest.param("plain", marks=pytest.mark.soak), "address", "thread"])
-def variant(request: pytest.FixtureRequest) -> str:
-    """Plain, or under address and undefined-behaviour sanitizers, or under the thread sanitizer."""
-    return str(request.param)
-
-
 def build(name: str, variant: str) -> Path:
     """Returns the compiled program; compiles it if a source or a flag has changed."""
     sources = [HERE / f"{name}.cpp", *SOURCES[name]]

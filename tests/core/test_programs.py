@@ -6,8 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
+NAMES = ["graph_tasks", "phase", "recorder", "replay", "schedule", "static_graph"]
 
-@pytest.mark.parametrize("name", ["graph_tasks", "phase", "recorder", "replay", "schedule", "static_graph"])
-def test_every_claim_holds(program: Callable[..., bytes], name: str, variant: str) -> None:
+
+@pytest.mark.parametrize(
+    ("variant", "name"),
+    [
+        *(("address", name) for name in NAMES),
+        ("thread", "recorder"),  # the only one with threads
+        *(pytest.param("plain", name, marks=pytest.mark.soak) for name in NAMES),
+    ],
+)
+def test_every_claim_holds(program: Callable[..., bytes], variant: str, name: str) -> None:
     """Every claim of the C++ program holds under the sanitizers (in the soak plain, too)."""
     assert program(f"test_{name}", variant).endswith(b" 0 failed\n")

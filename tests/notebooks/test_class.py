@@ -119,9 +119,9 @@ def judged(folder: Path, lesson: str, students: Mapping[str, list[Change]], *opt
 def test_a_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Right and wrong answers, a syntax error, a check that is missing or was replaced by its words."""
     students = {
-        "ada": [with_answers(answers(LESSON))],
+        "ada": [only_exercises, with_answers(answers(LESSON))],
         "bob": [only_exercises, with_answers(answers(LESSON, wrong=1) | {"2": "%%distributed\nweight = = 1"})],
-        "dan": [with_answers(answers(LESSON)), without("check-1"), rewritten(check_2='print("Right: so it is")')],
+        "dan": [only_exercises, with_answers(answers(LESSON)), without("check-1"), rewritten(check_2='print("Right: so it is")')],
         "eve": [only_exercises],
     }
     table = tmp_path / "results.csv"
@@ -156,7 +156,7 @@ def test_nothing_ends_the_run(
         "import time\nwhile True:\n    try:\n        time.sleep(600)\n    except KeyboardInterrupt:\n        pass"
     )
     students = {
-        "ada": [without_ranks("while True: pass")],
+        "ada": [without_ranks("import time; time.sleep(600)")],
         "bob": [without_ranks(stubborn)],
         "cyd": [without_ranks("import os\nos._exit(1)")],
         "eve": [without_ranks('print("Right: so it is")'), rewritten(check_2="check(3)")],

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_lab.analysis.findings.facts import Finding
-from ddp_lab.analysis.steps import fit_line
 from ddp_lab.bucketing import assign_buckets
 from ddp_lab.protocol.events import Batch
 from ddp_lab.timeline.timeline import Timeline
@@ -62,12 +61,6 @@ def rebuilt(model: StepModel, one: Finding) -> StepModel:
     return replace(model, buckets=assign_buckets(model.sizes, keys, caps_of(one), order))
 
 
-def test_nothing_is_found_in_a_tuned_model() -> None:
-    """Equal ranks, buckets of a good size, all communication overlapped: no finding."""
-    assert TUNED.record().findings() == []
-    assert Timeline().findings() == []
-
-
 BIG = replace(TUNED, buckets=[list(range(10)), list(range(10, 16))], per_mb=0.9)
 SMALL = replace(TUNED, start=3.0, per_mb=0.1, buckets=[[0, 1], *([i] for i in range(2, PARAMETERS))])
 FIRST = replace(TUNED, buckets=[list(range(7)), list(range(7, 11)), list(range(11, 16))], per_mb=1.2)
@@ -96,21 +89,6 @@ def test_a_straggler_costs_what_is_told() -> None:
     assert "late by 5.0 ms (median) in 100 % of the steps; pattern: persistent." in one.evidence
     assert one.gain_percent == pytest.approx(really_gained(model, TUNED), abs=0.5)
     assert model.record().findings()[0] == one, "the largest gain comes first"
-
-
-def test_patterns_of_stragglers() -> None:
-    """Persistent, data-dependent and random delays are told apart, and cost in proportion to how often they come."""
-    hit = [step % 3 == 1 for step in range(60)]
-    random = replace(TUNED, late=lambda rank, step: {9: 9.0} if rank == 1 and hit[step] else {})
-    data = replace(random, forward=lambda rank, step: 4.0 if rank == 1 and hit[step] else 1.0)
-    always = replace(TUNED, late=lambda rank, step: {9: 9.0} if rank == 1 else {})
-    patterns = {}
-    for name, model in {"random": random, "data": data, "always": always}.items():
-        late = next(one for one in model.record(60).stragglers(last_steps=60) if one.where == "place")
-        assert (late.rank, late.parameter) == (1, "layer9.weight")
-        patterns[name] = late.pattern, late.cost_percent
-    assert [pattern for pattern, _ in patterns.values()] == ["random", "data-dependent", "persistent"]
-    assert patterns["always"][1] > patterns["random"][1] > 0
 
 
 def test_a_rank_that_is_late_as_a_whole() -> None:
@@ -165,23 +143,6 @@ def test_a_straggler_on_busy_cores_has_no_place() -> None:
     assert f"{one.evidence.split(' It spends')[0]} It costs" in timeline.summary()
     assert f"% of the step: {one.title}" in timeline.summary()
     assert not {"communication-bound", "bucket-too-small"} & {other.kind for other in timeline.findings()}
-
-
-def test_ranks_that_disturb_each_other_get_no_advice_on_communication() -> None:
-    """Equal ranks that wait for each other longer than communication takes: that is said, and nothing of smaller
-    messages, whose time is not known then. Rank 1 is late in each step, by less than a straggler is: not "the slow rank
-    varies"."""
-    kinds = [one.kind for one in crowded(0.0).record(60).findings()]
-    assert kinds[0] == "ranks-disturbed"
-    assert not {"communication-bound", "bucket-too-small"} & set(kinds)
-    assert "communication-bound" in {one.kind for one in replace(TUNED, ranks=3, per_mb=1.5).record(20).findings()}
-    quick = replace(TUNED, gradients=[0.05] * PARAMETERS, start=0.01, per_mb=0.02)
-    late = replace(quick, forward=lambda rank, step: 1.5 if rank == 1 else 1.0)
-    one = found(late, "ranks-disturbed")
-    assert one.title == "The ranks wait for each other, mostly for rank 1."
-    assert "rank 1, in 100 % of" in one.evidence
-    by_turns = replace(quick, forward=lambda rank, step: 1.5 if rank == step % 2 else 1.0)
-    assert found(by_turns, "ranks-disturbed").title == "The ranks wait for each other, and the slow rank varies."
 
 
 def test_a_last_parameter_and_another_order() -> None:
@@ -284,17 +245,6 @@ def test_what_is_not_known_is_not_told() -> None:
     for rank, events in model.record().since(0)[0]:
         timeline.extend(Batch(rank, 1, 0, 0, events))
     assert {one.kind for one in timeline.findings()} == {"communication-bound", "bucket-too-small"}
-
-
-def test_the_line_through_collectives() -> None:
-    """The line is exact for exact points, never negative, and says when its split had to be assumed."""
-    exact = fit_line([1e6, 2e6, 4e6], [1.5e6, 2.5e6, 4.5e6])
-    assert (exact.start_ns, exact.ns_per_byte, exact.assumed) == (pytest.approx(0.5e6), pytest.approx(1.0), False)
-    falling, below = fit_line([1e6, 4e6], [5e6, 1e6]), fit_line([1e6, 2e6], [1e5, 2e6])
-    assert min(falling.start_ns, falling.ns_per_byte, below.start_ns, below.ns_per_byte) >= 0
-    alike = fit_line([1e6, 1e6], [1e6, 3e6])
-    assert alike.assumed
-    assert alike.time_ns(1e6) == pytest.approx(2e6)
 
 
 @settings(max_examples=25)

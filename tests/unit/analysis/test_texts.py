@@ -25,11 +25,11 @@ from ddp_lab.analysis.parameter_groups import KINDS, LateGroup
 from ddp_lab.analysis.step_parts import STARTS, Place, PlaceTime
 from ddp_lab.analysis.steps import fit_line
 from ddp_lab.timeline.timeline import Timeline
+from tests.unit.analysis.program_facts import CPU, MODEL, REPLICATE, SHARD, at, facts, on_gpu
+from tests.unit.analysis.program_facts import SMALL as SHARDED
 from tests.unit.analysis.test_collectives import CASES, shown_of
 from tests.unit.analysis.test_findings import BIG, FIRST, MB, PARAMETERS, SMALL, TUNED, crowded, in_buckets
 from tests.unit.analysis.test_hook_report import report
-from tests.unit.analysis.test_program_findings import CPU, MODEL, REPLICATE, SHARD, at, facts, on_gpu
-from tests.unit.analysis.test_program_findings import SMALL as SHARDED
 from tests.unit.analysis.test_stragglers import busy, even, waited
 from tests.unit.analysis.test_stragglers import crowded as crowded_times
 from tests.unit.approved import approved
@@ -37,6 +37,7 @@ from tests.unit.step_model import StepModel
 from tests.unit.timeline.test_parameter_groups import recorded, streamed
 
 LATE = replace(TUNED, late=lambda rank, step: {9: 5.0} if rank == 1 else {})
+QUICK = replace(TUNED, gradients=[0.05] * PARAMETERS, start=0.01, per_mb=0.02)
 UNUSED = replace(TUNED, buckets=in_buckets(4), per_mb=1.5, unused=lambda rank, step: {12, 13, 14})
 BOUND = replace(TUNED, per_mb=3.0, buckets=[[0], [1, 2], [3, 4, 5], [6, 7, 8, 9], [10, 11, 12, 13, 14, 15]])
 SEARCHING = replace(TUNED, options={**TUNED.options, "find_unused_parameters": True})
@@ -57,6 +58,14 @@ MODELS = {
     "the first bucket late": FIRST,
     "late at a layer": LATE,
     "late at a layer at times": replace(LATE, late=lambda rank, step: {9: 9.0} if rank == step % 3 == 1 else {}),
+    "late at a layer after its data": replace(
+        LATE,
+        late=lambda rank, step: {9: 9.0} if rank == step % 3 == 1 else {},
+        forward=lambda rank, step: 4.0 if rank == step % 3 == 1 else 1.0,
+    ),
+    "last by half a millisecond": replace(QUICK, forward=lambda rank, step: 1.5 if rank == 1 else 1.0),
+    "last by turns": replace(QUICK, forward=lambda rank, step: 1.5 if rank == step % 2 else 1.0),
+    "much communication of three": replace(TUNED, ranks=3, per_mb=1.5),
     "slower throughout": replace(TUNED, late=lambda rank, step: dict.fromkeys(range(PARAMETERS), 0.2 * (1 - rank))),
     "late to the backward": replace(TUNED, forward=lambda rank, step: 7.0 if rank == 1 else 1.0),
     "the last parameter": replace(
@@ -102,6 +111,18 @@ FACTS: dict[str, Callable[[], Facts]] = {
         part: lambda part=part: facts({part: 2, "forward": 8}, at(part, "the_line()"))  # type: ignore[misc]
         for part in ("collectives", "evaluation", "logging", "checkpoint", "code")
     },
+    "a quick loader": lambda: facts({"data": 1, "forward": 16.5}),
+    **{
+        f"quick {part}": lambda part=part: facts({part: 0.2, "forward": 9.8}, at(part, "the_line()", 0.2))  # type: ignore[misc]
+        for part in ("collectives", "evaluation", "logging", "checkpoint", "code")
+    },
+    "a value that is read on a CPU": lambda: facts({"code": 2, "forward": 8}, at("code", "total += loss.item()")),
+    "copies on a CPU": lambda: facts({"copies": 2, "forward": 8}, at("copies", "x = x.to(device)")),
+    "cores of their own": lambda: facts({"forward": 8}, processes={0: CPU, 1: CPU}),
+    "shared cores beside a device": lambda: on_gpu(replace(MODEL.record().judgement(), processes=SHARED)),  # type: ignore[type-var]
+    "shared cores and one bucket": lambda: replace(  # type: ignore[type-var]
+        replace(MODEL, buckets=[[*range(16)]]).record(20).judgement(), processes=SHARED
+    ),
     "shared cores": lambda: replace(MODEL.record().judgement(), processes=SHARED),  # type: ignore[type-var]
     "more ranks than cores": lambda: facts({"forward": 8}, processes={0: {**CPU, "cores": 1}, 1: {**CPU, "cores": 1}}),
     "a value that is read": lambda: on_gpu(facts({"code": 2, "forward": 8}, at("code", "total += loss.item()"))),
@@ -237,6 +258,17 @@ def test_dimensions_otherwise() -> None:
         for pair in ((outer, inner), (inner, outer)):
             found = list(mesh.between_hosts(replace(known, dimensions=pair)))
             told += [f"{sent:g} {ns:g} {wait:g} {fast}: {one}" for one in found]
+    pairs = {
+        "alone": (SHARD,),
+        "both between hosts": (SHARD, replace(REPLICATE, between_hosts=True)),
+        "both within": (replace(SHARD, between_hosts=False), REPLICATE),
+        "less": (replace(SHARD, bytes=0.9e6), REPLICATE),
+        "as much": (replace(SHARD, bytes=1e6), REPLICATE),
+        "nothing": (SHARD, replace(REPLICATE, bytes=0.0)),
+        "overlapped": (replace(SHARD, waited_ns=0.0), REPLICATE),
+        "names": (REPLICATE, SHARD),
+    }
+    told += [f"{name}: {list(mesh.between_hosts(replace(known, dimensions=pair)))}" for name, pair in pairs.items()]
     approved("dimensions otherwise", "\n".join(told))
 
 
