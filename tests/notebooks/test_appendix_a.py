@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from . import running
-from .judging import judge
+from .lesson_tests import test_checks as test_checks
+from .lesson_tests import test_predictions as test_predictions
 
 _BY_HAND = "%%distributed --ranks 0\ndef forward_by_hand(model, x):\n"
 _SCATTER = "    pieces, keywords = model.scatter((x,), {}, model.device_ids)\n"
@@ -30,17 +31,6 @@ CAME_TRUE = {
     1: "in the original network",
     2: "0",
 }
-
-
-def test_checks(lesson: running.Notebook) -> None:
-    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
-    judge(lesson, WRONG)
-
-
-def test_predictions(lesson: running.Notebook) -> None:
-    """What the folded answers say has come true, where it does not depend on the machine."""
-    for number, outcome in CAME_TRUE.items():
-        assert f"What happened: {outcome}. " in running.text(running.tagged(lesson, f"compare-{number}"))
 
 
 def test_the_four_steps(lesson: running.Notebook) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from . import running
-from .judging import judge
+from .lesson_tests import test_checks as test_checks
+from .lesson_tests import test_predictions as test_predictions
 
 _BARRIER = "%%distributed\ndef barrier(store, name):\n"
 _POSTBOX = "%%distributed\nclass Mine(Exchange):\n    def allreduce(self, tensors, opts=None):\n"
@@ -36,17 +37,6 @@ CAME_TRUE = {
     1: "in all but the HashStore",
     2: "allreduce, broadcast and allgather",
 }
-
-
-def test_checks(lesson: running.Notebook) -> None:
-    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
-    judge(lesson, WRONG)
-
-
-def test_predictions(lesson: running.Notebook) -> None:
-    """What the folded answers say has come true, where it does not depend on the machine."""
-    for number, outcome in CAME_TRUE.items():
-        assert f"What happened: {outcome}. " in running.text(running.tagged(lesson, f"compare-{number}"))
 
 
 def test_stores_and_init_methods(lesson: running.Notebook) -> None:

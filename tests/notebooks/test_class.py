@@ -121,7 +121,12 @@ def test_a_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     students = {
         "ada": [only_exercises, with_answers(answers(LESSON))],
         "bob": [only_exercises, with_answers(answers(LESSON, wrong=1) | {"2": "%%distributed\nweight = = 1"})],
-        "dan": [only_exercises, with_answers(answers(LESSON)), without("check-1"), rewritten(check_2='print("Right: so it is")')],
+        "dan": [
+            only_exercises,
+            with_answers(answers(LESSON)),
+            without("check-1"),
+            rewritten(check_2='print("Right: so it is")'),
+        ],
         "eve": [only_exercises],
     }
     table = tmp_path / "results.csv"

@@ -7,7 +7,9 @@ import re
 import nbformat
 
 from . import running
-from .judging import LESSONS, judge
+from .judging import LESSONS
+from .lesson_tests import test_checks as test_checks
+from .lesson_tests import test_predictions as test_predictions
 
 WRONG = {
     "1": {
@@ -42,17 +44,6 @@ try:
 except ValueError as error:
     print(error)
 """
-
-
-def test_checks(lesson: running.Notebook) -> None:
-    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
-    judge(lesson, WRONG)
-
-
-def test_predictions(lesson: running.Notebook) -> None:
-    """What the folded answers say has come true."""
-    for number, outcome in CAME_TRUE.items():
-        assert f"What happened: {outcome}. " in running.text(running.tagged(lesson, f"compare-{number}"))
 
 
 def test_errors_cost_nothing(lesson: running.Notebook) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from . import running
-from .judging import judge
+from .lesson_tests import test_checks as test_checks
+from .lesson_tests import test_predictions as test_predictions
 
 _LAYOUT = "%%distributed\ndef layout(world_size, per_host):\n    ranks = list(range(world_size))\n"
 _HOSTS = "[ranks[i : i + per_host] for i in range(0, world_size, per_host)]"
@@ -54,17 +55,6 @@ CAME_TRUE = {
     3: "one address, its number and the number of processes",
     4: "get waits for the key",
 }
-
-
-def test_checks(lesson: running.Notebook) -> None:
-    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
-    judge(lesson, WRONG)
-
-
-def test_predictions(lesson: running.Notebook) -> None:
-    """What the folded answers say has come true, where it does not depend on the machine."""
-    for number, outcome in CAME_TRUE.items():
-        assert f"What happened: {outcome}. " in running.text(running.tagged(lesson, f"compare-{number}"))
 
 
 def test_launchers_and_stores(lesson: running.Notebook) -> None:

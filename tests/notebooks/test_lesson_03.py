@@ -7,7 +7,8 @@ import re
 import torch
 
 from . import running
-from .judging import judge
+from .lesson_tests import test_checks as test_checks
+from .lesson_tests import test_predictions as test_predictions
 
 _PASS_ON = "%%distributed\ndef pass_on(outgoing, incoming, group=None):\n    "
 _RING = """%%distributed
@@ -48,17 +49,10 @@ CAME_TRUE = {
 }
 
 
-def test_checks(lesson: running.Notebook) -> None:
-    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
-    judge(lesson, WRONG)
+def test_each_rank_is_told_what_it_sent(lesson: running.Notebook) -> None:
+    """The verdict on the ring compares its bytes with what is possible."""
     verdict = running.text(running.cell(lesson, f"verdict-2-{len(WRONG['2'])}"))
     assert "each of 4 ranks sent 1.6 times the buffer" in verdict
-
-
-def test_predictions(lesson: running.Notebook) -> None:
-    """What the folded answers say has come true, where it does not depend on the machine."""
-    for number, outcome in CAME_TRUE.items():
-        assert f"What happened: {outcome}. " in running.text(running.tagged(lesson, f"compare-{number}"))
 
 
 def test_messages_and_works(lesson: running.Notebook) -> None:

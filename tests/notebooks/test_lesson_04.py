@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from . import running
-from .judging import judge
+from .lesson_tests import test_checks as test_checks
 
 _BATCHES = """%%distributed
 def batches(epoch, size=32):
@@ -129,11 +129,6 @@ def _numbers(lesson: running.Notebook, cell: str, pattern: str) -> list[float]:
     found = re.findall(pattern, running.text(running.cell(lesson, cell)))
     assert found, pattern
     return [float(number) for number in found]
-
-
-def test_checks(lesson: running.Notebook) -> None:
-    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
-    judge(lesson, WRONG)
 
 
 def test_data(lesson: running.Notebook) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from . import running
-from .judging import judge
+from .lesson_tests import test_checks as test_checks
+from .lesson_tests import test_predictions as test_predictions
 
 _AVERAGE = (
     "%%distributed\ndef average(self):\n    for p in self.network.parameters():\n{}\n"
@@ -41,17 +42,6 @@ def _differences(lesson: running.Notebook, cell: str, of: str) -> list[float]:
     found = re.findall(rf"{of}:? +([\d.]+e[-+]\d+)", running.text(running.cell(lesson, cell)))
     assert found, of
     return [float(number) for number in found]
-
-
-def test_checks(lesson: running.Notebook) -> None:
-    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
-    judge(lesson, WRONG)
-
-
-def test_predictions(lesson: running.Notebook) -> None:
-    """What the folded answers say has come true."""
-    for number, outcome in CAME_TRUE.items():
-        assert f"What happened: {outcome}. " in running.text(running.tagged(lesson, f"compare-{number}"))
 
 
 def test_averaging_equals_one_process(lesson: running.Notebook) -> None:

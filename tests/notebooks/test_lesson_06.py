@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from . import running
-from .judging import judge
+from .lesson_tests import test_checks as test_checks
+from .lesson_tests import test_predictions as test_predictions
 
 _AVERAGE = "%%distributed\ndef average(gradients):\n"
 _READY = "%%distributed\ndef on_ready(states, launch):\n"
@@ -41,17 +42,6 @@ CAME_TRUE = {
     3: "wrong gradients, without an error",
     4: "it waits until bucket 0 is launched",
 }
-
-
-def test_checks(lesson: running.Notebook) -> None:
-    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
-    judge(lesson, WRONG)
-
-
-def test_predictions(lesson: running.Notebook) -> None:
-    """What the folded answers say has come true, where it does not depend on the machine."""
-    for number, outcome in CAME_TRUE.items():
-        assert f"What happened: {outcome}. " in running.text(running.tagged(lesson, f"compare-{number}"))
 
 
 def test_order(lesson: running.Notebook) -> None:

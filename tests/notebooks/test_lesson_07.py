@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from . import running
-from .judging import judge
+from .lesson_tests import test_checks as test_checks
+from .lesson_tests import test_predictions as test_predictions
 
 _MAKE = "%%distributed\ndef make_model():\n    heads = TwoHeads()\n    {}\n    return {}"
 _DIRECT = (
@@ -47,17 +48,6 @@ CAME_TRUE = {
     4: "an error names a parameter of extra",
     5: "when it arrives for the first time",
 }
-
-
-def test_checks(lesson: running.Notebook) -> None:
-    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
-    judge(lesson, WRONG)
-
-
-def test_predictions(lesson: running.Notebook) -> None:
-    """What the folded answers say has come true, where it does not depend on PyTorch's version."""
-    for number, outcome in CAME_TRUE.items():
-        assert f"What happened: {outcome}. " in running.text(running.tagged(lesson, f"compare-{number}"))
 
 
 def test_errors_name_the_culprit(lesson: running.Notebook) -> None:

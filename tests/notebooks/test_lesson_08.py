@@ -8,7 +8,8 @@ import re
 import numpy as np
 
 from . import running
-from .judging import judge
+from .lesson_tests import test_checks as test_checks
+from .lesson_tests import test_predictions as test_predictions
 
 _ACCUMULATE = """%%distributed
 def accumulate(model, optimizer, pieces):
@@ -58,17 +59,6 @@ CAME_TRUE = {
     3: "it waits until it is interrupted",
     4: "0.5",
 }
-
-
-def test_checks(lesson: running.Notebook) -> None:
-    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
-    judge(lesson, WRONG)
-
-
-def test_predictions(lesson: running.Notebook) -> None:
-    """What the folded answers say has come true, where it does not depend on the machine."""
-    for number, outcome in CAME_TRUE.items():
-        assert f"What happened: {outcome}. " in running.text(running.tagged(lesson, f"compare-{number}"))
 
 
 def test_what_accumulating_costs(lesson: running.Notebook) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from . import running
-from .judging import judge
+from .lesson_tests import test_checks as test_checks
 
 WRONG = {
     "1": {
@@ -18,11 +18,6 @@ WRONG = {
         "stuck_rank, stuck_in = 1, 'load'": "which line calls wait_a_little",
     },
 }
-
-
-def test_checks(lesson: running.Notebook) -> None:
-    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
-    judge(lesson, WRONG)
 
 
 def test_the_doctor_explains_hangs(lesson: running.Notebook) -> None:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from . import running
-from .judging import judge
+from .lesson_tests import test_checks as test_checks
 
 _KEEP = (
     "%%distributed\nmodel = wrapped(gradient_as_bucket_view=True)\n"
@@ -38,11 +38,6 @@ WRONG = {
         + "    return optimizer.state_dict() if rank == 0 else 0": "None; otherwise",
     },
 }
-
-
-def test_checks(lesson: running.Notebook) -> None:
-    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
-    judge(lesson, WRONG)
 
 
 def test_what_is_in_memory(lesson: running.Notebook) -> None:

@@ -11,7 +11,7 @@ from ddp_lab.timeline.comparison import Comparison
 from tutorials.checks import lesson_14
 
 from . import running
-from .judging import judge
+from .lesson_tests import test_checks as test_checks
 
 _1 = 'late_rank, where, cause = {}, "{}", "{}"'
 _LOADER = """%%distributed
@@ -79,11 +79,6 @@ WRONG = {
         _FASTER + _SAVED: "Compare the differences",
     },
 }
-
-
-def test_checks(lesson: running.Notebook) -> None:
-    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
-    judge(lesson, WRONG)
 
 
 def test_the_faults_are_found(lesson: running.Notebook) -> None:

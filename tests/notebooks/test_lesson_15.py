@@ -7,7 +7,7 @@ import re
 import pytest
 
 from . import running
-from .judging import judge
+from .lesson_tests import test_checks as test_checks
 
 _SHARD = "%%distributed\ndef shard(network):\n"
 _LAYERS = "    for layer in network.layers:\n        fully_shard(layer)\n"
@@ -41,11 +41,6 @@ WRONG = {
         ),
     },
 }
-
-
-def test_checks(lesson: running.Notebook) -> None:
-    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
-    judge(lesson, WRONG)
 
 
 def test_memory_falls_with_each_strategy(lesson: running.Notebook) -> None:
