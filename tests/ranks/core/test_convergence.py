@@ -59,7 +59,7 @@ def _curve(model: nn.Module, data: TensorDataset, rank: int, size: int) -> list[
 @pytest.mark.parametrize(
     ("size", "arguments"),
     [
-        (2, {}),
+        pytest.param(2, {}, marks=pytest.mark.soak),
         (2, {"gradient_as_bucket_view": True, "static_graph": True, "bucket_cap_mb": 0.02}),
         (4, {"find_unused_parameters": True, "bucket_cap_mb": 0.02}),
     ],

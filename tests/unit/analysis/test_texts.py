@@ -245,6 +245,7 @@ def test_headlines() -> None:
     for one in (known, few, replace(known, buckets=[]), replace(known, missing_ranks=1), recorded().judgement()):
         assert one is not None
         told += [headline(replace(one, newer=newer), found[:count]) for newer in (0, 1, 2) for count in (0, 1, 2)]
+        told.append(f"{len(findings(one))} of its own")
     approved("headlines", "\n".join(told))
 
 
