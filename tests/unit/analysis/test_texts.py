@@ -23,7 +23,7 @@ from ddp_lab.analysis.comparison import before_after, compare_series, largest, m
 from ddp_lab.analysis.findings import Facts, Finding, buckets, findings, headline, mesh, options, parameter_groups
 from ddp_lab.analysis.parameter_groups import KINDS, LateGroup
 from ddp_lab.analysis.step_parts import STARTS, Place, PlaceTime
-from ddp_lab.analysis.steps import fit_line
+from ddp_lab.analysis.steps import Steps, fit_line
 from ddp_lab.timeline.timeline import Timeline
 from tests.unit.analysis.program_facts import CPU, MODEL, REPLICATE, SHARD, at, facts, on_gpu
 from tests.unit.analysis.program_facts import SMALL as SHARDED
@@ -179,6 +179,15 @@ def test_of_a_program(name: str) -> None:
 
 OF_OPTIONS = (options.communication, options.copies, options.search_of_unused, options.small_tensors)
 OF_BUCKETS = (buckets.sizes, buckets.first_bucket, buckets.order, buckets.last_parameter)
+
+
+def without_gradient(known: Facts, where: Any) -> Steps:
+    """Steps in which a parameter got none."""
+    made = known.steps.gradients.copy()
+    made[where] = 0
+    return replace(known.steps, gradients=made)
+
+
 OTHERWISE: dict[str, Callable[[Facts], dict[str, Any]]] = {
     "as it is": lambda known: {},
     "of halves": lambda known: {"keys": [("float16", "cpu"), *known.keys[1:]]},
@@ -191,13 +200,21 @@ OTHERWISE: dict[str, Callable[[Facts], dict[str, Any]]] = {
     "hardly small": lambda known: {"sizes": [16_384 + (place > 18) for place in range(len(known.sizes))]},
     "no size": lambda known: {"sizes": [0] * len(known.sizes)},
     "one bucket": lambda known: {"buckets": [sorted(index for bucket in known.buckets for index in bucket)]},
+    "on a device": lambda known: {"steps": replace(known.steps, on_device=True)},
+    "on a device, without gradients": lambda known: {
+        "steps": replace(known.steps, on_device=True, gradients=known.steps.gradients[:, :, :0])
+    },
+    "unused by one rank": lambda known: {"steps": without_gradient(known, (0, slice(None), 3))},
+    "unused in one step": lambda known: {"steps": without_gradient(known, (slice(None), 4, 3))},
     "a parameter more": lambda known: {
         "names": [*known.names, "more"], "sizes": [*known.sizes, 9 * MB], "keys": [*known.keys, known.keys[0]]
     },
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["nothing", "a static graph", "unused parameters", "much communication", "copies"])
+@pytest.mark.parametrize(
+    "name", ["a search for nothing", "a static graph", "unused parameters", "much communication", "copies"]
+)
 def test_models_otherwise(name: str) -> None:
     """What each rule would say if the model, but not its times, were another one, however little it would save."""
     known, told = MODELS[name].record().judgement(), []
