@@ -21,7 +21,7 @@ from ddp_lab.analysis.clocks import Moments, Questions, clock_offset
 from ddp_lab.analysis.collectives import impossible, schedule
 from ddp_lab.analysis.comparison import before_after, compare_series, largest, median_change, student_t
 from ddp_lab.analysis.findings import Facts, Finding, buckets, findings, headline, mesh, options, parameter_groups
-from ddp_lab.analysis.parameter_groups import KINDS, LateGroup
+from ddp_lab.analysis.parameter_groups import KINDS, GroupedSteps, LateGroup
 from ddp_lab.analysis.step_parts import STARTS, Place, PlaceTime
 from ddp_lab.analysis.steps import Steps, fit_line
 from ddp_lab.timeline.timeline import Timeline
@@ -44,7 +44,7 @@ SEARCHING = replace(TUNED, options={**TUNED.options, "find_unused_parameters": T
 COPIED = StepModel(
     gradients=[0.2] * 60,
     sizes=[MB if i % 2 else 2_000 for i in range(60)],
-    buckets=[[i, i + 1] for i in range(0, 60, 2)],
+    buckets=[*([i, i + 1] for i in range(0, 58, 2)), [59, 58]],
     per_mb=0.1,
     start=0.0,
     handling=0.02,
@@ -222,7 +222,10 @@ def test_models_otherwise(name: str) -> None:
     for how, change in OTHERWISE.items():
         other = replace(known, **change(known))
         rules = (*OF_OPTIONS, options.unused_parameters, *(OF_BUCKETS if other.together else ()))
-        told += [f"== {how}", *(f"{one.bucket} {one.parameter} {one}" for rule in rules for one in rule(other))]
+        told += [
+            f"== {how}",
+            *(f"{one.kind} {one.bucket} {one.parameter} {one}" for rule in rules for one in rule(other)),
+        ]
     approved(f"otherwise, {name}", "\n".join(told))
 
 
@@ -234,17 +237,22 @@ def test_groups_otherwise() -> None:
     draw = np.random.default_rng(1)
     sizes = {"blocks": [1 << 20] * 9, "whole": [0, 9 << 20, *[1 << 16] * 7], "tiny": [1 << n for n in range(9)]}
     shape = (len(KINDS), 2, len(known.steps), 9)
-    for (name, of_size), start, share in itertools.product(sizes.items(), (0.1e6, 2e6), (0.02, 0.4)):
+    for (name, of_size), start, share in itertools.product(sizes.items(), (0.1e6, 2e6), (0.02, 0.4, 1.5)):
         took = (start + 0.2 * np.asarray(of_size)) * draw.uniform(1, 1.05, shape)
         groups = replace(known.groups, sizes=of_size, took=took, exposed=share * took)
+
+        def only(known: Any, groups: GroupedSteps = groups) -> GroupedSteps:
+            return replace(groups, took=groups.took * known, exposed=groups.exposed * known)
+
         unknown = np.where(draw.uniform(size=shape) < 0.01, np.nan, groups.exposed)
-        late = (LateGroup(1, 3, phase, 4e6, 0.8) for phase in ("forward", "backward", "reduction"))
+        phases = ("forward", "backward", "reduction")
+        late = (LateGroup(1, group, phase, 4e6, 0.8) for group, phase in enumerate(phases))
         for how, other in {
             "": groups,
             ", on devices": replace(groups, device_step_ns=90e6, missed=((2, (4, 5), 3),)),
             ", not known": replace(groups, exposed=unknown),
-            ", all-reduced": replace(groups, took=took * (np.arange(4) > 2)[:, None, None, None]),
-            ", two": replace(groups, took=took * (np.arange(9) < 2)),
+            ", all-reduced": only((np.arange(4) > 2)[:, None, None, None]),
+            ", two": only(np.arange(9) < 2),
             ", late": replace(groups, late=[*late, LateGroup(0, -1, "before the forward", 1e6, 0.7)]),
         }.items():
             found = [one for rule in parameter_groups.RULES for one in rule(known, other)]
@@ -447,9 +455,10 @@ def test_replays() -> None:
         told += [f"== {name}", rounded(replay.line), rounded(replay.service[-1]), rounded(replay.tail)]
         told += [rounded(replay.base), rounded(replay.waited), rounded(replay.with_service(0.5 * replay.service))]
         told += [rounded(replay.with_buckets(in_buckets(size))) for size in (1, 4, 16)]
-        told += [rounded(replay.mean_saved_without(1, place, delay)) for place in (-1, 0, 9)]
+        told += [rounded(replay.mean_saved_without(rank, place, delay)) for rank in (0, 1) for place in (-1, 0, 9)]
         told.append(f"{known.by_readiness} {known.step_ns} {known.steps.forward_ns()[0, :2]} {len(known.steps)}")
     lines = [([1e6, 2e6, 4e6], [1.5e6, 2.5e6, 4.5e6]), ([1e6, 4e6], [5e6, 1e6]), ([1e6, 2e6], [1e5, 2e6])]
+    lines += [([1, 1.4], [1e6, 3e6]), ([1.0, 2.0, 3.0], [1e3, 1e3 + 4, 1e3 + 8]), ([2e6, 4e6], [0.5, 1.0])]
     lines += [([1e6, 1.4e6], [1e6, 3e6]), ([], []), ([0.0, 0.0], [1e6, 2e6]), ([1e6, 1.5e6], [1e6, 3e6])]
     told += [f"{rounded(fit_line(*line))}, {fit_line(*line).time_ns(3e6):.6g}" for line in lines]
     approved("replays", "\n".join(told))
