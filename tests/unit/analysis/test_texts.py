@@ -405,6 +405,8 @@ def rounded(value: Any) -> str:
     """A number or an array with six digits; of a dataclass, its fields."""
     if is_dataclass(value):
         return ", ".join(f"{one.name}={rounded(getattr(value, one.name))}" for one in fields(value))
+    if isinstance(value, tuple):
+        return "; ".join(map(rounded, value))
     return value if isinstance(value, str) else np.array2string(np.asarray(value), precision=6, max_line_width=10_000)
 
 
@@ -422,8 +424,22 @@ def test_metrics() -> None:
     told["sync"] = step_metrics.gradient_sync(times, times + 20, np.array([100, 200, 300, -1]))
     told["sync of none"] = step_metrics.gradient_sync(times[:0], times[:0], np.array([100]))
     told["edges"] = step_metrics.edges(times - 4, times - 2, times, times + 20, np.array([50, 60, 0]))
+    late = np.array([[0, 30, 0, 40], [60, 0, 0, 0], [5, 70, 80, 0]])
+    told["edges of what has not happened"] = step_metrics.edges(late, times, times, late, np.array([50, 0, 20]))
+    told["edges of none"] = step_metrics.edges(*4 * [times[:0]], np.array([], int))
+    told["sync of three"] = step_metrics.gradient_sync(times + 7, times + 7 + late, np.array([0, 1, 2, -1]))
+    begun, ended = np.where(times > 0, times + 5, 0), np.where(times > 0, times + 9, 0)
+    for name, clock in {"of the host": (late, late * 0), "of a device": (begun, ended), "mixed": (late, ended)}.items():
+        told[f"overlap {name}"] = step_metrics.overlap_of(times, times + 25, *clock, np.array([60, 1_000, 0]))
+        told[f"share {name}"] = told[f"overlap {name}"].hidden_share
+    told["overlap of none"] = step_metrics.overlap_of(*4 * [times[:, :0]], np.array([60, 1_000, 0]))
+    told["of nothing"] = (step_metrics.median(values[..., :0]), step_metrics.alone(times[:, :1]))
+    told["covered by none"] = step_metrics.covered(times[:, :0], times[:, :0], times[:, :0] > 0)
+    told["medians of many"] = step_metrics.median(np.stack([values, values + 1])), step_metrics.mean(values[None, :])
     columns = {name: np.abs(values) * (2 + place) for place, name in enumerate(step_metrics.BREAKDOWN)}
     told["breakdown"] = step_metrics.breakdown(np.arange(4), columns)
+    whole = {name: columns[name] + (1_000 if name == "step_ms" else 0) for name in columns}
+    told["breakdown of long steps"] = step_metrics.breakdown(np.arange(4), whole)
     told["total, floor, efficiency"] = [getattr(told["breakdown"], name) for name in ("total", "floor", "efficiency")]
     approved("metrics", "\n".join(f"{name}: {rounded(value)}" for name, value in told.items()))
 
