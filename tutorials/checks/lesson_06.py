@@ -106,7 +106,8 @@ def where_it_is_slow(lab, reducer, late_rank, late_bucket):
     if late_bucket != true_bucket:
         side = "an earlier bucket is already late" if late_bucket > true_bucket else "it is still on time"
         return f"Not yet: the rank is right, but bucket {late_bucket} is not the first late one: {side}."
-    return f"Right: rank {true_rank}, bucket {true_bucket}. Each backward slept there for at least 20 ms, at layer {true_layer}."
+    slept = f"Each backward slept there for at least 20 ms, at layer {true_layer}."
+    return f"Right: rank {true_rank}, bucket {true_bucket}. {slept}"
 
 
 def first_bucket(model):
