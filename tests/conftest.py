@@ -70,10 +70,13 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """The suite is red if a process, thread, socket, shared memory or a folder is left; then failures run again."""
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """The suite is red if a process, thread, socket, shared memory or a folder is left; then failures run again. If it
+    is interrupted, what it has started ends."""
     config = session.config
     leftovers.end_tracker()
+    if exitstatus == pytest.ExitCode.INTERRUPTED and not hasattr(config, "workeroutput"):
+        leftovers.end_processes()
     more = leftovers.left_since(config.stash[_before])
     config.stash[_found] += [f"{kind}: {name}" for kind, names in more.items() for name in names]
     if hasattr(config, "workeroutput"):

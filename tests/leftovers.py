@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import tempfile
 import threading
 import time
@@ -105,6 +106,13 @@ def end_tracker() -> None:
     if tracker._fd is not None:
         os.close(tracker._fd)
         tracker._fd = tracker._pid = None
+
+
+def end_processes() -> None:
+    """Asks all that the suite has started to end: once it was interrupted, no test does."""
+    for pid in _processes(_SUITE):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
 
 
 def left_by_workers() -> list[str]:

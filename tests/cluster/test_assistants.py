@@ -68,7 +68,12 @@ def test_without_a_notebook(reader: Assistant) -> None:
 @pytest.mark.usefixtures("served")
 def test_status(lab: Lab, reader: Assistant) -> None:
     """cluster_status has each rank with its state and process, as text and as data."""
-    result = reader.call("cluster_status")
+
+    def all_answer() -> Any:
+        told = reader.call("cluster_status")
+        return None if "silent" in text_of(told) else told
+
+    result = wait_until(all_answer, "the ranks' answers")
     assert data_of(result)["cluster"] == lab.name
     ranks = data_of(result)["ranks"]
     assert [(one["rank"], one["state"], one["pid"]) for one in ranks] == [

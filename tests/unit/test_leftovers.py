@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import leftovers
+from tests.waiting import wait_until
 
 _HELD = """
 import multiprocessing
@@ -139,3 +140,12 @@ def test_a_suite_that_kills_a_process_is_green(tmp_path: Path, workers: int) -> 
     done = _run_suite(tmp_path, _KILLS, workers)
     assert done.returncode == 0, done.stdout
     assert "LEFT BEHIND" not in done.stdout
+
+
+def test_what_an_interrupted_suite_has_started_ends(tmp_path: Path) -> None:
+    """After Ctrl-C no test ends what it shares with others, so the suite does, and waits for nothing else."""
+    done = _run_suite(tmp_path, _LEAVES + "\ndef test_interrupt(): raise KeyboardInterrupt", 0)
+    pids = [int(path.read_text()) for path in tmp_path.glob("*.pid")]
+    assert pids
+    wait_until(lambda: not any(map(leftovers.alive, pids)), "their end")
+    assert (done.returncode, "LEFT BEHIND" in done.stdout) == (2, False), done.stdout

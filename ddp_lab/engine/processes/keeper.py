@@ -31,6 +31,7 @@ from typing import Any
 from ...printable import Dropped
 from ...protocol import registry
 
+_FIRST_CLIENT_SECONDS = 30.0  # for who has started it to attach, whatever the idle timeout
 _SEND_SECONDS = 2.0
 _TERM_SECONDS = 1.5
 _YIELD_SECONDS = 5.0  # how long a client may take to disconnect when another one takes its cluster over
@@ -117,7 +118,7 @@ class Keeper:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
         self._selector.register(read, selectors.EVENT_READ, self.end)
-        self._deadline = time.monotonic() + min(self._lease, 30.0)  # no client has attached yet
+        self._deadline = time.monotonic() + _FIRST_CLIENT_SECONDS
 
     def serve(self) -> None:
         """Runs until a client says ``stop``, the lease expires or a signal ends this process."""
