@@ -51,9 +51,10 @@ HANGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "mismatch",
         (
             "rank 0 entered all_reduce #",
-            "of 4 MiB (float32 [1048576]) at ",
-            "rank 1 broadcast #",
-            "of 8 B (float32 [2])",
+            "of 4 MiB (float32 [1048576]) at %%distributed [3]",
+            " line 2, rank 1 broadcast #",
+            "of 8 B (float32 [2]) at %%distributed [3]",
+            " line 3",
         ),
     ),
     "both receive": (

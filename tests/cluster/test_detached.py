@@ -290,11 +290,20 @@ def test_magics_of_a_detached_cluster(capsys: pytest.CaptureFixture[str], tmp_pa
                 Lab.attach("mine", take_over=True).stop()
 
 
+def test_an_idle_timeout_does_not_count_before_the_first_client(tmp_path: Path) -> None:
+    """One that is shorter than a start ends the cluster when its client leaves, not before it comes."""
+    before = set(leftovers.processes())
+    with Lab(1, detach=True, idle_timeout=0.001, backend="gloo") as lab:
+        assert lab.values("rank") == {0: 0}
+        lab.detach()
+    wait_until(lambda: set(leftovers.processes()) <= before, "the end of the idle timeout")
+
+
 def test_the_idle_timeout_ends_it(tmp_path: Path, abandoned: Callable[[], Lab]) -> None:
     """When nobody comes, every process and every file goes. Who attaches meanwhile may use another cluster, too; a
     panel says to the client who uses it, and then that it has ended."""
     before = set(leftovers.processes())
-    lab = Lab(1, detach=True, idle_timeout=0.3, backend="gloo").start()
+    lab = Lab(1, detach=True, idle_timeout=3, backend="gloo").start()  # long enough to attach again on a busy machine
     assert lab.name == "lab-1"
     panel = ClusterPanel(lab)
     lab.run(f"import os, atexit, pathlib; atexit.register(pathlib.Path({str(tmp_path / 'end')!r}).touch)")

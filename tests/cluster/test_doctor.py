@@ -50,8 +50,8 @@ def test_a_part_of_the_ranks(lab: Lab) -> None:
 def test_the_doctor_loads_no_compiler() -> None:
     """Torch would load its compiler to look for compiled frames, and the rank answer nobody for seconds."""
     zygote.end()  # it may have loaded the compiler for all ranks; a new one forks the first before it does
-    with Lab(2) as lab:
-        diagnosed(lab, "sleep")
+    with Lab(2, backend="gloo") as lab:
+        diagnosed(lab, "different collectives")  # so torch is asked where each was called
         loaded = "import sys; ('torch._inductor' in sys.modules, '_inductor' in vars(torch))"
         assert lab.run(loaded).values == {0: (False, False), 1: (False, False)}
         assert lab.values("torch._inductor.config.debug", ranks=[1]) == {1: False}  # who needs it finds it

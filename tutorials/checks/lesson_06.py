@@ -77,12 +77,11 @@ def _train_slowly(rank, world_size, make_network, train):
     slow_rank, slow_layer = _slow_place(world_size)
     network = make_network()
     if rank == slow_rank:
-        begun = [0.0]
-        network.get_submodule("layer11").weight.register_hook(lambda _: begun.__setitem__(0, time.perf_counter()))
-        # On a busy machine every backward takes long, and so does this.
-        network.get_submodule(f"layer{slow_layer}").weight.register_hook(
-            lambda _: time.sleep(max(0.020, 3 * (time.perf_counter() - begun[0])))
-        )
+        first, slow = (network.get_submodule(f"layer{number}").weight for number in (11, slow_layer))
+        begun = []
+        first.register_hook(lambda gradient: begun.append(time.perf_counter()))
+        # On a busy machine every backward takes long, and so does this sleep.
+        slow.register_hook(lambda gradient: time.sleep(max(0.020, 3 * (time.perf_counter() - begun[-1]))))
     return train(network, bucket_cap_mb=0.5).model_id
 
 

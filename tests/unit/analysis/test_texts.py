@@ -458,6 +458,12 @@ def test_late_places() -> None:
             slow = ready.copy()
             slow[2] += 250_000 * np.arange(ready.shape[2])
             told += [rounded(one) for one in stragglers.find_stragglers(begin, slow, minimum_share=0.5)]
+    for slower, share in itertools.product(
+        (0.1e6, 0.3e6, 0.6e6), (0.5, 1.0)
+    ):  # at every place, in a share of the steps
+        begin, ready = even(3, noise=0.02)
+        ready[2, : int(share * ready.shape[1])] += (slower * np.arange(1, ready.shape[2] + 1)).astype(np.int64)
+        told += [f"{slower:g} ns more, {share}: {rounded(one)}" for one in stragglers.find_stragglers(begin, ready)]
     approved("late places", "\n".join(told))
 
 
