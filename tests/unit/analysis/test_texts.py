@@ -15,14 +15,15 @@ import pytest
 from pandas import DataFrame
 
 import ddp_lab
+from ddp_lab.analysis import parameter_groups as grouping
 from ddp_lab.analysis import step_metrics, stragglers
 from ddp_lab.analysis.check_reports import DriftReport, HookProblem
 from ddp_lab.analysis.clocks import Moments, Questions, clock_offset
 from ddp_lab.analysis.collectives import impossible, schedule
 from ddp_lab.analysis.comparison import before_after, compare_series, largest, median_change, student_t
 from ddp_lab.analysis.findings import Facts, Finding, buckets, findings, headline, mesh, options, parameter_groups
-from ddp_lab.analysis.parameter_groups import KINDS, GroupedSteps, LateGroup
-from ddp_lab.analysis.step_parts import STARTS, Place, PlaceTime
+from ddp_lab.analysis.parameter_groups import KINDS, GroupedSteps, LateGroup, ModelCollectives
+from ddp_lab.analysis.step_parts import SPANS, STARTS, Place, PlaceTime, RankSteps, step_parts
 from ddp_lab.analysis.steps import Steps, fit_line
 from ddp_lab.timeline.timeline import Timeline
 from tests.unit.analysis.program_facts import CPU, MODEL, REPLICATE, SHARD, at, facts, on_gpu
@@ -465,6 +466,132 @@ def test_late_places() -> None:
         ready[2, : int(share * ready.shape[1])] += (slower * np.arange(1, ready.shape[2] + 1)).astype(np.int64)
         told += [f"{slower:g} ns more, {share}: {rounded(one)}" for one in stragglers.find_stragglers(begin, ready)]
     approved("late places", "\n".join(told))
+
+
+def test_late_places_by_a_hair() -> None:
+    """Who is late where times differ by the least that counts or nothing, few steps are known and some are missing."""
+    draw, told = np.random.default_rng(8), []
+    for number in range(400):
+        ranks, steps = (int(draw.choice(sizes)) for sizes in ((1, 2, 3, 4), (1, 2, 7, 8, 9, 15, 16, 20, 40)))
+        places, length, half = int(draw.choice((0, 1, 2, 5))), int(draw.choice((20, 100, 400))), 500_000
+        own = draw.integers(2, 5, (ranks, steps, places)) * half
+        arrived, forward = draw.integers(0, 3, (ranks, steps)) * half, draw.integers(9, 11, (ranks, steps)) * 1.0 * half
+        often = draw.random(steps) < draw.choice((0.25, 0.5, 0.75, 0.9, 1))
+        late, more = int(draw.integers(ranks)), int(draw.choice((0, 2, 3, 4, 8))) * half
+        forward[late] += more * often * draw.choice((0, 1))
+        if (place := int(draw.integers(-1, places + 1))) in (-1, places):
+            (arrived if place < 0 else own)[late] += more * (often if place < 0 else often[:, None])
+        else:
+            own[late, :, place] += more * often
+            own[draw.integers(ranks), :, draw.integers(places)] += int(draw.choice((0, 4, 9))) * half
+        begin = np.arange(1, steps + 1) * 2 * length * half + arrived
+        ready = begin[:, :, None] + np.cumsum(own, axis=2)
+        if number % 3 == 1:
+            begin[draw.random(begin.shape) < 0.1] = 0
+            ready[draw.random(ready.shape) < 0.1] = 0
+            forward[draw.random(forward.shape) < 0.2] = np.nan
+        share = float(draw.choice((0.25, 0.5)))
+        found = stragglers.find_stragglers(begin, ready, forward if number % 2 else None, minimum_share=share)
+        waits = draw.integers(0, 3, (ranks, steps)) * half * (draw.random((ranks, steps)) < 0.8)
+        waits[late] += more * often
+        varying = stragglers.find_varying(waits, float(length * half))
+        told += [f"{number}: {short(one)}" for one in (*found, *varying)]
+    approved("late places by a hair", "\n".join(told))
+
+
+def short(one: stragglers.Late) -> str:
+    steps = "".join(map(str, one.late.astype(int)))
+    return f"{one.rank} {one.place} {one.delay_ns:.6g} {one.share:.4f} {one.pattern} {steps}"
+
+
+def of_groups(draw: np.random.Generator, number: int) -> tuple[list[ModelCollectives], list[dict[str, Any]]]:
+    """Steps of three parameter groups on up to three ranks, one of which is slow before one collective; the layout."""
+    ranks, steps = (int(draw.choice(sizes)) for sizes in ((1, 2, 2, 3), (0, 1, 4, 5, 6, 7, 10, 20)))
+    prefetch = [(), (1,), (2,), (1, 2)][int(draw.integers(4))]
+    layout: list[dict[str, Any]] = [
+        {"forward_prefetch": prefetch},
+        {},
+        {"forward_prefetch": (1,)} if number % 5 else {},
+    ]
+    order = [(0, 0, False), *((0, group, group in prefetch) for group in (1, 2))]
+    for group in (2, 1, 0):
+        order += [(1, group, bool(draw.random() < 0.5))] * (group < 2) + [(2, group, False)]
+        order += [(3, group, False)] * (number % 4 == 0)
+    if number % 9 == 0:  # replicated
+        order = [(3, group, False) for group in (2, 1, 0)]
+    slow = np.zeros((ranks, len(order), steps), np.int64)
+    for _ in range(2):
+        often = draw.random(steps) < draw.choice((0.5, 0.7, 0.9, 1))
+        slow[draw.integers(ranks), draw.integers(len(order))] += 2 * draw.choice((0, 1, 2, 4)) * often
+    models = []
+    for rank in range(ranks):
+        met = []
+        begin = (np.arange(steps) + 1) * 100_000_000
+        for step, now in enumerate(begin.tolist()):
+            usual = order if draw.random() > 0.05 else order[::-1]
+            for index, what in enumerate(usual):
+                now += 500_000 * int(draw.integers(2, 4) + slow[rank, index, step])
+                wait = 1_000_000 * int(draw.integers(0, 4))
+                met.append((step, *what, now, now + wait, now if wait else 0, wait, draw.random() > 0.01))
+                now += wait
+        row, kind, group, ahead, now, end, wait_begin, wait, told = np.array(met, np.int64).reshape(-1, 9).T
+        begin[draw.random(steps) < 0.1] = 0
+        model = ModelCollectives(
+            on_device=number % 3 == 0,
+            **{"begin": begin, "end": begin + 90_000_000, "row": row, "group": group, "kind": kind},
+            **{"ahead": ahead > 0, "goes_on": wait == 0, "bytes": 0 * row, "entered": now, "ended": end, "met": now},
+            **{"wait_begin": wait_begin, "wait_ns": wait, "told": told > 0},
+        )
+        models.append(model)
+    return models, layout
+
+
+def test_late_groups_by_a_hair() -> None:
+    """Which rank is late in which group, what it did between collectives, and which prefetch misses."""
+    draw, told = np.random.default_rng(9), []
+    for number in range(400):
+        models, layout = of_groups(draw, number)
+        late = grouping.late_groups(models, layout, float(draw.choice((1e7, 1e8, 2e8, 4e8))))
+        told += [f"{number}: {rounded(one)}" for one in late]
+        if number % 10 in (0, 3) and len(models[0].row):
+            last = np.flatnonzero(models[0].row == models[0].row[-1])
+            told += [f"{number}: {one}" for one in grouping.done_between(models[0], last, layout)]
+        told += [f"{number} misses {one}" for one in grouping.missed_prefetches(models[-1], layout)]
+    approved("late groups by a hair", "\n".join(told))
+
+
+def test_parts_by_a_hair() -> None:
+    """Where the time of steps goes, if few samples tell, places have no part, and some times are not known."""
+    draw, told = np.random.default_rng(10), []
+    places = [
+        Place("code", "a.py:1"),
+        Place("logging", "a.py:2", "print()"),
+        Place("data", "Images", "", 2),
+        Place("", "b"),
+    ]
+    for number in range(60):
+        steps, ranks = int(draw.choice((1, 2, 5))), {}
+        for rank in range(int(draw.choice((0, 1, 2)))):
+            columns = {name: draw.integers(0, 4, steps) * 1e6 for name in ("forward", "compute", "hidden", "exposed")}
+            columns["backward"] = columns["compute"] + draw.integers(0, 3, steps) * 1e6
+            columns["exposed"][draw.random(steps) < 0.2] = np.nan
+            whole = draw.choice((-1, 0, 1e7, 2e7, 1e8), steps, p=(0.1, 0.1, 0.3, 0.3, 0.2))
+            samples = int(draw.choice((0, 1, 2, 3, 7, 8, 30)))
+            seen = draw.integers(-1, len(places), samples), draw.integers(0, 3, samples)
+            spent = [(int(draw.integers(-1, 3)), int(draw.integers(0, 3)) * 1_000_000) for _ in range(3)]
+            spans = draw.integers(0, 3, (steps, len(SPANS))) * 1_000_000
+            ranks[rank] = RankSteps(whole=whole, **columns, spans=spans, places=spent, samples=seen)
+        found = step_parts(ranks, places)
+        told.append(f"{number}: {found.steps} steps, samples {found.samples}, named {rounded(found.named)}")
+        told += [
+            f"{rank}: {key} {rounded(1e3 * ms)}" for rank, parts in found.by_rank.items() for key, ms in parts.items()
+        ]
+        told += [
+            f"{rank}: {one.place} {rounded(1e3 * one.seconds)}" for rank in found.places for one in found.places[rank]
+        ]
+        told += [f"all: {key} {rounded(1e3 * seconds)}" for key, seconds in found.mean.items()] * (len(ranks) > 1)
+        told += [f"{place}: {list(by_rank)}" for place, by_rank in found.lines("code")]
+    approved("parts by a hair", "\n".join(told))
 
 
 def test_replays() -> None:
