@@ -341,8 +341,14 @@ def run_agent(given: argparse.Namespace, watch: HangWatch | None = None) -> int:
     from torch.distributed.run import run
 
     try:
-        run(given)
+        try:
+            run(given)
+        finally:
+            if watch is not None:
+                watch.run_has_ended()
     except ChildFailedError as failed:
+        if watch is not None and watch.ends_run:  # another node's ranks have ended first
+            return _TERMINATED
         rank, first = failed.get_first_failure()
         how = f"was killed by {first.signal_name()}" if first.exitcode < 0 else f"ended with exit code {first.exitcode}"
         tell(f"rank {rank} (process {first.pid}) {how}, so torch's agent ended the run")
@@ -358,5 +364,7 @@ def run_agent(given: argparse.Namespace, watch: HangWatch | None = None) -> int:
             raise
         return _INTERRUPTED if stopped.sigval.name == "SIGINT" else _TERMINATED
     except (RendezvousError, ValueError, RuntimeError, AssertionError, OSError) as error:
+        if watch is not None and watch.ends_run:
+            return _TERMINATED
         raise DdpLabError(f"torch's agent could not run the ranks: {error}") from error
     return 0

@@ -49,6 +49,7 @@ class HangWatch:
 
     Attributes:
         invitation: file with which a rank connects.
+        ends_run: whether it ends the run, on all nodes: how ranks end from then on, is a consequence.
     """
 
     def __init__(self, record: Path, seconds: float, action: str) -> None:
@@ -63,7 +64,9 @@ class HangWatch:
         self._one_ended = False  # a rank of this host
         self._seen: list[Examined] = []  # this host's ranks, when all were running
         self._numbers = itertools.count(1)
+        self.ends_run = False  # set by the thread alone
         self._over = threading.Event()
+        self._ending = threading.Lock()  # held while `_over` is set, and while the agent is asked to end if it is not
         self._signals, self._signalled = os.pipe()  # readable when this process is asked to end
         self._thread = threading.Thread(target=self._watch, name="ddp_lab-doctor", daemon=True)
 
@@ -74,9 +77,14 @@ class HangWatch:
         signal.set_wakeup_fd(self._signalled, warn_on_full_buffer=False)
         self._thread.start()
 
+    def run_has_ended(self) -> None:
+        """From now on, this process is not asked to end any more; call it when torch's agent has ended."""
+        with self._ending:
+            self._over.set()
+
     def stop(self) -> None:
         """Looks no more; who waits for an answer of ranks that have ended waits no longer."""
-        self._over.set()
+        self.run_has_ended()
         self._wire.close()
         self._thread.join()
         self._leave_nodes()
@@ -136,6 +144,7 @@ class HangWatch:
             tell(text)
             self._note(text)
             if acts:
+                self.ends_run = self._action == "stop"
                 self._act([made(one) for one in self._ranks.look(whole=True)])
         return of_all
 
@@ -185,6 +194,7 @@ class HangWatch:
         self._last = (waited, found)
         if found.sentence != self._told and (different or waited >= self._seconds):
             self._told = found.sentence
+            self.ends_run = self._action == "stop"  # the other nodes' ranks may end before this one's
             what = "the ranks make different calls" if different else f"no progress for {waited:.0f} s"
             self._tell(f"{what}: {_indented(found)}", acts=self._action != "wait")
             self._act(ranks)
@@ -205,9 +215,11 @@ class HangWatch:
         except OSError as error:
             tell(f"can't write {path}: {error.strerror}")
         if self._action == "stop":
-            self._over.set()
             tell("the run is ended (--on-hang stop)")
-            os.kill(os.getpid(), signal.SIGTERM)
+            with self._ending:
+                if not self._over.is_set():
+                    self._over.set()
+                    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _indented(diagnosis: Diagnosis) -> str:

@@ -36,10 +36,10 @@ def healthy() -> None:
 
 
 def late() -> None:
-    """Without a model; recovers."""
+    """Without a model; recovers when there is a file "late"."""
     for step in range(6):
-        if rank == 1 and step == 3:
-            time.sleep(6.0)
+        while rank == 1 and step == 3 and not Path("late").exists():
+            time.sleep(0.1)
         dist.all_reduce(ones)
     dist.all_gather_into_tensor(torch.empty(4, 4), ones)
     if rank == 0:
@@ -59,7 +59,7 @@ def trains() -> None:
 
 
 def killed() -> None:
-    """After it was late, and recovered."""
+    """After it was late, and recovered; when there is a file "killed"."""
     late()
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
     for layer in (model[0], model[2]):
@@ -67,8 +67,9 @@ def killed() -> None:
     fully_shard(model)
     for _ in range(3):
         model(ones).sum().backward()
+    while rank == 1 and not Path("killed").exists():
+        time.sleep(0.3)
     if rank == 1:
-        time.sleep(20)
         os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
 
