@@ -106,10 +106,12 @@ def test_a_crash_tells_its_line(lab: Lab) -> None:
 
 def test_a_rank_that_answers_nobody(lab: Lab) -> None:
     """A call into C code that keeps the GIL can't be interrupted: that rank's process alone is ended and replaced."""
-    lab.run("import ctypes; t = torch.ones(1); kept = rank")
+    lab.run("import ctypes; t = torch.ones(1); kept = rank; lock = ctypes.create_string_buffer(64)")
     thread = interrupt_when(in_line(lab, 0, "all_reduce(t)"))
     with pytest.raises(KeyboardInterrupt) as caught:
-        lab.run("if rank == 1: ctypes.PyDLL(None).sleep(600)\ndist.all_reduce(t)")
+        lab.run(
+            "while rank == 1: ctypes.PyDLL(None).pthread_mutex_lock(lock)  # the second time for ever\ndist.all_reduce(t)"
+        )
     thread.join()
     assert "rank 1 was unresponsive" in "\n".join(caught.value._render_traceback_())  # type: ignore[attr-defined]
     assert lab.sum_of_ones() == ONES

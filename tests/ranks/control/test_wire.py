@@ -127,7 +127,7 @@ def test_nothing_is_lost(wire: Wire, ranks: Ranks) -> None:
     received = Received(wire)
     before = ranks(2, _threads)
     with _meanwhile(wire, ranks, 2, _flood, wire.endpoint()) as told:
-        assert wire.wait_for("flood", [0, 1], 60)
+        assert wire.wait_for("flood", [0, 1], DEADLINE_S)
     for rank, (first, _) in enumerate(told):
         sequence = received.of_rank(rank)["sequence"]
         assert (sequence == np.arange(first, first + FLOOD)).all()
@@ -160,7 +160,7 @@ def test_overflow_is_counted(wire: Wire, ranks: Ranks) -> None:
     """Events that the ring overwrote before they were sent are counted as dropped, exactly; the newest arrive."""
     received = Received(wire)
     [(count, capacity)] = ranks(1, _overflow, wire.endpoint())
-    assert wire.wait_for("overflow", [0], 10)
+    assert wire.wait_for("overflow", [0], DEADLINE_S)
     steps = received.of_rank(0)["step"]
     assert received.dropped(0) + len(steps) == count
     assert 0 < len(steps) <= capacity
@@ -190,7 +190,7 @@ def test_a_client_that_reads_slowly_stops_nobody(wire: Wire, ranks: Ranks, tmp_p
         wait_until(done.exists, "the rank has recorded everything")
         assert len(received.batches) <= 1
         gate.set()
-        assert wire.wait_for("read", [0], 60)
+        assert wire.wait_for("read", [0], DEADLINE_S)
     sequence = received.of_rank(0)["sequence"].astype(np.int64)
     assert (np.diff(sequence) > 0).all()
     assert received.dropped(0) > 0
@@ -272,7 +272,7 @@ def test_unknown_keys_are_refused(wire: Wire, ranks: Ranks) -> None:
             dealer.send(b'{"type": "hello", "rank": 0}')
         wait_until(lambda: wire.refused >= 2, "both wrong keys are refused")
         ranks(1, _hello, endpoint, "known")  # the channel works all the while
-        assert wire.wait_for("known", [0], 10)
+        assert wire.wait_for("known", [0], DEADLINE_S)
         wire.send([0], {"op": "secret"})
         assert not any(dealer.poll(50) for dealer in sockets[2:])
         for socket in sockets:
@@ -407,7 +407,7 @@ def test_a_rank_that_can_open_no_more_files_is_heard_again_when_it_can(wire: Wir
     """A new client finds such a rank silent; what the rank's cells do does not fail of it, and it tells all later."""
     received = Received(wire)
     assert ranks(1, _renewed_without_files, wire.endpoint()) == [[True, False, True]]
-    assert wire.wait_for("with", [0], 10)
+    assert wire.wait_for("with", [0], DEADLINE_S)
     assert {status["state"] for _, status in received.statuses} == {"before"}
     wire.check()
 
@@ -433,7 +433,7 @@ def test_descriptions_come_before_the_events_that_need_them(wire: Wire, ranks: R
     """Whatever moment the flusher chooses, a mark's name arrives before the mark, and the status before the end."""
     received = Received(wire)
     ranks(1, _describe_and_mark, wire.endpoint())
-    assert wire.wait_for("described", [0], 10)
+    assert wire.wait_for("described", [0], DEADLINE_S)
     known: set[int] = set()
     marks = 0
     for what, _, value in received.order:
@@ -457,7 +457,7 @@ def test_a_failing_handler_is_shown_and_ends_nothing(wire: Wire, ranks: Ranks) -
 
     wire.on_batch(fail)
     ranks(1, _hello, wire.endpoint(), "little", 1_000)
-    assert wire.wait_for("little", [0], 10)
+    assert wire.wait_for("little", [0], DEADLINE_S)
     assert len(received.of_rank(0)) == 1_000
     assert str(wire.error) == "handler broke"
     with pytest.raises(ClusterError, match="handler broke"):
@@ -469,7 +469,7 @@ def test_waiting_ends() -> None:
     wire = Wire()
     assert not wire.wait_for("never", [0], 0.01)
     results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(wire.wait_for("never", [0], 60)))
+    thread = threading.Thread(target=lambda: results.append(wire.wait_for("never", [0], DEADLINE_S)))
     thread.start()
     wire.close()
     thread.join(DEADLINE_S)

@@ -14,6 +14,7 @@ from ddp_lab.control.wire import Wire
 from ddp_lab.engine.telemetry import Telemetry
 from ddp_lab.timeline.timeline import Timeline
 from tests.ranks.conftest import Ranks
+from tests.waiting import DEADLINE_S
 
 STEPS, LAYERS = 25, 6
 
@@ -60,7 +61,7 @@ def test_every_span_of_a_training_is_complete_and_in_order(wire: Wire, timeline:
     """Every rank, step and bucket has its span, with its four times in order and the sizes of the assignment, the
     moment the cell has ended."""
     told = ranks(2, _train, wire.endpoint(), None)
-    assert wire.wait_for("trained", [0, 1], 10)
+    assert wire.wait_for("trained", [0, 1], DEADLINE_S)
     reducer = told[0]["reducer"]
     spans = timeline.spans(reducer)
     rebuilt = spans[spans.generation == 1]
@@ -95,7 +96,7 @@ def test_every_span_of_a_training_is_complete_and_in_order(wire: Wire, timeline:
 def test_a_late_layer_is_named_though_wall_time_is_equal(wire: Wire, timeline: Timeline, ranks: Ranks) -> None:
     """20 ms in one layer of rank 1's backward: both backwards take as long, readiness names rank, bucket and layer."""
     told = ranks(2, _train, wire.endpoint(), 1)
-    assert wire.wait_for("trained", [0, 1], 10)
+    assert wire.wait_for("trained", [0, 1], DEADLINE_S)
     reducer = told[0]["reducer"]
     late = timeline.stragglers(reducer, minimum_ms=10)[0]
     assert (late.rank, late.parameter) in {(1, "2.weight"), (1, "2.bias")}
