@@ -122,6 +122,7 @@ class DebuggerRelay:
         self._front: FrontEnd | None = None  # None: its debugger is off
         self._link: RankLink | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._later: asyncio.Task[None] | None = None  # what is about to be repeated to the kernel's own debugger
         kernel.do_debug_request = self.answer
 
     @property
@@ -152,6 +153,8 @@ class DebuggerRelay:
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """In the place of the kernel's `do_debug_request`."""
+        if (later := self._later) is not None:  # else both would turn the kernel's debugger on
+            await asyncio.wait([later])
         command = request["command"]
         if command == "initialize":
             self._front = FrontEnd()
@@ -169,6 +172,8 @@ class DebuggerRelay:
         async with self._lock:
             if link is not None:
                 await link.open()
+            if self._later is not None:
+                self._later.cancel()
             former, self._link = self._link, link
             if self._watch is not None:
                 self._watch.cancel()
@@ -185,7 +190,12 @@ class DebuggerRelay:
                 await self._repeat(link.ask)
         if link is None and self._front is not None:
             # Not waited for: the kernel's debugger needs the main thread to start, which may wait for this.
-            self.loop.call_later(_LOOK_SECONDS, lambda: asyncio.ensure_future(self._repeat(self._own)))
+            self._later = asyncio.create_task(self._repeat_to_the_notebook())
+
+    async def _repeat_to_the_notebook(self) -> None:
+        await asyncio.sleep(_LOOK_SECONDS)
+        # Once begun it is finished, whatever the debugger is pointed at meanwhile.
+        await asyncio.shield(self._repeat(self._own))
 
     async def _repeat(self, ask: _Own) -> None:
         for request in self._front.requests() if self._front is not None else ():
