@@ -109,9 +109,7 @@ def test_a_rank_that_answers_nobody(lab: Lab) -> None:
     lab.run("import ctypes; t = torch.ones(1); kept = rank; lock = ctypes.create_string_buffer(64)")
     thread = interrupt_when(in_line(lab, 0, "all_reduce(t)"))
     with pytest.raises(KeyboardInterrupt) as caught:
-        lab.run(
-            "while rank == 1: ctypes.PyDLL(None).pthread_mutex_lock(lock)  # the second time for ever\ndist.all_reduce(t)"
-        )
+        lab.run("while rank == 1: ctypes.PyDLL(None).pthread_mutex_lock(lock)\ndist.all_reduce(t)")
     thread.join()
     assert "rank 1 was unresponsive" in "\n".join(caught.value._render_traceback_())  # type: ignore[attr-defined]
     assert lab.sum_of_ones() == ONES

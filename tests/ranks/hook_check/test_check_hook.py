@@ -115,6 +115,34 @@ def _report(hook: Any, state: Any = None, **options: Any) -> Any:
     return report
 
 
+class _Counting:
+    __slots__ = ("calls", "group", "memory")
+
+    def __init__(self) -> None:
+        self.calls, self.group, self.memory = 0, dist.group.WORLD, {}
+
+
+def _counted(state: Any, bucket: Any) -> Any:
+    state.calls += 1
+    state.memory[bucket.index()] = bucket.buffer()
+    return _averaged(state.group, bucket.buffer()).then(lambda f: f.value()[0])
+
+
+@on_ranks(2)
+def test_the_users_state_and_random_numbers_stay(rank: int, size: int) -> None:
+    """Every trial has a state of its own, with the user's group in it; the user's is untouched, and so is the RNG. The
+    check's own steps are not recorded, those after it are. (Before hooks that never end, whose threads go on.)"""
+    state = _Counting()
+    before, recorded = torch.get_rng_state(), recording.statistics().recorded
+    assert recording.enabled()
+    report = ddp_lab.check_hook(_counted, state, steps=2)
+    assert torch.equal(before, torch.get_rng_state())
+    events, _, _ = recording.drain(recorded)
+    let_through = events[["kind", "reducer", "bucket", "step"]].tolist()
+    assert (let_through, recording.enabled()) == ([], True)
+    assert (report.ok, state.calls, len(state.memory)) == (True, 0, 0)
+
+
 @pytest.mark.parametrize("kind", BROKEN)
 @on_ranks(2)
 def test_a_broken_hook_is_named_with_a_remedy(rank: int, size: int, kind: str) -> None:
@@ -283,34 +311,6 @@ def test_a_hook_that_blocks_is_found_where_it_waits(rank: int, size: int) -> Non
     assert not report.ok
     assert report.problems[0].kind == "never ends"
     assert "barrier" in report.problems[0].what
-
-
-class _Counting:
-    __slots__ = ("calls", "group", "memory")
-
-    def __init__(self) -> None:
-        self.calls, self.group, self.memory = 0, dist.group.WORLD, {}
-
-
-def _counted(state: Any, bucket: Any) -> Any:
-    state.calls += 1
-    state.memory[bucket.index()] = bucket.buffer()
-    return _averaged(state.group, bucket.buffer()).then(lambda f: f.value()[0])
-
-
-@on_ranks(2)
-def test_the_users_state_and_random_numbers_stay(rank: int, size: int) -> None:
-    """Every trial has a state of its own, with the user's group in it; the user's is untouched, and so is the RNG. The
-    check's own steps are not recorded, those after it are."""
-    state = _Counting()
-    before, recorded = torch.get_rng_state(), recording.statistics().recorded
-    assert recording.enabled()
-    report = ddp_lab.check_hook(_counted, state, steps=2)
-    assert torch.equal(before, torch.get_rng_state())
-    events, _, _ = recording.drain(recorded)
-    let_through = events[["kind", "reducer", "bucket", "step"]].tolist()
-    assert (let_through, recording.enabled()) == ([], True)
-    assert (report.ok, state.calls, len(state.memory)) == (True, 0, 0)
 
 
 def _by_index(state: Any, bucket: Any) -> Any:
