@@ -49,6 +49,12 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def ordinal(count: int) -> str:
+    """``"1st"``, ``"2nd"``, ``"11th"``."""
+    ending = "th" if count % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(count % 10, "th")
+    return f"{count:,}{ending}"
+
+
 def enumeration(parts: Sequence[str]) -> str:
     """Parts with commas, and "and" before the last."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

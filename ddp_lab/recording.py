@@ -223,6 +223,7 @@ def describe(description: dict[str, Any], owner: object | None = None) -> None:
     """
     global _next_position
     text = json.dumps(description)
+    _C.leave(text)
     now = statistics()
     with _describing:
         made = _Description(text, _next_position, now.recorded)
@@ -244,14 +245,20 @@ def describe(description: dict[str, Any], owner: object | None = None) -> None:
         made.owner.atexit = False
 
 
-def describe_fleeting(description: dict[str, Any]) -> None:
+def describe_fleeting(description: dict[str, Any], *, leave: bool = False) -> None:
     """Appends a description that newer ones of this kind may replace, see [Note: how long a description is kept].
+
+    Args:
+        description: the dict, which is copied.
+        leave: whether it says why a rank dies, see [Note: what a dead rank leaves].
 
     Raises:
         TypeError: it contains something that JSON can't express.
     """
     global _next_position
     text = json.dumps(description)
+    if leave:
+        _C.leave(text)
     with _describing:
         _fleeting.append((_next_position, text))
         _next_position += 1

@@ -1,11 +1,8 @@
 // What is seen of a training: norms, checksums and watched gradients of the reducer, the class
 // `ddp_lab._C.Observation`, and a log of collectives.
 #include <pybind11/stl.h>
-#include <torch/csrc/Dtype.h>
-#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -114,48 +111,12 @@ py::list new_groups() {
   return list;
 }
 
-const char* const kUses[] = {"", "forward", "forward ahead", "backward", "backward ahead", "reduction", "evaluation"};
-const char* const kReductions[] = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
-
-// What a description of type "call" holds.
-py::dict described(const PlacedCall& one) {
-  py::dict made;
-  made["type"] = "call";
-  made["index"] = one.index;
-  made["operation"] = one.call.operation;
-  if (one.call.dtype >= 0) {
-    const auto* const dtype = torch::getTHPDtype(static_cast<at::ScalarType>(one.call.dtype));
-    made["dtype"] = py::str(reinterpret_cast<const THPDtype*>(dtype)->name);
-  }
-  if (one.call.reduction >= 0 && one.call.reduction < static_cast<int>(std::size(kReductions))) {
-    made["reduction"] = kReductions[one.call.reduction];
-  }
-  if (one.call.reducer >= 0) {
-    made["reducer"] = one.call.reducer;
-    made["bucket"] = one.call.bucket;
-  }
-  if (one.call.use != Use::kNotSaid) made["use"] = kUses[static_cast<std::size_t>(one.call.use)];
-  if (!one.file.empty()) {
-    made["file"] = one.file;
-    made["line"] = one.line;
-    made["function"] = one.function;
-  }
-  if (!one.module.empty()) made["module"] = one.module;
-  return made;
-}
-
-py::list new_calls() {
-  py::list list;
-  for (const PlacedCall& one : take_new_calls()) list.append(described(one));
-  return list;
-}
-
 // See [Note: plain functions].
 PyObject* exchange_purpose(PyObject* /*module*/, PyObject* arguments) {
   Purpose purpose;
   int use = 0;
   if (!PyArg_ParseTuple(arguments, "iii:set_purpose", &purpose.reducer, &purpose.bucket, &use)) return nullptr;
-  if (use < 0 || use >= static_cast<int>(std::size(kUses))) {
+  if (use < 0 || use >= static_cast<int>(kUses.size())) {
     return PyErr_Format(PyExc_IndexError, "there is no use %d", use);
   }
   purpose.use = static_cast<Use>(use);
@@ -189,9 +150,9 @@ void bind_group_collectives(py::module_& module) {
       "This rank's number for the group.", py::arg("group"));
   module.def("forget_group", &forget_group, py::arg("index"));
   if (PyModule_AddFunctions(module.ptr(), plain_functions) != 0) throw py::error_already_set();
-  module.attr("USES") = py::tuple(py::cast(std::vector<std::string>(std::begin(kUses), std::end(kUses))));
+  module.attr("USES") = py::tuple(py::cast(std::vector<std::string>(kUses.begin(), kUses.end())));
   module.def("take_new_groups", &new_groups);
-  module.def("take_new_calls", &new_calls, "Descriptions of type \"call\".");
+  module.def("take_new_calls", &take_new_calls, "Descriptions of type \"call\", as JSON.");
 }
 
 void bind_tensor_memory(py::module_& module) {

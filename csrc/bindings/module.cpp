@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "record/black_box.h"
 #include "record/recorder.h"
 #include "reduce/device_spans.h"
 
@@ -86,6 +87,8 @@ void bind_recorder(py::module_& module) {
         return py::make_tuple(now.recorded, now.dropped, now.capacity, now.enabled);
       },
       "(recorded, dropped, capacity, enabled)");
+  module.def("leave", [](const std::string& text) { ddp_lab::leave(text); }, "A description.", py::arg("text"));
+  module.def("leave_in", &ddp_lab::leave_in, "See csrc/record/black_box.h.", py::arg("file"));
   module.def(
       "measure_ns_per_event", [] { return ddp_lab::measure_ns_per_event(true); },
       "What one event costs on this machine, measured with a recorder of its own.",

@@ -27,8 +27,18 @@ namespace ddp_lab {
 // coalesces (`startCoalescing`), whose parts do; and our own reducer's collectives over shared memory, which reports
 // them with `watch`.
 
-// What in a step a collective is for, where parameters are sharded. Python names them, see bindings/inspection.cpp.
-enum class Use : std::uint8_t { kNotSaid, kForward, kForwardAhead, kBackward, kBackwardAhead, kReduction, kEvaluation };
+// What a collective is for: in a step where parameters are sharded, or the broadcast of a model's buffers. Their names
+// are in python/call_places.cpp.
+enum class Use : std::uint8_t {
+  kNotSaid,
+  kForward,
+  kForwardAhead,
+  kBackward,
+  kBackwardAhead,
+  kReduction,
+  kEvaluation,
+  kBuffers
+};
 
 // What this thread starts a collective for: a bucket of a model.
 struct Purpose {

@@ -13,6 +13,8 @@
 #include <utility>
 
 #include "comm/passing.h"
+#include "record/black_box.h"
+#include "record/json.h"
 #include "record/recorder.h"
 
 namespace ddp_lab {
@@ -29,6 +31,18 @@ std::string name_of(const c10d::ProcessGroup& group) {
   } catch (const c10::Error&) {
     return "";
   }
+}
+
+// A description without the group's ranks, which only Python knows.
+std::string text_of(const NamedGroup& group) {
+  Json made;
+  made.add("type", "group");
+  made.add("index", group.index);
+  made.add("name", group.name);
+  made.add("description", group.description);
+  made.add("backend", group.backend);
+  made.add("size", group.size);
+  return made.text();
 }
 
 class Groups {
@@ -91,6 +105,7 @@ class Groups {
     Group& made = groups_[&group];
     made = Group{next_++, described.name};
     described.index = made.index;
+    leave(text_of(described));
     constexpr std::size_t kMostNew = 4096;  // where nobody takes them
     if (new_.size() == kMostNew) new_.clear();
     new_.push_back(std::move(described));
@@ -194,7 +209,8 @@ std::shared_ptr<Watch> see(Passing& passing) {
   recorder().record(fact);
   DeviceSpans* const spans = passing.first.defined() ? spans_of(passing.first.device()) : nullptr;
   if (spans == nullptr) return std::make_shared<Recorded>(fact, nullptr);
-  if (passing.purpose.use != Use::kNotSaid) keep(std::make_shared<DeviceCollective>(fact, passing.first.device()));
+  if (passing.purpose.use != Use::kNotSaid && passing.purpose.use != Use::kBuffers)
+    keep(std::make_shared<DeviceCollective>(fact, passing.first.device()));
   return std::make_shared<Recorded>(fact, spans->begin(fact));
 }
 

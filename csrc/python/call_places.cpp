@@ -1,6 +1,8 @@
 #include "python/call_places.h"
 
 #include <pybind11/pybind11.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
 
 #include <algorithm>
 #include <mutex>
@@ -8,8 +10,18 @@
 #include <unordered_map>
 #include <utility>
 
+#include "record/black_box.h"
+#include "record/json.h"
+
 namespace ddp_lab {
+
+const std::array<const char*, 8> kUses{"",          "forward",    "forward ahead", "backward", "backward ahead",
+                                       "reduction", "evaluation", "buffers"};
+
 namespace {
+
+constexpr std::array<const char*, 9> kReductions{"sum",  "avg", "product", "min",       "max",
+                                                 "band", "bor", "bxor",    "premul_sum"};
 
 // [Note: the place of a collective]
 // The innermost frame whose file is the user's: neither torch's, nor ours, nor another library's. Frames above it are
@@ -50,7 +62,7 @@ struct HashOfPlace {
 struct Known {
   std::mutex mutex;
   std::unordered_map<Place, std::int32_t, HashOfPlace> calls;
-  std::vector<PlacedCall> taken;  // not yet
+  std::vector<std::string> taken;  // not yet
   std::unordered_map<const PyObject*, File> files;
   std::vector<std::string> libraries;
 };
@@ -160,6 +172,36 @@ void look(PyThreadState* thread, Found& found) {
   Py_XDECREF(reinterpret_cast<PyObject*>(frame));
 }
 
+// Needs the GIL.
+std::string describe(std::int32_t index, const Place& place, const Found& found) {
+  const Call& call = place.call;
+  Json made;
+  made.add("type", "call");
+  made.add("index", index);
+  made.add("operation", call.operation);
+  if (call.dtype >= 0) {
+    const auto* const dtype = torch::getTHPDtype(static_cast<at::ScalarType>(call.dtype));
+    made.add("dtype", reinterpret_cast<const THPDtype*>(dtype)->name);
+  }
+  if (call.reduction >= 0 && call.reduction < static_cast<int>(kReductions.size())) {
+    made.add("reduction", kReductions[static_cast<std::size_t>(call.reduction)]);
+  }
+  if (call.reducer >= 0) {
+    made.add("reducer", call.reducer);
+    made.add("bucket", call.bucket);
+  }
+  if (call.use != Use::kNotSaid) made.add("use", kUses[static_cast<std::size_t>(call.use)]);
+  const std::string file = found.frame == nullptr ? "" : text_of(found.code->co_filename);
+  if (!file.empty()) {
+    made.add("file", file);
+    made.add("line", PyFrame_GetLineNumber(found.frame));
+    made.add("function", text_of(found.code->co_name));
+  }
+  const std::string module = found.module == nullptr ? "" : text_of(found.module);
+  if (!module.empty()) made.add("module", module);
+  return made.text();
+}
+
 constexpr std::int32_t kNoRoom = -2;  // for another place
 
 std::int32_t index_of(const Call& call, const Found& found) {
@@ -172,18 +214,11 @@ std::int32_t index_of(const Call& call, const Found& found) {
   if (placed && calls.size() >= kMostPlaces) return kNoRoom;
   if (calls.size() >= kMostCalls) return -1;
   const auto index = static_cast<std::int32_t>(calls.size());
-  PlacedCall made{index, call};
-  if (found.frame != nullptr) {
-    Py_INCREF(reinterpret_cast<PyObject*>(found.code));
-    made.file = text_of(found.code->co_filename);
-    made.line = PyFrame_GetLineNumber(found.frame);
-    made.function = text_of(found.code->co_name);
-  }
-  if (found.module != nullptr) {
-    Py_INCREF(found.module);
-    made.module = text_of(found.module);
-  }
+  std::string made = describe(index, place, found);
+  Py_XINCREF(reinterpret_cast<PyObject*>(found.code));
+  Py_XINCREF(found.module);
   calls.emplace(place, index);
+  leave(made);
   known().taken.push_back(std::move(made));
   return index;
 }
@@ -211,7 +246,7 @@ void set_library_folders(std::vector<std::string> folders) {
   known().libraries = std::move(folders);
 }
 
-std::vector<PlacedCall> take_new_calls() {
+std::vector<std::string> take_new_calls() {
   const std::lock_guard<std::mutex> lock(known().mutex);
   return std::exchange(known().taken, {});
 }

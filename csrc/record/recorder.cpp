@@ -1,13 +1,19 @@
 #include "record/recorder.h"
 
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cerrno>
 #include <cstddef>
+#include <cstring>
+#include <new>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 namespace ddp_lab {
 
@@ -69,18 +75,55 @@ void raise_to(std::atomic<std::uint64_t>& value, std::uint64_t at_least) noexcep
   }
 }
 
+// Zeros in pages of their own, or null.
+void* own_pages(std::size_t bytes) noexcept {
+  void* const made = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return made == MAP_FAILED ? nullptr : made;
+}
+
+std::size_t whole_pages(std::size_t bytes) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return (bytes + page - 1) / page * page;
+}
+
 }  // namespace
 
+// Zeros are an empty slot.
 struct Recorder::Slot {
-  std::atomic<std::uint64_t> stamp{0};
-  std::atomic<std::uint64_t> lost{0};  // stamp of the last event that found the slot taken
-  std::array<std::atomic<std::uint64_t>, kWords> words{};
+  std::atomic<std::uint64_t> stamp;
+  std::atomic<std::uint64_t> lost;  // stamp of the last event that found the slot taken
+  std::array<std::atomic<std::uint64_t>, kWords> words;
 };
 
 Recorder::Recorder(std::size_t capacity)
-    : mask_(power_of_two(capacity) - 1), slots_(std::make_unique<Slot[]>(mask_ + 1)) {}
+    : mask_(power_of_two(capacity) - 1), slots_(static_cast<Slot*>(own_pages(memory().bytes))) {
+  if (slots_ == nullptr) throw std::bad_alloc();
+}
 
-Recorder::~Recorder() = default;
+Recorder::~Recorder() { ::munmap(slots_, memory().bytes); }
+
+Recorder::Memory Recorder::memory() const noexcept {
+  return {mask_ + 1, sizeof(Slot), whole_pages((mask_ + 1) * sizeof(Slot))};
+}
+
+std::size_t Recorder::written_bytes() const noexcept {
+  return std::min<std::uint64_t>(head_.load(std::memory_order_relaxed), mask_ + 1) * sizeof(Slot);
+}
+
+void Recorder::keep_in(void* mapping) {
+  const std::size_t bytes = memory().bytes;
+  std::memcpy(mapping, static_cast<const void*>(slots_), written_bytes());
+  if (::mremap(mapping, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, slots_) == MAP_FAILED) {
+    throw std::system_error(errno, std::generic_category(), "mremap");
+  }
+}
+
+void Recorder::keep_for_itself() noexcept {
+  void* const copy = own_pages(memory().bytes);
+  if (copy == nullptr) return enable(false);
+  std::memcpy(copy, static_cast<const void*>(slots_), written_bytes());
+  ::mremap(copy, memory().bytes, memory().bytes, MREMAP_MAYMOVE | MREMAP_FIXED, slots_);
+}
 
 void Recorder::write(const Event& event) noexcept {
   const std::int64_t host_ns = event.host_ns != 0 ? event.host_ns : now_ns();

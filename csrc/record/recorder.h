@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -68,6 +67,18 @@ class Recorder {
   bool enabled() const noexcept { return enabled_.load(std::memory_order_relaxed); }
   Statistics statistics() const;
 
+  // The slots as they lie in memory, in pages of their own: see [Note: what a dead rank leaves].
+  struct Memory {
+    std::size_t slots = 0;
+    std::size_t slot_bytes = 0;
+    std::size_t bytes = 0;  // whole pages
+  };
+  Memory memory() const noexcept;
+  // Moves the slots into this mapping of as many bytes, which takes their place in memory. While nobody records.
+  void keep_in(void* mapping);
+  // In a forked child: the slots are its own from now on, as they are.
+  void keep_for_itself() noexcept;
+
  private:
   struct Slot;
   enum class Found { kDone, kNotYet, kGone };
@@ -80,8 +91,10 @@ class Recorder {
   Found read(std::uint64_t sequence, Event& event) const noexcept;
   std::uint64_t oldest() const noexcept;
 
+  std::size_t written_bytes() const noexcept;
+
   const std::size_t mask_;
-  const std::unique_ptr<Slot[]> slots_;
+  Slot* const slots_;
   std::atomic<bool> enabled_{true};
   alignas(64) std::atomic<std::uint64_t> head_{0};  // sequence number of the next event
   alignas(64) mutable std::mutex readers_;          // guards what follows; writers never take it

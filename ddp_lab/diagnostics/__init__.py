@@ -2,6 +2,7 @@
 
 __all__ = [
     "calls",
+    "crashes",
     "dumps",
     "flight_recorder",
     "flights",

@@ -11,11 +11,24 @@ from typing import Any
 from .flights import SKEW_S, Distance, Mismatch, distances, find_mismatch
 from .rank_state import Examined, Place, label
 
-__all__ = ["HANGS", "SAME_CALLS", "SAME_TENSORS", "Diagnosis", "diagnose_ahead", "diagnose_mismatch", "hang_lesson"]
+__all__ = [
+    "CALLED_ALONE",
+    "HANGS",
+    "SAME_CALLS",
+    "SAME_TENSORS",
+    "Diagnosis",
+    "diagnose_ahead",
+    "diagnose_mismatch",
+    "hang_lesson",
+]
 __all__ += ["launched_alone", "mismatch_of", "with_places"]
 
 SAME_TENSORS = "Tensors must have the same shape and dtype on all ranks; if sizes differ, gather the sizes first."
 SAME_CALLS = "All ranks of a group must make the same calls in the same order."
+CALLED_ALONE = (
+    "Either this call is made on one rank alone (all ranks of the group must make it, or none), or the ranks make "
+    "different numbers of steps (`model.join()`)."
+)
 
 HANGS = "tutorials/11_why_does_my_cell_hang.ipynb"
 _BUSY, _ENDED, _CALLS = "A busy rank", "A rank whose cell has ended", "Mismatched collectives"

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..formatting import enumeration, names, size
-from .calls import SAME_CALLS, SAME_TENSORS, Diagnosis, diagnose_mismatch, launched_alone, mismatch_of
+from .calls import CALLED_ALONE, SAME_CALLS, SAME_TENSORS, Diagnosis, diagnose_mismatch, launched_alone, mismatch_of
 from .rank_state import Call, Examined, label
 
 __all__ = ["diagnose", "different_calls", "wait_of"]
@@ -268,8 +268,9 @@ def _different(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagno
         sentence = f"All ranks are creating a group but have not found each other: {words}."
         return Diagnosis("making", sentence, SAME_CALLS)
     if buckets and calls:
-        remedy = "The ranks train different numbers of steps: use `model.join()`, or call the collective on all ranks."
-        return Diagnosis("backward", f"A backward pass and another collective wait for each other: {words}.", remedy)
+        words = "; ".join(f"rank {one.rank} is in {one.waits_in}{_at(one, function=True)}" for one in waiting)
+        sentence = f"A backward pass and another collective wait for each other: {words}."
+        return Diagnosis("backward", sentence, CALLED_ALONE)
     if buckets:
         return _in_buckets(buckets)
     return _in_calls(calls, words, _uneven(waiting)) if calls else None
@@ -313,8 +314,12 @@ def _in_calls(calls: dict[int, Call], words: str, uneven: bool) -> Diagnosis:
     return Diagnosis("slow", f"{label(calls)} are all in {some[0]}, which is in progress.", _SLOW_LINK)
 
 
-def _at(one: Examined) -> str:
-    return f" ({one.place})" if one.place is not None else ""
+def _at(one: Examined, *, function: bool = False) -> str:
+    """Its line, to follow what it does; with the function if that is wanted and the line is in one."""
+    if one.place is None:
+        return ""
+    named = function and one.place.function and not one.place.function.startswith("<")
+    return f" ({one.place}{f' in {one.place.function}()' if named else ''})"
 
 
 # Certain at once: waiting longer does not change them.

@@ -263,11 +263,12 @@ class Examined:
         model = next((one for one in self.models if one.missing and self.within("_engine_run_backward")), None)
         if model is not None:
             return f"is computing a backward that still lacks {names(model.missing)}{at}"
-        doing = self.stack[0] if self.stack else None
-        return f"is in `{(self.place or doing or _NOWHERE).text or '?'}`{at}"
+        doing = self.place or (self.stack[0] if self.stack else None)
+        if doing is None:
+            return "is busy"
+        return f"is in `{doing.text or f'{doing.function}()'}`{at}"
 
 
-_NOWHERE = Place("", 0, "", "", False)
 _MANY = 4
 
 

@@ -25,6 +25,7 @@ from ..machine import no_collector
 from ..protocol import journal
 from ..protocol.entry_points import WORKER
 from . import reports
+from .black_boxes import BlackBoxes
 from .hang_watch import ACTIONS, HangWatch
 
 __all__ = ["check_torchruns", "main", "put_worker_between", "run_agent", "torchrun_parser"]
@@ -143,13 +144,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = made.parse_args(argv)
     check_torchruns(made, given)
     folder = _unused_folder(given.record)
-    with _watched(given, folder) as watch:
+    with _watched(given, folder) as watch, contextlib.closing(_black_boxes(given)) as boxes:
         options = [*(["--observe"] if given.observe else []), *(["--doctor", str(watch.invitation)] if watch else [])]
-        put_worker_between(given, "--folder", str(folder), *options)
-        return _recorded(given, folder, watch)
+        put_worker_between(given, "--folder", str(folder), "--black-boxes", boxes.option, *options)
+        return _recorded(given, folder, watch, boxes)
 
 
-def _recorded(given: argparse.Namespace, folder: Path, watch: HangWatch | None) -> int:
+def _black_boxes(given: argparse.Namespace) -> BlackBoxes:
+    from torch.distributed.run import determine_local_world_size
+
+    return BlackBoxes(determine_local_world_size(given.nproc_per_node))
+
+
+def _recorded(given: argparse.Namespace, folder: Path, watch: HangWatch | None, boxes: BlackBoxes) -> int:
     """Runs the program, and reports on it; returns its exit code."""
     is_new = not folder.exists()
     try:
@@ -160,8 +167,9 @@ def _recorded(given: argparse.Namespace, folder: Path, watch: HangWatch | None) 
     said = io.StringIO()
     try:
         with _served(given.serve, folder):
-            code = _run_watched(given, watch)
+            code = _run_watched(given, watch, boxes)
         try:
+            boxes.complete(folder)
             with contextlib.redirect_stdout(said):
                 _report(folder, Path(given.report or folder / "report.html"))
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the program has ended, its exit code is ours
@@ -186,15 +194,15 @@ def _watched(given: argparse.Namespace, folder: Path) -> Iterator[HangWatch | No
         watch.close()
 
 
-def _run_watched(given: argparse.Namespace, watch: HangWatch | None) -> int:
+def _run_watched(given: argparse.Namespace, watch: HangWatch | None, boxes: BlackBoxes) -> int:
     from torch.distributed.run import determine_local_world_size
 
     if watch is None:
-        return run_agent(given)
+        return run_agent(given, None, boxes)
     watch.start(determine_local_world_size(given.nproc_per_node))
     code = 1
     try:
-        code = run_agent(given, watch)
+        code = run_agent(given, watch, boxes)
     finally:
         watch.stop()
         if code != 0:
@@ -329,8 +337,13 @@ def _served(address: str | None, folder: Path) -> Iterator[None]:
         server.close()
 
 
-def run_agent(given: argparse.Namespace, watch: HangWatch | None = None) -> int:
+def run_agent(given: argparse.Namespace, watch: HangWatch | None = None, boxes: BlackBoxes | None = None) -> int:
     """Runs torch's agent, and a watch beside it; returns its exit code.
+
+    Args:
+        given: torchrun's arguments.
+        watch: is told when the agent has ended.
+        boxes: are told how ranks ended.
 
     Raises:
         DdpLabError: it could not start the ranks.
@@ -349,6 +362,8 @@ def run_agent(given: argparse.Namespace, watch: HangWatch | None = None) -> int:
     except ChildFailedError as failed:
         if watch is not None and watch.ends_run:  # another node's ranks have ended first
             return _TERMINATED
+        if boxes is not None:
+            boxes.note(failed.failures)
         rank, first = failed.get_first_failure()
         how = f"was killed by {first.signal_name()}" if first.exitcode < 0 else f"ended with exit code {first.exitcode}"
         tell(f"rank {rank} (process {first.pid}) {how}, so torch's agent ended the run")
@@ -362,6 +377,8 @@ def run_agent(given: argparse.Namespace, watch: HangWatch | None = None) -> int:
         stopped = error.__context__ if isinstance(error, UnboundLocalError) else error
         if not isinstance(stopped, SignalException):
             raise
+        if boxes is not None:
+            boxes.note({})
         return _INTERRUPTED if stopped.sigval.name == "SIGINT" else _TERMINATED
     except (RendezvousError, ValueError, RuntimeError, AssertionError, OSError) as error:
         if watch is not None and watch.ends_run:

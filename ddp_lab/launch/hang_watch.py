@@ -27,7 +27,7 @@ from .exchange import Exchange
 from .invitation import invite
 from .local_ranks import LocalRanks
 from .nodes import Job, made
-from .reports import HANGS
+from .reports import GOES_ON, HANGS
 
 __all__ = ["ACTIONS", "HangWatch"]
 
@@ -63,6 +63,7 @@ class HangWatch:
         self._last: tuple[float, Diagnosis] | None = None  # the last look: seconds of the longest wait, and why
         self._one_ended = False  # a rank of this host
         self._seen: list[Examined] = []  # this host's ranks, when all were running
+        self._seen_at = 0.0  # monotonic
         self._numbers = itertools.count(1)
         self.ends_run = False  # set by the thread alone
         self._over = threading.Event()
@@ -108,10 +109,10 @@ class HangWatch:
             tell(f"before the end, ranks had waited for {waited:.0f} s: {_indented(diagnosis)}")
 
     def tell_seen(self, rank: int) -> None:
-        """Says what a rank did when it was last seen, if it was."""
+        """Says what a rank did when it was last seen, and how long ago that is, if it was."""
         found = next((one for one in self._seen if one.rank == rank and one.state == "running"), None)
         if found is not None:
-            tell(f"last seen: rank {rank} {found}")
+            tell(f"last seen {time.monotonic() - self._seen_at:.1f} s ago: rank {rank} {found}")
 
     def _watch(self) -> None:
         while not self._over.wait(min(self._seconds / _LOOKS, _LONGEST_PAUSE_S)):
@@ -120,7 +121,7 @@ class HangWatch:
             job = self._ranks.job
             if not own or job is None or self._over.is_set() or self._ends(ranks):
                 continue
-            self._seen = ranks
+            self._seen, self._seen_at = ranks, time.monotonic()
             waited = self._longest_wait(ranks, time.monotonic())
             self._one_ended = any(one.state != "running" for one in ranks)
             of_all = self._wait_of_all(job, ranks, waited)
@@ -189,7 +190,7 @@ class HangWatch:
             self._last = None
             if self._told:
                 self._told = ""
-                self._tell("the ranks make progress again")
+                self._tell(GOES_ON)
             return
         self._last = (waited, found)
         if found.sentence != self._told and (different or waited >= self._seconds):

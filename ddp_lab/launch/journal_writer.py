@@ -115,16 +115,17 @@ class JournalWriter:
         self._failing = False
         self._why = ""  # the last write error
         self._lost = 0  # events
-        self._how, self._ended_ns = "", 0
+        self._how, self._last_words, self._ended_ns = "", "", 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddp_lab-journal", daemon=True)
         self._thread.start()
 
-    def close(self, how: str) -> None:
-        """Writes the rest, and how the program ended. Does nothing in a forked child, or a second time."""
+    def close(self, how: str, last_words: str = "") -> None:
+        """Writes the rest, how the program ended, and what it did last. Does nothing in a forked child, or a second
+        time."""
         if os.getpid() != self._pid or self._stopping.is_set():
             return
-        self._how, self._ended_ns = how, time.time_ns()
+        self._how, self._last_words, self._ended_ns = how, last_words, time.time_ns()
         self._stopping.set()
         before = -1
         while self._thread.is_alive() and self._bytes != before:
@@ -213,6 +214,7 @@ class JournalWriter:
         missing = self._lost + recorded - self._cursor
         end = {"how": self._how, "ended_ns": self._ended_ns, "recorded": recorded}
         end |= {"missing": missing, "why": self._why} if missing else {}
+        end |= {"last_words": self._last_words} if self._last_words else {}
         if self._file is None:
             tell(f"rank {self._rank} recorded nothing: {self._why}")
             return
@@ -221,6 +223,7 @@ class JournalWriter:
         except OSError as error:
             self._fails(error.strerror or str(error))
             end["how"] = self._how.encode("ascii", "backslashreplace").decode()[:200]
+            end.pop("last_words", None)
             with contextlib.suppress(OSError):  # then the file looks like that of a killed rank
                 self._file.replace_first(self._opening(**end))
 

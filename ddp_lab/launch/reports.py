@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..command_line import tell
+from ..diagnostics.hang_report import brief
 from ..printable import printable_lines
 from ..timeline.timeline import RecordedRun, read_run
 
-__all__ = ["HANGS", "hangs_of", "read", "write_pages"]
+__all__ = ["GOES_ON", "HANGS", "hangs_of", "read", "write_pages"]
 
+GOES_ON = "the ranks make progress again"
 HANGS = "hangs.txt"  # in a run's folder: why its ranks made no progress, a line each
 
 
@@ -30,9 +32,14 @@ def read(paths: Sequence[str | Path], *, partial: bool = False) -> RecordedRun:
         The merged run.
     """
     run = read_run(paths, partial=partial)
+    run = replace(run, hangs=hangs_of([Path(path) for path in paths]))
+    failure = run.timeline.failure
+    if failure is not None and run.hangs and not run.hangs[-1].endswith(GOES_ON):
+        run.timeline.failure = failure = replace(failure, cause=None)  # the ranks were stuck: that has been told
+    if failure is not None and failure.cause is not None:
+        tell(printable_lines(brief(failure.cause)))
     for notice in run.notices:
         tell(printable_lines(notice))
-    run = replace(run, hangs=hangs_of([Path(path) for path in paths]))
     models = run.timeline.reducers()
     for model in models:
         if len(models) > 1:

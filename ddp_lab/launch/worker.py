@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import runpy
 import shutil
@@ -17,13 +18,15 @@ import traceback
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..command_line import tell
 from ..diagnostics.torch_calls import is_library
 from ..engine.processes.parent_watch import on_parent_exit
+from ..formatting import line_name
 from ..machine import no_collector
 from ..protocol import journal
+from .black_boxes import leave_in
 from .journal_writer import KEEP_EVENTS, JournalWriter
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ __all__ = ["main"]
 
 _AGENT_EXITED = "the agent exited"
 _GRACE_SECONDS = 10.0
+_LONGEST_LOGGED = 200  # characters
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -42,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--control", type=Path, help="file with the controller's addresses and keys, see Wire.endpoint")
     parser.add_argument("--doctor", type=Path, help="the same, of who examines this rank")
     parser.add_argument("--agent", type=int, help="id of the agent's process; this one ends with it")
+    parser.add_argument("--black-boxes", help="the agent's files for the last events, see BlackBoxes")
     parser.add_argument("--observe", action="store_true")
     parser.add_argument("--module", action="store_true")
     parser.add_argument("program")
@@ -49,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     ending: list[Callable[[str], None]] = []
     with no_collector():
+        if given.black_boxes is not None:
+            leave_in(given.agent, given.black_boxes, given.folder)
         if given.folder is not None:
             ending.append(_begin_journal(given.folder, given.program))
         if given.control is not None:
@@ -63,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             _reach_models(observe=given.observe)
         _run(given.program, given.arguments, module=given.module)
     except SystemExit as end:
-        how = "finished" if end.code in (None, 0) else f"exit code {end.code}"
+        how = "finished" if end.code in (None, 0) else f"exit code {end.code}{_where(end)}"
         raise
     except KeyboardInterrupt:
         how = "interrupted"
@@ -81,7 +88,42 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _begin_journal(folder: Path, script: str) -> Callable[[str], None]:
     path = journal.path_of(folder, _number("RANK"), _number("TORCHELASTIC_RESTART_COUNT"))
     keep = max(100_000, KEEP_EVENTS // _number("LOCAL_WORLD_SIZE", 1))
-    return JournalWriter(path, _me(script), keep_events=keep).close
+    writer, last = JournalWriter(path, _me(script), keep_events=keep), _LastWords()
+    return lambda how: writer.close(how, str(last))
+
+
+class _LastWords:
+    """The last warning or error of the program's own that it logs, whoever handles it, and where it called `sys.exit`:
+    an error that is logged and not raised may be why a rank left early."""
+
+    def __init__(self) -> None:
+        self._record: logging.LogRecord | None = None
+        self._make = logging.getLogRecordFactory()
+        logging.setLogRecordFactory(self._keep)
+
+    def _keep(self, *args: Any, **fields: Any) -> logging.LogRecord:
+        made = self._make(*args, **fields)
+        if made.levelno >= logging.WARNING and not is_library(made.pathname):
+            self._record = made
+        return made
+
+    def __str__(self) -> str:
+        """E.g. ``"it had logged WARNING: skipped the rest (train.py:31)"``; "" if nothing is known."""
+        left = sys.exc_info()[1]
+        exit_at = _where(left) if isinstance(left, SystemExit) else ""
+        said = [f"it called sys.exit{exit_at}"] if exit_at else []
+        return "; ".join([*self._logged(), *said])
+
+    def _logged(self) -> list[str]:
+        if self._record is None:
+            return []
+        try:
+            text = self._record.getMessage()
+        except Exception:  # noqa: BLE001 - the program's own mistake, which logging reports
+            text = str(self._record.msg)
+        text = " ".join(text.split())[:_LONGEST_LOGGED]
+        place = line_name(self._record.pathname, self._record.lineno)
+        return [f"it had logged {self._record.levelname}: {text} ({place})"]
 
 
 def _let_control(invitation: Path) -> Callable[[str], None]:

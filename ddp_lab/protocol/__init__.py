@@ -1,3 +1,3 @@
 """The formats of sockets and files: events, messages, journals, the registry of clusters."""
 
-__all__ = ["commands", "descriptions", "entry_points", "events", "journal", "registry"]
+__all__ = ["black_box", "commands", "descriptions", "entry_points", "events", "journal", "registry"]

@@ -147,6 +147,7 @@ _KINDS: dict[str, _Check] = {
         },
     ),
     "gone": _record({"reducer": _REDUCER}),
+    "buffers": _record({"buffers": _list(_record({"name": text, "shape": _list(_COUNT)}))}),
     "group": _record(
         {"index": _OWN, "name": text, "ranks": _list(_RANK)},
         {"description": text, "mesh_dimension": text, "backend": text},

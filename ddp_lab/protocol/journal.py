@@ -32,6 +32,7 @@ from ..files import open_regular
 
 MAGIC = b"DDPLJNL2"
 SUFFIX = ".journal"
+ENDED_WITH_RUN = "ended with the run"  # how a rank ended that could not say it, when another one had failed
 JSON_FRAME = b"j"
 MOST_BYTES = 64 << 20  # of a message; the wire has the same limit
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from .._version import __version__
 from ..analysis.findings import Finding
+from ..diagnostics.crashes import Failure
+from ..diagnostics.hang_report import brief
 from ..formatting import enumeration
 from ..timeline.summary import CHANGE
 from ..timeline.timeline import Timeline
@@ -58,7 +60,8 @@ def _without_model(timeline: Timeline, hangs: Sequence[str]) -> str:
     words = "".join(f"<p>{escape(line)}</p>" for line in timeline.summary().splitlines())
     title = "Collectives by group" if shown else "Nothing recorded"
     head = f"<header>\n<h1>{title}</h1>\n{_recorded(timeline)}</header>\n"
-    return f'{head}<main>\n<div class="sheet words">{words}</div>\n{_hangs(hangs)}{_figures(shown)}</main>\n'
+    told = f"{_failure(timeline.failure)}{_hangs(hangs)}"
+    return f'{head}<main>\n{told}<div class="sheet words">{words}</div>\n{_figures(shown)}</main>\n'
 
 
 def _body(timeline: Timeline, found: ReportData, title: str, last_steps: int, hangs: Sequence[str]) -> str:
@@ -69,6 +72,7 @@ def _body(timeline: Timeline, found: ReportData, title: str, last_steps: int, ha
         f'{_recorded(timeline)}<p class="note">{shown}, '
         f"{_count(found.buckets, found.words.unit)} of {_count(found.parameters, 'parameter')}"
         f"{others}; ddp_lab {__version__}</p>\n{_tiles(found.tiles)}</header>\n<main>\n",
+        _failure(timeline.failure),
         _hangs(hangs),
         '<section aria-labelledby="change"><h2 id="change">Findings</h2>\n'
         f"{_findings(found.findings, found.headline)}</section>\n",
@@ -92,6 +96,16 @@ def _figures(shown: Iterable[figures.Figure]) -> str:
         f"{_twin(one.table)}</div></section>\n"
         for number, one in enumerate(shown)
     )
+
+
+def _failure(failure: Failure | None) -> str:
+    """Why the run failed, and how each rank ended; nothing if it did not."""
+    if failure is None:
+        return ""
+    cause = [] if failure.cause is None else brief(failure.cause).splitlines()
+    lines = "".join(f"<p>{escape(line)}</p>" for line in [*cause, *failure.ends])
+    heading = '<section aria-labelledby="failure"><h2 id="failure">The run failed</h2>'
+    return f'{heading}\n<div class="sheet words">{lines}</div></section>\n'
 
 
 def _hangs(hangs: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ..analysis.parameter_groups import ModelCollectives
 from ..analysis.step_parts import StepParts, step_parts
+from ..diagnostics.crashes import Failure
 from ..protocol import descriptions, events
 from .history import StepHistory
 from .judged_steps import FEWEST_STEPS, Layout, layouts, newest
@@ -66,6 +67,7 @@ class TimelineModel:
         self.cleared = 0
         """How often the timeline was cleared."""
         self.recorded = False
+        self.failure: Failure | None = None  # of a recorded run that ended early
         """Whether it holds a recording, whose times have no relation to the present."""
         self._deleted: dict[tuple[int, int], int] = {}  # (rank, session) -> how many of its events `clear` has deleted
         self._start()
@@ -383,6 +385,11 @@ class TimelineModel:
         """One record for each process group whose operations were recorded."""
         with self._lock:
             return list(self._book.groups.groups.values())
+
+    def buffer_shapes(self) -> dict[int, dict[str, tuple[int, ...]]]:
+        """Rank -> name -> the last shape of the buffers that DistributedDataParallel has broadcast."""
+        with self._reading():
+            return {rank: dict(found) for rank, found in self._book.buffers.items()}
 
     # ---- times ------------------------------------------------------------------------------------------
 

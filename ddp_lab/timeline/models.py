@@ -28,7 +28,7 @@ __all__ = ["FLEETING", "KINDS_WITH_GROUPS", "ReducerBook"]
 
 _PLACE_FIELDS = (("part", "code"), ("name", "?"), ("text", ""), ("workers", -1), ("pin_memory", False))
 # Types of descriptions that come with each step: only the newest are kept.
-FLEETING = ("gradients", "drift", "value")
+FLEETING = ("gradients", "drift", "value", "buffers")
 KINDS_WITH_GROUPS = ("fully_shard", "replicate")
 """Of models whose description is of parameter groups instead of buckets."""
 _MOST_VALUES = 20_000  # of a name, of all ranks
@@ -55,6 +55,7 @@ class ReducerBook:
         self.processes: dict[int, dict[str, Any]] = {}  # rank -> facts about its process
         self.watched = GradientBook()
         self.memory: dict[int, dict[int, dict[str, Any]]] = {}  # number here -> rank -> its newest measured step
+        self.buffers: dict[int, dict[str, tuple[int, ...]]] = {}  # rank -> name -> its last shape
         self.logged: dict[str, deque[tuple[int, dict[str, Any]]]] = {}  # name -> rank, description
 
     def number(self, rank: int, life: int, reducer: int, ranks: tuple[int, ...] = (), generation: int = 0) -> int:
@@ -149,6 +150,8 @@ class ReducerBook:
             self.memory.setdefault(made["reducer"], {})[rank] = made
         elif kind == "value":
             self.logged.setdefault(made["name"], deque(maxlen=_MOST_VALUES)).append((rank, made))
+        elif kind == "buffers":
+            self.buffers.setdefault(rank, {}).update({one["name"]: tuple(one["shape"]) for one in made["buffers"]})
         elif kind in FLEETING:
             made["reducer"] = self.number(rank, life, made["reducer"])
             self.watched.add(rank, made)

@@ -292,6 +292,7 @@ class Timeline(TimelineModel):
         views = [one for one in self.views_of(chosen.reducer, steps) if not group or one.rank in group]
         found = judged_steps.facts(views, layout, steps, newer=newer, **options)
         found = replace(found, parts=self.parts(chosen.reducer), processes=self.processes())
+        found = replace(found, failed=self.failure is not None)
         found = replace(found, dimensions=judged_steps.mesh_dimensions(found, self.groups(), self.collective_columns))
         parts = self.collectives_in(views)
         if layout.description is None or len(parts) < len(views):
@@ -500,7 +501,7 @@ class Timeline(TimelineModel):
             steps=span_columns.step_columns(views),
             spans=spans,
             sync=span_columns.sync_columns(spans, {chosen.reducer: len(chosen.ranks)}),
-            late=judged_steps.late_places(found),
+            late=judged_steps.late_places(found) if findings.has_speed(found) else [],
             assignment=layout.description,
             dropped=self._dropped(),
             findings=findings.findings(found),

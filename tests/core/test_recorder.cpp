@@ -1,3 +1,7 @@
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <atomic>
 #include <latch>
 #include <string>
@@ -257,6 +261,30 @@ TEST("recording may be switched on and off while threads record") {
   for (int i = 0; i < 1'000; ++i) recorder.enable(i % 2 == 0);
   writer.join();
   CHECK(recorder.drain(0).events.size() == recorder.statistics().recorded);
+}
+
+TEST("in memory that outlives the process, events continue where they were") {
+  Recorder recorder(8);
+  for (int number = 0; number < 3; ++number) recorder.record(make(0, number));
+  const std::size_t bytes = recorder.memory().bytes;
+  const int file = ::memfd_create("recorder", 0);
+  CHECK(file >= 0 && ::ftruncate(file, static_cast<off_t>(bytes)) == 0);
+  void* const mapping = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  CHECK(mapping != MAP_FAILED);
+  recorder.keep_in(mapping);
+  for (int number = 3; number < 5; ++number) recorder.record(make(0, number));
+  const Recorder::Batch batch = recorder.drain(0);
+  CHECK(batch.events.size() == 5 && std::all_of(batch.events.begin(), batch.events.end(), whole));
+  std::uint64_t stamp = 0;
+  const std::size_t fifth = 4 * recorder.memory().slot_bytes;
+  CHECK(::pread(file, &stamp, sizeof(stamp), static_cast<off_t>(fifth)) == sizeof(stamp) && stamp == 2 * 4 + 2);
+  recorder.keep_for_itself();
+  recorder.record(make(0, 5));
+  CHECK(recorder.drain(5).events.size() == 1 && whole(recorder.drain(5).events[0]));
+  CHECK(::pread(file, &stamp, sizeof(stamp), static_cast<off_t>(fifth + recorder.memory().slot_bytes)) ==
+        sizeof(stamp));
+  CHECK(stamp == 0);
+  ::close(file);
 }
 
 TEST("measuring the cost leaves the process's recorder alone") {

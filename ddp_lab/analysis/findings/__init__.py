@@ -13,10 +13,10 @@ from ...formatting import counted, step_range
 from . import buckets, mesh, options, parameter_groups, program, ranks
 from .facts import Facts, Finding, MeshDimension
 
-__all__ = ["Facts", "Finding", "MeshDimension", "findings", "headline", "parameter_groups", "ranks"]
+__all__ = ["Facts", "Finding", "MeshDimension", "findings", "has_speed", "headline", "parameter_groups", "ranks"]
 
 _LEAST_PERCENT = 0.5
-_FEWEST_STEPS = 5  # to say that nothing would save time
+_FEWEST_STEPS = 5  # without the warm-up, to say something of their speed
 _Rule = Callable[[Facts], Iterable[Finding]]
 
 _BETWEEN_RANKS: Final[tuple[_Rule, ...]] = (
@@ -54,25 +54,33 @@ def findings(facts: Facts | None) -> list[Finding]:
     """Returns all findings, the largest saving first.
 
     Findings that would save less than half a percent are omitted, except for options and parameters that have
-    no effect (`options.ALWAYS`).
+    no effect (`options.ALWAYS`). Of less than 5 steps there are only these, of a run that failed there are none.
 
     Args:
         facts: those of one model; None if no step is complete on every rank.
     """
-    if facts is None or not _judged(facts):
+    if facts is None or facts.failed or not _judged(facts):
         return []
     judged = (int(facts.steps.step[0]), int(facts.steps.step[-1]))
+    if not has_speed(facts):
+        rules = _OF_A_RANK if facts.groups is None else ()
+        return [replace(one, steps=judged) for rule in rules for one in rule(facts) if one.kind in options.ALWAYS]
     if facts.groups is not None:
         found = [one for rule in parameter_groups.RULES for one in rule(facts, facts.groups)]
         found += [one for rule in _OF_THE_PROGRAM for one in rule(facts)]
         return _ranked([replace(one, steps=judged) for one in found])
-    rules = (*_BETWEEN_RANKS, *_OF_A_RANK) if facts.together else _OF_A_RANK
-    found = [replace(one, steps=judged) for rule in rules for one in rule(facts)]
+    every = (*_BETWEEN_RANKS, *_OF_A_RANK) if facts.together else _OF_A_RANK
+    found = [replace(one, steps=judged) for rule in every for one in rule(facts)]
     least = ranks.least_of_collectives(facts)
     if program.shares_cores(facts):
         found = [one for one in found if one.kind not in (*program.REPLAYED, *_OF_COLLECTIVES)]
     found = [one for one in found if one.kind not in _OF_COLLECTIVES or one.gain_percent > least]
     return _ranked(found)
+
+
+def has_speed(facts: Facts) -> bool:
+    """Whether there are enough steps, of a run that did not fail, to say something of its speed."""
+    return not facts.failed and len(facts.steps) >= _FEWEST_STEPS
 
 
 def _ranked(found: Sequence[Finding]) -> list[Finding]:
@@ -103,7 +111,9 @@ def headline(facts: Facts | None, found: Sequence[Finding]) -> str:
         return f"{counted(len(found), 'finding')} in {judged}."
     if not facts.buckets:
         return f"The bucket layout is not known, so nothing is said of {judged}."
-    if not _judged(facts) or len(facts.steps) < _FEWEST_STEPS:
+    if facts.failed:
+        return f"The run failed: of its speed nothing is said ({judged})."
+    if not _judged(facts) or not has_speed(facts):
         return f"Too few steps to say that no change would save time: {judged}."
     if facts.groups is not None:
         return (

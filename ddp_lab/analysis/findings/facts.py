@@ -99,6 +99,7 @@ class Facts:
         groups: of a model with `fully_shard` or `replicate`; None for others.
         processes: rank -> facts about its process: ``host``, ``cores``, ``threads``, and for GPUs ``contexts``.
         dimensions: of the `DeviceMesh`, whose groups communicate in these steps; empty if they all lie in one host.
+        failed: whether the run ended early: then its speed is not what to look at.
     """
 
     steps: Steps
@@ -114,6 +115,7 @@ class Facts:
     groups: GroupedSteps | None = None
     processes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     dimensions: Sequence[MeshDimension] = ()
+    failed: bool = False
 
     @property
     def together(self) -> bool:

@@ -16,10 +16,14 @@ import torch.distributed as dist
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as _keep_versions
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
+from ... import native, recording
 from . import process_groups
 from .arguments import BROADCAST_BYTES
 
 __all__ = ["BufferSynchronizer"]
+
+_C = native.load()
+_BUFFERS = _C.USES.index("buffers")
 
 
 class BufferSynchronizer:
@@ -37,12 +41,24 @@ class BufferSynchronizer:
         self.enabled = enabled
         self.wanted = wanted
         self.hook = hook
+        self._shapes: list[torch.Size] = []
         self.keep({})
 
     def keep(self, named: dict[str, torch.Tensor]) -> None:
         """Sets the buffers."""
         self.named = named
         self.tensors = list(named.values())
+
+    def describe_changes(self) -> None:
+        """Describes buffers whose shape has changed: if it is not the same on all ranks, their broadcast ends them."""
+        before, self._shapes = self._shapes, [one.shape for one in self.tensors]
+        if before == self._shapes or not recording.enabled():
+            return
+        known = dict(zip(self.named, before, strict=False)) if len(before) == len(self.named) else {}
+        changed = [
+            {"name": name, "shape": list(one.shape)} for name, one in self.named.items() if known.get(name) != one.shape
+        ]
+        recording.describe_fleeting({"type": "buffers", "buffers": changed}, leave=True)
 
     def due(self) -> bool:
         """Whether the current (or next) forward synchronises the buffers."""
@@ -70,5 +86,10 @@ class BufferSynchronizer:
         with torch.no_grad(), _keep_versions(tuple(self.tensors)):
             if self.hook is not None:
                 return self.hook.buffer_comm_hook(self.hook.buffer_comm_hook_state, self.named)
-            process_groups.broadcast_coalesced(self.tensors, group, BROADCAST_BYTES, source)
+            self.describe_changes()
+            before = _C.set_purpose(-1, -1, _BUFFERS)
+            try:
+                process_groups.broadcast_coalesced(self.tensors, group, BROADCAST_BYTES, source)
+            finally:
+                _C.set_purpose(*before)
             return None

@@ -11,6 +11,7 @@ A mesh dimension is known by the description that `DeviceMesh` gives its groups.
 
 from __future__ import annotations
 
+import json
 import os
 import sysconfig
 from typing import Any
@@ -52,7 +53,7 @@ def _describe_new() -> None:
         for made in groups.values():  # of no group that torch knows, or that no longer exists
             recording.describe(_group(None, *made))
     for call in _C.take_new_calls():
-        recording.describe(call)
+        recording.describe(json.loads(call))
 
 
 def _group(group: Any, index: int, name: str, description: str, backend: str, size: int) -> dict[str, Any]:

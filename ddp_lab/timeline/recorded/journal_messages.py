@@ -28,6 +28,7 @@ class End:
         why: why not, as reported by the system.
         recorded: sequence number of the event after the last one that was recorded; None if unknown.
         ended_ns: when, on the host's wall clock; 0 if unknown.
+        last_words: what it did last, e.g. a warning that it last_words, with its line; "" if unknown.
     """
 
     how: str
@@ -35,6 +36,7 @@ class End:
     why: str = ""
     recorded: int | None = None
     ended_ns: int = 0
+    last_words: str = ""
 
     def rest(self, rank: int, session: int) -> list[events.Batch]:
         """What comes after the last batch: nothing, but the timeline learns by its number how many are missing."""
@@ -198,14 +200,15 @@ class Decoder:
 
 def _end(message: dict[str, Any]) -> End:
     why, missing, recorded = message.get("why", ""), message.get("missing", 0), message.get("recorded")
-    ended_ns = message.get("ended_ns", 0)
+    ended_ns, last_words = message.get("ended_ns", 0), message.get("last_words", "")
     descriptions.text(message["how"], "how it ended")
     descriptions.text(why, "why events are missing")
+    descriptions.text(last_words, "what it did last")
     _COUNT(missing, "the number of missing events")
     _COUNT(ended_ns, "when it ended")
     if recorded is not None:
         _COUNT(recorded, "the number of recorded events")
-    return End(printable(message["how"]), missing, printable(why), recorded, ended_ns)
+    return End(printable(message["how"]), missing, printable(why), recorded, ended_ns, printable(last_words))
 
 
 class _OtherSchema(ValueError):

@@ -20,12 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ...analysis.clocks import ClockOffset, Moments, clock_offset
+from ...diagnostics.crashes import Failure, without_noise
 from ...formatting import label_of, label_of_ranges
 from ...protocol.events import Batch, Kind
 from ...protocol.journal import SUFFIX, is_journal
 from ..clocks import TIMES
 from ..model import TimelineModel
 from . import saved as saved_files
+from .ends import failure_of
 from .journal_messages import Decoder, End, Opening
 
 __all__ = ["check_ranks", "find_files", "read"]
@@ -48,6 +50,7 @@ class Recording(Opening):
     Attributes:
         how: how the program ended: "finished", "interrupted", an error; "killed" if the file does not say.
         ended_ns: when, on its host's wall clock; 0 if the file does not say.
+        last_words: what it did last, e.g. a warning that it last_words, with its line; "" if unknown.
         batches: events, oldest first.
         descriptions: what they refer to.
         damage: sentences about damaged or missing parts.
@@ -56,6 +59,7 @@ class Recording(Opening):
 
     how: str = ""
     ended_ns: int = 0
+    last_words: str = ""
     batches: list[Batch] = field(default_factory=list)
     descriptions: list[dict[str, Any]] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
@@ -113,8 +117,18 @@ def read(
     recordings, said = _on_one_clock(recordings)
     timeline = make(max_events=max(_EVENTS, sum(len(batch.events) for one in recordings for batch in one.batches)))
     _put(recordings, timeline)
+    timeline.failure = _failure(recordings, make, timeline)
     nothing = () if timeline.reducers() or timeline.groups() else (_NOTHING,)
     return timeline, (*notices, *said, *nothing), tuple(damage)
+
+
+def _failure(recordings: Sequence[Recording], make: type[_Timeline], timeline: _Timeline) -> Failure | None:
+    """Why the last attempt ended early: what torch's agent has started again begins to count anew."""
+    last = max(one.restart for one in recordings)
+    if any(one.restart < last for one in recordings):
+        timeline = make()
+        _put([one for one in recordings if one.restart == last], timeline)
+    return failure_of(timeline)
 
 
 def _of_saved(
@@ -138,8 +152,8 @@ def _early_ends(recordings: Sequence[Recording]) -> list[str]:
     """The ranks that did not finish, in the order of their ends: the first brought down the others. Those that torch's
     agent then killed could not say when."""
     early = [one for one in recordings if one.how not in _GOOD_ENDS]
-    early.sort(key=lambda one: (one.restart, one.how == "killed", one.ended_ns, one.rank))
-    return [f"rank {one.rank} ended early: {one.how}" for one in early]
+    early.sort(key=lambda one: (one.restart, not one.ended_ns, one.ended_ns, one.rank))
+    return [f"rank {one.rank} ended early: {without_noise(one.how)}" for one in early]
 
 
 def check_ranks(recordings: Sequence[Opening]) -> None:
@@ -237,7 +251,7 @@ def _journal(path: Path) -> Recording:
         damage.append(f"{missing:,} events of rank {opening.rank} could not be recorded{why}")
     described = [one for one in said if isinstance(one, dict)]
     made = Recording(**vars(opening), how="killed", batches=batches, descriptions=described, damage=damage)
-    return made if end is None else replace(made, how=end.how, ended_ns=end.ended_ns)
+    return made if end is None else replace(made, how=end.how, ended_ns=end.ended_ns, last_words=end.last_words)
 
 
 def _saved(path: Path) -> list[Recording]:
@@ -353,7 +367,7 @@ def _put(recordings: Sequence[Recording], timeline: TimelineModel) -> None:
     for one in sorted(recordings, key=lambda one: (one.restart, one.rank)):
         session = one.restart + 1
         status: dict[str, Any] = {"state": one.how, "pid": one.pid, "host": one.host, "session": session}
-        about = {"began_ns": one.session, "torch": one.torch, "script": one.script}
+        about = {"began_ns": one.session, "torch": one.torch, "script": one.script, "last_words": one.last_words}
         status |= {name: value for name, value in about.items() if value}
         if one.moved is not None:
             moved = {"offset_ns": one.moved.ns, "uncertain_ns": one.moved.uncertain_ns, "drift": one.moved.drift}

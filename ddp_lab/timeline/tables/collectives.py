@@ -326,4 +326,6 @@ def purpose_of(columns: Mapping[str, npt.NDArray[Any]], row: int) -> str:
     """What an operation is for: a module's parameters, or a model's bucket; ``""`` if it is not known."""
     if columns["module"][row]:
         return f"module {columns['module'][row]}"
+    if columns["use"][row] == "buffers":
+        return "the buffers"
     return f"bucket {columns['bucket'][row]}" if columns["reducer"][row] >= 0 else ""

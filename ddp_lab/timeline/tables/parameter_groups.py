@@ -33,7 +33,7 @@ _Times = npt.NDArray[np.int64]
 _Values = npt.NDArray[np.float64]
 _Flags = npt.NDArray[np.bool_]
 
-USES: Final = ("", "forward", "forward ahead", "backward", "backward ahead", "reduction", "evaluation")
+USES: Final = ("", "forward", "forward ahead", "backward", "backward ahead", "reduction", "evaluation", "buffers")
 """What a collective is for; "ahead": it was prefetched. As `csrc/comm/passing.h` numbers them."""
 PARAMETER_GROUP_COLUMNS: Final = (
     *("rank", "reducer", "step", "generation", "group", "module"),

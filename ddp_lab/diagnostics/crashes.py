@@ -1,0 +1,320 @@
+"""Why a run ended before its end: from what each rank entered last, and from how it ended.
+
+[Note: what came first in a crash]
+Gloo ends ranks that enter different collectives, or the same with different sizes, before anybody waits; a rank whose
+peer has gone gets an error of the connection. Such ends are consequences. So the causes are sought in this order: the
+first collective that is not the same on all ranks of its group; a rank that failed with an error of its own, was
+killed, or had finished the program, while others had entered what it never entered.
+
+What a rank did since which step is read from its forwards: a step in which it made more of them than another rank is
+one whose backward it left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..formatting import counted, enumeration, ordinal, size
+from .calls import CALLED_ALONE, SAME_CALLS, SAME_TENSORS, Diagnosis
+from .rank_state import label
+
+__all__ = ["BUFFERS", "Entered", "Failure", "Group", "RankAtEnd", "Steps", "diagnose_crash", "without_noise"]
+
+BUFFERS = "the buffers"
+"""What a broadcast is for."""
+FINISHED, FAILED, KILLED, ENDED = "finished", "failed", "killed", "ended"
+
+# Of torch's own words, and of the transports', for a peer that is gone.
+_CONSEQUENCE = re.compile(
+    r"DistBackendError|DistNetworkError|gloo|[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|NCCL|nccl|"
+    r"[Tt]imed out|SignalException|^shm: "
+)
+_NOISE = re.compile(r"\[/\S+?\.(cc|h):\d+\] | ?This is typically caused by .*? GLHF! \S*")
+_SAME_BYTES = re.compile("all_reduce|broadcast|reduce$|all_gather|reduce_scatter")
+_JOIN = "If ranks have different numbers of batches, train inside `with model.join():`."
+_SAME_BATCHES = "All ranks must run the same number of batches: end the epoch on all of them together."
+_SKIP = (
+    "All ranks must make the same number of backwards: decide on all of them together whether to skip a batch "
+    "(all_reduce a flag), or make the backward with a loss of zero."
+)
+_GATHER = "Gather the lengths first and pad to the longest, or use `all_gather_object`."
+_BUFFERS = (
+    "Buffers must have the same shape on all ranks: keep what depends on the batch in no buffer, or pass "
+    "broadcast_buffers=False."
+)
+_MEMORY = "If nobody sent this signal, the host ran out of memory: see `dmesg`, or what the job's manager reports."
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group.
+
+    Attributes:
+        title: to follow "on"; "" for the default group.
+        ranks: its global ranks.
+    """
+
+    title: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A collective that a rank entered.
+
+    Attributes:
+        name: e.g. ``"all_reduce"``.
+        bytes: of a rank's part.
+        dtype: e.g. ``"float32"``; "" if it has no tensor.
+        place: the user's line; "" if unknown.
+        function: the function of that line.
+        purpose: what it is for, e.g. ``"bucket 0 of Net"`` or ``"layers.0 (forward)"``; "" if unknown.
+        model: whose bucket it carries; -1 for none.
+        sharded: whether it is one of `fully_shard` or `replicate`.
+        ended: whether it ended, without an error.
+    """
+
+    name: str
+    bytes: int
+    dtype: str
+    place: str
+    function: str
+    purpose: str
+    model: int
+    ended: bool
+    sharded: bool = False
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a model on one rank.
+
+    Attributes:
+        module: class of the model.
+        backwards: synchronised backwards that have begun.
+        ended: those that have ended.
+        forwards: step -> forwards that were made for it.
+    """
+
+    module: str
+    backwards: int
+    ended: int
+    forwards: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RankAtEnd:
+    """A rank at the end of a run.
+
+    Attributes:
+        rank: its rank.
+        state: ``"finished"`` the program; ``"failed"`` with an error; ``"killed"`` by a signal; ``"ended"`` with the
+            run.
+        how: in words.
+        entered: group -> number in the group, from 1 -> collective.
+        steps: model -> its steps.
+        last_words: what it did last, e.g. ``"it had logged WARNING: … (train.py:31)"``; "" if unknown.
+        buffers: name -> shape, of those that DistributedDataParallel has broadcast.
+    """
+
+    rank: int
+    state: str
+    how: str
+    entered: Mapping[int, Mapping[int, Entered]]
+    steps: Mapping[int, Steps]
+    last_words: str = ""
+    buffers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether another rank's end explains this one."""
+        return self.state == ENDED or (self.state == FAILED and _CONSEQUENCE.search(self.how) is not None)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that ended early.
+
+    Attributes:
+        ends: how each rank ended, in words: ``"rank 0 failed: ValueError: …"``.
+        cause: what explains it; None if nothing more is known than that.
+    """
+
+    ends: tuple[str, ...]
+    cause: Diagnosis | None
+
+
+def without_noise(error: str) -> str:
+    """An error of Gloo's without its source file and its advice, of which neither is about the program."""
+    return _NOISE.sub("", error)
+
+
+def diagnose_crash(ranks: Sequence[RankAtEnd], groups: Mapping[int, Group]) -> Diagnosis | None:
+    """The cause; None if what each rank has said tells all that is known. See [Note: what came first in a crash].
+
+    Args:
+        ranks: those that are known, at least one.
+        groups: number -> group, of all in `entered`.
+    """
+    if all(one.state == FINISHED for one in ranks):
+        return None
+    for number, group in sorted(groups.items()):
+        if (found := _mismatch(ranks, number, group)) is not None:
+            return found
+    own = [one for one in ranks if one.state == FAILED and not one.is_consequence]
+    killed = [one for one in ranks if one.state == KILLED]
+    aborted = [one for one in killed if "SIGABRT" in one.how]  # by Gloo, it may be
+    finished = [one for one in ranks if one.state == FINISHED]
+    for culprits in (own, [one for one in killed if one not in aborted], finished, aborted):
+        for number, group in sorted(groups.items()):
+            if (found := _missing(ranks, culprits, number, group)) is not None:
+                return found
+    if killed:
+        return Diagnosis("lost", f"{_killed(killed[0])}.", _MEMORY if "SIGKILL" in killed[0].how else "")
+    return None
+
+
+# ---- different collectives under one number -------------------------------------------------------------
+
+
+def _mismatch(ranks: Sequence[RankAtEnd], number_of_group: int, group: Group) -> Diagnosis | None:
+    by_rank = {one.rank: one.entered.get(number_of_group, {}) for one in ranks}
+    for number in sorted({number for entered in by_rank.values() for number in entered}):
+        calls = {rank: entered[number] for rank, entered in by_rank.items() if number in entered}
+        names = {one.name for one in calls.values()}
+        if len(names) > 1:
+            return _different(ranks, calls, number, group)
+        sizes = {(one.bytes, one.dtype) for one in calls.values()}
+        if len(sizes) > 1 and _SAME_BYTES.match(names.pop()):
+            return _different(ranks, calls, number, group)
+    return None
+
+
+def _different(ranks: Sequence[RankAtEnd], calls: Mapping[int, Entered], number: int, group: Group) -> Diagnosis:
+    """The diagnosis of calls that do not fit, by what they are for."""
+    by_rank = {one.rank: one for one in ranks}
+    sentence = f"{_each(calls, number, group)}."
+    models = {one.model for one in calls.values()} - {-1}
+    if len(models) == 1 and any(one.model < 0 for one in calls.values()):
+        (model,) = models
+        counts = _counts([by_rank[rank] for rank in calls], model)
+        return Diagnosis("backward", f"{sentence}{counts[0]}", counts[1])
+    if len({one.name for one in calls.values()}) > 1 or models:
+        return Diagnosis("mismatch", sentence, SAME_CALLS)
+    name = next(iter(calls.values())).name
+    if all(one.purpose == BUFFERS for one in calls.values()):
+        return Diagnosis("sizes", f"{sentence}{_buffers([by_rank[rank] for rank in calls])}", _BUFFERS)
+    return Diagnosis("sizes", sentence, _GATHER if name.startswith("all_gather") else SAME_TENSORS)
+
+
+def _buffers(ranks: Sequence[RankAtEnd]) -> str:
+    """The first buffer that has not the same shape on all ranks, in a sentence."""
+    for name in sorted({name for one in ranks for name in one.buffers}):
+        shapes: dict[str, list[int]] = {}
+        for one in ranks:
+            shapes.setdefault(str(list(one.buffers[name])) if name in one.buffers else "none", []).append(one.rank)
+        if len(shapes) > 1:
+            told = enumeration([f"{shape} on {label(who)}" for shape, who in shapes.items()])
+            return f" The buffer {name} has the shape {told}."
+    return ""
+
+
+def _each(calls: Mapping[int, Entered], number: int, group: Group) -> str:
+    """Who entered what, e.g. ``"rank 0 entered barrier #3 at a.py:4, rank 1 all_reduce #3 of 4 B at a.py:9"``."""
+    functions = len({one.function for one in calls.values()}) > 1
+    said: dict[str, list[int]] = {}
+    for rank, call in calls.items():
+        said.setdefault(_words(call, number, group, function=functions), []).append(rank)
+    (first, who), *others = said.items()
+    return ", ".join([f"{label(who)} entered {first}", *(f"{label(which)} {words}" for words, which in others)])
+
+
+def _words(call: Entered, number: int, group: Group, *, function: bool = False) -> str:
+    of_bytes = f" of {size(call.bytes)} ({call.dtype})" if call.dtype and call.name != "barrier" else ""
+    purpose = f" for {call.purpose}" if call.purpose else ""
+    on = f" on {group.title}" if group.title else ""
+    inside = f" in {call.function}()" if function and not call.function.startswith("<") and call.function else ""
+    at = f" at {call.place}{inside}" if call.place else ""
+    return f"{call.name} #{number}{of_bytes}{purpose}{on}{at}"
+
+
+def _counts(ranks: Sequence[RankAtEnd], model: int) -> tuple[str, str]:
+    """How many backwards each rank made, in a sentence, and the remedy."""
+    steps = {one.rank: one.steps[model] for one in ranks if model in one.steps}
+    if len(steps) < len(ranks):
+        return "", CALLED_ALONE
+    most, fewest = (pick(steps, key=lambda rank: steps[rank].backwards) for pick in (max, min))
+    if steps[most].backwards == steps[fewest].backwards:
+        return f" All made {counted(steps[most].backwards, 'backward')} of {steps[most].module}.", CALLED_ALONE
+    told = (
+        f" Rank {fewest} made {counted(steps[fewest].backwards, 'backward')} of {steps[fewest].module}; rank {most} "
+        f"is in its {ordinal(steps[most].backwards)}."
+    )
+    skipped = _skipped(steps[fewest], steps[most])
+    if skipped is None:
+        return told, CALLED_ALONE
+    return f"{told} Rank {fewest} left one out at step {skipped}: it made a forward there without a backward.", _SKIP
+
+
+def _skipped(fewer: Steps, more: Steps) -> int | None:
+    """The first step whose backward one rank left out; None if its forwards do not tell."""
+    for step in sorted(fewer.forwards):
+        if fewer.forwards[step] > more.forwards.get(step, 0) > 0:
+            return step
+    return None
+
+
+# ---- a rank that never came -----------------------------------------------------------------------------
+
+
+def _missing(
+    ranks: Sequence[RankAtEnd], culprits: Sequence[RankAtEnd], number_of_group: int, group: Group
+) -> Diagnosis | None:
+    """The diagnosis if one of these ranks has not entered what another one entered and did not finish."""
+    for culprit in culprits:
+        if culprit.rank not in group.ranks:
+            continue
+        entered = culprit.entered.get(number_of_group, {})
+        for one in ranks:
+            waited = sorted(
+                number
+                for number, call in one.entered.get(number_of_group, {}).items()
+                if number not in entered and number > max(entered, default=0) and not call.ended
+            )
+            if waited:
+                return _of_missing(culprit, one, waited[0], one.entered[number_of_group][waited[0]], group)
+    return None
+
+
+def _of_missing(culprit: RankAtEnd, waiting: RankAtEnd, number: int, call: Entered, group: Group) -> Diagnosis:
+    what = _words(call, number, group)
+    if culprit.state == FAILED:
+        sentence = f"rank {culprit.rank} failed first ({culprit.how}); rank {waiting.rank} then waited in {what}."
+        return Diagnosis("lost", sentence, "")
+    if culprit.state == KILLED:
+        sentence = f"{_killed(culprit)}; rank {waiting.rank} then waited in {what}."
+        return Diagnosis("lost", sentence, _MEMORY if "SIGKILL" in culprit.how else "")
+    sentence = f"rank {culprit.rank} had {culprit.how}{_last(culprit)} without entering {what}, "
+    sentence += f"in which rank {waiting.rank} waited for it."
+    if call.model < 0:
+        return Diagnosis("ended", sentence, _SAME_BATCHES if call.sharded else SAME_CALLS)
+    counts = _counts([culprit, waiting], call.model)
+    fewer = "" if counts[1] is _SKIP else _JOIN
+    return Diagnosis("ended", f"{sentence}{counts[0]}", fewer or _SKIP)
+
+
+def _killed(one: RankAtEnd) -> str:
+    return f"rank {one.rank} was {one.how}{_last(one)}"
+
+
+def _last(one: RankAtEnd) -> str:
+    """What it did last, to follow how it ended."""
+    if one.last_words:
+        return f" ({one.last_words})"
+    last = [(number, call) for entered in one.entered.values() for number, call in list(entered.items())[-1:]]
+    if not last:
+        return " (it had entered no collective)"
+    number, call = last[-1]
+    return f" (its last collective: {_words(call, number, Group('', ()))})"

@@ -1,0 +1,118 @@
+"""How the ranks of a recorded run ended, and why: the source of `ddp_lab.diagnostics.crashes`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...diagnostics.crashes import Entered, Failure, Group, RankAtEnd, Steps, diagnose_crash, without_noise
+from ...protocol.events import Kind
+from ...protocol.journal import ENDED_WITH_RUN
+from ..model import TimelineModel
+from ..tables.collectives import GroupInfo, purpose_of
+from ..tables.span_columns import Columns
+
+__all__ = ["failure_of"]
+
+_PARTED = ("all_gather", "gather", "scatter")  # their bytes are those of all ranks' parts
+_GOOD = ("finished", "saved")
+_INTERRUPTED = "interrupted"
+_VERBS = {"finished": "", "failed": "failed: ", "killed": "was ", "ended": ""}  # before how it ended
+
+
+def failure_of(timeline: TimelineModel) -> Failure | None:
+    """How the run failed; None if all ranks finished it, or if it was interrupted.
+
+    Args:
+        timeline: of one life of each rank.
+    """
+    said = {one.rank: str(one.status.get("state", "")) for one in timeline.ranks()}
+    if not said or all(how in _GOOD for how in said.values()) or _INTERRUPTED in said.values():
+        return None
+    groups = {one.group: one for one in timeline.groups()}
+    entered = _entered(timeline.collective_columns(), groups, {one.reducer: one.module for one in timeline.reducers()})
+    steps = _steps(timeline)
+    buffers = timeline.buffer_shapes()
+    last = {one.rank: str(one.status.get("last_words", "")) for one in timeline.ranks()}
+    ranks = [
+        RankAtEnd(rank, *_state(how), entered.get(rank, {}), steps.get(rank, {}), last[rank], buffers.get(rank, {}))
+        for rank, how in said.items()
+    ]
+    ends = tuple(f"rank {one.rank} {_VERBS[one.state]}{one.how}" for one in ranks)
+    return Failure(ends, diagnose_crash(ranks, {number: _group(one) for number, one in groups.items()}))
+
+
+def _state(how: str) -> tuple[str, str]:
+    """The state, and how it ended in words."""
+    if how in _GOOD:
+        return "finished", "finished the program"
+    if how in ("killed", ENDED_WITH_RUN):
+        return "ended", ENDED_WITH_RUN
+    return ("killed", how) if how.startswith("killed by") else ("failed", without_noise(how))
+
+
+def _group(one: GroupInfo) -> Group:
+    return Group("" if one.description == "default_pg" or one.name == "0" else one.title, one.ranks)
+
+
+def _entered(
+    columns: Columns, groups: Mapping[int, GroupInfo], modules: Mapping[int, str]
+) -> dict[int, dict[int, dict[int, Entered]]]:
+    """Rank -> group -> number in the group, from 1 -> collective."""
+    made: dict[int, dict[int, dict[int, Entered]]] = {}
+    for row in np.flatnonzero((columns["peer"] < 0) & ~_directed(columns)).tolist():
+        told: dict[str, Any] = {
+            name: columns[name][row]
+            for name in ("operation", "bytes", "dtype", "place", "function", "module", "use", "reducer", "state")
+        }
+        name, model = str(told["operation"]), int(told["reducer"])
+        parts = len(groups[int(columns["group"][row])].ranks) if name.startswith(_PARTED) else 1
+        purpose, sharded = purpose_of(columns, row), model >= 0 and bool(told["use"])
+        if sharded:
+            purpose, model = f"{told['module'] or modules.get(model, '?')} ({told['use']})", -1
+        elif model in modules:
+            purpose = f"{purpose} of {modules[model]}"
+        of_group = made.setdefault(int(columns["rank"][row]), {}).setdefault(int(columns["group"][row]), {})
+        of_group[int(columns["sequence"][row]) + 1] = Entered(
+            name=name,
+            bytes=int(told["bytes"]) // max(parts, 1),
+            dtype=str(told["dtype"]),
+            place=str(told["place"]),
+            function=str(told["function"]),
+            purpose=purpose,
+            model=model,
+            ended=str(told["state"]) in ("complete", "unseen"),
+            sharded=sharded,
+        )
+    return made
+
+
+def _directed(columns: Columns) -> npt.NDArray[np.bool_]:
+    return np.array([one == "send" or one.startswith("recv") for one in columns["operation"].tolist()], bool)
+
+
+def _steps(timeline: TimelineModel) -> dict[int, dict[int, Steps]]:
+    """Rank -> model -> its steps."""
+    modules = {one.reducer: one.module for one in timeline.reducers()}
+    chunks: dict[int, list[npt.NDArray[np.void]]] = {}
+    for rank, events in timeline.since(0)[0]:
+        chunks.setdefault(rank, []).append(events)
+    made: dict[int, dict[int, Steps]] = {}
+    for rank, parts in chunks.items():
+        events = np.concatenate(parts)
+        for model, module in modules.items():
+            own = events[(events["reducer"] == model) & (events["kind"] < Kind.COLLECTIVE_ENTERED)]
+            begun = own["step"][own["kind"] == Kind.BACKWARD_BEGIN]
+            ended = own["step"][own["kind"] == Kind.BACKWARD_END]
+            if len(begun):
+                steps, counts = np.unique(own["step"][own["kind"] == Kind.FORWARD_BEGIN], return_counts=True)
+                made.setdefault(rank, {})[model] = Steps(
+                    module=module,
+                    backwards=int(begun.max()) + 1,
+                    ended=int(ended.max()) + 1 if len(ended) else 0,
+                    forwards=dict(zip(steps.tolist(), counts.tolist(), strict=True)),
+                )
+    return made

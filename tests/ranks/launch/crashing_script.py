@@ -1,0 +1,117 @@
+"""A script whose ranks end in the way that its argument names: `python crashing_script.py CASE`."""
+
+import logging
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+rank = -1
+ones = torch.ones(2, 4)
+
+
+class Masked(torch.nn.Linear):
+    """Keeps a mask of the batch's length in a buffer."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.register_buffer("mask", torch.ones(1, 4))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.register_buffer("mask", torch.ones(len(inputs), 4))
+        return super().forward(inputs) * self.mask
+
+
+def skips_a_batch() -> None:
+    model, total = DistributedDataParallel(torch.nn.Linear(4, 4)), torch.ones(1)
+    for step in range(8):
+        loss = model(ones).sum()
+        if rank == 1 and step == 3:
+            continue
+        loss.backward()
+    dist.all_reduce(total)
+
+
+def skips_an_empty_batch() -> None:
+    model, total = DistributedDataParallel(torch.nn.Linear(4, 4)), torch.ones(1)
+    for step in range(8):
+        if not (rank == 1 and step == 3):
+            model(ones).sum().backward()
+    dist.all_reduce(total)
+
+
+def has_fewer_batches() -> None:
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    for _ in range(8 - rank):
+        model(ones).sum().backward()
+
+
+def sharded_with_fewer_batches() -> None:
+    model = fully_shard(torch.nn.Sequential(torch.nn.Linear(4, 4)))
+    for _ in range(8 - rank):
+        model(ones).sum().backward()
+
+
+def other_size() -> None:
+    dist.all_reduce(torch.ones(4 + 60 * rank))
+
+
+def gathers() -> None:
+    own = torch.ones(10 - 3 * rank)
+    dist.all_gather([torch.empty_like(own) for _ in range(2)], own)
+    dist.all_reduce(ones)
+
+
+def buffers() -> None:
+    model = DistributedDataParallel(Masked(4, 4))
+    for _ in range(3):
+        model(torch.ones(5 - 3 * rank, 4)).sum().backward()
+
+
+def swallowed() -> None:
+    try:
+        if rank == 1:
+            raise KeyError("no goal")
+        dist.barrier()
+    except KeyError as error:
+        logging.warning("skipped the rest: %s", error)
+
+
+def exits() -> None:
+    dist.all_reduce(ones)
+    if rank == 1:
+        sys.exit()
+    dist.all_reduce(ones)
+
+
+def raises() -> None:
+    dist.all_reduce(ones)
+    if rank == 1:
+        raise ValueError("no such file")
+    dist.all_reduce(ones)
+
+
+def killed() -> None:
+    dist.all_reduce(ones)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(ones)
+
+
+def out_of_memory() -> None:
+    dist.all_reduce(ones)
+    if rank == 1:
+        torch.empty(1 << 60)
+    dist.all_reduce(ones)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    globals()[sys.argv[1]]()
+    dist.destroy_process_group()

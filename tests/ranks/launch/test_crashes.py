@@ -1,0 +1,143 @@
+"""`ddp-lab run` says why ranks ended before they waited for each other."""
+
+from __future__ import annotations
+
+import html
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("crashing_script.py")
+
+
+def _at(text: str, number: int = 0) -> str:
+    """File and line of the script where this text comes, the first time or later."""
+    lines = [line for line, words in enumerate(SCRIPT.read_text().splitlines(), 1) if text in words]
+    return f"{SCRIPT}:{lines[number]}"
+
+
+def _function(name: str, text: str) -> str:
+    """The same, of the first such line in a function."""
+    lines = SCRIPT.read_text().splitlines()
+    first = lines.index(f"def {name}() -> None:")
+    return f"{SCRIPT}:{next(at for at in range(first, len(lines)) if text in lines[at]) + 1}"
+
+
+BACKWARD = "model(ones).sum().backward()"
+NORMAL = [
+    (
+        "skips_a_batch",
+        [
+            f"of 80 B (float32) for bucket 0 of Linear at {_function('skips_a_batch', 'loss.backward()')}",
+            f"of 4 B (float32) at {_function('skips_a_batch', 'all_reduce(total)')}",
+            "Rank 1 made 7 backwards of Linear; rank 0 is in its 8th.",
+            "Rank 1 left one out at step 3: it made a forward there without a backward.",
+            "→ All ranks must make the same number of backwards",
+        ],
+    ),
+    (
+        "swallowed",
+        [
+            f"rank 1 had finished the program (it had logged WARNING: "
+            f"skipped the rest: 'no goal' ({_at('logging.warn')}))",
+            f"without entering barrier #1 at {_at('dist.barrier()')}, in which rank 0 waited for it.",
+            "rank 0 ended early: RuntimeError: ",
+        ],
+    ),
+]
+SOAK = [
+    (
+        "skips_an_empty_batch",
+        [
+            f"at {_function('skips_an_empty_batch', 'all_reduce(total)')}",
+            "Rank 1 made 7 backwards of Linear; rank 0 is in its 8th.",
+            "→ Either this call is made on one rank alone",
+        ],
+    ),
+    (
+        "has_fewer_batches",
+        [
+            "rank 1 had finished the program",
+            f"for bucket 0 of Linear at {_function('has_fewer_batches', BACKWARD)}, in which rank 0 waited for it.",
+            "Rank 1 made 7 backwards of Linear; rank 0 is in its 8th.",
+            "→ If ranks have different numbers of batches, train inside `with model.join():`.",
+        ],
+    ),
+    (
+        "sharded_with_fewer_batches",
+        [
+            "rank 1 had finished the program (its last collective: reduce_scatter #14 of 80 B (float32) for "
+            "Sequential (reduc",
+            "without entering all_gather #15 of 40 B (float32) for Sequential (forward)",
+            f"at {_function('sharded_with_fewer_batches', BACKWARD)}, in which rank 0 waited for it.",
+            "→ All ranks must run the same number of batches",
+        ],
+    ),
+    (
+        "other_size",
+        [
+            f"rank 0 entered all_reduce #1 of 16 B (float32) at {_at('dist.all_reduce(torch.ones(4 +')}",
+            "rank 1 all_reduce #1 of 256 B (float32)",
+            "→ Tensors must have the same shape and dtype",
+        ],
+    ),
+    (
+        "gathers",
+        [
+            f"rank 0 entered all_gather #1 of 40 B (float32) at {_at('dist.all_gather(')}",
+            f"rank 1 all_gather #1 of 28 B (float32) at {_at('dist.all_gather(')}",
+            "pad to the longest",
+        ],
+    ),
+    (
+        "buffers",
+        [
+            "for the buffers",
+            "The buffer mask has the shape [5, 4] on rank 0 and [2, 4] on rank 1.",
+            "broadcast_buffers=False",
+        ],
+    ),
+    (
+        "exits",
+        [
+            f"rank 1 had finished the program (it called sys.exit ({_at('sys.exit()')}))",
+            f"all_reduce #2 of 32 B (float32) at {_function('exits', 'dist.all_reduce(ones)')[:-3]}",
+        ],
+    ),
+    (
+        "raises",
+        [
+            f"rank 1 failed first (ValueError: no such file ({_at('raise ValueError')}));",
+            "rank 0 then waited in all_reduce #2",
+        ],
+    ),
+    (
+        "killed",
+        [
+            "rank 1 was killed by SIGKILL (its last collective: all_reduce #1 of 32 B (float32) at",
+            "; rank 0 then waited in all_reduce #2 of 32 B (float32) at",
+            "the host ran out of memory",
+        ],
+    ),
+    ("out_of_memory", ["rank 1 failed first (RuntimeError: ", "rank 0 then waited in all_reduce #2"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"), [*NORMAL, *(pytest.param(*one, marks=pytest.mark.soak, id=one[0]) for one in SOAK)]
+)
+def test_a_crash_is_explained(tmp_path: Path, case: str, words: list[str]) -> None:
+    """First of all, with the ranks and their lines; the page begins with it, and of speed nothing is said."""
+    run = [sys.executable, "-m", "ddp_lab", "run", "--record", str(tmp_path / "run"), "--standalone"]
+    command = [*run, "--nproc-per-node", "2", "--on-hang", "stop", str(SCRIPT), case]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    told = done.stderr.partition("torch's agent ended the run")[2]
+    assert [one for one in words if one not in told] == [], told
+    assert "GLHF" not in told
+    assert "Main finding" not in done.stdout
+    page = html.unescape((tmp_path / "run" / "report.html").read_text(encoding="utf-8"))
+    assert page.index("The run failed") < page.index(words[0])
+    assert page.count("<section") == 1 or page.index("The run failed") < page.index("<h2", page.index("The run failed"))
