@@ -215,6 +215,7 @@ void bind_reducer(py::module_& module) {
            py::arg("static_graph") = false, py::arg("skip_all_reduce_unused_params") = false,
            py::arg("batched_grad_copy") = false, py::arg("lazy_bucket_allocation") = false,
            py::arg("expect_sparse") = std::vector<bool>(), py::arg("module") = "")
+      .def("follow_accumulators", &Reducer::follow_accumulators, NoGil())
       .def("begin_forward", &Reducer::begin_forward, NoGil(), py::arg("sync"))
       .def("end_forward", &Reducer::end_forward, NoGil())
       .def("arm", &arm, py::arg("outputs"), py::arg("sync") = true)

@@ -63,22 +63,39 @@ bool accumulates(const Captures& captures) {
 
 }  // namespace
 
-void AutogradHooks::add(const at::Tensor& parameter, OnGradient called, bool first) {
+AutogradHooks::Hook AutogradHooks::made(const at::Tensor& parameter, OnGradient called, bool first) {
   NodePointer node = torch::autograd::impl::grad_accumulator(parameter);
-  const std::uintptr_t key = node->add_post_hook(std::make_unique<GradientHook>(std::move(called)));
+  const std::uintptr_t key = node->add_post_hook(std::make_unique<GradientHook>(called));
   auto& hooks = node->post_hooks();
   if (first) std::rotate(hooks.begin(), hooks.end() - 1, hooks.end());
-  hooks_.emplace_back(std::move(node), key);
+  return {std::move(node), key, std::move(called), first};
+}
+
+void AutogradHooks::add(const at::Tensor& parameter, OnGradient called, bool first) {
+  hooks_.push_back(made(parameter, std::move(called), first));
+}
+
+bool AutogradHooks::follow(const std::vector<at::Tensor>& parameters) {
+  bool any = false;
+  for (std::size_t i = 0; i < hooks_.size(); ++i) {
+    Hook& hook = hooks_[i];
+    if (!parameters[i].requires_grad()) continue;  // it is frozen: the model is about to be looked at anew
+    if (torch::autograd::impl::try_get_grad_accumulator(parameters[i]) == hook.node) continue;
+    hook.node->del_post_hook(hook.key);
+    hook = made(parameters[i], std::move(hook.called), hook.first);
+    any = true;
+  }
+  return any;
 }
 
 void AutogradHooks::remove() {
-  for (const auto& [node, key] : hooks_) node->del_post_hook(key);
+  for (const Hook& hook : hooks_) hook.node->del_post_hook(hook.key);
   hooks_.clear();
 }
 
 std::vector<const torch::autograd::Node*> AutogradHooks::accumulators() const {
   std::vector<const torch::autograd::Node*> found;
-  for (const auto& [node, key] : hooks_) found.push_back(node.get());
+  for (const Hook& hook : hooks_) found.push_back(hook.node.get());
   return found;
 }
 
@@ -91,7 +108,7 @@ bool AutogradHooks::gradients_wanted(const std::vector<std::string>& names, bool
   if (wanted == nullptr || wanted->empty()) return true;
   bool any = false;
   for (std::size_t i = 0; i < hooks_.size(); ++i) {
-    const auto found = wanted->find(hooks_[i].first.get());
+    const auto found = wanted->find(hooks_[i].node.get());
     if (found == wanted->end()) continue;
     any = any || found->second.needed_;
     if (!found->second.captures_) continue;

@@ -21,6 +21,12 @@ class AutogradHooks {
   // `called` when the gradient of this leaf has been accumulated; `first`: before the hooks that are there.
   void add(const at::Tensor& parameter, OnGradient called, bool first = false);
   void remove();
+  // Moves the hooks of parameters that have got another accumulator. Returns whether there were any.
+  //
+  // [Note: accumulators that are replaced] A tensor gets a new accumulator when its data is replaced by data of another
+  // dtype or device: `model.double(); model.float()` leaves each parameter as it was, but for that. A hook on the old
+  // one would never be called again, and gradients would be averaged no more, without a word.
+  bool follow(const std::vector<at::Tensor>& parameters);
   bool empty() const noexcept { return hooks_.empty(); }
   // What accumulates each parameter's gradient; alive until remove().
   std::vector<const torch::autograd::Node*> accumulators() const;
@@ -46,8 +52,16 @@ class AutogradHooks {
   // c10::intrusive_ptr since torch 2.13, std::shared_ptr before.
   using NodePointer = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
-  // A variable holds its accumulator weakly, so it is kept here, or the hook would be lost with it.
-  std::vector<std::pair<NodePointer, std::uintptr_t>> hooks_;
+  struct Hook {
+    NodePointer node;  // a variable holds its accumulator weakly, so it is kept here, or the hook would be lost with it
+    std::uintptr_t key;
+    OnGradient called;
+    bool first;
+  };
+
+  static Hook made(const at::Tensor& parameter, OnGradient called, bool first);
+
+  std::vector<Hook> hooks_;  // in the order of their parameters
   std::uint64_t epoch_ = 0;
   bool warned_ = false;
 };

@@ -58,6 +58,15 @@ void Bucket::allocate() {
   for (Slot& slot : slots_) slot.view = slot_view(buffer_, slot.variable, slot.offset);
 }
 
+const Slot& Bucket::ready(std::size_t index) {
+  hold();
+  Slot& slot = slots_[index];
+  const bool whole =
+      slot.view.is_alias_of(buffer_) && slot.view.storage_offset() == buffer_.storage_offset() + slot.offset;
+  if (!whole) slot.view = slot_view(buffer_, slot.variable, slot.offset);
+  return slot;
+}
+
 bool Bucket::is_view(std::size_t slot, const at::Tensor& gradient) const {
   const at::Tensor& view = slots_[slot].view;
   return gradient.defined() && view.defined() && gradient.is_alias_of(view) &&

@@ -155,6 +155,11 @@ class Bucket {
   };
 
   void allocate();
+  // The slot, ready for a gradient: with a buffer, and with a view of it.
+  //
+  // [Note: views that are pointed elsewhere] A gradient that is a slot's view is the user's: `model.double()` replaces
+  // its data as that of a parameter. Then it is no view any more, and what is reduced would not reach it.
+  const Slot& ready(std::size_t slot);
   void forget_in_place() noexcept { in_place_.clear(); }
   bool copy_from_in_place(std::size_t slot, at::Tensor& gradient) const;
   // Whether gradients of this slot are copied together with others.

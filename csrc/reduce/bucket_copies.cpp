@@ -96,8 +96,7 @@ bool Bucket::in_buffer(const at::Tensor& reduced) const {
 
 bool Bucket::copy_in(std::size_t index, at::Tensor& gradient, int divisor, bool as_view) {
   if (sparse_) return copy_in_sparse(gradient, divisor);
-  hold();
-  const Slot& slot = slots_[index];
+  const Slot& slot = ready(index);
   if (!gradient.defined()) {
     slot.view.zero_();
     return false;

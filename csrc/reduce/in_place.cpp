@@ -43,8 +43,7 @@ bool Bucket::take_in_place(std::size_t index, const at::Tensor& gradient, const 
   if (!cpu_ || sparse_ || batched_ || !scales() || !gradient.defined() || gradient.requires_grad()) {
     return false;
   }
-  hold();
-  const Slot& slot = slots_[index];
+  const Slot& slot = ready(index);
   if (!plain(slot, gradient)) return false;
   if (!is_view(index, gradient) && gradient.storage().use_count() > references_of_its_own(gradient, arrived)) {
     return false;

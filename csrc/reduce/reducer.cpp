@@ -60,6 +60,11 @@ bool Reducer::begin_forward(bool sync) {
   return false;
 }
 
+void Reducer::follow_accumulators() {
+  const Lock lock(mutex_);
+  if (!phase().in_flight() && hooks_.follow(parameters_) && use_.searches()) use_.search(hooks_.accumulators());
+}
+
 // See [Note: the same error on every rank]
 void Reducer::fail_unfinished() {
   std::vector<std::size_t> missing = backward_.missing();

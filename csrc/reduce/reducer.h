@@ -73,6 +73,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // exception ended. Throws if the last one left parameters without a gradient. Returns true, and has not
   // begun, if rebuild() is to be called first.
   bool begin_forward(bool sync);
+  // Before a synchronised forward of parameters that are those of the module themselves: see [Note: accumulators that
+  // are replaced].
+  void follow_accumulators();
   void end_forward() {
     locked([&] { backward_.end_forward(); });
   }

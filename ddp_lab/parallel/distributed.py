@@ -288,6 +288,8 @@ class DistributedDataParallel(TorchDDP):
         if synchronised:
             if not adaptation.unchanged(sync):
                 adaptation.adapt(sync)
+            if not (sync.is_sharded or self._precision is not None):  # these replace the parameters' data themselves
+                sync.reducer.follow_accumulators()
             if not sync.step_agreed:
                 self._live.settle()
             self.logger.begin_iteration()

@@ -261,3 +261,46 @@ def test_optimizers_in_backward_of_another_dtype(rank: int, size: int) -> None:
         assert parameter.grad is None
         assert not torch.equal(old, parameter)
         assert _same(parameter)
+
+
+# What leaves every parameter as it was, but for the node that accumulates its gradient.
+CONVERSIONS: dict[str, Callable[[nn.Sequential], object]] = {
+    "double and float": lambda net: net.double().float(),
+    "half and float": lambda net: net.half().float(),
+    "a part": lambda net: net[0].double().float(),
+    "type": lambda net: net.type(torch.float64).type(torch.float32),
+    "to and back": lambda net: net.to(torch.bfloat16).to(torch.float32),
+    "twice": lambda net: net.double().float().half().float(),
+    "cpu": lambda net: net.cpu(),
+    "frozen and thawed": lambda net: net.requires_grad_(False).requires_grad_(True),
+    "frozen, converted, thawed": lambda net: net.requires_grad_(False).double().float().requires_grad_(True),
+    "new data": lambda net: [setattr(one, "data", one.data.clone()) for one in net.parameters()],
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"find_unused_parameters": True},
+        {"static_graph": True},
+        {"gradient_as_bucket_view": True},
+        {"bucket_cap_mb": 0.00001},
+    ],
+    ids=str,
+)
+@on_ranks(2)
+def test_gradients_are_averaged_after_a_conversion(rank: int, size: int, options: dict[str, Any]) -> None:
+    """Between two steps, with and without zeroed gradients and accumulation, in silence."""
+    for name, convert in CONVERSIONS.items():
+        net = _net()
+        model = DistributedDataParallel(net, **options)
+        for step in range(6):
+            if step in (1, 4):  # before and after the buckets are rebuilt
+                convert(net)
+            if step == 3 and "static_graph" not in options:
+                with model.no_sync():
+                    _step(model, rank)
+            model.zero_grad(set_to_none=step != 2)
+            model(torch.full((2, 4), 1.0 + rank)).square().sum().backward()
+            assert all(_same(one.grad) for one in net.parameters()), f"{name}, step {step}"
