@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <unistd.h>
 
+#include <optional>
 #include <utility>
 
 #include "comm/flight_log.h"
@@ -29,6 +30,8 @@ Queue::~Queue() {
     }
   }
   changed_.notify_all();
+  std::optional<pybind11::gil_scoped_release> no_gil;  // the worker needs the GIL to let go of tensors of Python's
+  if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) no_gil.emplace();
   worker_.join();
 }
 

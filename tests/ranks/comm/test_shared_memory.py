@@ -52,6 +52,29 @@ def test_the_gloo_within_runs_one_collective_at_a_time(rank: int, size: int) -> 
     assert started("gloo") == started("shm") + 1
 
 
+@on_ranks(2)
+def test_tensors_that_share_memory_are_reduced_once(rank: int, size: int) -> None:
+    """A tensor that is in a coalesced list twice, as that of tied parameters is, and views that overlap: as on Gloo."""
+    for group in (_group(), dist.new_group(backend="gloo")):
+        tied, overlapping = torch.ones(3), torch.ones(4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            dist.all_reduce_coalesced([tied, torch.ones(1), tied], group=group)
+            dist.all_reduce_coalesced([overlapping[:3], overlapping[1:]], group=group)
+        assert (tied.tolist(), overlapping.tolist()) == ([2.0] * 3, [2.0] * 4), dist.get_backend(group)
+
+
+@on_ranks(2)
+def test_a_backend_is_freed_with_an_operation_in_flight(rank: int, size: int) -> None:
+    """By the thread that has the GIL, which the operation's thread needs to let go of its tensors: neither waits."""
+    group = _group()
+    backend = group._get_backend(torch.device("cpu"))  # as libraries do, for its options
+    if rank == 0:
+        dist.all_reduce(torch.ones(4), group=group, async_op=True)  # rank 1 never comes
+    dist.destroy_process_group(group)
+    del group, backend
+
+
 def _random_calls(rank: int, size: int, seed: int, calls: int) -> int:
     """The same random calls on both backends; returns how many."""
     shm, gloo = _group(), dist.new_group(backend="gloo")
