@@ -48,6 +48,8 @@ def is_broken(backend: Any) -> bool:
 
 def _create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     """A backend for one group, created for c10d on each of its ranks."""
+    # torch's agent keeps one store for all attempts, in which there are the addresses and pids of dead ranks.
+    store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     meeting = _Meeting(store, rank, size)
     segment = meeting.segment()
     why_not = unnamed = meeting.agree()

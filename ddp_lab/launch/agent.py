@@ -272,6 +272,9 @@ def check_torchruns(made: Parser, given: argparse.Namespace) -> None:
         made.error(f"argument --nproc-per-node: {error}")
     if ranks < 1:
         made.error(f"argument --nproc-per-node: {given.nproc_per_node!r} is not a number of ranks (1, 2, ...)")
+    if given.max_restarts > 0:
+        # All attempts would share one store, in which the next one would find the addresses of dead ranks.
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     if ranks > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # like torchrun, but without its banner of six lines
     try:

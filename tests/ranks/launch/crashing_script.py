@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+import ddp_lab.comm
+
 rank = -1
 ones = torch.ones(2, 4)
 
@@ -102,6 +104,14 @@ def killed() -> None:
     dist.all_reduce(ones)
 
 
+def killed_once() -> None:
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    for step in range(4):
+        model(ones).sum().backward()
+        if rank == 1 and step == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def out_of_memory() -> None:
     dist.all_reduce(ones)
     if rank == 1:
@@ -111,7 +121,8 @@ def out_of_memory() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    ddp_lab.comm.register()
+    dist.init_process_group(*sys.argv[2:] or ["gloo"])
     rank = dist.get_rank()
     globals()[sys.argv[1]]()
     dist.destroy_process_group()

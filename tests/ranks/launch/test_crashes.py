@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ddp_lab import Timeline
+
 SCRIPT = Path(__file__).with_name("crashing_script.py")
 
 
@@ -141,3 +143,16 @@ def test_a_crash_is_explained(tmp_path: Path, case: str, words: list[str]) -> No
     page = html.unescape((tmp_path / "run" / "report.html").read_text(encoding="utf-8"))
     assert page.index("The run failed") < page.index(words[0])
     assert page.count("<section") == 1 or page.index("The run failed") < page.index("<h2", page.index("The run failed"))
+
+
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("shm", marks=pytest.mark.soak)])
+def test_a_killed_rank_is_started_again(tmp_path: Path, backend: str) -> None:
+    """By torch's agent, once: the next attempt finds no addresses of dead ranks, and trains. The first one's events are
+    all kept, and why it ended is not said of the run, which ended well."""
+    run = [sys.executable, "-m", "ddp_lab", "run", "--record", str(tmp_path / "run"), "--standalone"]
+    command = [*run, "--nproc-per-node", "2", "--max-restarts", "1", str(SCRIPT), "killed_once", backend]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    steps = Timeline.load(tmp_path / "run" / "timeline.npz").steps()
+    assert steps.groupby(["reducer", "rank"]).size().to_dict() == {(0, 0): 3, (0, 1): 2, (1, 0): 4, (1, 1): 4}
+    assert "The run failed" not in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
