@@ -44,8 +44,10 @@ class BlackBoxes:
         self._ends: Mapping[int, str] | None = None  # rank -> how its process ended; None: not known
 
     def note(self, failures: Mapping[int, ProcessFailure]) -> None:
-        """Takes what torch's agent says of the ranks that failed; it has ended the others."""
+        """Takes what torch's agent says of the ranks that failed; it has ended the others, with SIGTERM."""
+        first = min(failures, key=lambda rank: failures[rank].timestamp, default=-1)
         killed = {rank: one.signal_name() for rank, one in failures.items() if one.exitcode < 0}
+        killed = {rank: name for rank, name in killed.items() if name != "SIGTERM" or rank == first}
         self._ends = collections.defaultdict(lambda: ENDED_WITH_RUN, {r: f"killed by {s}" for r, s in killed.items()})
 
     def complete(self, folder: Path) -> None:

@@ -6,28 +6,26 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import logging
 import os
 import runpy
 import shutil
 import signal
 import sys
 import threading
-import traceback
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..command_line import tell
-from ..diagnostics.torch_calls import is_library
 from ..engine.processes.parent_watch import on_parent_exit
-from ..formatting import line_name
 from ..machine import no_collector
 from ..protocol import journal
 from .black_boxes import leave_in
-from .journal_writer import KEEP_EVENTS, JournalWriter
+from .recorded_rank import about_me, begin_journal, number, reach_models, that_ends
+from .spawned import SpawnedRank, record_spawned_ranks
 
 if TYPE_CHECKING:
     from ..engine.telemetry import Telemetry
@@ -36,7 +34,6 @@ __all__ = ["main"]
 
 _AGENT_EXITED = "the agent exited"
 _GRACE_SECONDS = 10.0
-_LONGEST_LOGGED = 200  # characters
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -57,73 +54,27 @@ def main(argv: Sequence[str] | None = None) -> None:
         if given.black_boxes is not None:
             leave_in(given.agent, given.black_boxes, given.folder)
         if given.folder is not None:
-            ending.append(_begin_journal(given.folder, given.program))
+            ending.append(begin_journal(given.folder, about_me(given.program), number("LOCAL_WORLD_SIZE", 1)))
         if given.control is not None:
             ending.append(_let_control(given.control))
         if given.doctor is not None:
             ending.insert(0, _let_examine(given.doctor))
     if given.agent is not None:
         _end_with_agent(given.agent, ending)
-    how = "finished"
-    try:
+    with that_ends(ending):
         with no_collector():
-            _reach_models(observe=given.observe)
+            reach_models(observe=given.observe)
+            if given.folder is not None:
+                rank = SpawnedRank(given.folder.absolute(), given.program)
+                record_spawned_ranks(rank, functools.partial(_give_up_journal, given.folder, ending))
         _run(given.program, given.arguments, module=given.module)
-    except SystemExit as end:
-        how = "finished" if end.code in (None, 0) else f"exit code {end.code}{_where(end)}"
-        raise
-    except KeyboardInterrupt:
-        how = "interrupted"
-        _show_from_the_program_on()
-        raise
-    except BaseException as error:
-        how = f"{type(error).__name__}: {error}{_where(error)}"
-        _show_from_the_program_on()
-        raise
-    finally:
-        for finish in ending:
-            finish(how)
 
 
-def _begin_journal(folder: Path, script: str) -> Callable[[str], None]:
-    path = journal.path_of(folder, _number("RANK"), _number("TORCHELASTIC_RESTART_COUNT"))
-    keep = max(100_000, KEEP_EVENTS // _number("LOCAL_WORLD_SIZE", 1))
-    writer, last = JournalWriter(path, _me(script), keep_events=keep), _LastWords()
-    return lambda how: writer.close(how, str(last))
-
-
-class _LastWords:
-    """The last warning or error of the program's own that it logs, whoever handles it, and where it called `sys.exit`:
-    an error that is logged and not raised may be why a rank left early."""
-
-    def __init__(self) -> None:
-        self._record: logging.LogRecord | None = None
-        self._make = logging.getLogRecordFactory()
-        logging.setLogRecordFactory(self._keep)
-
-    def _keep(self, *args: Any, **fields: Any) -> logging.LogRecord:
-        made = self._make(*args, **fields)
-        if made.levelno >= logging.WARNING and not is_library(made.pathname):
-            self._record = made
-        return made
-
-    def __str__(self) -> str:
-        """E.g. ``"it had logged WARNING: skipped the rest (train.py:31)"``; "" if nothing is known."""
-        left = sys.exc_info()[1]
-        exit_at = _where(left) if isinstance(left, SystemExit) else ""
-        said = [f"it called sys.exit{exit_at}"] if exit_at else []
-        return "; ".join([*self._logged(), *said])
-
-    def _logged(self) -> list[str]:
-        if self._record is None:
-            return []
-        try:
-            text = self._record.getMessage()
-        except Exception:  # noqa: BLE001 - the program's own mistake, which logging reports
-            text = str(self._record.msg)
-        text = " ".join(text.split())[:_LONGEST_LOGGED]
-        place = line_name(self._record.pathname, self._record.lineno)
-        return [f"it had logged {self._record.levelname}: {text} ({place})"]
+def _give_up_journal(folder: Path, ending: Sequence[Callable[[str], None]]) -> None:
+    """In the script itself, which is no rank."""
+    for finish in ending:
+        finish("finished")
+    journal.path_of(folder, number("RANK"), number("TORCHELASTIC_RESTART_COUNT")).unlink(missing_ok=True)
 
 
 def _let_control(invitation: Path) -> Callable[[str], None]:
@@ -131,7 +82,7 @@ def _let_control(invitation: Path) -> Callable[[str], None]:
     from ..engine import model_control
     from ..engine.telemetry import Telemetry
 
-    telemetry = Telemetry(json.loads(invitation.read_text()), _number("RANK"), _number("WORLD_SIZE", 1))
+    telemetry = Telemetry(json.loads(invitation.read_text()), number("RANK"), number("WORLD_SIZE", 1))
     model_control.install(telemetry)
     return _started(telemetry)
 
@@ -141,7 +92,7 @@ def _let_examine(invitation: Path) -> Callable[[str], None]:
     from ..engine.status import script
     from ..engine.telemetry import Telemetry
 
-    telemetry = Telemetry(json.loads(invitation.read_text()), _number("RANK"), publishes=False)
+    telemetry = Telemetry(json.loads(invitation.read_text()), number("RANK"), publishes=False)
     fail = script.install(telemetry, invitation.parent)
     stop = _started(telemetry)
 
@@ -195,67 +146,6 @@ def _lives(process: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _show_from_the_program_on() -> None:
-    """Makes the traceback begin at the user's file, whichever hook shows it."""
-    show = sys.excepthook
-
-    def from_the_program_on(
-        kind: type[BaseException], error: BaseException, frames: types.TracebackType | None
-    ) -> None:
-        while frames is not None and _runs_the_program(frames.tb_frame):
-            frames = frames.tb_next
-        show(kind, error.with_traceback(frames), frames)  # Python's own hook uses only the error
-
-    sys.excepthook = from_the_program_on
-
-
-def _where(error: BaseException) -> str:
-    """The innermost line of the user's in a traceback, to follow the message; "" if there is none."""
-    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    of_user = [f" ({file}:{line})" for file, line in places if not is_library(file)]
-    return of_user[-1] if of_user else ""
-
-
-def _runs_the_program(frame: types.FrameType) -> bool:
-    return frame.f_globals is globals() or frame.f_globals.get("__name__") == "runpy"
-
-
-def _number(name: str, default: int = 0) -> int:
-    return int(os.environ.get(name, default))
-
-
-def _me(script: str) -> dict[str, object]:
-    """The facts about this rank from torch's agent, and its program."""
-    import torch
-
-    return {
-        "rank": _number("RANK"),
-        "world_size": _number("WORLD_SIZE", 1),
-        "restart": _number("TORCHELASTIC_RESTART_COUNT"),
-        "run": os.environ.get("TORCHELASTIC_RUN_ID", ""),
-        "torch": str(torch.__version__),
-        "script": script,
-    }
-
-
-def _reach_models(*, observe: bool) -> None:
-    """Makes every collective, and every model that the program wraps, record: replaces torch's class with ours, or
-    observes torch's."""
-    from ..parallel.monitoring import group_collectives
-
-    group_collectives.record()
-    if observe:
-        from ..parallel.observe import observe_every_model
-
-        observe_every_model()
-    else:
-        from ..parallel.observe_shards import observe_every_root
-        from ..parallel.replacement import replace_torch_ddp
-
-        replace_torch_ddp()
-        observe_every_root()  # these have no class of ours
 
 
 def _run(program: str, arguments: Sequence[str], *, module: bool) -> None:

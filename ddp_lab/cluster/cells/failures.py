@@ -17,6 +17,9 @@ LOST = "RankLost"
 NOT_RUN = "NotRun"
 UNKNOWN = "OutcomeUnknown"
 TIMEOUT = "Timeout"
+_KNOWN = {  # words of an error -> what to do
+    "default process group twice": "The cluster has made the default group before the cell: remove this line.",
+}
 _LONGEST_MESSAGE = 300
 _ELSEWHERE = "Original Traceback (most recent call last):"
 _REPLACED = "The next cell, or `%cluster rejoin`, starts a new process for it; the other ranks keep their variables."
@@ -150,6 +153,7 @@ def cell_error(failures: Mapping[int, RankFailure], label: str, run: str = "") -
         if first.short_traceback:
             found = f"print({run or 'sys.last_value'}.failures[{first.rank}].traceback)"
             lines.append(f"all frames: `{found if run else f'import sys; {found}'}`")
+        lines += [f"→ {remedy}" for words, remedy in _KNOWN.items() if words in first.message]
     lines += _folded([each for each in failures.values() if each not in same], first)
     lines += _discarded(failures)
     if first.name == LOST:

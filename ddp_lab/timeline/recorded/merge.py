@@ -39,7 +39,8 @@ _ALL_OR_A_PART = "Give the files of all ranks, or accept a part of them (--parti
 _WAITS = re.compile("_?(allreduce|allgather|reduce_scatter|alltoall|barrier)")
 _NOTHING = (
     "no collective was entered in the recorded processes, and no DistributedDataParallel was built, so there is "
-    "nothing to show (a model on one process needs none; a program that starts its ranks itself cannot be recorded)"
+    "nothing to show (a model on one process needs none; ranks that a program starts itself are recorded only if "
+    "torch.multiprocessing.spawn starts them)"
 )
 
 

@@ -12,6 +12,7 @@ import pytest
 from ddp_lab import Timeline
 
 SCRIPT = Path(__file__).with_name("crashing_script.py")
+SPAWNING = SCRIPT.with_name("spawning_script.py")
 
 
 def _at(text: str, number: int = 0) -> str:
@@ -156,3 +157,34 @@ def test_a_killed_rank_is_started_again(tmp_path: Path, backend: str) -> None:
     steps = Timeline.load(tmp_path / "run" / "timeline.npz").steps()
     assert steps.groupby(["reducer", "rank"]).size().to_dict() == {(0, 0): 3, (0, 1): 2, (1, 0): 4, (1, 1): 4}
     assert "The run failed" not in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+def _spawns(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    run = [sys.executable, "-m", "ddp_lab", "run", "--record", str(folder / "run")]
+    return subprocess.run([*run, *options], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_script_that_starts_its_ranks_itself(tmp_path: Path) -> None:
+    """It runs as it is, and its ranks are recorded: the process that the agent has started is none."""
+    done = _spawns(tmp_path, str(SPAWNING))
+    assert done.returncode == 0, done.stderr
+    assert "Linear on 2 ranks" in done.stdout
+    steps = Timeline.load(tmp_path / "run").steps()
+    assert steps.groupby("rank").size().to_dict() == {0: 6, 1: 6}
+
+
+@pytest.mark.soak
+def test_a_rank_that_a_script_has_started_fails(tmp_path: Path) -> None:
+    done = _spawns(tmp_path, str(SPAWNING), "fails")
+    assert done.returncode == 1
+    assert "rank 1 failed first (ValueError: no such file (" in done.stderr
+
+
+@pytest.mark.soak
+def test_a_script_that_starts_its_ranks_itself_is_started_twice(tmp_path: Path) -> None:
+    """Then they would be too many: it is told at once."""
+    done = _spawns(tmp_path, "--standalone", "--nproc-per-node", "2", str(SPAWNING))
+    assert done.returncode == 1
+    line = SPAWNING.read_text().splitlines().index('if __name__ == "__main__":') + 2
+    assert f"the script starts its ranks itself ({SPAWNING}:{line})" in done.stderr
+    assert "run it without --nproc-per-node" in done.stderr

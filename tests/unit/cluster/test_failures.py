@@ -95,6 +95,13 @@ def test_where_all_frames_are() -> None:
     )
 
 
+def test_a_group_that_a_cell_makes_again() -> None:
+    """Code of a tutorial that is pasted into a cell: the remedy stands under the error."""
+    again = failed(0, message="trying to initialize the default process group twice!", traceback=HERE)
+    told = plain(cell_error({0: again}, "[3]").report).splitlines()
+    assert told[-1] == "→ The cluster has made the default group before the cell: remove this line."
+
+
 def test_a_traceback_reads_on_any_page() -> None:
     """Of IPython's colours, which can't all be read on both of JupyterLab's grounds, weight is left; the rest stays."""
     trace = (
