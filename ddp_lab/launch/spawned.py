@@ -2,7 +2,7 @@
 
 [Note: ranks that a script spawns]
 Torch's agent starts such a script once, as a rank that it is not. Its children inherit the agent's variables: with
-these they would wait for ever for a store that nobody serves. So the variables are taken away before they start, and
+these they would wait forever for a store that nobody serves. So the variables are taken away before they start, and
 each child writes the journal of its own rank: the number that `spawn` gives it. What examines ranks that hang, and what
 keeps the last events of a rank that is killed, know only the processes of the agent.
 """
