@@ -17,7 +17,16 @@ from tests.unit.conftest import SITE
 INTERNAL = {
     "Cluster": {"busy_ranks", "client", "dashboard_means", "engine_of_rank", "far_ranks", "runs_on", "session"}
     | {"takes_cells", "wire"},
-    "Timeline": {"analysed", "collective_columns", "collectives_in", "columns", "extend", "history", "judged"}
+    "Timeline": {
+        "analysed",
+        "buffer_shapes",
+        "collective_columns",
+        "collectives_in",
+        "columns",
+        "extend",
+        "history",
+        "judged",
+    }
     | {"judgement", "layouts", "model_with_groups", "parameter_group_columns", "parts_of", "processes"}
     | {"set_status", "settled", "step_columns", "sync_columns", "taken_once", "views", "views_of"},
 }
