@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from .. import native, recording
 from ..renamed import with_former_names
-from .core import agreement, buckets, comm_hooks, process_groups
+from .core import agreement, buckets, comm_hooks, parameters, process_groups
 from .core.outputs import find_tensors
 from .distributed import DistributedDataParallel
 from .monitoring import activity, inspection
@@ -51,6 +51,8 @@ class Observation:
         named = [(name, p) for name, p in model.module.named_parameters() if id(p) in held]
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
+        sparse = parameters.survey(model.module, set()).sparse
+        self._sparse = [index for index, name in enumerate(self._names) if name in sparse]
         self.model_id = agreement.agree([], model.process_group, model.device, collective=False)
         self.reducer = _C.Observation(
             reducer=model.reducer,
@@ -115,6 +117,7 @@ class Observation:
             dict(zip(self._names, self._parameters, strict=True)),
             model.process_group,
             model.mixed_precision,
+            self._sparse,
             reducer=self.model_id,
             generation=self.reducer.generation(),
             first_step=self.reducer.step(),

@@ -96,7 +96,7 @@ _REDUCER, _STEP, _COUNT = integer(0, 1 << 20), integer(-1, 1 << 53), integer(0, 
 _RANK, _OWN = integer(0, 1 << 31), integer(0, 1 << 20)
 _PARAMETER = _record(
     {"index": _INDEX, "name": text, "bytes": _COUNT},
-    {"shape": _list(_COUNT), "numel": _COUNT, "dtype": text, "device": text},
+    {"shape": _list(_COUNT), "numel": _COUNT, "dtype": text, "device": text, "sparse": _flag},
 )
 _OF_BUCKET = _record(
     {"bucket": _BUCKET, "bytes": _COUNT, "parameters": _list(_INDEX)},

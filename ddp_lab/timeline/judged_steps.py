@@ -214,6 +214,7 @@ def facts(
         names=[one["name"] for one in parameters],
         sizes=[one["bytes"] for one in parameters],
         keys=[(one.get("dtype", "?"), one.get("device", "?")) for one in parameters],
+        sparse=any(one.get("sparse") for one in parameters),
         buckets=[one["parameters"] for one in buckets],
         options=described.get("options", {}),
         late=late,

@@ -99,6 +99,7 @@ class Facts:
         groups: of a model with `fully_shard` or `replicate`; None for others.
         processes: rank -> facts about its process: ``host``, ``cores``, ``threads``, and for GPUs ``contexts``.
         dimensions: of the `DeviceMesh`, whose groups communicate in these steps; empty if they all lie in one host.
+        sparse: whether some gradients are sparse, which hooks that compress do not take.
         failed: whether the run ended early: then its speed is not what to look at.
     """
 
@@ -115,6 +116,7 @@ class Facts:
     groups: GroupedSteps | None = None
     processes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     dimensions: Sequence[MeshDimension] = ()
+    sparse: bool = False
     failed: bool = False
 
     @property

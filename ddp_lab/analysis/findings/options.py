@@ -94,7 +94,7 @@ def communication(facts: Facts) -> Iterator[Finding]:
     compressed = facts.percent(max(0.0, replay.with_service(replay.service * halves)))
     floats = all("float32" in dtype for dtype, _ in facts.keys)
     remedies = [f"Synchronise only every second step (no_sync() and twice the batch: about {seldom:.1f} %)"]
-    if hook is None and floats:
+    if hook is None and floats and not facts.sparse:
         remedies.insert(0, f"Send half as many bytes (register_comm_hook with fp16_compress_hook: {compressed:.1f} %)")
     else:
         compressed = 0.0

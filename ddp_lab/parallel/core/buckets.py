@@ -11,7 +11,7 @@ rebuild in the same forward. Nothing is communicated in the steps between.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,7 @@ def describe(
     parameters: Mapping[str, torch.Tensor],
     group: dist.ProcessGroup,
     mixed_precision: Any = None,
+    sparse: Collection[int] = (),
     **facts: Any,
 ) -> dict[str, Any]:
     """The description of a bucket layout (see tutorials/site/descriptions.md).
@@ -99,6 +100,7 @@ def describe(
         parameters: by qualified name, in the order of registration.
         group: the model's process group.
         mixed_precision: the model's, None without.
+        sparse: indices of the parameters whose gradients are sparse.
         facts: further fields.
     """
     tensors = list(parameters.values())
@@ -117,6 +119,7 @@ def describe(
                 "bytes": sizes[index],
                 "dtype": str(tensor.dtype).removeprefix("torch."),
                 "device": str(tensor.device),
+                **({"sparse": True} if index in sparse else {}),
             }
             for index, (name, tensor) in enumerate(parameters.items())
         ],

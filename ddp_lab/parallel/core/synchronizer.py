@@ -311,6 +311,7 @@ class GradientSynchronizer:
             dict(zip(self.trained.names, self.trained.tensors, strict=True)),
             self.group,
             options.mixed_precision,
+            [index for index, is_sparse in enumerate(self.trained.sparse) if is_sparse],
             reducer=self.model_id,
             generation=self.reducer.generation(),
             first_step=self.reducer.step(),

@@ -192,6 +192,7 @@ def without_gradient(known: Facts, where: Any) -> Steps:
 OTHERWISE: dict[str, Callable[[Facts], dict[str, Any]]] = {
     "as it is": lambda known: {},
     "of halves": lambda known: {"keys": [("float16", "cpu"), *known.keys[1:]]},
+    "sparse": lambda known: {"sparse": True},
     "no options": lambda known: {"options": {}},
     "copied": lambda known: {"options": {**known.options, "gradient_as_bucket_view": False}},
     "averaged": lambda known: {"options": {**known.options, "gradient_as_bucket_view": False, "averages_in_place": 1}},
