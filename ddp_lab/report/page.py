@@ -67,14 +67,17 @@ def _without_model(timeline: Timeline, hangs: Sequence[str]) -> str:
 def _body(timeline: Timeline, found: ReportData, title: str, last_steps: int, hangs: Sequence[str]) -> str:
     shown = f"steps {found.first_step:,} to {found.last_step:,}"
     others = f"; {_count(found.other_models, 'other model')} in the same program" if found.other_models else ""
+    failure, tiles = _failure(timeline.failure), _tiles(found.tiles)
     parts = [
         f"<header>\n<h1>{escape(title)}</h1>\n"
         f'{_recorded(timeline)}<p class="note">{shown}, '
         f"{_count(found.buckets, found.words.unit)} of {_count(found.parameters, 'parameter')}"
-        f"{others}; ddp_lab {__version__}</p>\n{_tiles(found.tiles)}</header>\n<main>\n",
-        _failure(timeline.failure),
+        f"{others}; ddp_lab {__version__}</p>\n{'' if failure else tiles}</header>\n<main>\n",
+        f"{failure}{tiles}" if failure else "",
         _hangs(hangs),
-        '<section aria-labelledby="change"><h2 id="change">Findings</h2>\n'
+        ""
+        if failure
+        else '<section aria-labelledby="change"><h2 id="change">Findings</h2>\n'
         f"{_findings(found.findings, found.headline)}</section>\n",
         '<section aria-labelledby="words"><h2 id="words">Summary</h2>\n<div class="sheet words">'
         + "".join(f"<p>{escape(line)}</p>" for line in _words(timeline, found.reducer, last_steps))
@@ -103,7 +106,7 @@ def _failure(failure: Failure | None) -> str:
     if failure is None:
         return ""
     cause = [] if failure.cause is None else brief(failure.cause).splitlines()
-    lines = "".join(f"<p>{escape(line)}</p>" for line in [*cause, *failure.ends])
+    lines = "".join(f"<p>{escape(line[:1].upper() + line[1:])}</p>" for line in [*cause, *failure.ends])
     heading = '<section aria-labelledby="failure"><h2 id="failure">The run failed</h2>'
     return f'{heading}\n<div class="sheet words">{lines}</div></section>\n'
 

@@ -112,7 +112,7 @@ def headline(facts: Facts | None, found: Sequence[Finding]) -> str:
     if not facts.buckets:
         return f"The bucket layout is not known, so nothing is said of {judged}."
     if facts.failed:
-        return f"The run failed: of its speed nothing is said ({judged})."
+        return f"The run failed, so its speed is not judged: {judged}."
     if not _judged(facts) or not has_speed(facts):
         return f"Too few steps to say that no change would save time: {judged}."
     if facts.groups is not None:
