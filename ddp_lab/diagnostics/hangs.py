@@ -241,6 +241,13 @@ def _remedy_of(busy: Examined) -> str:
     innermost = busy.stack[0].file if busy.stack else ""
     if "sleep" in text:
         return f"rank {busy.rank} is in a sleep call; the others continue when it returns."
+    if busy.within("torch/_dynamo/", "torch/_inductor/"):
+        return (
+            f"rank {busy.rank} is compiling; the others continue when it is done. Warm the model up on all ranks "
+            "before they wait for each other, or give the group a longer timeout."
+        )
+    if busy.within("<frozen importlib._bootstrap>"):
+        return f"rank {busy.rank} is importing a module; the others continue when it is done."
     if busy.within("dataloader.py"):
         return f"rank {busy.rank} is waiting for data: use more or faster DataLoader workers, or a balanced sampler."
     if "threading.py" in innermost or "queue.py" in innermost:

@@ -32,6 +32,7 @@ from . import flights
 _WAIT = re.compile(r"(\w+)\.wait\(")  # of a Work
 _FUNCTIONAL = c10d.__file__.replace("distributed_c10d", "_functional_collectives")
 _FRAMES = 40  # at most, innermost first
+_DEEPEST, _USERS = 1_000, 4  # frames among which, and of which at most so many of the user's are looked for further out
 
 
 def examine(thread: int, running: str | None, began: tuple[str, int] | None, *, whole: bool = True) -> dict[str, Any]:
@@ -44,21 +45,23 @@ def examine(thread: int, running: str | None, began: tuple[str, int] | None, *, 
         whole: with ``flights``, for which torch's recorders are dumped; else these are empty.
 
     Returns:
-        ``cell`` and ``seconds`` of the running cell; ``stack``: frames from the innermost outwards, each ``file``,
-        ``line``, ``function``, ``text`` (the part of the line that is being executed, if known) and ``users`` (whether
-        it is the user's own code); ``call``: the function of torch.distributed in which it is, or None: ``name``,
-        ``kind`` (``"collective"``, ``"point to point"`` or ``"group"``), ``group`` (its name), ``ranks`` of the group,
-        ``what`` (sizes and types of the tensors), ``bytes``, ``peer`` (source or destination), ``sequence`` (on its
-        group); ``sequences``: group -> collectives entered; ``flights``: the value of `flights.flights`,
-        ``last_cell`` the cell from which it counts; ``models``: for each ``reducer``, ``module`` and the value of
-        `breakpoints.stage`.
+        ``cell`` and ``seconds`` of the running cell; ``stack``: frames from the innermost outwards (far out only the
+        user's), each ``file``, ``line``, ``function``, ``text`` (the part of the line that is being executed, if
+        known) and ``users`` (whether it is the user's own code); ``call``: the function of torch.distributed in which
+        it is, or None: ``name``, ``kind`` (``"collective"``, ``"point to point"`` or ``"group"``), ``group`` (its
+        name), ``ranks`` of the group, ``what`` (sizes and types of the tensors), ``bytes``, ``peer`` (source or
+        destination), ``sequence`` (on its group); ``sequences``: group -> collectives entered; ``flights``: the value
+        of `flights.flights`, ``last_cell`` the cell from which it counts; ``models``: for each ``reducer``, ``module``
+        and the value of `breakpoints.stage`.
     """
     frame = sys._current_frames().get(thread)
-    frames = [] if frame is None else [one for one, _ in islice(traceback.walk_stack(frame), _FRAMES)]
+    stack = [] if frame is None else [one for one, _ in islice(traceback.walk_stack(frame), _DEEPEST)]
+    frames = stack[:_FRAMES]
+    outer = islice((one for one in stack[_FRAMES:] if is_users(one.f_code.co_filename)), _USERS)  # of a compiler, say
     return {
         "cell": running,
         "seconds": (time.monotonic_ns() - began[1]) / 1e9 if began is not None and began[0] == running else 0.0,
-        "stack": [_described(one) for one in frames] if running is not None else [],
+        "stack": [_described(one) for one in (*frames, *outer)] if running is not None else [],
         "call": _call(frames) if running is not None else None,
         "sequences": registry.sequences(),
         "flights": flights.flights(began[1] if began is not None else None) if whole else [],

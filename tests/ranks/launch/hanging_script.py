@@ -8,6 +8,7 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,16 @@ def train(steps: int, late_at: int = -1, late: float = EVER, compiled: bool = Fa
 
 def healthy() -> None:
     train(200)
+
+
+def compiles() -> None:
+    """As deep inside a library as a compiler is."""
+    nested = "def nested(depth, call):\n    return nested(depth - 1, call) if depth else call()\n"
+    library: dict[str, Any] = {}
+    exec(compile(nested, str(Path(torch.__file__).with_name("_dynamo") / "nested.py"), "exec"), library)
+    if rank == 1:
+        library["nested"](60, threading.Event().wait)
+    dist.all_reduce(ones)
 
 
 def late() -> None:

@@ -74,6 +74,7 @@ HANGS = [
     ("one_makes_a_group", ["rank 0 is in new_group", "rank 1 is in barrier"]),
     ("unused", ["rank 1 never produced a gradient for layers.1"]),
     ("queue_of_its_own", ["rank 0 waits in all_reduce #1", "queue"]),
+    ("compiles", ["rank 0 waits in all_reduce #1", "rank 1 is in `library[", "rank 1 is compiling"]),
     ("handle", ["rank 0 waits in all_reduce #1", "rank 1 is in `time.sleep(EVER)`"]),
     ("compiled", ["for bucket 0 of OptimizedModule", "`time.sleep(late)`"]),
 ]

@@ -64,6 +64,8 @@ def rank(number: int, state: str, **fields: Any) -> Examined:
 BUSY = {
     "sleep": replace(LINE, text="time.sleep(9)"),
     "loader": Place("torch/utils/data/dataloader.py", 7, "f", "get()", users=False),
+    "compiler": Place("torch/_inductor/scheduler.py", 7, "f", "set()", users=False),
+    "import": Place("<frozen importlib._bootstrap>", 7, "_load", "", users=False),
     "thread": Place("lib/threading.py", 355, "wait", "wait()", users=False),
     "queue": Place("lib/queue.py", 171, "get", "wait()", users=False),
     "save": replace(LINE, text="torch.save(state, path)"),
