@@ -32,8 +32,8 @@ struct Header {
 };
 static_assert(sizeof(Header) == 56 && std::atomic<std::uint64_t>::is_always_lock_free);
 
-std::mutex mutex;  // guards the texts
-Header* header = nullptr;
+std::mutex mutex;                      // guards the texts; a thread that is not in a forked child may hold it there
+std::atomic<Header*> header{nullptr};  // null: nothing is left
 char* texts = nullptr;
 
 [[noreturn]] void fail(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
@@ -64,19 +64,19 @@ void leave_in(int file) {
   made->slots = memory.slots;
   made->slot_bytes = memory.slot_bytes;
   made->texts_at = texts_at;
-  const std::lock_guard<std::mutex> lock(mutex);
   header = made;
   ::pthread_atfork(nullptr, nullptr, &in_forked_child);
 }
 
 void leave(std::string_view text) {
+  Header* const begun = header;
+  if (begun == nullptr) return;
   const std::lock_guard<std::mutex> lock(mutex);
-  if (header == nullptr) return;
-  const std::uint64_t used = header->text_bytes.load(std::memory_order_relaxed);
+  const std::uint64_t used = begun->text_bytes.load(std::memory_order_relaxed);
   if (text.size() + 1 > kTextBytes - used) return;
   std::memcpy(texts + used, text.data(), text.size());
   texts[used + text.size()] = '\n';
-  header->text_bytes.store(used + text.size() + 1, std::memory_order_release);
+  begun->text_bytes.store(used + text.size() + 1, std::memory_order_release);
 }
 
 }  // namespace ddp_lab
