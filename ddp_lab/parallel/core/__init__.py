@@ -1,3 +1,13 @@
 """The parts of every model of ours: parameters, buckets, buffers, comm hooks, and the agreement between ranks."""
 
-__all__ = ["adaptation", "agreement", "arguments", "buckets", "comm_hooks", "outputs", "process_groups", "synchronizer"]
+__all__ = [
+    "adaptation",
+    "agreement",
+    "arguments",
+    "buckets",
+    "comm_hooks",
+    "outputs",
+    "parameters",
+    "process_groups",
+    "synchronizer",
+]
