@@ -247,11 +247,10 @@ def _counts(ranks: Sequence[RankAtEnd], model: int) -> tuple[str, str]:
         return "", CALLED_ALONE
     most, fewest = (pick(steps, key=lambda rank: steps[rank].backwards) for pick in (max, min))
     if steps[most].backwards == steps[fewest].backwards:
-        return f" All made {counted(steps[most].backwards, 'backward')} of {steps[most].module}.", CALLED_ALONE
-    told = (
-        f" Rank {fewest} made {counted(steps[fewest].backwards, 'backward')} of {steps[fewest].module}; rank {most} "
-        f"is in its {ordinal(steps[most].backwards)}."
-    )
+        return f" All have begun {counted(steps[most].backwards, 'backward')} of {steps[most].module}.", CALLED_ALONE
+    more, fewer = steps[most], steps[fewest]
+    last = f"is in its {ordinal(more.backwards)}" if more.backwards > more.ended else f"made {more.backwards}"
+    told = f" Rank {fewest} made {counted(fewer.ended, 'backward')} of {fewer.module}; rank {most} {last}."
     skipped = _skipped(steps[fewest], steps[most])
     if skipped is None:
         return told, CALLED_ALONE
@@ -291,7 +290,7 @@ def _missing(
 def _of_missing(culprit: RankAtEnd, waiting: RankAtEnd, number: int, call: Entered, group: Group) -> Diagnosis:
     what = _words(call, number, group)
     if culprit.state == FAILED:
-        sentence = f"rank {culprit.rank} failed first ({culprit.how}); rank {waiting.rank} then waited in {what}."
+        sentence = f"rank {culprit.rank} ended early: {culprit.how}; rank {waiting.rank} then waited in {what}."
         return Diagnosis("lost", sentence, "")
     if culprit.state == KILLED:
         sentence = f"{_killed(culprit)}; rank {waiting.rank} then waited in {what}."

@@ -38,8 +38,10 @@ def read(paths: Sequence[str | Path], *, partial: bool = False) -> RecordedRun:
         run.timeline.failure = failure = replace(failure, cause=None)  # the ranks were stuck: that has been told
     if failure is not None and failure.cause is not None:
         tell(printable_lines(brief(failure.cause)))
+    told = failure.cause.sentence if failure is not None and failure.cause is not None else ""
     for notice in run.notices:
-        tell(printable_lines(notice))
+        if notice not in told:
+            tell(printable_lines(notice))
     models = run.timeline.reducers()
     for model in models:
         if len(models) > 1:

@@ -41,16 +41,14 @@ auto each(const Tensors& tensors, Make make) {
   return made;
 }
 
-// The same tensors, or copies if some share memory: what is reduced in place must not be reduced again.
-Tensors apart(const Tensors& tensors) {
+// Whether some of them share memory: what is reduced in place must not be reduced again.
+bool overlap(const Tensors& tensors) {
+  if (tensors.size() < 2) return false;
   std::vector<std::pair<std::byte*, std::byte*>> ranges;
   for (const at::Tensor& tensor : tensors) ranges.emplace_back(bytes_of(tensor), bytes_of(tensor) + tensor.nbytes());
   std::sort(ranges.begin(), ranges.end());
-  const auto overlap = std::adjacent_find(ranges.begin(), ranges.end(),
-                                          [](const auto& one, const auto& next) { return next.first < one.second; });
-  if (overlap == ranges.end()) return tensors;
-  const at::NoGradGuard no_grad;
-  return each(tensors, [](const at::Tensor& tensor) { return tensor.clone(); });
+  return std::adjacent_find(ranges.begin(), ranges.end(),
+                            [](const auto& one, const auto& next) { return next.first < one.second; }) != ranges.end();
 }
 
 std::vector<std::byte*> all_bytes(const Tensors& tensors) { return each(tensors, bytes_of); }
@@ -379,16 +377,16 @@ class Backend final : public c10d::Backend, public PiecewiseBackend {
     }
     return give(kind, title, tensors, tensors, options,
                 [this, calls, tensors, root, op = options.reduceOp](const Patience& patience) {
-                  const Tensors reduced = apart(tensors);
+                  const at::NoGradGuard no_grad;
+                  Tensors copies;
+                  if (overlap(tensors)) copies = each(tensors, [](const at::Tensor& tensor) { return tensor.clone(); });
+                  const Tensors& reduced = copies.empty() ? tensors : copies;
                   for (std::size_t i = 0; i < reduced.size(); ++i) {
                     std::byte* const data = bytes_of(reduced[i]);
                     group_->enter(calls[i], root == kAll ? data : nullptr);
                     all_reduce(*group_, {data, reduced[i].nbytes()}, reduction_of(reduced[i], op), root, patience);
                   }
-                  const at::NoGradGuard no_grad;
-                  for (std::size_t i = 0; i < reduced.size(); ++i) {
-                    if (!reduced[i].is_same(tensors[i])) tensors[i].copy_(reduced[i]);
-                  }
+                  for (std::size_t i = 0; i < copies.size(); ++i) tensors[i].copy_(copies[i]);
                 });
   }
 

@@ -28,7 +28,7 @@ class End:
         why: why not, as reported by the system.
         recorded: sequence number of the event after the last one that was recorded; None if unknown.
         ended_ns: when, on the host's wall clock; 0 if unknown.
-        last_words: what it did last, e.g. a warning that it last_words, with its line; "" if unknown.
+        last_words: what it did last, e.g. a warning that it logged, with its line; "" if unknown.
     """
 
     how: str

@@ -51,7 +51,7 @@ class Recording(Opening):
     Attributes:
         how: how the program ended: "finished", "interrupted", an error; "killed" if the file does not say.
         ended_ns: when, on its host's wall clock; 0 if the file does not say.
-        last_words: what it did last, e.g. a warning that it last_words, with its line; "" if unknown.
+        last_words: what it did last, e.g. a warning that it logged, with its line; "" if unknown.
         batches: events, oldest first.
         descriptions: what they refer to.
         damage: sentences about damaged or missing parts.

@@ -112,7 +112,7 @@ SOAK = [
     (
         "raises",
         [
-            f"rank 1 failed first (ValueError: no such file ({_at('raise ValueError')}));",
+            f"rank 1 ended early: ValueError: no such file ({_at('raise ValueError')});",
             "rank 0 then waited in all_reduce #2",
         ],
     ),
@@ -124,7 +124,7 @@ SOAK = [
             "the host ran out of memory",
         ],
     ),
-    ("out_of_memory", ["rank 1 failed first (RuntimeError: ", "rank 0 then waited in all_reduce #2"]),
+    ("out_of_memory", ["rank 1 ended early: RuntimeError: ", "rank 0 then waited in all_reduce #2"]),
 ]
 
 
@@ -179,7 +179,7 @@ def test_a_script_that_starts_its_ranks_itself(tmp_path: Path) -> None:
 def test_a_rank_that_a_script_has_started_fails(tmp_path: Path) -> None:
     done = _spawns(tmp_path, str(SPAWNING), "fails")
     assert done.returncode == 1
-    assert "rank 1 failed first (ValueError: no such file (" in done.stderr
+    assert "rank 1 ended early: ValueError: no such file (" in done.stderr
 
 
 @pytest.mark.soak

@@ -109,6 +109,6 @@ def test_a_late_layer_is_named_though_wall_time_is_equal(wire: Wire, timeline: T
     assert abs(backward[0] - backward[1]) < 0.5 * late.delay_ms, "wall time names nobody"
     sync = timeline.all_reduces(reducer)
     waited = sync[(sync.generation == 1) & (sync.bucket == late.bucket)]
-    assert (waited.last_rank == 1).mean() > 0.5  # a busy machine delays the other one, too
+    assert (waited.last_rank == 1).mean() > 0.9
     assert waited.late_ms.median() > 10
     assert f"falls behind when it computes the gradient of {late.parameter}" in timeline.summary(reducer)
