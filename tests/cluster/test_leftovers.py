@@ -168,6 +168,26 @@ def test_sigkill_in_the_middle_of_a_start(stage: str, others: set[int]) -> None:
     all_gone(others)
 
 
+def test_sigkill_in_the_middle_of_a_stop(others: set[int]) -> None:
+    """SIGKILL of the client while it removes the cluster's files, as of a kernel that takes long to end, leaves none.
+
+    The second cluster's processes are forked from the zygote, and leave the files to a client that is there.
+    """
+    process = script(
+        f"""
+        import os, shutil, signal
+        {START}
+        lab.stop()
+        lab.start()
+        shutil.rmtree = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        lab.stop()
+        """
+    )
+    with process:
+        assert process.wait(DEADLINE_S) == -signal.SIGKILL
+    all_gone(others)
+
+
 @pytest.fixture
 def kernel() -> Iterator[tuple[KernelManager, Any]]:
     """A Jupyter kernel in which a cluster was started."""

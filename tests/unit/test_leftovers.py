@@ -128,7 +128,9 @@ def test_a_suite_that_leaves_a_process_is_red(tmp_path: Path, workers: int, more
     done = _run_suite(tmp_path, _LEAVES + more, workers, patience="0.005")
     for path in tmp_path.glob("*.pid"):
         os.kill(int(path.read_text()), signal.SIGKILL)
-        assert re.search(rf"LEFT BEHIND .* sleep 600 \(of test_it.py::test_{path.stem}", done.stdout), done.stdout
+        (line,) = (line for line in done.stdout.splitlines() if f"(of test_it.py::test_{path.stem}" in line)
+        assert re.match(r"LEFT BEHIND .* sleep 600 ", line)
+        assert line in done.stdout.splitlines()[-5:], "far above the closing line"
     assert done.returncode == 1, done.stdout
     assert "1 passed" in done.stdout
     assert ("crashed while running" in done.stdout) == bool(more)

@@ -423,8 +423,10 @@ class Processes:
         if self.keeper is not None:
             self.keeper.stop()
         self.fork_server.stop()
-        self.controller.stop()
+        # A client that is killed while it ends, as Jupyter does after five seconds, leaves the files to the controller.
         shutil.rmtree(self._run_dir, ignore_errors=True)
+        self.controller.stop()
+        shutil.rmtree(self._run_dir, ignore_errors=True)  # what the controller has made meanwhile
         self.engine_of_rank = {}
 
     def leave(self) -> None:
