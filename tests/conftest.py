@@ -90,8 +90,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Generator[None, None, None]:
-    """Names what is left behind, and the tests that passed only when they ran again: right above the closing line, where
-    also a log of which only the end is kept has them."""
+    """Names what is left behind, and the tests that passed only when they ran again, right above the closing line: the
+    end of a log shows them."""
     yield
     for name in config.stash[_found]:
         terminalreporter.write_line(f"LEFT BEHIND by the suite: {name}", red=True)
