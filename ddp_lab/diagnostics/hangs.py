@@ -18,8 +18,11 @@ from ..formatting import enumeration, names, size
 from .calls import CALLED_ALONE, SAME_CALLS, SAME_TENSORS, Diagnosis, diagnose_mismatch, launched_alone, mismatch_of
 from .rank_state import Call, Examined, label
 
-__all__ = ["diagnose", "different_calls", "wait_of"]
+__all__ = ["BUSY", "diagnose", "different_calls", "wait_of"]
 
+BUSY = "busy"  # the kind of diagnosis in which a rank does something else; not stuck if that is an import or a compiler
+_COMPILERS = ("torch/_dynamo/", "torch/_inductor/")
+_IMPORT = "<frozen importlib._bootstrap>"
 _SLOW_LINK = "If it does not finish soon, the network is slow or down."
 _Rule = Callable[[Sequence[Examined], Sequence[Examined]], Diagnosis | None]
 
@@ -231,7 +234,7 @@ def _busy(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis |
         waits = [other for other in waiting if other.waits_in == one.waits_in]
         where = _at(one) if one.runs == "script" else ""
         sentence = f"{_who(waits)} {_wait_s(waits)} in {one.waits_in}{where}; {_each(busy)}"
-        return Diagnosis("busy", sentence, _remedy_of(busy[0]))
+        return Diagnosis(BUSY, sentence, _remedy_of(busy[0]), stuck=not busy[0].within(*_COMPILERS, _IMPORT))
     return None
 
 
@@ -241,12 +244,12 @@ def _remedy_of(busy: Examined) -> str:
     innermost = busy.stack[0].file if busy.stack else ""
     if "sleep" in text:
         return f"rank {busy.rank} is in a sleep call; the others continue when it returns."
-    if busy.within("torch/_dynamo/", "torch/_inductor/"):
+    if busy.within(*_COMPILERS):
         return (
             f"rank {busy.rank} is compiling; the others continue when it is done. Warm the model up on all ranks "
             "before they wait for each other, or give the group a longer timeout."
         )
-    if busy.within("<frozen importlib._bootstrap>"):
+    if busy.within(_IMPORT):
         return f"rank {busy.rank} is importing a module; the others continue when it is done."
     if busy.within("dataloader.py"):
         return f"rank {busy.rank} is waiting for data: use more or faster DataLoader workers, or a balanced sampler."

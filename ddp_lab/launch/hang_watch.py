@@ -21,7 +21,7 @@ from ..command_line import tell
 from ..control.wire import Wire
 from ..diagnostics.calls import Diagnosis, with_places
 from ..diagnostics.hang_report import HangReport, brief
-from ..diagnostics.hangs import diagnose, different_calls, wait_of
+from ..diagnostics.hangs import BUSY, diagnose, different_calls, wait_of
 from ..diagnostics.rank_state import Examined
 from .exchange import Exchange
 from .invitation import invite
@@ -184,7 +184,7 @@ class HangWatch:
                 return
             different = different_calls(ranks, [one for one in ranks if one.waits])
             found = different or diagnose(ranks)
-        if found is None or not found.stuck:
+        if found is None or not (found.stuck or found.kind == BUSY):
             if self._one_ended:  # so others may have stopped to wait: that is no progress
                 return
             self._last = None
@@ -193,6 +193,11 @@ class HangWatch:
                 self._tell(GOES_ON)
             return
         self._last = (waited, found)
+        if not found.stuck:  # a rank imports or compiles: that ends by itself, so it is said once, and nothing is done
+            if waited >= self._seconds and not self._told:
+                self._told = found.sentence
+                self._tell(f"ranks have waited for {waited:.0f} s: {_indented(found)}")
+            return
         if found.sentence != self._told and (different or waited >= self._seconds):
             self._told = found.sentence
             self.ends_run = self._action == "stop"  # the other nodes' ranks may end before this one's

@@ -14,7 +14,7 @@ from typing import Any
 from ...diagnostics.calls import Diagnosis, diagnose_ahead, hang_lesson
 from ...diagnostics.flights import Distance, Distances
 from ...diagnostics.hang_report import brief
-from ...diagnostics.hangs import diagnose, different_calls
+from ...diagnostics.hangs import BUSY, diagnose, different_calls
 from ...diagnostics.rank_state import Examined
 from ...errors import DdpLabError
 
@@ -94,7 +94,9 @@ class Watch:
         if waited < self._sure:
             return None
         diagnosis = diagnose(ranks)
-        if diagnosis.stuck and (diagnosis.kind == "subset" or waited >= self._seconds):
+        if not (diagnosis.stuck or diagnosis.kind == BUSY):
+            return None
+        if diagnosis.kind == "subset" or waited >= self._seconds:
             return f"no progress for {waited:.0f} s", diagnosis
         return None
 

@@ -75,7 +75,6 @@ HANGS = [
     ("one_makes_a_group", ["rank 0 is in new_group", "rank 1 is in barrier"]),
     ("unused", ["rank 1 never produced a gradient for layers.1"]),
     ("queue_of_its_own", ["rank 0 waits in all_reduce #1", "queue"]),
-    ("compiles", ["rank 0 waits in all_reduce #1", "rank 1 is in `library[", "rank 1 is compiling"]),
     ("handle", ["rank 0 waits in all_reduce #1", "rank 1 is in `time.sleep(EVER)`"]),
     ("compiled", ["for bucket 0 of OptimizedModule", "`time.sleep(late)`"]),
 ]
@@ -126,6 +125,21 @@ def test_a_late_rank_is_told_and_that_it_goes_on(tmp_path: Path) -> None:
     assert told[1], done.stderr
     assert done.stderr.count("no progress for") == 1, done.stderr
     assert not list((tmp_path / "run").glob("hang-*"))
+
+
+@soak
+def test_a_rank_that_compiles_is_no_hang(tmp_path: Path) -> None:
+    """It is said once, at the user's line, and `--on-hang stop` does not end the run, which ends well."""
+    command, errors = _command(tmp_path, "compiles", "--on-hang", "stop"), tmp_path / "errors"
+    with errors.open("w") as file, subprocess.Popen(command, cwd=tmp_path, stderr=file) as run:
+        wait_until(lambda: run.poll() is not None or "compiling" in errors.read_text(), "the wait is told")
+        (tmp_path / "compiled").touch()
+    said = errors.read_text()
+    assert run.returncode == 0, said
+    assert "ranks have waited for 3 s: rank 0 waits in all_reduce #1" in said
+    assert "rank 1 is in `library[" in said
+    assert said.count("rank 1 is compiling; the others continue when it is done") == 1
+    assert "no progress" not in said
 
 
 @soak
