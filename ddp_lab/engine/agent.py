@@ -3,8 +3,8 @@
 See [Note: interrupt]. An interrupt signals the main thread and the processes it has started. Python code and sleeps end
 at once. A main thread that waits in a collective does not notice. So when nothing has moved on the rank's connections
 for `_SIGNAL_SECONDS` (`_STILL_SECONDS` if it is in torch's code that waits for peers; [Note: what is on its way] in
-`groups/registry.py`), or after `_MOVING_SECONDS`, the agent shuts the rank's groups down: the collective fails, and the
-user sees KeyboardInterrupt at the waiting line.
+`groups/registry.py`), or after two seconds all the same, the agent shuts the rank's groups down: the collective fails,
+and the user sees KeyboardInterrupt at the waiting line.
 
 The agent signals until the cell's code has been interrupted once, because single signals can have no effect. The
 handler raises nothing where an exception would hit IPython's own code instead of the cell. It does not run for a signal
@@ -68,7 +68,6 @@ _REST_SECONDS = 0.3
 _SPARED_SECONDS = 0.5
 _SPARED = ("__enter__", "__exit__", "_spawn")
 _STILL_SECONDS = 0.01  # without movement
-_MOVING_SECONDS = 2.0
 _RELEASED = "the cell was interrupted or failed"
 _DEPTH = 8  # frames: of contextlib and its generator, of ptyprocess
 _DOOMED = 256  # ids of interrupted cells that are remembered
@@ -374,7 +373,7 @@ class Agent:
         self._signal(cell_id)
         told: dict[int, float] = {}
         _interrupt_children(told)
-        moves = _Moves()
+        moves = registry.Moves()
         frame = sys._current_frames().get(self._main or 0)
         waits = frame is not None and frame.f_code.co_filename.startswith(_WAITING)
         wait = _STILL_SECONDS if waits else _SIGNAL_SECONDS
@@ -402,7 +401,7 @@ class Agent:
             self._free_when_still(cell_id)
 
     def _free_when_still(self, cell_id: str) -> None:
-        moves = _Moves()
+        moves = registry.Moves()
         time.sleep(_STILL_SECONDS)
         while moves.go_on():
             time.sleep(_STILL_SECONDS)
@@ -442,19 +441,6 @@ class Agent:
             registry.free_store()
             self._left.wait(_REST_SECONDS)
         registry.quiet()
-
-
-class _Moves:
-    """Whether data is moving on this rank's connections; see [Note: what is on its way] in `groups/registry.py`."""
-
-    def __init__(self) -> None:
-        self._moved = registry.bytes_moved()
-        self._deadline = time.monotonic() + _MOVING_SECONDS
-
-    def go_on(self) -> bool:
-        """Whether data was sent or received since the last call, for some seconds at most."""
-        before, self._moved = self._moved, registry.bytes_moved()
-        return self._moved != before and time.monotonic() < self._deadline
 
 
 def _beside(work: Callable[[str], None], cell_id: str, name: str) -> None:

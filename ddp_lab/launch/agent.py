@@ -11,13 +11,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import os
+import signal
 import sys
 import time
 import traceback
+import types
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from ..command_line import Parser, file_to_write, folder_of_a_record, seconds_or_never, tell
 from ..errors import DdpLabError
@@ -340,6 +346,34 @@ def _served(address: str | None, folder: Path) -> Iterator[None]:
         server.close()
 
 
+@contextlib.contextmanager
+def _second_signal_kills() -> Iterator[None]:
+    """Inside the block, a second Ctrl-C or SIGTERM kills the ranks: torch's agent would wait half a minute for each."""
+    import torch.distributed.elastic.multiprocessing.api as torchs
+
+    api: Any = torchs
+    handle, signals = api._terminate_process_handler, itertools.count(1)
+
+    def kill_ranks_first(number: int, frame: types.FrameType | None) -> None:
+        if next(signals) > 1:
+            _kill_ranks()
+        handle(number, frame)
+
+    api._terminate_process_handler = kill_ranks_first
+    try:
+        yield
+    finally:
+        api._terminate_process_handler = handle
+
+
+def _kill_ranks() -> None:
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):  # it has ended
+            if WORKER in process.cmdline():
+                os.killpg(process.pid, signal.SIGKILL)  # torch's agent has made it the leader of a group
+                tell(f"killed process {process.pid}, which had not ended yet")
+
+
 def run_agent(given: argparse.Namespace, watch: HangWatch | None = None, boxes: BlackBoxes | None = None) -> int:
     """Runs torch's agent, and a watch beside it; returns its exit code.
 
@@ -358,7 +392,8 @@ def run_agent(given: argparse.Namespace, watch: HangWatch | None = None, boxes: 
 
     try:
         try:
-            run(given)
+            with _second_signal_kills():
+                run(given)
         finally:
             if watch is not None:
                 watch.run_has_ended()

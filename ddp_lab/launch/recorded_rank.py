@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..diagnostics.torch_calls import is_library
+from ..engine.groups import script_interrupt
 from ..formatting import line_name
 from ..protocol import journal
 from .journal_writer import KEEP_EVENTS, JournalWriter
@@ -91,6 +92,9 @@ def _show_from_the_program_on() -> None:
     def from_the_program_on(
         kind: type[BaseException], error: BaseException, frames: types.TracebackType | None
     ) -> None:
+        if isinstance(error, KeyboardInterrupt) and (wait := script_interrupt.ended_wait(error)) is not None:
+            error.__suppress_context__ = True
+            frames = wait.__traceback__ if _where(wait) else frames
         while frames is not None and _runs_the_program(frames.tb_frame):
             frames = frames.tb_next
         show(kind, error.with_traceback(frames), frames)  # Python's own hook uses only the error

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..command_line import tell
+from ..engine.groups import script_interrupt
 from ..engine.processes.parent_watch import on_parent_exit
 from ..machine import no_collector
 from ..protocol import journal
@@ -63,11 +64,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         _end_with_agent(given.agent, ending)
     with that_ends(ending):
         with no_collector():
+            script_interrupt.install(number("MASTER_PORT"))
             reach_models(observe=given.observe)
             if given.folder is not None:
                 rank = SpawnedRank(given.folder.absolute(), given.program)
                 record_spawned_ranks(rank, functools.partial(_give_up_journal, given.folder, ending))
-        _run(given.program, given.arguments, module=given.module)
+        try:
+            _run(given.program, given.arguments, module=given.module)
+        except RuntimeError:
+            _handle_signals()
+            raise
+
+
+def _handle_signals() -> None:
+    """Python calls the handler of a signal that came while the main thread waited in C++ no later than it enters a
+    function: here, not in what would end the journal."""
 
 
 def _give_up_journal(folder: Path, ending: Sequence[Callable[[str], None]]) -> None:

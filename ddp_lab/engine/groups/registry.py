@@ -40,6 +40,7 @@ from .sockets import Socket
 _CONNECTED_AT_ONCE = {"gloo", "shm"}  # backends whose connections are complete once a group is made ...
 _LAZY = "TORCH_GLOO_LAZY_INIT"  # ... without this
 _LOOK_SECONDS = 0.005
+_MOVING_SECONDS = 2.0
 _C = native.load()
 
 
@@ -96,13 +97,19 @@ _records: list[GroupRecord] = []
 _left_behind: set[Any] = set()  # groups with threads that are still in a collective; c10d's, no record's
 _lock = threading.Lock()
 _original: Callable[..., Any] | None = None
+_seals = True  # closes Gloo's ports to further connections
 _store_port: int | None = None
 _unsealed = ""  # why a group's port could not be sealed
 
 
-def install() -> None:
-    """Starts registering every group made by `torch.distributed`."""
-    global _original
+def install(*, seals: bool = True) -> None:
+    """Starts registering every group made by `torch.distributed`.
+
+    Args:
+        seals: whether Gloo's ports are closed to further connections, see [Note: a sealed port] in `sockets.py`.
+    """
+    global _original, _seals
+    _seals = seals
     if _original is None:
         _original = c10d._new_process_group_helper
         c10d._new_process_group_helper = _registering
@@ -229,6 +236,19 @@ def bytes_moved() -> int:
         return sockets.bytes_moved([one for record in _records if not record.freed for one in record.sockets])
 
 
+class Moves:
+    """Whether data is moving on this rank's connections; see [Note: what is on its way]."""
+
+    def __init__(self) -> None:
+        self._moved = bytes_moved()
+        self._deadline = time.monotonic() + _MOVING_SECONDS
+
+    def go_on(self) -> bool:
+        """Whether data was sent or received since the last call, for some seconds at most."""
+        before, self._moved = self._moved, bytes_moved()
+        return self._moved != before and time.monotonic() < self._deadline
+
+
 def free_store() -> int:
     """Ends waits in the rendezvous store on this rank (for a group that not all ranks make); from any thread.
 
@@ -279,7 +299,7 @@ def _registering(*args: Any, **kwargs: Any) -> Any:
             backends=_backend_names(group),
         )
         _records.append(record)
-    if set(record.backends) <= _CONNECTED_AT_ONCE and not os.environ.get(_LAZY):
+    if _seals and set(record.backends) <= _CONNECTED_AT_ONCE and not os.environ.get(_LAZY):
         _unsealed = sockets.close_beside(record.sockets) or _unsealed
     return group, store
 

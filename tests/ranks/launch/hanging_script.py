@@ -32,17 +32,24 @@ def train(steps: int, late_at: int = -1, late: float = EVER, compiled: bool = Fa
         model(ones).sum().backward()
 
 
+def wait_for(name: str) -> None:
+    while not Path(name).exists():
+        time.sleep(0.05)
+
+
 def healthy() -> None:
     train(200)
 
 
 def compiles() -> None:
-    """As deep inside a library as a compiler is."""
+    """As deep inside a library as a compiler is, until there is a file "compiled"."""
     nested = "def nested(depth, call):\n    return nested(depth - 1, call) if depth else call()\n"
     library: dict[str, Any] = {}
     exec(compile(nested, str(Path(torch.__file__).with_name("_dynamo") / "nested.py"), "exec"), library)
     if rank == 1:
-        library["nested"](60, threading.Event().wait)
+        done = threading.Event()
+        threading.Thread(target=lambda: (wait_for("compiled"), done.set()), daemon=True).start()
+        library["nested"](60, done.wait)
     dist.all_reduce(ones)
 
 
@@ -265,6 +272,26 @@ def handle() -> None:
     work.wait()
 
 
+def deaf() -> None:
+    """Rank 1 ends for nothing but SIGKILL."""
+    if rank == 1:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        time.sleep(EVER)
+    dist.barrier()
+
+
+def graceful() -> None:
+    """Both wait for the other's message, and save a checkpoint when they are asked to end."""
+
+    def save(*_: object) -> None:
+        print(f"rank {rank} saved", flush=True)
+        sys.exit()
+
+    signal.signal(signal.SIGTERM, save)
+    dist.recv(ones, 1 - rank)
+
+
 def dump(folder: str) -> None:
     """Writes what this rank's recorder holds once a second, as torch's watchdog does at a timeout."""
     while True:
@@ -288,7 +315,16 @@ def see(how: str, where: str) -> None:
         start_debug_server(int(where))
 
 
+def meet() -> None:
+    """Until all ranks have imported torch: on a busy machine they would seem to hang in `init_process_group`."""
+    name = f"imported-{os.environ['TORCHELASTIC_RUN_ID']}-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+    Path(f"{name}-{os.environ['RANK']}").touch()
+    for other in range(int(os.environ["WORLD_SIZE"])):
+        wait_for(f"{name}-{other}")
+
+
 if __name__ == "__main__":
+    meet()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     for how, where in zip(sys.argv[2::2], sys.argv[3::2], strict=True):
