@@ -8,6 +8,7 @@ import copy
 import importlib
 import os
 import re
+import select
 import shutil
 import sys
 import tempfile
@@ -31,7 +32,7 @@ _NETWORK_SCRIPT = re.compile(r"<script[^>]*\ssrc=['\"]https?://[^>]*>\s*</script
 _WHOLE_WORDS = "<style>.jp-RenderedText pre { word-break: normal !important; overflow-wrap: anywhere }</style>"
 _SLOWER = 3  # exit code of `compare`
 _USAGE = 2  # exit code of an invalid command line
-_WRITTEN = "`ddp-lab run` writes such a folder, `lab.timeline.save(path)` a file"
+_EXPECTED = "expected a folder from `ddp-lab run` or a file from `lab.timeline.save(path)`"
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 # benchmark -> what it compares; each is a module of ddp_lab.bench with a `main(argv) -> int`
@@ -194,8 +195,8 @@ def _read() -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        missing = error if error.filename is None else f"{error.filename} does not exist"
-        raise DdpLabError(f"{missing}; {_WRITTEN}") from error
+        path = error.filename or str(error).removesuffix(" does not exist")
+        raise DdpLabError(f"no such run: {path} ({_EXPECTED})") from error
     except (ValueError, OSError) as error:
         raise DdpLabError(str(error)) from error
 
@@ -371,8 +372,32 @@ def _add_bench(commands: Any) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code. A `DdpLabError` is one line on stderr and exit code 1."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    """Runs one command; returns its exit code.
+
+    A `DdpLabError` is one line on stderr and exit code 1. So is 1, without a word, if nobody reads what the command
+    prints any more, as in ``ddp-lab lessons | head -1``.
+    """
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_stdout_broken():
+            raise
+        # Else Python, which flushes once more when it exits, would report it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _is_stdout_broken() -> bool:
+    """Whether it is stdout whose reader has gone, and not another pipe or socket."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), select.POLLOUT)
+    return any(happened & (select.POLLERR | select.POLLHUP) for _, happened in poll.poll(0))
+
+
+def _run(given: list[str]) -> int:
     parser = _parser()
     if not given:
         parser.print_help()

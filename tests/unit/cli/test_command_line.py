@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -20,13 +21,13 @@ WRONG = [
     (["lab", "nowhere"], "'nowhere'"),
     (["report"], "FILE"),
     (["report", "--frob"], "FILE"),
-    (["report", "nowhere"], "nowhere does not exist"),
+    (["report", "nowhere"], "no such run: nowhere (expected"),
     (["report", "empty"], "contains no recording"),
     (["report", "file"], "file is not a saved timeline"),
     (["report", "file", "--output", "empty"], "empty is a folder"),
     (["report", "file", "--partail"], "did you mean --partial?"),
     (["compare", "file"], "RUN"),
-    (["compare", "nowhere", "file"], "nowhere does not exist"),
+    (["compare", "nowhere", "file"], "no such run: nowhere (expected"),
     (["compare", "file", "file"], "file is not a saved timeline"),
     (["compare", "file", "file", "file"], "'file'"),
     (["compare", "file", "file", "--threshold", "abc"], "'abc' is not a percentage"),
@@ -68,6 +69,16 @@ def test_a_wrong_argument_is_told_in_two_lines(
     assert "_" not in said.err
     assert said.out == ""
     assert sorted(os.listdir(tmp_path)) == ["empty", "file"]
+
+
+@pytest.mark.parametrize(("argument", "code"), [("lessons", 1), ("--help", 0)])  # argparse goes on without a word
+def test_a_reader_that_stops_is_no_error(argument: str, code: int) -> None:
+    """What `ddp-lab ... | head` no longer reads ends the command without a word."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-m", "ddp_lab", argument], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (code, "")
 
 
 def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:

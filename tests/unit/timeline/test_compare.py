@@ -168,7 +168,7 @@ def test_exit_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_can_not_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing file, a run without steps, and too few steps are errors with exit code 1, and say which."""
     assert main.main(["compare", str(tmp_path / "a.npz"), str(tmp_path / "b.npz")]) == 1
-    assert "a.npz does not exist; `ddp-lab run` writes" in capsys.readouterr().err
+    assert "a.npz (expected a folder from `ddp-lab run` or a file" in capsys.readouterr().err
     with pytest.raises(ValueError, match="contains no steps"):
         ddp_lab.compare(Timeline(), noisy().record(STEPS))
     with pytest.raises(ValueError, match="at least 5 steps"):
