@@ -20,7 +20,8 @@ from ..formatting import counted, enumeration, ordinal, size
 from .calls import CALLED_ALONE, SAME_CALLS, SAME_TENSORS, Diagnosis
 from .rank_state import label
 
-__all__ = ["BUFFERS", "Entered", "Failure", "Group", "RankAtEnd", "Steps", "diagnose_crash", "without_noise"]
+__all__ = ["BUFFERS", "Entered", "Failure", "Group", "RankAtEnd", "Steps", "diagnose_crash", "first_sentence"]
+__all__ += ["without_noise"]
 
 BUFFERS = "the buffers"
 """What a broadcast is for."""
@@ -32,6 +33,7 @@ _CONSEQUENCE = re.compile(
     r"[Tt]imed out|SignalException|^shm: "
 )
 _NOISE = re.compile(r"\[/\S+?\.(cc|h):\d+\] | ?This is typically caused by .*? GLHF! \S*")
+_SENTENCES, _PLACE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])|\s*\n"), re.compile(r" \([^()\n]*(?::| line )\d+\)$")
 _SAME_BYTES = re.compile("all_reduce|broadcast|reduce$|all_gather|reduce_scatter")
 _JOIN = "If ranks have different numbers of batches, train inside `with model.join():`."
 _SAME_BATCHES = "All ranks must run the same number of batches: end the epoch on all of them together."
@@ -149,6 +151,13 @@ class Failure:
 def without_noise(error: str) -> str:
     """An error of Gloo's without its source file and its advice, of which neither is about the program."""
     return _NOISE.sub("", error)
+
+
+def first_sentence(error: str) -> str:
+    """The first sentence of an error, and where it was raised: its traceback has the rest."""
+    text = without_noise(error)
+    place = found[0] if (found := _PLACE.search(text)) else ""
+    return _SENTENCES.split(text[: len(text) - len(place)].strip(), maxsplit=1)[0] + place
 
 
 def diagnose_crash(ranks: Sequence[RankAtEnd], groups: Mapping[int, Group]) -> Diagnosis | None:
@@ -290,7 +299,8 @@ def _missing(
 def _of_missing(culprit: RankAtEnd, waiting: RankAtEnd, number: int, call: Entered, group: Group) -> Diagnosis:
     what = _words(call, number, group)
     if culprit.state == FAILED:
-        sentence = f"rank {culprit.rank} ended early: {culprit.how}; rank {waiting.rank} then waited in {what}."
+        how = first_sentence(culprit.how)
+        sentence = f"rank {culprit.rank} ended early: {how}; rank {waiting.rank} then waited in {what}."
         return Diagnosis("lost", sentence, "")
     if culprit.state == KILLED:
         sentence = f"{_killed(culprit)}; rank {waiting.rank} then waited in {what}."

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...analysis.clocks import ClockOffset, Moments, clock_offset
-from ...diagnostics.crashes import Failure, without_noise
+from ...diagnostics.crashes import Failure, first_sentence
 from ...formatting import label_of, label_of_ranges
 from ...protocol.events import Batch, Kind
 from ...protocol.journal import SUFFIX, is_journal
@@ -38,9 +38,9 @@ _GOOD_ENDS = ("finished", "saved")
 _ALL_OR_A_PART = "Give the files of all ranks, or accept a part of them (--partial, partial=True)"
 _WAITS = re.compile("_?(allreduce|allgather|reduce_scatter|alltoall|barrier)")
 _NOTHING = (
-    "no collective was entered in the recorded processes, and no DistributedDataParallel was built, so there is "
-    "nothing to show (a model on one process needs none; ranks that a program starts itself are recorded only if "
-    "torch.multiprocessing.spawn starts them)"
+    "nothing to report: the recorded processes entered no collective and built no DistributedDataParallel (a model on "
+    "one process needs none; ranks that the script starts itself are recorded only if torch.multiprocessing.spawn "
+    "starts them)"
 )
 
 
@@ -154,7 +154,7 @@ def _early_ends(recordings: Sequence[Recording]) -> list[str]:
     agent then killed could not say when."""
     early = [one for one in recordings if one.how not in _GOOD_ENDS]
     early.sort(key=lambda one: (one.restart, not one.ended_ns, one.ended_ns, one.rank))
-    return [f"rank {one.rank} ended early: {without_noise(one.how)}" for one in early]
+    return [f"rank {one.rank} ended early: {first_sentence(one.how)}" for one in early]
 
 
 def check_ranks(recordings: Sequence[Opening]) -> None:

@@ -112,7 +112,7 @@ def test_a_late_rank_is_told_and_that_it_goes_on(tmp_path: Path) -> None:
     done = _run_until_told(tmp_path, "late", "late")
     assert done.returncode == 0, done.stderr
     assert "Default group (ranks 0–1), gloo: " in done.stdout
-    assert "nothing to show" not in done.stderr
+    assert "nothing to report" not in done.stderr
     frame = Timeline.load(tmp_path / "run" / "timeline.npz").collectives()
     assert set(frame["operation"]) >= {"all_gather", "all_reduce", "send", "recv"}
     assert (frame["state"] == "complete").all()

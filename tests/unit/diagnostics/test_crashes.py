@@ -15,6 +15,7 @@ from ddp_lab.diagnostics.crashes import (
     RankAtEnd,
     Steps,
     diagnose_crash,
+    first_sentence,
     without_noise,
 )
 from ddp_lab.diagnostics.hang_report import brief
@@ -142,3 +143,22 @@ def test_what_is_said() -> None:
 )
 def test_noise(error: str, kept: str) -> None:
     assert without_noise(error) == kept
+
+
+@pytest.mark.parametrize(
+    ("error", "first"),
+    [
+        (
+            "RuntimeError: Expected to have finished reduction. This error indicates that your module has …\nParameter "
+            "indices which did not receive grad for rank 1: 2 3 (train.py:31)",
+            "RuntimeError: Expected to have finished reduction. (train.py:31)",
+        ),
+        ("ValueError: v1.2 of a.b is too old (%%distributed [3] line 4)",) * 2,
+        ("KeyError: 'a\nb' (train.py:3)", "KeyError: 'a (train.py:3)"),
+        ("RuntimeError: shapes differ (see docs). Pad them", "RuntimeError: shapes differ (see docs)."),
+        ("killed by SIGKILL",) * 2,
+    ],
+)
+def test_first_sentence(error: str, first: str) -> None:
+    """A line that reports an end has the first sentence of its error, and where it was raised."""
+    assert first_sentence(error) == first

@@ -157,7 +157,7 @@ def test_nothing_to_show_is_no_success(tmp_path: Path, capsys: pytest.CaptureFix
     path = journal.path_of(tmp_path, 0)
     path.write_bytes(journals.written([journals.opening()]))
     assert main.main(["report", str(tmp_path)]) == 1
-    assert "there is nothing to show" in capsys.readouterr().err
+    assert "nothing to report: the recorded processes" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [path]
 
 
