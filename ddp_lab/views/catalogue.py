@@ -19,6 +19,7 @@ class View:
         steps: it shows recorded steps, so that there is nothing to see before the first one.
         model: it shows one model, which a reader chooses.
         ranks: it needs ranks that run, so that a recording does not have it.
+        groups: it shows parameter groups, so that its tab is there once a model with `fully_shard` or `replicate` is.
     """
 
     title: str
@@ -28,12 +29,13 @@ class View:
     steps: bool = True
     model: bool = True
     ranks: bool = False
+    groups: bool = False
 
 
 _FAST, _LATE, _CHANGE, _TRY, _INSIDE = "How fast", "Who is late", "What to change", "Try it", "Look inside"
 
 VIEWS = {
-    "overview": View("Overview", "How the training does, what a step consists of, and what to change first."),
+    "overview": View("Overview", "How training is going, what a step consists of, and what to change first."),
     "timeline": View(
         "Timeline",
         "When each bucket on each rank became ready, was launched and was reduced, for one or several steps.",
@@ -54,6 +56,7 @@ VIEWS = {
         "Parameter groups",
         "With fully_shard or replicate: when each parameter group was gathered and reduced, and what ranks waited for.",
         _FAST,
+        groups=True,
     ),
     "stragglers": View(
         "Stragglers",
@@ -62,7 +65,7 @@ VIEWS = {
     ),
     "groups": View(
         "Collectives by group",
-        "Every collective, send and receive of every process group, whoever started it: who was last, how fast it was.",
+        "Every collective, send and receive of every process group, from any source: who was last, how fast it was.",
         _LATE,
         steps=False,
         model=False,

@@ -22,7 +22,8 @@ def test_a_recording_without_a_model_opens_with_its_groups(bare: Callable[..., B
 
 
 def test_parameter_groups(bare: Callable[..., BarePage]) -> None:
-    """A step by group and rank, the sentence, a tooltip, the table; without such a model it says so."""
+    """A step by group and rank, the sentence, a tooltip, the table. Without such a model there is no tab, and who asks for
+    the view by its name is told why it is empty."""
     made = bare(recorded(late=6.0))
     page = made.page
     made.open("Parameter groups")
@@ -65,5 +66,10 @@ def test_parameter_groups(bare: Callable[..., BarePage]) -> None:
     )
     assert "unused" not in page.locator(".ddp-buckets .ddp-summary").inner_text()
     made = bare(of_replicas())
-    made.open("Parameter groups")
+    made.open("Timeline")
+    tabs = made.page.locator(".ddp-subtabs:visible .ddp-tab:visible")
+    made.until(lambda: tabs.all_inner_texts() == ["Timeline", "Overlap"], "the tabs of replicas")
+    tabs.last.press("End")
+    made.says(".ddp-overlap .ddp-summary", "a step takes")
+    made = bare(of_replicas(), views=["parameter_groups"])
     made.says(".ddp-parameter_groups .ddp-summary", "No model with fully_shard or replicate has been recorded yet.")

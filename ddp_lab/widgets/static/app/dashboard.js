@@ -354,7 +354,7 @@ class View {
   }
 
   drawTabs() {
-    this.tabs.draw(this.panels.opened, { Findings: this.facts.of("findings", this.reducer)?.items.length });
+    this.tabs.draw(this.panels.opened, { Findings: this.facts.of("findings", this.reducer)?.items.length }, this.panels.unusable(this.facts.models()));
   }
 
   // The record to show: the chosen step (even if the store no longer holds it), else the newest of the chosen model.

@@ -76,6 +76,12 @@ export class Panels {
     return [...this.tabs].find(([, names]) => names.includes(view))?.[0];
   }
 
+  // The titles of the tabs that have nothing to show for these models; never of the opened one.
+  unusable(models) {
+    if (models.some((one) => layoutWords(one).grouped)) return new Set();
+    return new Set([...this.tabs].filter(([title, names]) => title !== this.opened && names.every((name) => VIEWS[name].groups)).map(([title]) => title));
+  }
+
   get names() {
     return this.tabs.get(this.opened);
   }

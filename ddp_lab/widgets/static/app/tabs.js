@@ -15,8 +15,10 @@ export class Tabs {
     this.node = element("div", { class: "ddp-tabs", role: "tablist", "aria-label": label, hidden: titles.size < 2, keydown: (event) => this.key(event) }, ...this.buttons.values());
   }
 
-  draw(chosen, notes = {}) {
+  // hidden: a Set of titles without a tab for now
+  draw(chosen, notes = {}, hidden = new Set()) {
     for (const [name, tab] of this.buttons) {
+      tab.hidden = hidden.has(name);
       tab.setAttribute("aria-selected", String(name === chosen));
       tab.tabIndex = name === chosen ? 0 : -1;
       setText(tab, notes[name] ? `${name} (${notes[name]})` : name);
@@ -24,7 +26,7 @@ export class Tabs {
   }
 
   key(event) {
-    const names = [...this.buttons.keys()];
+    const names = [...this.buttons.keys()].filter((name) => !this.buttons.get(name).hidden);
     const index = names.findIndex((name) => this.buttons.get(name) === event.target);
     const to = { ArrowLeft: index - 1, ArrowRight: index + 1, Home: 0, End: names.length - 1 }[event.key];
     if (index < 0 || to === undefined) return;
@@ -56,9 +58,9 @@ export class TabGroups {
     this.node = element("div", { class: "ddp-groups" }, this.top.node, ...this.rows.map(([, row]) => row.node));
   }
 
-  draw(chosen, notes) {
+  draw(chosen, notes, hidden) {
     for (const [question, row] of this.rows) {
-      row.draw(chosen, notes);
+      row.draw(chosen, notes, hidden);
       if (this.top) row.node.hidden = !row.buttons.has(chosen) || row.buttons.has(question);
       if (this.top && row.buttons.has(chosen)) {
         this.last.set(question, chosen);
