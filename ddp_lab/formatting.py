@@ -39,7 +39,7 @@ def size(count: float) -> str:
 
 
 def rate(gb_s: float) -> str:
-    """GB/s (10⁹ bytes), below 0.01 in the largest unit that fits: as the dashboard's table has it."""
+    """GB/s (10⁹ bytes), below 0.01 in the largest unit that fits."""
     units = (("GB/s", 0.01, 1.0), ("MB/s", 1e-3, 1e-3), ("kB/s", 1e-6, 1e-6), ("B/s", 0.0, 1e-9))
     return next(f"{gb_s / factor:.3g} {unit}" for unit, least, factor in units if gb_s >= least)
 

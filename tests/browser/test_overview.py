@@ -64,6 +64,16 @@ def test_the_first_tab_sums_up(shown: BarePage) -> None:
     page.get_by_label("by rank").uncheck()
 
 
+def test_names_of_numbers_are_not_wrapped(shown: BarePage) -> None:
+    """Also where JupyterLab's own rule for lists of terms holds, which is for a page without columns."""
+    shown.page.add_style_tag(content="dt { font-weight: bold; float: left; width: 20%; padding: 0 } dd { width: 80% }")
+    shown.page.evaluate("document.querySelector('.ddp-overview-facts dt').textContent = 'memory of a rank'")
+    name, value = (shown.page.locator(f".ddp-overview-facts {one}").first.bounding_box() for one in ("dt", "dd"))
+    assert name["height"] < 1.5 * 18
+    assert name["width"] > 90
+    assert value["x"] >= name["x"] + name["width"]
+
+
 def test_a_finding_leads_to_its_place(shown: BarePage) -> None:
     """*Show me* opens the timeline at the finding's bucket and rank, in the step in which the others waited longest."""
     shown.says("ol.ddp-findings", "Rank 1 falls behind")

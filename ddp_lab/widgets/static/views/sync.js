@@ -9,12 +9,13 @@ import { drawScene } from "../charts/scene.js";
 import { bytes, count, ending, milliseconds, significant } from "../charts/theme.js";
 import { waitOf } from "../steps/lanes.js";
 
-const columns = ({ unit, column, reduction, grouped }) => [
+// rates: the unit of the bandwidths
+const columns = ({ unit, column, reduction, grouped }, rates = "GB/s") => [
   [column, `${grouped ? `module of the ${unit}` : `number of the ${unit}`}; click for its parameters`],
   ["size", grouped ? "bytes of its gradients" : "bytes of the bucket's buffer"],
   [`${reduction} ms`, `from the last rank's launch until the ${unit} is reduced on every rank`],
-  ["GB/s", `algorithm bandwidth: the ${unit}'s bytes divided by the time of its ${reduction} (1 GB = 1e9 bytes)`],
-  ["bus GB/s", "bus bandwidth: algorithm bandwidth × 2 (n − 1) / n for n ranks; the rate over each link of a ring"],
+  [rates, `algorithm bandwidth: the ${unit}'s bytes divided by the time of its ${reduction} (1 GB = 1e9 bytes)`],
+  [`bus ${rates}`, "bus bandwidth: algorithm bandwidth × 2 (n − 1) / n for n ranks; the rate over each link of a ring"],
   ["of the limit", "time that the measured link needs for an all-reduce of this size alone, divided by the time of this one"],
   ["longest wait ms", "how long the first rank waited for its peers, and for which rank"],
   ["overlapped | exposed ms", `launched → reduced, mean over ranks: ${grouped ? "the rank computes meanwhile | the rank waits" : "during the backward's computation | after it"}`],
@@ -58,7 +59,8 @@ export class SyncView {
     this.words = words;
     this.comparison.hidden = !means.compare || words.grouped;
     const shown = { [BUS]: !words.grouped, [LINK]: means.link && !words.grouped };
-    this.drawHead(shown);
+    const [rates, factor] = unitOf(record.bus);
+    this.drawHead(shown, rates);
     const longest = Math.max(...record.meanHidden.map((hidden, bucket) => hidden + record.meanExposed[bucket] || 0), 1e-9);
     setRows(this.table.body, record.buckets, (bucket) => this.makeRow(bucket));
     const same = inspection?.buckets ?? {};
@@ -70,8 +72,8 @@ export class SyncView {
       if (words.grouped) cells[0].title = words.name(bucket);
       setText(cells[1], bytes(record.bytes[bucket]));
       setText(cells[2], milliseconds(record.allReduce[bucket]));
-      setText(cells[3], rate(record.bandwidth[bucket]));
-      setText(cells[4], rate(record.bus[bucket]));
+      setText(cells[3], significant(record.bandwidth[bucket] * factor));
+      setText(cells[4], significant(record.bus[bucket] * factor));
       for (const column of [BUS, LINK]) cells[column].hidden = !shown[column];
       const share = link?.ns?.[bucket] / (record.allReduce[bucket] * 1e6);
       setText(cells[LINK], share > 0 ? `${Math.round(100 * share)} %` : "–");
@@ -89,8 +91,8 @@ export class SyncView {
     if (this.details.open) this.drawWaits(record);
   }
 
-  drawHead(shown) {
-    columns(this.words).forEach(([name, title], column) => {
+  drawHead(shown, rates) {
+    columns(this.words, rates).forEach(([name, title], column) => {
       const cell = this.table.cells[column];
       setText(cell, name);
       if (cell.title !== title) cell.title = title;
@@ -141,13 +143,12 @@ export class SyncView {
   }
 }
 
-// GB/s, as in the column's heading; values below 10 MB/s have a unit of their own, because their digits would not fit.
-function rate(value) {
-  const rounded = Number(value.toPrecision(2));
-  if (!(rounded > 0 && rounded < 0.01)) return significant(value);
-  const [unit, factor] = [["MB/s", 1e3], ["kB/s", 1e6], ["B/s", 1e9]].find(([, one]) => rounded * one > 0.999) ?? ["B/s", 1e9];
-  const number = (value * factor).toPrecision(2);
-  return `${number.includes("e") ? Number(number) : number} ${unit}`;
+const RATES = [["GB/s", 1, 0.01], ["MB/s", 1e3, 1e-3], ["kB/s", 1e6, 1e-6], ["B/s", 1e9, 0]]; // with the least GB/s
+
+// The unit in which the largest of these bandwidths (GB/s) has few digits, and what they are multiplied by.
+function unitOf(bandwidths) {
+  const largest = Math.max(...bandwidths.filter((one) => one > 0));
+  return RATES.find(([, , least]) => largest >= least) ?? RATES[0];
 }
 
 function limitText(record, link) {
