@@ -178,13 +178,13 @@ def _twin(table: tuple[Sequence[str], Sequence[Sequence[Any]]] | None) -> str:
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
-    """A table; columns whose names end in a colon hold text."""
+    """A table; columns whose names end in a colon hold text, and rows that begin with spaces belong to one above."""
     classes = [' class="text"' if name.endswith(":") else "" for name in head]
     names = "".join(
         f'<th scope="col"{style}>{escape(name.rstrip(":"))}</th>' for name, style in zip(head, classes, strict=True)
     )
     body = "".join(
-        "<tr>"
+        ('<tr class="sub">' if str(line[0]).startswith(" ") else "<tr>")
         + "".join(f"<td{style}>{escape(_cell(value))}</td>" for value, style in zip(line, classes, strict=True))
         + "</tr>\n"
         for line in lines
