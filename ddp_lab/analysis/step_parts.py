@@ -28,11 +28,11 @@ SPANS: Final = ("data", "optimizer", "accumulation")
 PARTS: Final[dict[str, str]] = {
     "data": "data loading",
     "copies": "copies to the device",
-    "accumulation": "earlier forwards and backwards",
+    "accumulation": "gradient accumulation",
     "forward": "forward",
-    "modules": "loss and other modules",
-    "backward": "other backward",
-    "alone": "backward only",
+    "modules": "loss and other torch.nn calls",
+    "backward": "rest of backward()",
+    "alone": "backward without communication",
     "hidden": "overlapped communication",
     "exposed": "exposed communication",
     "written": "writing gradients back",
@@ -43,7 +43,7 @@ PARTS: Final[dict[str, str]] = {
     "logging": "logging",
     "checkpoint": "checkpoints",
     "code": "other lines of the program",
-    "unnamed": "without a name",
+    "unnamed": "unaccounted",
 }
 """The parts of a step in the order in which they are listed: key -> name."""
 STARTS: Final = " (starting its workers)"

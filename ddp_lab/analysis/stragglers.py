@@ -39,8 +39,8 @@ import numpy.typing as npt
 
 from .step_metrics import median
 
-__all__ = ["ARRIVAL", "DATA_DEPENDENT", "EVERYWHERE", "PERSISTENT", "RANDOM", "VARYING", "Late", "excess_times"]
-__all__ += ["find_stragglers", "find_varying"]
+__all__ = ["ARRIVAL", "DATA_DEPENDENT", "EVERYWHERE", "PERSISTENT", "RANDOM", "VARYING", "LastRanks", "Late"]
+__all__ += ["excess_times", "find_stragglers", "find_varying", "last_ranks"]
 
 ARRIVAL, EVERYWHERE, VARYING = -1, -2, -3
 PERSISTENT, DATA_DEPENDENT, RANDOM = "persistent", "data-dependent", "random"
@@ -86,6 +86,40 @@ class Late:
     share: float
     pattern: str
     late: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class LastRanks:
+    """How often each rank was last: the one for which all others waited longest in a step.
+
+    Attributes:
+        steps: how many steps were looked at; in some all ranks may have come together.
+        share: of these steps, by position of the rank, 0 to 1.
+        delay_ns: how long the others waited for it then; median by position, NaN if it was never last.
+    """
+
+    steps: int
+    share: _Values
+    delay_ns: _Values
+
+    @property
+    def most(self) -> int | None:
+        """The position of the rank that was last most often; None if none was."""
+        return int(self.share.argmax()) if len(self.share) and self.share.max() > 0 else None
+
+
+def last_ranks(waited: _Values) -> LastRanks:
+    """Returns how often each rank was last, and how long the others then waited for it.
+
+    Args:
+        waited: how long all others waited for each rank alone, shape ``[ranks, steps]``, ≥ 0.
+    """
+    ranks, steps = waited.shape
+    longest = waited.max(axis=0, initial=0.0)
+    last = np.where(longest > 0, waited.argmax(axis=0), -1) if ranks else np.full(steps, -1)
+    share = np.array([(last == rank).sum() for rank in range(ranks)]) / max(1, steps)
+    delay = [float(np.median(longest[last == rank])) if (last == rank).any() else np.nan for rank in range(ranks)]
+    return LastRanks(steps, share, np.array(delay))
 
 
 def find_stragglers(
@@ -344,8 +378,10 @@ def _waited_for(waited: _Values, minimum: float) -> int | None:
     ranks, steps = waited.shape
     if ranks < 2 or steps < _FEWEST_WAITS:
         return None
-    was = waited.argmax(axis=0)[waited.max(axis=0) > 0]
-    often = np.bincount(was, minlength=ranks)
-    rank = int(often.argmax())
-    steadily = often[rank] >= _HALF * steps and _tail(int(often[rank]), steps, 1 / ranks) < _CHANCE_OF_WAITS
+    found = last_ranks(waited)
+    rank = found.most
+    if rank is None:
+        return None
+    often = round(float(found.share[rank]) * steps)
+    steadily = often >= _HALF * steps and _tail(often, steps, 1 / ranks) < _CHANCE_OF_WAITS
     return rank if steadily and float(np.median(waited[rank])) >= minimum else None

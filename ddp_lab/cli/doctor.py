@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
         type=seconds,
         default=3.0,
         metavar="S",
-        help="for how long a running job is looked at: what changes meanwhile is not stuck (default: %(default)g)",
+        help="how long to observe a running job; ranks that move meanwhile are not stuck (default: %(default)g)",
     )
     made.add_argument("--json", action="store_true", help="print the result as JSON")
     made.set_defaults(call=doctor)

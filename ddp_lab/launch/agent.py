@@ -109,15 +109,15 @@ def parser() -> Parser:
         type=seconds_or_never,
         default=10.0,
         metavar="S",
-        help="report ranks that have waited for each other for so long: who waits where, and for whom (default: "
-        "%(default)g; 0: never)",
+        help="after S seconds without progress, print which rank waits where and for whom (default: %(default)g; "
+        "0: never)",
     )
     ours.add_argument(
         "--on-hang",
         choices=ACTIONS,
         default="wait",
-        help="what follows: wait on; dump, which also writes what every rank does into the folder; or stop, which also "
-        "ends the run with exit code 143 (default: wait)",
+        help="what to do then: wait; dump: also write what every rank does into the folder; stop: do that and end the "
+        "run with exit code 143 (default: wait)",
     )
     ours.add_argument(
         "--serve",
@@ -169,7 +169,7 @@ def _recorded(given: argparse.Namespace, folder: Path, watch: HangWatch | None, 
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:  # the ranks try again, and report the result
-        tell(f"can't create the folder {folder}: {error.strerror}. The program runs nevertheless")
+        tell(f"can't create the folder {folder}: {error.strerror}. The program runs anyway")
     said = io.StringIO()
     try:
         with _served(given.serve, folder):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,15 +12,17 @@ import numpy.typing as npt
 from ..analysis import findings
 from ..analysis.findings import Finding
 from ..analysis.step_metrics import typical
-from ..formatting import ms, names, size
+from ..formatting import ms, names, rate, size
 from ..timeline import judged_steps
 from ..timeline.tables import span_columns
 from ..timeline.tables.span_columns import Columns
 from ..timeline.timeline import Timeline
 from ..views.layout_words import LayoutWords, layout_words
-from ..views.view_data import parts_table
+from ..views.view_data import last_shares, parts_table
 
 __all__ = ["ReportData", "gather"]
+
+_NO_OPTIONS = {"averages_in_place"}  # what a description holds besides: a fact about the backend
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
 
@@ -43,6 +45,7 @@ class ReportData:
     sync: Columns
     findings: Sequence[Finding]
     headline: str
+    last: Mapping[int, float]
     tiles: Sequence[tuple[str, str]] = ()
     tables: Sequence[Table] = field(default_factory=list)
 
@@ -65,6 +68,7 @@ def gather(timeline: Timeline, reducer: int | None, last_steps: int) -> ReportDa
     assignment = layout.description or {"parameters": [], "buckets": []}
     found = findings.findings(judged)
     dropped = {one.rank: one.dropped for one in timeline.ranks()}
+    last = last_shares(judged)
     return ReportData(
         reducer=info.reducer,
         module=info.module,
@@ -80,10 +84,11 @@ def gather(timeline: Timeline, reducer: int | None, last_steps: int) -> ReportDa
         sync=sync,
         findings=found,
         headline=findings.headline(judged, found),
+        last=last,
         tiles=_tiles(_rows(steps, warm)),
         tables=[
             *_parts_table(timeline, info.reducer),
-            _rank_table(steps, sync, dropped),
+            _rank_table(steps, last, dropped),
             _bucket_table(spans, sync, assignment),
             *_options(assignment),
         ],
@@ -111,14 +116,15 @@ def _tiles(steps: Columns) -> list[tuple[str, str]]:
 
 def _parts_table(timeline: Timeline, reducer: int) -> list[Table]:
     (first, *head), rows = parts_table(timeline.parts(reducer))
-    return [("Parts of a step (means)", [f"{first}:", *head], rows)] if rows else []
+    title = "Parts of a step (means; indented lines belong to the part above)"
+    return [(title, [f"{first}:", *head], rows)] if rows else []
 
 
-def _rank_table(steps: Columns, sync: Columns, dropped: dict[int, int]) -> Table:
+def _rank_table(steps: Columns, shares: Mapping[int, float], dropped: dict[int, int]) -> Table:
     lines = []
     for rank in np.unique(steps["rank"]).astype(int).tolist():
         mine = _rows(steps, steps["rank"] == rank)
-        last = 100 * float((sync["last_rank"] == rank).mean()) if len(sync["last_rank"]) else float("nan")
+        last = 100 * shares.get(rank, float("nan"))
         medians = [_median(mine[f"{name}_ms"]) for name in ("step", "forward", "compute", "hidden", "exposed")]
         lines.append([rank, len(mine["step"]), *medians, f"{last:.0f}" if last == last else "–", dropped.get(rank, 0)])
     head = [
@@ -129,7 +135,7 @@ def _rank_table(steps: Columns, sync: Columns, dropped: dict[int, int]) -> Table
         "computation ms",
         "overlapped ms",
         "exposed ms",
-        "last, %",
+        "last, % of steps",
         "dropped events",
     ]
     return ("Ranks (medians)", head, lines)
@@ -143,10 +149,11 @@ def _bucket_table(spans: Columns, sync: Columns, assignment: dict[str, Any]) -> 
         number, members = bucket["bucket"], [of_parameters[index] for index in bucket["parameters"]]
         mine, ours = _rows(spans, spans["bucket"] == number), _rows(sync, sync["bucket"] == number)
         ready, exposed = (typical(mine["step"], mine[name]) for name in ("ready_ms", "exposed_ms"))
-        of_all = [_median(ours[name]) for name in ("late_ms", "all_reduce_ms", "bandwidth_gb_s")]
+        late, reduced, speed = (_median(ours[name]) for name in ("late_ms", "all_reduce_ms", "bandwidth_gb_s"))
+        of_all = [late, reduced, rate(speed) if speed == speed else "–"]
         named = [words.cell(number), size(bucket["bytes"]), len(members), ready, *of_all, exposed]
         lines.append(named if words.grouped else [*named, names(members, 2)])
-    head = [words.head, "size", "parameters", "ready ms", "waiting ms", f"{words.reduction} ms", "GB/s"]
+    head = [words.head, "size", "parameters", "ready ms", "waiting ms", f"{words.reduction} ms", "bandwidth"]
     if words.grouped:
         return ("Parameter groups: reductions (medians)", [*head, "exposed ms"], lines)
     return ("Buckets (medians)", [*head, "exposed ms", "holds:"], lines)
@@ -156,7 +163,7 @@ def _options(assignment: dict[str, Any]) -> list[Table]:
     options = assignment.get("options")
     if not options:
         return []
-    lines = [[name, _shown(value)] for name, value in options.items()]
+    lines = [[name, _shown(value)] for name, value in options.items() if name not in _NO_OPTIONS]
     return [("Options of the model", ["option", "value:"], lines)]
 
 

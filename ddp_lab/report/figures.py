@@ -55,7 +55,7 @@ def group_figures(timeline: Timeline) -> Iterator[Figure]:
     scene = groups_scene(group_lanes(timeline))
     if not scene.empty:
         caption = (
-            "Every collective, send and receive, whoever started it: the newest time of the recording. The table sums "
+            "Every collective, send and receive, from any source: the newest ones of the recording. The table sums "
             "up each group."
         )
         yield replace(_of(scene, "Collectives by group", caption), style="step")
@@ -105,7 +105,7 @@ def _waiting(found: ReportData) -> Figure:
         f"{first if words.grouped else 'first cell of its row with a strong colour'}. The strongest colour is the "
         "longest wait."
     )
-    shown = stragglers_scene(waiting_of(found.sync, found.ranks, found.buckets), words)
+    shown = stragglers_scene(waiting_of(found.sync, found.ranks, found.last, found.buckets), words)
     return _of(shown, "Waiting for stragglers", caption)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..analysis.findings import Facts as Judged
 from ..analysis.findings import Finding
-from ..analysis.findings.ranks import varying_rank
+from ..analysis.findings.ranks import last_most_often, varying_rank
 from ..analysis.step_metrics import typical
 from ..analysis.step_parts import PARTS, StepParts
 from ..formatting import counted, enumeration, ms, names, size, step_range
@@ -52,6 +53,7 @@ class Facts:
     kept: Kept | None = None
     clocks: Sequence[HostClock] = ()
     parts: StepParts | None = None
+    judged: Judged | None = None
 
 
 def incomplete(info: ReducerInfo, dropped: int) -> str:
@@ -64,7 +66,7 @@ def summary(facts: Facts) -> str:
     sync = facts.sync
     lines = [_cost(facts), _parts(facts.parts), _communication(facts)]
     if len(facts.info.ranks) > 1 and len(sync["step"]):
-        lines += [] if _has_groups(facts) else [_longest(facts, sync), _last(sync)]
+        lines += [] if _has_groups(facts) else [_longest(facts, sync), _last(facts)]
         lines += [_late(facts, one) for one in facts.late[:2] if one.cost_percent >= _LEAST_COST]
     lines += [_largest(facts.findings), losses(facts.dropped), str(facts.kept or "")]
     lines += [f"{clock}." for clock in facts.clocks]
@@ -96,8 +98,8 @@ def _parts(parts: StepParts | None) -> str:
     told = [f"{PARTS[part]} {ms(1e3 * rest[part])} ({100 * rest[part] / total:.0f} %)" for part in largest]
     lines = [(place, sum(by_rank.values()) / len(parts.by_rank)) for place, by_rank in parts.lines("code")]
     longest = f" The longest other line: {lines[0][0]}, {ms(1e3 * lines[0][1])}." if lines else ""
-    left = f" {100 * (1 - parts.named):.0f} % have no name." if parts.named < _NAMED else ""
-    return f"The rest of a step (means): {enumeration(told)}.{longest}{left}"
+    left = f"; unaccounted: {100 * (1 - parts.named):.0f} %" if parts.named < _NAMED else ""
+    return f"The rest of a step (means): {enumeration(told)}{left}.{longest}"
 
 
 def _communication(facts: Facts) -> str:
@@ -149,18 +151,14 @@ def _longest(facts: Facts, sync: Mapping[str, npt.NDArray[Any]]) -> str:
     return told + (f" ({speed:.2g} GB/s)." if speed is not None else ".")
 
 
-def _last(sync: Mapping[str, npt.NDArray[Any]]) -> str:
-    """The rank that the others waited for most in total."""
-    waited = {int(r): float(sync["late_ms"][sync["last_rank"] == r].sum()) for r in np.unique(sync["last_rank"])}
-    rank = max(waited, key=lambda r: waited[r])
-    of_it = sync["last_rank"] == rank
-    late = _median(sync["late_ms"][of_it]) or 0.0
-    if late < _TOGETHER_MS:
-        return f"The ranks launch their collectives within {ms(_median(sync['late_ms']))} of each other (median)."
-    return (
-        f"Rank {rank} was the last to launch {100 * of_it.mean():.0f} % of the collectives; the first rank then "
-        f"waited {ms(late)} for it (median)."
-    )
+def _last(facts: Facts) -> str:
+    """The rank that was last most often; nothing if a straggler is named."""
+    if facts.late or facts.judged is None:
+        return ""
+    last = facts.judged.last
+    if last.most is None or last.delay_ns[last.most] < 1e6 * _TOGETHER_MS:
+        return f"The ranks launch their collectives within {ms(_median(facts.sync['late_ms']))} of each other (median)."
+    return last_most_often(facts.judged)
 
 
 def _late(facts: Facts, one: LatePlace) -> str:

@@ -133,7 +133,7 @@ class Timeline(TimelineModel):
         return _frame(self.sync_columns(model, last_steps))
 
     def collectives(self, last: int | None = None) -> pd.DataFrame:
-        """Every operation of every process group, whoever started it: one row per rank and operation.
+        """Every operation of every process group, from any source: one row per rank and operation.
 
         Recorded in cells and by ``ddp-lab run``, with or without a DistributedDataParallel.
         Columns: ``rank``, ``group`` (number of a record of `groups`), ``operation`` (e.g. "all_reduce"),
@@ -508,6 +508,7 @@ class Timeline(TimelineModel):
             kept=self.kept(chosen.reducer),
             clocks=self.clocks,
             parts=found.parts,
+            judged=found,
         )
         return words.summary(facts)
 

@@ -129,4 +129,8 @@ def _trend(timeline: Timeline, reducer: int, found: StepPhases) -> str:
     change = found.total_ms / usual - 1 if usual > 0 else 0.0
     if abs(change) < _UNLIKE:
         return ""
-    return f"That is {100 * abs(change):.0f} % {'longer' if change > 0 else 'shorter'} than before ({ms(usual)})."
+    first, last = int(before[0, history.COLUMNS.index("first")]), int(before[-1, history.COLUMNS.index("last")])
+    return (
+        f"That is {100 * abs(change):.0f} % {'longer' if change > 0 else 'shorter'} than in "
+        f"{step_range(range(first, last + 1))} ({ms(usual)})."
+    )

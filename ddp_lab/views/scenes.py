@@ -86,7 +86,8 @@ def stragglers_scene(found: Waiting, words: LayoutWords = BUCKETS) -> Scene:
     """Returns how long the others waited for each rank, by rank and bucket; `words`: for those."""
     if not found.cells.size or len(found.ranks) < 2:
         return Scene("Stragglers", empty="no rank has waited for another one yet")
-    names = [f"rank {rank}: last in {share:.0%}" for rank, share in zip(found.ranks, found.share, strict=True)]
+    known = zip(found.ranks, found.share.tolist(), strict=True)
+    names = [f"rank {rank}" + (f": last in {share:.0%} of steps" if share == share else "") for rank, share in known]
     buckets = range(found.cells.shape[1])
     rows = [[rank, *map(float, row), float(row.sum())] for rank, row in zip(found.ranks, found.cells, strict=True)]
     return Scene(

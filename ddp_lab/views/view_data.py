@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..analysis import step_metrics
+from ..analysis.findings import Facts
 from ..analysis.step_metrics import PHASES, Breakdown
 from ..analysis.step_parts import PARTS, StepParts
 from ..formatting import counted, enumeration
@@ -33,7 +34,7 @@ __all__ = [
     "unused",
     "waiting",
 ]
-__all__ += ["waiting_of", "words_of"]
+__all__ += ["last_shares", "waiting_of", "words_of"]
 
 _Values = npt.NDArray[np.float64]
 _MOST_STEPS = 200
@@ -50,7 +51,7 @@ class Waiting:
     Attributes:
         ranks: the ranks of the rows.
         cells: ms per step that all other ranks waited for this one, shape ``[ranks, buckets]``.
-        share: the share of the collectives in which each rank was the last.
+        share: the share of the analysed steps in which each rank was last, NaN where that is not known.
         steps: the number of steps.
     """
 
@@ -163,26 +164,38 @@ def parts_words(found: StepParts) -> str:
     largest = [f"{PARTS[part]} {100 * one / total:.0f} %" for part, one in named[:_LARGEST]]
     seen = sum(found.samples.values())
     return (
-        f"Means of {counted(found.steps, 'step')}: {enumeration(largest)}. {100 * found.named:.0f} % of the step has a "
-        f"name; lines are estimates from {counted(seen, 'sample')} of the ranks' stacks."
+        f"Means of {counted(found.steps, 'step')}: {enumeration(largest)}. {100 * found.named:.0f} % of the step is "
+        f"accounted for; lines are estimates from {counted(seen, 'sample')} of the ranks' stacks."
     )
 
 
 def waiting(timeline: Timeline, reducer: int | None = None, last_steps: int = 100) -> Waiting:
     """Returns how long the others waited for each rank in the newest steps; arguments as for `breakdown`."""
-    return waiting_of(*_sync_columns(timeline, reducer, last_steps))
+    columns, ranks = _sync_columns(timeline, reducer, last_steps)
+    return waiting_of(columns, ranks, last_shares(timeline.judgement(_model(timeline, reducer))))
 
 
-def waiting_of(columns: Columns, ranks: Sequence[int], buckets: int = 0) -> Waiting:
-    """Returns how long the others waited for each rank, from columns of `Timeline.all_reduces`; at least `buckets`."""
+def last_shares(facts: Facts | None) -> dict[int, float]:
+    """rank -> the share of the analysed steps in which it was last; empty if none were analysed."""
+    return {} if facts is None else dict(zip(facts.steps.ranks, facts.last.share.tolist(), strict=True))
+
+
+def waiting_of(columns: Columns, ranks: Sequence[int], last: Mapping[int, float], buckets: int = 0) -> Waiting:
+    """Returns how long the others waited for each rank, from columns of `Timeline.all_reduces`.
+
+    Args:
+        columns: of one model.
+        ranks: its ranks.
+        last: of `last_shares`.
+        buckets: the fewest to return.
+    """
     buckets = max(buckets, int(columns["bucket"].max(initial=-1)) + 1)
-    cells, share = np.zeros((len(ranks), buckets)), np.zeros(len(ranks))
+    cells = np.zeros((len(ranks), buckets))
     steps = len(np.unique(columns["step"]))
     if steps and len(ranks) > 1:
         row = np.searchsorted(ranks, columns["last_rank"])
         np.add.at(cells, (row, columns["bucket"].astype(int)), columns["alone_ms"] / steps)
-        share = np.bincount(row, minlength=len(ranks)) / len(row)
-    return Waiting(tuple(ranks), cells, share, steps)
+    return Waiting(tuple(ranks), cells, np.array([last.get(rank, np.nan) for rank in ranks]), steps)
 
 
 def sync(timeline: Timeline, reducer: int | None = None, last_steps: int = 100) -> Sync:

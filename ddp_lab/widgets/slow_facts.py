@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..analysis import findings, step_metrics
+from ..analysis import findings
 from ..analysis.findings import Facts
-from ..analysis.findings.ranks import varying_rank
+from ..analysis.findings.ranks import last_most_often, varying_rank
 from ..formatting import counted, ms, step_range
 from ..timeline import judged_steps
 from ..timeline.tables.step_table import STEP_FIELDS
@@ -29,7 +29,7 @@ from ..views.overview import overview, strip
 from ..views.parameter_groups import parameter_groups_scene, parameter_groups_trait
 from ..views.view_data import parts_table, parts_words, readiness
 
-__all__ = ["SlowFacts", "bucket_gradients", "late_places", "late_text"]
+__all__ = ["SlowFacts", "bucket_gradients", "last_ranks", "late_places", "late_text"]
 
 _SHARE, _LEAST_SECONDS = 50, 1.0
 _STEPS = 100
@@ -108,6 +108,7 @@ class SlowFacts:
             late = judged_steps.late_places(facts) if facts is not None else []
             text = late_text(facts, late)
             made["late"] = {"reducer": reducer, "steps": steps, "text": text, "places": late_places(late)}
+            made["late"]["last"] = last_ranks(facts)
         if "buckets" in wanted:
             views = self._timeline.views(reducer, _STEPS)
             made["readiness"] = {"reducer": reducer, **readiness(views, self._parameters(reducer))}
@@ -184,22 +185,15 @@ def late_text(facts: Facts | None, late: Sequence[LatePlace]) -> str:
         return f"{told} It costs {worst.cost_percent:.1f} % of the step. Analysed: {judged}."
     if len(facts.steps.ranks) < 2:
         return "A single rank has no stragglers."
-    last, late_ms = _last_most_often(facts)
-    if not len(last):
-        return f"No rank is a straggler in {judged}."
-    most = int(np.bincount(last, minlength=len(facts.steps.ranks)).argmax())
-    share, delay = 100 * (last == most).mean(), float(np.median(late_ms[last == most]))
-    return (
-        f"No rank is a straggler in {judged}. Rank {facts.steps.ranks[most]} was last most often: "
-        f"in {share:.0f} % of the collectives, by {ms(delay)} (median)."
-    )
+    return f"No rank is a straggler in {judged}. {last_most_often(facts)}".rstrip()
 
 
-def _last_most_often(facts: Facts) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
-    """Returns, for each collective, the position of the last rank to launch it, and how many ms it was behind."""
-    launched = facts.steps.launched.reshape(len(facts.steps.ranks), -1)
-    launched = launched[:, (launched > 0).all(axis=0)].T
-    return launched.argmax(axis=1), step_metrics.alone(launched) / 1e6
+def last_ranks(facts: Facts | None) -> dict[str, Any]:
+    """Returns by rank how often it was last (share of the steps), and how many ms the others then waited for it."""
+    if facts is None or len(facts.steps.ranks) < 2:
+        return {}
+    each = zip(facts.steps.ranks, facts.last.share.tolist(), facts.last.delay_ns.tolist(), strict=True)
+    return {str(rank): [share, delay / 1e6 if delay == delay else None] for rank, share, delay in each}
 
 
 def _where(one: LatePlace) -> str:

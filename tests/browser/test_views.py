@@ -142,6 +142,10 @@ def test_the_straggler_is_named(shown: BarePage) -> None:
     assert "layers.2.weight (bucket 1)" in text
     assert "persistent" in text
     assert "% of the step" in text
+    page.locator(".ddp-stragglers .ddp-twin summary").click()
+    last = page.locator(".ddp-stragglers .ddp-twin tbody tr").nth(1).inner_text().split()
+    assert last[:2] == ["1", "100"]  # percent of the steps
+    page.locator(".ddp-stragglers .ddp-twin summary").click()
     page.locator(".ddp-stragglers .ddp-chart").focus()
     for key in ("Home", "ArrowDown", "ArrowRight"):
         page.keyboard.press(key)
@@ -398,18 +402,20 @@ def test_a_page_that_knows_its_kernel_speaks_only_while_there_is_news(bare: Open
 
 
 def test_small_rates_fit(bare: Open) -> None:
-    """Of buckets of 1 KiB the bandwidths are told in MB/s or kB/s, are right, and nothing of them is cut off."""
+    """Of buckets of 1 KiB the bandwidths are told in MB/s or kB/s, which the columns' heads name, are right, and nothing of
+    them is cut off."""
     timeline, training = Timeline(), Training(bucket_bytes=1024)
     made = bare(timeline)
     cells = made.page.locator(".ddp-sync-table tbody tr").first.locator("th, td")
+    heads = made.page.locator(".ddp-sync-table thead th")
     made.open("Timeline")
     for step, (unit, factor, training.reduce_ms) in enumerate((("MB/s", 1e6, 0.3), ("kB/s", 1e3, 6.0))):
         training.feed(timeline, step, 10**12 + step * 10**9)
-        made.until(lambda unit=unit: cells.count() == 8 and unit in cells.nth(3).inner_text(), unit)
+        made.until(lambda unit=unit: cells.count() == 8 and heads.nth(3).inner_text() == unit, unit)
+        assert heads.nth(4).inner_text().split() == ["bus", unit]
         wanted = timeline.sync_columns(0)["bandwidth_gb_s"][timeline.sync_columns(0)["step"] == step][0] * 1e9
         for cell in (cells.nth(3), cells.nth(4)):
-            number, its = cell.inner_text().split()
-            assert (float(number) * factor, its) == (pytest.approx(wanted, rel=0.05), unit)
+            assert float(cell.inner_text()) * factor == pytest.approx(wanted, rel=0.05)
         assert made.page.evaluate(_CUT) == []
 
 

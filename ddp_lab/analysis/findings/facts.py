@@ -18,7 +18,7 @@ from ...formatting import step_range
 from ..parameter_groups import GroupedSteps
 from ..step_parts import StepParts
 from ..steps import Replay, Steps
-from ..stragglers import Late
+from ..stragglers import LastRanks, Late, last_ranks
 
 __all__ = ["Facts", "Finding", "MeshDimension"]
 
@@ -129,6 +129,11 @@ class Facts:
     def replay(self) -> Replay:
         """The collectives of the steps, to be replayed with changes."""
         return Replay(self.steps, self.buckets, self.sizes)
+
+    @cached_property
+    def last(self) -> LastRanks:
+        """How often each rank was last: what findings, the summary, the dashboard and the report say of it."""
+        return last_ranks(self.replay.waited)
 
     @cached_property
     def step_ns(self) -> float:

@@ -41,8 +41,8 @@ def _late(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
             evidence=f"By itself it takes {ms(one.delay_ns / 1e6)} longer there than every other rank (median), in "
             f"{100 * one.share:.0f} % of {counted(len(facts.steps), 'step')}; the others wait for it in the next "
             "collective.",
-            remedy="Check what that rank does there that the others don't, and check its device and host (clock speed, "
-            "other processes, memory).",
+            remedy="Look for work that only this rank does there; then check its GPU or host (clock speed, other "
+            "processes, memory).",
             gain_percent=facts.percent(one.delay_ns * one.share),
             rank=rank,
             bucket=one.group if one.group >= 0 else None,

@@ -146,7 +146,7 @@ def collectives(facts: Facts) -> Iterator[Finding]:
         "collectives",
         "other-collectives",
         _LEAST_PERCENT,
-        "Each step waits in collectives besides the gradients'.",
+        "Each step also waits in other collectives.",
         "Join scalars into one tensor, and reduce it every tenth step, or asynchronously (async_op=True).",
     )
 
@@ -205,7 +205,7 @@ def _line(
         seconds = sum(by_rank.values()) / len(facts.parts.by_rank)
         percent = facts.percent_of_mean(1e9 * seconds)
         if percent >= least and any(text in place.text for text in texts):
-            evidence = f"{ms(1e3 * seconds)} of each step ({percent:.0f} %) pass at {place}."
+            evidence = f"{ms(1e3 * seconds)} of each step ({percent:.0f} %) are spent at {place}."
             yield Finding(kind=kind, title=title, evidence=evidence, remedy=remedy, gain_percent=percent)
             return
 
@@ -225,8 +225,8 @@ def copies(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         kind="blocking-copies",
         title="Each step waits while its batch is copied to the device.",
-        evidence=f"{ms(1e3 * seconds)} of each step ({percent:.0f} %) pass at {moves[0][0]}; the loader's batches are "
-        f"{'' if pinned else 'not '}in pinned memory.",
+        evidence=f"{ms(1e3 * seconds)} of each step ({percent:.0f} %) are spent at {moves[0][0]}; the loader's batches "
+        f"are {'' if pinned else 'not '}in pinned memory.",
         remedy="Build the loader with pin_memory=True, and copy with tensor.to(device, non_blocking=True).",
         gain_percent=percent,
     )

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...formatting import ms
+from ...formatting import counted, ms
 from .. import stragglers as late_ranks
 from ..stragglers import ARRIVAL, DATA_DEPENDENT, EVERYWHERE, PERSISTENT, VARYING, Late
 from . import program
 from .facts import Facts, Finding
 
-__all__ = ["cost_ns", "disturbances", "least_of_collectives", "stragglers", "varying_rank", "with_varying"]
+__all__ = ["cost_ns", "disturbances", "last_most_often", "least_of_collectives", "stragglers", "varying_rank"]
+__all__ += ["with_varying"]
 
 _TWICE = 2.0  # least ratio of a rank's whole delay to what its late places explain
 _DISTURBED_PERCENT, _FEWEST_STEPS = 10.0, 15
@@ -21,8 +22,8 @@ _MOSTLY = 0.75  # share of the steps in which the others wait for the same rank
 _LONGEST = 3.0  # times the median delay: longer delays, e.g. at the start of a cell, are not typical of the rank
 
 _REMEDIES = {
-    PERSISTENT: "Check what that rank does there that the others don't, and check its device and host (clock speed, "
-    "other processes, memory).",
+    PERSISTENT: "Look for work that only this rank does there; then check its GPU or host (clock speed, other "
+    "processes, memory).",
     DATA_DEPENDENT: "Balance the work per batch across ranks: bucket samples by length, reduce padding.",
     "random": "The delay does not depend on the data: look for other processes on its host, garbage collection, I/O.",
 }
@@ -42,15 +43,16 @@ def disturbances(facts: Facts) -> Iterator[Finding]:
     gained = facts.percent_of_mean(float(waited.sum(axis=0).mean()))
     if gained < _DISTURBED_PERCENT:
         return
-    was = np.bincount(waited.argmax(axis=0)[waited.max(axis=0) > 0], minlength=len(waited))
-    most, steps = int(was.argmax()), len(facts.steps)
-    rank, share = facts.steps.ranks[most], float(was[most]) / steps
-    whom = f"mostly for rank {rank}" if share >= _MOSTLY else "and the slow rank varies"
+    most = facts.last.most
+    if most is None:
+        return
+    rank, share = facts.steps.ranks[most], facts.last.share[most]
+    whom = f"and rank {rank} is last in most steps" if share >= _MOSTLY else "but no single rank is to blame"
     yield Finding(
         kind="ranks-disturbed",
-        title=f"The ranks wait for each other, {whom}.",
-        evidence=f"In each step all others wait for one rank, {ms(float(waited.sum(axis=0).mean()) / 1e6)} on average; "
-        f"most often for rank {rank}, in {100 * share:.0f} % of {steps} steps.",
+        title=f"The ranks are out of balance, {whom}.",
+        evidence=f"On average {ms(float(waited.sum(axis=0).mean()) / 1e6)} of each step are spent waiting for the last "
+        f"rank. {last_most_often(facts)}",
         remedy="Look for the cause: more ranks than cores, other processes on the hosts, batches of "
         f"different cost. {_AFTERWARDS}",
         gain_percent=gained,
@@ -91,6 +93,18 @@ def with_varying(facts: Facts, minimum_ns: float) -> Facts:
     return facts
 
 
+def last_most_often(facts: Facts) -> str:
+    """Returns the sentence for the rank that was last most often; "" if none was, or with a single rank."""
+    most = facts.last.most
+    if most is None:
+        return ""
+    return (
+        f"Rank {facts.steps.ranks[most]} was last most often: in {100 * facts.last.share[most]:.0f} % of "
+        f"{counted(facts.last.steps, 'step')}; the others then waited {ms(facts.last.delay_ns[most] / 1e6)} for it "
+        "(median)."
+    )
+
+
 def varying_rank(rank: int, share: float, delay_ms: float) -> str:
     """Returns the sentence for a rank whose delay has no place."""
     return (
@@ -108,8 +122,8 @@ def _finding(facts: Facts, one: Late) -> Finding:
             title=f"The others wait for rank {rank} in most steps.",
             evidence=f"{varying_rank(rank, one.share, one.delay_ns / 1e6)} {why}".strip(),
             remedy=fix
-            or "Check what that rank does that the others don't, and check its host for other processes or "
-            f"more ranks than cores. {_AFTERWARDS}",
+            or "Look for work that only this rank does; then check its host for other processes and for more ranks "
+            f"than cores. {_AFTERWARDS}",
             gain_percent=facts.percent(cost_ns(facts, one)),
             rank=rank,
         )

@@ -28,9 +28,9 @@ PHASES: dict[str, tuple[str, str]] = {
     "other": ("#9aa1a9", "other"),
     "data": ("#e69f00", "data loading"),
     "optimizer": ("#cc79a7", "optimizer"),
-    "accumulation": ("#a5b8d0", "earlier forwards and backwards"),
+    "accumulation": ("#a5b8d0", "gradient accumulation"),
     "forward": ("#0072b2", "forward"),
-    "alone": ("#56b4e9", "backward only"),
+    "alone": ("#56b4e9", "backward without communication"),
     "hidden": ("#009e73", "overlapped communication"),
     "exposed": ("#d55e00", "exposed communication"),
 }

@@ -101,7 +101,7 @@ def test_how_many_samples_name_a_blank() -> None:
     found = one.timeline.parts()
     assert found.by_rank[0]["unnamed"] == pytest.approx(0.010)
     assert found.named == pytest.approx(0.5)
-    assert "50 % of the step has a name" in parts_words(found)
+    assert "50 % of the step is accounted for" in parts_words(found)
     one = Rank.alone()
     for number in range(12):
         one.step(number, data_ms=12)

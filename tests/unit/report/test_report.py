@@ -6,6 +6,7 @@ import re
 import time
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from ddp_lab.report import page
 from ddp_lab.timeline.timeline import Timeline, read_run
 from ddp_lab.views.paint import scene_svg
 from ddp_lab.views.scenes import overlap_scene
+from ddp_lab.widgets.slow_facts import last_ranks, late_text
 from tests.training_events import Training
 from tests.unit.backwards import Bucket, Recorder, assignment
 from tests.unit.timeline.test_recorded_runs import write_journals
@@ -102,6 +104,49 @@ def test_tile_summary_and_buckets_agree(often: tuple[float, ...], seldom: tuple[
         *re.findall(r"<td>1</td>.*?<td>([\d.]+)</td><td[^>]*>layer1</td>", text),
     ]
     assert list(map(float, found)) == [typical] * 4
+
+
+def test_the_last_rank_is_the_same_everywhere() -> None:
+    """Rank 0 is last in more steps, rank 1 by more in total: finding, summary, tab, figure and table name rank 0, with
+    the same share of the same steps."""
+    timeline, training = Timeline(), Training(2, 4, forward_ms=1.0)
+    rng = np.random.default_rng(1)
+    for step in range(60):
+        slow = step % 5 > 2
+        training.delays = {(int(slow), int(rng.integers(4))): 6.0 if slow else 2.0}
+        training.feed(timeline, step, 10**12 + step * 15 * 10**6)
+    facts = timeline.judgement()
+    assert facts is not None
+    assert facts.replay.waited.sum(axis=1).argmax() == 1
+    share = 100 * float((facts.replay.waited.argmax(axis=0) == 0).mean())
+    said = f"Rank 0 was last most often: in {share:.0f} % of 57 steps; the others then waited "
+    (found,) = (one for one in timeline.findings() if one.kind == "ranks-disturbed")
+    assert said in found.evidence
+    assert said in timeline.summary()
+    assert said in late_text(facts, timeline.stragglers())
+    assert last_ranks(facts)["0"][0] == pytest.approx(share / 100)
+    shown = page.page(timeline)
+    assert shown.count(said) == 2
+    assert f"rank 0: last in {share:.0f}% of steps" in shown
+    of_ranks = shown.partition(">last, % of steps<")[2].partition("<tbody>")[2].splitlines()
+    assert f"<td>{share:.0f}</td>" in of_ranks[1]
+
+
+def test_lines_of_a_part_are_set_off_and_options_are_the_models() -> None:
+    """A row that belongs to the one above looks like it; what else a layout's description holds is no option."""
+
+    class Described(Training):
+        def assignment(self) -> dict[str, Any]:
+            return super().assignment() | {"options": {"static_graph": False, "averages_in_place": True}}
+
+    timeline = Timeline()
+    for step in range(6):
+        Described().feed(timeline, step, 10**12 + step * 10**7)
+    options = page.page(timeline).partition("Options of the model")[2]
+    assert "static_graph" in options
+    assert "averages_in_place" not in options
+    rows = page._table(["part:", "ms"], [["data loading", 2.0], ["  train.py:3", 1.5]]).splitlines()
+    assert [row.startswith('<tr class="sub">') for row in rows[1:3]] == [False, True]
 
 
 def test_the_header_says_when_and_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +91,7 @@ def test_the_overview_compares_with_the_steps_before() -> None:
         at += 10**7 if step < 250 else 2 * 10**7
         training.feed(made, step, at)
     found = overview(made, made.judgement(), 0)
-    assert "% longer than before (10." in found["text"]
+    assert re.search(r"% longer than in steps \d–2\d\d \(10\.", found["text"])
     assert sum(found["parts"]) == pytest.approx(found["total"], abs=1e-3)
     table = made.steps(last_steps=100)
     for rank, parts in found["ranks"]:

@@ -424,12 +424,11 @@ def test_summary_in_words() -> None:
         "computation.",
         "Bucket 1 (layer0, layer1) has the most exposed communication, 4.0 ms; its all-reduce takes 2.0 ms once all "
         "ranks have launched it (0.5 GB/s).",
-        "Rank 1 was the last to launch 50 % of the collectives; the first rank then waited 4.0 ms for it (median).",
         "Rank 1 falls behind when it computes the gradient of layer0 (bucket 1), by 4.0 ms in 100 % of the steps "
         "(persistent; it costs 20 % of a step).",
         "Main finding, about 20 % of the step: Rank 1 falls behind at the gradient of layer0 (bucket 1), and the "
-        "others wait for it. Check what that rank does there that the others don't, and check its device and host "
-        "(clock speed, other processes, memory).",
+        "others wait for it. Look for work that only this rank does there; then check its GPU or host (clock speed, "
+        "other processes, memory).",
         "No event was dropped.",
     ]
 

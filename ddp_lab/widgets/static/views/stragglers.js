@@ -1,6 +1,6 @@
 // Stragglers: how long the others waited for each rank, by bucket and step; and where its own computation fell behind.
 
-import { ChartCanvas, median } from "../charts/canvas.js";
+import { ChartCanvas } from "../charts/canvas.js";
 import { element, fill, makeTable, section, setText, Twin } from "../charts/dom.js";
 import { drawScene } from "../charts/scene.js";
 import { count, milliseconds } from "../charts/theme.js";
@@ -23,7 +23,7 @@ export class StragglersView {
     this.verdict = element("p", { class: "ddp-sentence", role: "status" });
     this.places = makeTable("Where a rank's own computation falls behind", PLACES);
     this.chart = new ChartCanvas("Straggler wait time (ms)", actions);
-    this.twin = new Twin("Collectives in which each rank was last", ["rank", "last, %", "delay when last, ms (median)", "wait for it, ms per step (longest)"]);
+    this.twin = new Twin("Steps in which each rank was last", ["rank", "last, % of steps", "wait for it then, ms (median)", "wait for it, ms per step (longest)"]);
     this.below = element("p", { class: "ddp-sentence ddp-muted" });
     this.node = section(
       "stragglers",
@@ -37,7 +37,7 @@ export class StragglersView {
     );
   }
 
-  // late: from the kernel: {places: [...], steps}; undefined before its first answer; words: of KernelFacts
+  // late: from the kernel: {places: [...], steps, last: {rank: [share of the steps, ms]}}; undefined before its first answer; words: of KernelFacts
   draw(records, late, words) {
     setText(this.below, `Below: time during which every other rank had launched a ${words.unit}'s ${words.reduction} and this rank had not. A rank that falls behind stays late in the ${words.unit}s that follow.`);
     const found = waiting(records.filter((one) => one.complete && !one.abandoned).slice(-STEPS));
@@ -49,7 +49,7 @@ export class StragglersView {
     this.chart.label(`Stragglers. ${text}`);
     if (!found) return;
     const totals = found.ranks.map((_, row) => found.steps.reduce((sum, { byRank }) => sum + byRank[row], 0) / found.steps.length);
-    this.twin.draw(() => found.ranks.map((rank, row) => [String(rank), (100 * found.share[row]).toFixed(0), milliseconds(found.late[row]), milliseconds(totals[row])]));
+    this.twin.draw(() => found.ranks.map((rank, row) => [String(rank), ...lastOf(late, rank), milliseconds(totals[row])]));
     if (found.ranks.length > 1) drawScene(this.chart, () => this.scene(found, words));
   }
 
@@ -64,6 +64,12 @@ export class StragglersView {
   }
 }
 
+// The analysed steps in which a rank was last, in percent, and how long the others then waited: those of the sentence.
+function lastOf(late, rank) {
+  const [share, ms] = late?.last?.[rank] ?? [NaN, NaN];
+  return [Number.isNaN(share) ? "–" : (100 * share).toFixed(0), ms === null || Number.isNaN(ms) ? "–" : milliseconds(ms)];
+}
+
 function sentence(found, late) {
   if (!found) return "No step is complete on every rank yet.";
   if (found.ranks.length < 2) return "A single rank has no stragglers.";
@@ -71,26 +77,22 @@ function sentence(found, late) {
   return late.text;
 }
 
-// For steps with the same ranks and buckets: `cells[row][bucket]`: mean ms per step; `share[row]`: share of the collectives in
-// which the rank was last; `late[row]`: median ms in those; `steps[index].byRank[row]`: ms in the bucket with the longest wait
-// (the waits of a step's buckets overlap, so they can't be added).
+// For steps with the same ranks and buckets: `cells[row][bucket]`: mean ms per step; `steps[index].byRank[row]`: ms in the
+// bucket with the longest wait (the waits of a step's buckets overlap, so they can't be added).
 function waiting(records) {
   const alike = judged(records).filter((one, _, all) => one.rankCount === all.at(-1).rankCount && one.buckets === all.at(-1).buckets);
   const newest = alike.at(-1);
   if (!newest) return null;
   const cells = newest.ranks.map(() => new Float64Array(newest.buckets));
-  const when = newest.ranks.map(() => []);
   const steps = alike.map((record) => {
     const byRank = new Float64Array(newest.rankCount);
     record.alone.forEach((ms, bucket) => {
       const row = record.ranks.indexOf(record.lastRank[bucket]);
       if (row < 0 || Number.isNaN(ms)) return;
-      when[row].push(ms);
       cells[row][bucket] += ms / alike.length;
       byRank[row] = Math.max(byRank[row], ms);
     });
     return { step: record.step, byRank };
   });
-  const collectives = when.reduce((sum, one) => sum + one.length, 0);
-  return { ranks: newest.ranks, buckets: newest.buckets, cells, steps, share: when.map((one) => one.length / Math.max(collectives, 1)), late: when.map(median) };
+  return { ranks: newest.ranks, buckets: newest.buckets, cells, steps };
 }
