@@ -128,7 +128,7 @@ def folder_to_write(text: str) -> Path:
 
 
 def folder_of_a_record(text: str) -> Path:
-    """A folder to create, even if the disk is full: the recorded program runs nevertheless."""
+    """A folder to create, even if the disk is full: the recorded program runs anyway."""
     _nearest_folder(Path(text))
     return Path(text)
 

@@ -22,8 +22,8 @@ def test_a_recording_without_a_model_opens_with_its_groups(bare: Callable[..., B
 
 
 def test_parameter_groups(bare: Callable[..., BarePage]) -> None:
-    """A step by group and rank, the sentence, a tooltip, the table. Without such a model there is no tab, and who asks for
-    the view by its name is told why it is empty."""
+    """A step by group and rank, the sentence, a tooltip, the table. Without such a model there is no tab, and who asks
+    for the view by its name is told why it is empty."""
     made = bare(recorded(late=6.0))
     page = made.page
     made.open("Parameter groups")

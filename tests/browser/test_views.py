@@ -402,8 +402,8 @@ def test_a_page_that_knows_its_kernel_speaks_only_while_there_is_news(bare: Open
 
 
 def test_small_rates_fit(bare: Open) -> None:
-    """Of buckets of 1 KiB the bandwidths are told in MB/s or kB/s, which the columns' heads name, are right, and nothing of
-    them is cut off."""
+    """Of buckets of 1 KiB the bandwidths are told in MB/s or kB/s, which the columns' heads name, are right, and
+    nothing of them is cut off."""
     timeline, training = Timeline(), Training(bucket_bytes=1024)
     made = bare(timeline)
     cells = made.page.locator(".ddp-sync-table tbody tr").first.locator("th, td")
