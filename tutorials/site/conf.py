@@ -61,6 +61,11 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(os|collections|contextlib|pathlib|types|datetime)\..*|Path|PathLike"),
 ]
 
+# -- search
+html_search_scorer = str(_HERE / "search_scores.js")
+# Pages without answers to a user's question: their words would come before the page that has one.
+not_searched = ["CHANGELOG", "tutorials/site/inside", "tutorials/site/descriptions", "tutorials/site/teach/notes"]
+
 # -- how it looks
 # Furo: plain pages, light and dark, good on a phone; all it shows is in its wheel: no fonts, scripts or styles from
 # elsewhere. (pydata-sphinx-theme has them in its wheel, too, but brings Bootstrap and Font Awesome along.)

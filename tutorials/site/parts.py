@@ -39,6 +39,7 @@ _README = re.compile(r'^<!-- README from "(.+)" to "(.+)" -->$', re.MULTILINE)
 _PICTURE = re.compile(r'<picture>.*?<img src="([^"]+)" alt="([^"]+)"></picture>', re.DOTALL)
 _HELP = re.compile(r"^<!-- help of (.+) -->$", re.MULTILINE)
 _BENCHMARKS = "<!-- benchmarks -->"
+_KEYWORDS = re.compile(r"^<!-- keywords: (.+) -->$", re.MULTILINE)
 _RELATIVE = re.compile(r"\]\((?!https?://|#)")
 _REDIRECT = """<!doctype html>
 <html lang="en">
@@ -77,7 +78,13 @@ def on_source_read(app, docname, content):
         content[0] = _HELP.sub(lambda found: f"```text\n{_help(found[1])}\n```", content[0])
         rows = [f"| `ddp-lab bench {name}` | {what} |" for name, what in main.BENCHMARKS.items()]
         content[0] = content[0].replace(_BENCHMARKS, "\n".join(rows))
+    content[0] = _KEYWORDS.sub(lambda found: f"```{{index}} {_main(found[1])}\n```", content[0])
     content[0] = gallery.filled(option_tables.filled(pictures.filled(class_notes.filled(content[0]))))
+
+
+def _main(keywords):
+    """Main entries of the index: the search lists their page before pages that only have the word."""
+    return ", ".join(f"! {keyword.strip()}" for keyword in keywords.split(","))
 
 
 def _help(command):
@@ -99,6 +106,12 @@ def _part(text, begin, end, up):
     if not found_begin or not found_end:
         raise ValueError(f"README.md has no part from {begin!r} to {end!r}")
     return _RELATIVE.sub(f"]({up}", part)
+
+
+def leave_out_of_search(app, doctree):
+    """The search finds no page that conf.py names in `not_searched`."""
+    if app.env.docname in app.config.not_searched:
+        app.env.metadata[app.env.docname]["nosearch"] = True
 
 
 # -- links to source files
@@ -238,7 +251,9 @@ def skip_former_names(app, what, name, documented, skip, options):
 def setup(app):
     app.add_config_value("executed", "build/executed", "env", str)
     app.add_config_value("source_pages", True, "env", bool)
+    app.add_config_value("not_searched", [], "env", list)
     app.connect("source-read", on_source_read)
+    app.connect("doctree-read", leave_out_of_search)
     app.connect("env-purge-doc", forget)
     app.connect("env-merge-info", merge)
     app.connect("html-collect-pages", source_pages)
