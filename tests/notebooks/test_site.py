@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urldefrag
 
 import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
 
+from tests.benchmarks.browser import chromium, chromium_browser
+from tests.waiting import wait_until
+
 pytestmark = pytest.mark.soak  # `.ci/run` builds the site, too, and any warning fails it
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "tutorials" / "site"
+NOT_SEARCHED = ("CHANGELOG", "tutorials/site/inside", "tutorials/site/descriptions", "tutorials/site/teach/notes")
 _FROM_ELSEWHERE = re.compile(r"(?:https?:)?//")
 _IN_STYLES = re.compile(r"@import|url\(\s*[\"']?(?:https?:)?//")
 
@@ -128,6 +138,65 @@ def test_the_first_page_says_where_to_begin(pages: dict[Path, Page]) -> None:
     told = re.findall(r"^- \[(?:Lesson|Appendix) (\w+): [^]]+\]\(\.\./(\w+)\.ipynb\) – \S.*\.$", learn, re.MULTILINE)
     lessons = sorted(path.stem for path in ROOT.glob("tutorials/*.ipynb"))
     assert [(number, stem) for number, stem in told] == [(stem.split("_")[0].lstrip("0"), stem) for stem in lessons]
+
+
+ANSWERS = {
+    "hang": "how_to/hang",
+    "watchdog": "how_to/nccl_timeout",
+    "bucket_cap_mb": "how_to/bucket_size",
+    "install": "get_started/installation",
+    "stop": "how_to/stop",
+    "resume": "how_to/checkpoint",
+    "slurm": "how_to/slurm",
+    "accelerate launch": "how_to/trainers",
+}
+_RESULTS = """() => [...document.querySelectorAll("#search-results ul.search > li > a")]
+  .map((link) => link.getAttribute("href").split("#")[0])"""
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    """Logs nothing."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    """Says nothing of answers that a browser did not wait for."""
+
+    def handle_error(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def _served(folder: Path) -> Iterator[str]:
+    """The address of a folder: a page that is opened as a file can't ask for others."""
+    with _Server(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.skipif(chromium() is None, reason="no Chromium (make browser)")
+def test_the_search_finds_the_page_that_answers(pages: dict[Path, Page]) -> None:
+    """A reader's word lists the page with the answer among the first three, and never a page for developers."""
+    folder = next(path.parent for path in pages if path.match("docs/index.html"))
+    late, others = {}, set()
+    with _served(folder) as address, chromium_browser() as browser:
+        page = browser.new_page()
+        for asked, answer in ANSWERS.items():
+            page.goto(f"{address}/search.html?q={asked}")
+            wait_until(lambda: page.text_content("#search-results h2") == "Search Results", f"{asked} was searched")
+            found = page.evaluate(_RESULTS)
+            others |= set(found) & {f"{name}.html" for name in NOT_SEARCHED}
+            if f"tutorials/site/{answer}.html" not in found[:3]:
+                late[asked] = found[:8]
+    assert late == {}
+    assert others == set()
 
 
 def test_a_page_has_what_its_notebook_showed(pages: dict[Path, Page]) -> None:
