@@ -37,7 +37,7 @@ nb_ipywidgets_js = {}  # would be fetched from the network
 nb_render_error_lexer = "none"  # errors of ranks are not plain tracebacks
 nb_code_prompt_show = "Show the solution"
 nb_code_prompt_hide = "Hide the solution"
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 
 # -- pages from docstrings

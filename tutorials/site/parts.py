@@ -37,6 +37,7 @@ _LEXERS = {".py": "python", ".h": "cpp", ".cpp": "cpp", ".js": "javascript", ".c
 _LEXERS |= {".sh": "bash", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 _README = re.compile(r'^<!-- README from "(.+)" to "(.+)" -->$', re.MULTILINE)
 _PICTURE = re.compile(r'<picture>.*?<img src="([^"]+)" alt="([^"]+)"></picture>', re.DOTALL)
+_LIGHT = re.compile(r"!\[([^]]+)\]\(([^)]+)-light\.gif\)")
 _HELP = re.compile(r"^<!-- help of (.+) -->$", re.MULTILINE)
 _BENCHMARKS = "<!-- benchmarks -->"
 _KEYWORDS = re.compile(r"^<!-- keywords: (.+) -->$", re.MULTILINE)
@@ -66,7 +67,9 @@ def on_source_read(app, docname, content):
         notebook["metadata"]["language_info"] = {"name": "python", "pygments_lexer": "python"}
         content[0] = json.dumps(notebook)
         return
-    content[0] = _PICTURE.sub(r"![\2](\1)", content[0])  # the pages of the site have one theme's picture
+    content[0] = _PICTURE.sub(r"![\2](\1)", content[0])
+    # Furo shows the one of the two whose class fits the theme.
+    content[0] = _LIGHT.sub(r"![\1](\2-light.gif){.only-light}![\1](\2-dark.gif){.only-dark}", content[0])
     if _README.search(content[0]):
         app.env.note_dependency(str(_ROOT / "README.md"))
         readme = (_ROOT / "README.md").read_text(encoding="utf-8")
