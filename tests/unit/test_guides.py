@@ -166,6 +166,7 @@ def test_printed_texts_are_those_that_the_page_explains(site_module: SiteModule)
     assert "(about 16.0 % of the step" in printed["findings"]
     assert re.search(r"without rank 2's delay +62\.\d ms", printed["what_if"])
     assert "-24.8 %" in printed["compare"]
+    assert "exposed 17.62 →" in printed["compare"]
     filled = pictures.filled(page)
     assert "<!-- printed" not in filled
     assert "<!-- picture" not in filled
