@@ -34,7 +34,7 @@ def mean_over_unequal_shares(lab):
     if len(set(means.values())) > 1:
         return (
             f"Not yet: the ranks disagree ({means}). Nothing was exchanged, or only in one direction. Which "
-            "collective adds up?"
+            "collective sums?"
         )
     if all(abs(mean - mean_of_means) < 1e-4 for mean in means.values()):
         return (
