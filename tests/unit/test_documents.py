@@ -74,6 +74,13 @@ def test_make_targets_and_commands_exist() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
+def test_the_first_script_is_in_the_clone() -> None:
+    """README's command runs a script of the repository, and the page about it shows the same text."""
+    [script] = re.findall(r"ddp-lab run .* (\S+\.py)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    page = (ROOT / "tutorials/site/get_started/script.md").read_text(encoding="utf-8")
+    assert f"```python\n{(ROOT / script).read_text(encoding='utf-8')}```\n" in page
+
+
 def test_the_readme_shows_what_the_doctor_prints() -> None:
     """The report that README quotes begins as the product prints it for ranks in that state."""
     line = Place("<cell %%distributed [4]>", 8, "<module>", "loss.backward()", users=True)
