@@ -110,7 +110,8 @@ def parse_ranks(text: str) -> list[int]:
         ValueError: the text is not of that form.
 
     Example:
-        parse_ranks("0,2-3")    # [0, 2, 3]
+        >>> parse_ranks("0,2-3")
+        [0, 2, 3]
     """
     ranks: set[int] = set()
     for part in text.strip("[] ").split(","):

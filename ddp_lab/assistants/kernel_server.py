@@ -156,8 +156,8 @@ def serve_mcp(allow_run: bool = False) -> KernelServer:
         DdpLabError: the `mcp` library is missing (`pip install 'ddp_lab[mcp]'`), or the socket can't be made.
 
     Example:
-        server = ddp_lab.serve_mcp()
-        server.stop()
+        >>> server = ddp_lab.serve_mcp()
+        >>> server.stop()
     """
     global _current
     stop_mcp()

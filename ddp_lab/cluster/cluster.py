@@ -108,8 +108,9 @@ class Cluster:
         ValueError: an argument is invalid here.
 
     Example:
-        with ddp_lab.Cluster(2) as lab:
-            lab.run("t = torch.ones(1); dist.all_reduce(t); t.item()").values    # {0: 2.0, 1: 2.0}
+        >>> with ddp_lab.Cluster(2) as lab:
+        ...     print(lab.run("t = torch.ones(1); dist.all_reduce(t); t.item()").values)
+        {0: 2.0, 1: 2.0}
     """
 
     takes_cells = True
@@ -273,8 +274,9 @@ class Cluster:
             ClusterError: there is no such cluster, a client is attached, or another cluster of that name runs here.
 
         Example:
-            lab = ddp_lab.Cluster.attach("train")
-            lab.pull("loss")
+            >>> lab = ddp_lab.Cluster.attach("train")
+            >>> lab.pull("loss")
+            {0: 0.25, 1: 0.25}
         """
         keeper = Keeper.find(name, take_over)
         try:
@@ -457,8 +459,8 @@ class Cluster:
         """Diagnoses a hang: the cause, and what each rank is doing; also while a cell runs, without stopping it.
 
         Example:
-            lab.doctor()
-            # rank 0 waits in all_reduce #2 of 4 B (float32 [1]); rank 1 is in `time.sleep(60)` at cell 3 line 2.
+            >>> print(lab.doctor().diagnosis.sentence)
+            rank 0 waits in all_reduce #2 of 4 B (float32 [1]); rank 1 is in `time.sleep(60)` at cell 3 line 2.
         """
         session = self.session
         return HangReport.made(session.members.examine, session.processes.conditions())
@@ -600,7 +602,7 @@ class Cluster:
             CellError: `step` failed.
 
         Example:
-            lab.tune("step()")          # where a cell has defined model and step
+            >>> lab.tune("step()")  # where a cell has defined model and step
         """
         from ..control import tuning
 
@@ -680,8 +682,8 @@ class Cluster:
             ClusterError: the cluster is not running, a rank has failed, or the ranks are running a cell.
 
         Example:
-            lab.animate_collective("all_reduce", "ring", bytes=1_000_000)
-            lab.animate_collective("broadcast", "tree").shown.table()
+            >>> lab.animate_collective("all_reduce", "ring", bytes=1_000_000)
+            >>> lab.animate_collective("broadcast", "tree").shown.table()
         """
         from ..control.collectives import run_collective
         from ..widgets.collectives import Collectives

@@ -54,8 +54,7 @@ def copy_state_from(source: int, *names: str) -> list[str]:
         TypeError: one of `names` can't be copied; the message says why.
 
     Example:
-        %%distributed
-        ddp_lab.copy_state_from(0)     # rank 1 was killed, and restarted
+        >>> ddp_lab.copy_state_from(0)  # in a %%distributed cell; rank 1 was killed, and restarted
     """
     if not dist.is_initialized():
         raise RuntimeError("copy_state_from copies between ranks: call it in a %%distributed cell, on all ranks")

@@ -307,8 +307,8 @@ class Timeline(TimelineModel):
             last_steps: how many complete steps to take the means over, of the layout that is analysed.
 
         Example:
-            for part, seconds in timeline.parts().mean.items():
-                print(f"{1e3 * seconds:.2f} ms {part}")
+            >>> for part, seconds in timeline.parts().mean.items():
+            ...     print(f"{1e3 * seconds:.2f} ms {part}")
         """
         chosen = self.analysed(model)
         layout = self.judged(chosen.reducer) if chosen is not None else None
@@ -360,9 +360,9 @@ class Timeline(TimelineModel):
                 model has `replicate` on a device, of which nothing tells what its forward computes.
 
         Example:
-            timeline.simulate(bucket_cap_mb=5).step_ms
-            timeline.simulate(world_size=64, sync_every=4).timeline().figure()
-            timeline.simulate(sharding="fully_shard", groups=["layers.*", "head"]).breakdown
+            >>> timeline.simulate(bucket_cap_mb=5).step_ms
+            >>> timeline.simulate(world_size=64, sync_every=4).timeline().figure()
+            >>> timeline.simulate(sharding="fully_shard", groups=["layers.*", "head"]).breakdown
         """
         if sharded.is_asked(self, model, what):
             return sharded.what_if(self, link, reducer=model, without_rank=without_rank, **what)
@@ -400,7 +400,7 @@ class Timeline(TimelineModel):
             ValueError: no step was measured; a group names no module; the world size is below 1.
 
         Example:
-            timeline.predicted_memory(groups=["layers.*", "head"])[["strategy", "peak_bytes"]]
+            >>> timeline.predicted_memory(groups=["layers.*", "head"])[["strategy", "peak_bytes"]]
         """
         steps = self._measured_memory(model)
         names = [one.name for one in steps[0].parameters]
@@ -434,7 +434,7 @@ class Timeline(TimelineModel):
                 ``"buckets"``, ``"findings"``, ``"what_if"``, ``"gradients"`` and ``"groups"``; all if none is given.
 
         Example:
-            ddp_lab.Timeline.load("run.npz").dashboard()
+            >>> ddp_lab.Timeline.load("run.npz").dashboard()
         """
         return _above("widgets.dashboard").of_recording(self, views)
 
@@ -452,7 +452,7 @@ class Timeline(TimelineModel):
             ValueError: the speed is not positive, nothing was recorded, or there is no such view.
 
         Example:
-            ddp_lab.Timeline.load("run.npz").replay(speed=0.1)
+            >>> ddp_lab.Timeline.load("run.npz").replay(speed=0.1)
         """
         player = Player(self, speed=speed)
         return _above("widgets.dashboard").of_recording(player.timeline, views, player)

@@ -79,12 +79,11 @@ def measure_memory(
         ValueError: the step did not run the model or the optimizer, or there is no step to measure.
 
     Example:
-        def training_step():
-            optimizer.zero_grad()
-            model(batch).sum().backward()
-            optimizer.step()
-
-        print(ddp_lab.measure_memory(training_step, model, optimizer).peak)
+        >>> def training_step():
+        ...     optimizer.zero_grad()
+        ...     model(batch).sum().backward()
+        ...     optimizer.step()
+        >>> print(ddp_lab.measure_memory(training_step, model, optimizer).peak)
     """
     if steps < 1:
         raise ValueError(f"{steps} steps can't be measured; give at least 1")
