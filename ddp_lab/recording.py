@@ -5,11 +5,10 @@ cursor. Data that does not fit into an event (a mark's name, the parameters of a
 JSON-able dict, appended once and read by a cursor of its own. An event may refer to a description that was
 appended before it, so a reader drains first the events, then the descriptions, and passes on the latter first.
 
-[Note: how long a description is kept]
-As long as the object that it describes (its owner, a model) exists and there is no newer bucket layout of it, and then
-until no event recorded in that time is in the ring; forever without an owner. So a process may build any number of
-models. Short-lived ones, which describe one step each, or report that the owner of a layout no longer exists, are
-replaced by newer ones: the newest 2,048 are kept.
+A description is kept as long as the object that it describes (its owner, a model) exists and there is no newer bucket
+layout of it, and then until no event recorded in that time is in the ring; forever without an owner. So a process may
+build any number of models. Short-lived ones, which describe one step each, or report that the owner of a layout no
+longer exists, are replaced by newer ones: the newest 2,048 are kept.
 """
 
 from __future__ import annotations
@@ -216,7 +215,8 @@ def describe(description: dict[str, Any], owner: object | None = None) -> None:
 
     Args:
         description: the dict, which is copied.
-        owner: the object that it describes, e.g. a model; see [Note: how long a description is kept].
+        owner: the object that it describes, e.g. a model. The description is kept as long as it exists, and then
+            as long as the ring holds events of that time; forever without an owner.
 
     Raises:
         TypeError: it contains something that JSON can't express.
@@ -246,11 +246,11 @@ def describe(description: dict[str, Any], owner: object | None = None) -> None:
 
 
 def describe_fleeting(description: dict[str, Any], *, leave: bool = False) -> None:
-    """Appends a description that newer ones of this kind may replace, see [Note: how long a description is kept].
+    """Appends a description that newer ones of this kind may replace: the newest 2,048 are kept.
 
     Args:
         description: the dict, which is copied.
-        leave: whether it says why a rank dies, see [Note: what a dead rank leaves].
+        leave: whether it says why a rank dies, so that `ddp-lab run` can read it after the process has ended.
 
     Raises:
         TypeError: it contains something that JSON can't express.

@@ -107,7 +107,10 @@ class RankSteps:
 
 @dataclass(frozen=True)
 class StepParts:
-    """Where the time of a step goes, see [Note: parts].
+    """Where the time of a step goes, in named parts.
+
+    Forward, backward, communication, data loading, optimizers and earlier forwards are measured. The rest is estimated
+    from samples of the main thread's stack. Times are means over the steps, so they add up to the mean step.
 
     Attributes:
         steps: how many steps the means are taken over.

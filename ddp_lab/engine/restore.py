@@ -37,8 +37,8 @@ def copy_state_from(source: int, *names: str) -> list[str]:
     """Copies variables of rank `source` to all other ranks; all ranks must call it with the same arguments.
 
     Ranks that lack one of them get all of them. The others keep their objects, and load the states of modules,
-    optimizers and other objects with `load_state_dict`. Models continue with their comm hooks and step numbers. See
-    [Note: restoring].
+    optimizers and other objects with `load_state_dict`. Models continue with their comm hooks and step numbers.
+    Values of a rank's own are adapted: `rank` and `device` stay, and a `DistributedSampler` gets the rank's number.
 
     Args:
         source: the rank that has them.

@@ -110,7 +110,7 @@ class ShardingCosts:
         reducing: of what a rank does around a reduce-scatter.
         broadcast: of parameters, each by the rank that updates it (ZeRO-1).
         optimizer_ns: by how much longer an update takes for each tensor that is sharded.
-        contention: see [Note: the schedule of a sharded step].
+        contention: while a computation and a collective run at the same time, each takes 1 + this times as long.
         ranks: that it was measured on: of one replica.
         all_reduce: of a rank's part of the gradients with those of other replicas; bytes are those of the part.
         replicas: that `all_reduce` was measured on.

@@ -43,7 +43,7 @@ class Comparison:
     Attributes:
         a: name of the first run.
         b: name of the second.
-        differences: one for every time that both runs have; see `Difference` and [Note: how sure].
+        differences: one for every time that both runs have; see `Difference`.
         notes: what could not be compared, and why.
         steps: how many steps of each run were compared.
         warnings: why the runs are hard to compare: different numbers of ranks, another model.

@@ -314,7 +314,7 @@ class TimelineModel:
         return sorted(made, key=lambda one: (one.last_event_ns, one.reducer))
 
     def living(self) -> list[ReducerInfo]:
-        """Those of `reducers` that still exist on their ranks, as far as is known: [Note: models that are gone]."""
+        """Those of `reducers` that still exist on all their ranks, as far as is known."""
         with self._reading():
             return [one for one in self.reducers() if not self._book.is_gone(one.reducer)]
 
@@ -373,7 +373,7 @@ class TimelineModel:
             return self._book.inspections(model, self._info(model).ranks)
 
     def kept(self, model: int) -> Kept:
-        """Which steps of a model are kept: [Note: old steps are thinned] in `step_table.py`."""
+        """Which steps of a model are kept: the newest, and older ones that are evenly spaced over the whole past."""
         held = self.held_steps(model)
         if not len(held):
             return Kept(0, 0, -1, 0, 0)

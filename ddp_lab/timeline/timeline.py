@@ -72,8 +72,8 @@ class Timeline(TimelineModel):
 
     Args:
         max_steps: how many of the newest steps of each model to keep. A quarter as many older steps are kept, too,
-            evenly spaced over the whole past ([Note: old steps are thinned] in `step_table.py`; see `kept`). 8 ranks
-            with 50 buckets and 400 parameters take 49 kB per step: 61 MB in total.
+            evenly spaced over the whole past (see `kept`). 8 ranks with 50 buckets and 400 parameters take 49 kB per
+            step: 61 MB in total.
         max_events: how many raw events to keep for `since` and `save`, 72 bytes each, and a quarter as many of old
             steps.
     """
@@ -89,15 +89,23 @@ class Timeline(TimelineModel):
     def spans(self, model: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
         """One row per rank, step and bucket.
 
-        Columns: ``rank``, ``reducer``, ``process_group`` (index on that rank), ``step``, ``generation`` (version
-        of the bucket layout), ``bucket``, ``bytes``, ``n_parameters``. Host times in ns, 0 if not yet known:
-        ``backward_begin_ns``, ``first_ready_ns`` (first gradient of the bucket), ``ready_ns`` (its last one),
-        ``launched_ns``, ``reduced_ns``, ``finalize_ns`` (end of the rank's own computation); device times on
-        the same axis, 0 on a CPU: ``device_begin_ns``, ``device_end_ns``. Milliseconds since ``backward_begin_ns``,
-        NaN if not yet known: ``first_ready_ms``, ``ready_ms``, ``launched_ms``, ``reduced_ms``. Durations:
-        ``fill_ms`` (first gradient to ready), ``all_reduce_ms`` (launched to reduced, waiting for other ranks
-        included), ``device_ms``, ``hidden_ms`` and ``exposed_ms`` (parts of the collective before and after the
-        end of the rank's computation, on ``clock``: "host" or "device"). ``complete``: the backward has ended.
+        Columns:
+
+        - ``rank``, ``reducer`` (the model), ``process_group`` (index on that rank), ``step``
+        - ``generation``: version of the bucket layout
+        - ``bucket``, ``bytes``, ``n_parameters``
+        - host times in ns, 0 if not yet known: ``backward_begin_ns``; ``first_ready_ns`` (first gradient of the
+          bucket); ``ready_ns`` (its last one); ``launched_ns``; ``reduced_ns``; ``finalize_ns`` (end of the rank's own
+          computation)
+        - device times on the same axis, 0 on a CPU: ``device_begin_ns``, ``device_end_ns``
+        - milliseconds since ``backward_begin_ns``, NaN if not yet known: ``first_ready_ms``, ``ready_ms``,
+          ``launched_ms``, ``reduced_ms``
+        - ``fill_ms``: from the first gradient to ready
+        - ``all_reduce_ms``: from launched to reduced, waiting for other ranks included
+        - ``device_ms``: the same on the device
+        - ``hidden_ms`` and ``exposed_ms``: the parts of the collective before and after the end of the rank's
+          computation, on ``clock`` ("host" or "device")
+        - ``complete``: whether the backward has ended
 
         Args:
             model: which model; None for all.
@@ -108,51 +116,82 @@ class Timeline(TimelineModel):
     def steps(self, model: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
         """One row per rank and step.
 
-        Columns: ``rank``, ``reducer``, ``step``, ``generation``, ``state`` ("running", "complete", "abandoned"),
-        ``buckets``, ``bytes`` (launched), ``forward_begin_ns``, ``forward_end_ns``, ``backward_begin_ns``,
-        ``finalize_ns``, ``backward_end_ns`` (host), ``step_ms`` (since the end of the previous step), ``forward_ms``
-        (of the last forward before the backward), ``backward_ms``, ``compute_ms`` (the backward's own computation),
-        ``communication_ms`` (at least one collective in flight), of which ``hidden_ms`` is overlapped with the
-        computation and ``exposed_ms`` is after it, on ``clock`` ("host", "device"; "none": it is not known). Of a model
-        with `fully_shard` or `replicate`, ``exposed_ms`` is how long the rank waited for its collectives in the whole
-        step, and ``forward_ms`` and ``compute_ms`` are without that; NaN where it is not known, see `parameter_groups`.
-        On a device ``exposed_ms`` and ``step_ms`` of such a model are the device's, the other times the host's.
+        Columns:
+
+        - ``rank``, ``reducer`` (the model), ``step``, ``generation`` (version of the bucket layout)
+        - ``state``: "running", "complete" or "abandoned"
+        - ``buckets`` and ``bytes``: what was launched
+        - host times in ns: ``forward_begin_ns``, ``forward_end_ns``, ``backward_begin_ns``, ``finalize_ns``,
+          ``backward_end_ns``
+        - ``step_ms``: since the end of the previous step
+        - ``forward_ms``: of the last forward before the backward
+        - ``backward_ms``, and ``compute_ms``: the backward's own computation
+        - ``communication_ms``: time with at least one collective in flight. ``hidden_ms`` of it is overlapped with the
+          computation, and ``exposed_ms`` is after it, on ``clock`` ("host", "device"; "none": it is not known)
+
+        Of a model with `fully_shard` or `replicate`, ``exposed_ms`` is how long the rank waited for its collectives in
+        the whole step, and ``forward_ms`` and ``compute_ms`` are without that; NaN where it is not known, see
+        `parameter_groups`. On a device, ``exposed_ms`` and ``step_ms`` of such a model are the device's, the other
+        times the host's.
+
         """
         return _frame(self.step_columns(model, last_steps))
 
     def all_reduces(self, model: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
         """Gradient sync: one row per model, step and bucket that all ranks have reduced.
 
-        Columns: ``reducer``, ``step``, ``generation``, ``bucket``, ``bytes``, ``n_parameters``, ``ranks`` (number),
-        ``all_reduce_ms`` (last rank's launch to last rank's reduced), ``bandwidth_gb_s`` (bytes over that time,
-        10⁹ bytes), ``last_rank`` (to launch), ``late_ms`` (last launch minus first), ``alone_ms`` (last launch
-        minus the last but one: all others waited for that rank; NaN for one rank), ``wait_ms`` (dict rank -> ms
-        that its launched collective waited for the last rank's), ``hidden_ms`` and ``exposed_ms`` (mean over the
-        ranks). Between hosts, times have the uncertainty given by `clocks`.
+        Columns:
+
+        - ``reducer`` (the model), ``step``, ``generation``, ``bucket``, ``bytes``, ``n_parameters``
+        - ``ranks``: their number
+        - ``all_reduce_ms``: from the last rank's launch to the last rank's reduced
+        - ``bandwidth_gb_s``: 10⁹ bytes a second in that time
+        - ``last_rank``: the last one to launch
+        - ``late_ms``: the last launch minus the first
+        - ``alone_ms``: the last launch minus the last but one, in which all others waited for that rank; NaN for one
+          rank
+        - ``wait_ms``: dict rank -> ms that its launched collective waited for the last rank's
+        - ``hidden_ms`` and ``exposed_ms``: means over the ranks
+
+        Between hosts, times have the uncertainty given by `clocks`.
+
         """
         return _frame(self.sync_columns(model, last_steps))
 
     def collectives(self, last: int | None = None) -> pd.DataFrame:
         """Every operation of every process group, from any source: one row per rank and operation.
 
-        Recorded in cells and by ``ddp-lab run``, with or without a DistributedDataParallel.
-        Columns: ``rank``, ``group`` (number of a record of `groups`), ``operation`` (e.g. "all_reduce"),
-        ``sequence`` (its number in the group, equal on all its ranks; of a send or receive: among those of this pair),
-        ``peer`` (global rank of the other side of a send or receive, else -1), ``bytes`` (of its input or output,
-        whichever is more), ``dtype``, ``reduction`` ("sum", ...), ``place`` (file and line of the user's innermost
-        frame), ``function``, ``module`` (whose parameters `fully_shard` has it for), ``use`` (what for: "forward",
-        "backward", "forward ahead" and "backward ahead" if it was prefetched, "reduction", "evaluation"; else ""),
-        ``reducer`` and ``bucket`` (of a DistributedDataParallel, or a parameter group's number; else -1). Times in ns,
-        0 if not known: ``entered_ns``, ``ended_ns``, ``device_begin_ns``, ``device_end_ns`` (where it ran on a device;
-        then it ended at the latter). ``state``
-        ("running", "complete", "failed"; "unseen": its backend does not tell when it ends), ``ms`` (entered to ended),
-        ``waited_ms`` (that a thread of the host waited for it, which only gloo and shm tell; or a device, where
-        `fully_shard` communicates on it), ``ranks`` (number that have
-        entered it), ``last_rank`` (to enter, -1 until all have), ``late_ms`` (entered after the first rank),
-        ``wait_ms`` (until the last rank entered), ``transfer_ms`` (last rank's entering to this rank's end),
-        ``bus_gb_s`` (10⁹ bytes over each link of a ring in that time).
+        Recorded in cells and by ``ddp-lab run``, with or without a DistributedDataParallel. Each rank's newest 16,384
+        operations are kept.
 
-        Each rank's newest 16,384 operations are kept.
+        Columns, what it is:
+
+        - ``rank``, and ``group``: number of a record of `groups`
+        - ``operation``: for example "all_reduce"
+        - ``sequence``: its number in the group, equal on all its ranks; of a send or receive: among those of this pair
+        - ``peer``: global rank of the other side of a send or receive, else -1
+        - ``bytes``: of its input or output, whichever is more
+        - ``dtype``, and ``reduction``: for example "sum"
+        - ``place`` (file and line of the user's innermost frame) and ``function``
+        - ``module``: whose parameters `fully_shard` has it for
+        - ``use``: what for: "forward", "backward", "forward ahead" and "backward ahead" if it was prefetched,
+          "reduction", "evaluation"; else ""
+        - ``reducer`` and ``bucket``: of a DistributedDataParallel, or a parameter group's number; else -1
+
+        Columns, when it was:
+
+        - in ns, 0 if not known: ``entered_ns``, ``ended_ns``, ``device_begin_ns``, ``device_end_ns`` (where it ran on a
+          device; then it ended at the latter)
+        - ``state``: "running", "complete", "failed"; "unseen" if its backend does not report when it ends
+        - ``ms``: from entered to ended
+        - ``waited_ms``: how long a thread of the host waited for it, which only gloo and shm report; or a device, where
+          `fully_shard` communicates on it
+        - ``ranks``: number of ranks that have entered it
+        - ``last_rank``: the last one to enter, -1 until all have
+        - ``late_ms``: entered after the first rank
+        - ``wait_ms``: until the last rank entered
+        - ``transfer_ms``: from the last rank's entering to this rank's end
+        - ``bus_gb_s``: 10⁹ bytes a second over each link of a ring in that time
 
         Args:
             last: how many of the newest of each rank; None for all that are kept.
@@ -162,19 +201,25 @@ class Timeline(TimelineModel):
     def parameter_groups(self, model: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
         """What `fully_shard` (FSDP2, HSDP) and `replicate` did: one row per rank, step and parameter group.
 
-        Columns: ``rank``, ``reducer``, ``step``, ``generation``, ``group`` (number of the parameter group), ``module``
-        (its name; the class of the model for the root's own parameters). Times in ms, each with the part of it that was
-        exposed, that is in which the rank waited for it: ``forward_unshard_ms`` and ``forward_unshard_exposed_ms``
-        (all-gathers before a forward), ``backward_unshard_ms``, ``backward_unshard_exposed_ms``, ``reduce_scatter_ms``,
-        ``reduce_scatter_exposed_ms``, ``all_reduce_ms``, ``all_reduce_exposed_ms`` (of HSDP and `replicate`). They last
-        from a rank's call to the end (on a device: from when its stream begins it), waits for other ranks included.
-        Exposed is NaN where it is not known: for all-gathers with ``async_op`` on other CPU backends than gloo and shm,
-        and on a device until it has ended the step.
-        ``forward_unshards`` and ``backward_unshards`` are counts (with gradient accumulation, all forwards of a step),
-        ``forward_prefetched`` and ``backward_prefetched`` whether one of them was started before it was needed.
-        ``gathered_bytes`` and ``reduced_bytes``: of all these all-gathers and reductions, per rank;
-        ``sharded_bytes``: the rank's part of the parameters, padding included; ``unsharded_bytes``: of the whole ones.
-        ``complete``: the step has ended.
+        Columns:
+
+        - ``rank``, ``reducer`` (the model), ``step``, ``generation``
+        - ``group``: number of the parameter group
+        - ``module``: its name; the class of the model for the root's own parameters
+        - ``forward_unshard_ms`` and ``forward_unshard_exposed_ms``: all-gathers before a forward
+        - ``backward_unshard_ms`` and ``backward_unshard_exposed_ms``: all-gathers before a backward
+        - ``reduce_scatter_ms`` and ``reduce_scatter_exposed_ms``
+        - ``all_reduce_ms`` and ``all_reduce_exposed_ms``: of HSDP and `replicate`
+        - ``forward_unshards`` and ``backward_unshards``: counts; with gradient accumulation, of all forwards of a step
+        - ``forward_prefetched`` and ``backward_prefetched``: whether one of them was started before it was needed
+        - ``gathered_bytes`` and ``reduced_bytes``: of all these all-gathers and reductions, per rank
+        - ``sharded_bytes``: the rank's part of the parameters, padding included
+        - ``unsharded_bytes``: of the whole parameters
+        - ``complete``: whether the step has ended
+
+        A time lasts from a rank's call to the end (on a device: from when its stream begins it), waits for other ranks
+        included. The exposed part is how long the rank waited for it. It is NaN where it is not known: for all-gathers
+        with ``async_op`` on other CPU backends than gloo and shm, and on a device until it has ended the step.
 
         Args:
             model: which model; None for all.
@@ -185,12 +230,19 @@ class Timeline(TimelineModel):
     def gradients(self, model: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
         """Monitored gradients (`DistributedDataParallel.watch_gradients`): one row per step and bucket.
 
-        Columns: ``reducer``, ``step``, ``generation``, ``bucket`` (-1: all together), ``ranks`` (with gradients),
-        ``before`` (dict rank -> Euclidean norm of that rank's own gradients) and its ``before_mean``, ``before_min``,
-        ``before_max``; ``after`` (norm of the average); ``signal`` and ``noise``: estimates of the squared norm of the
-        true gradient and of the noise in a rank's, whose ratio is the noise scale ([Note: gradient noise scale]);
-        ``nonfinite`` ("NaN", "Inf" or ""), ``nonfinite_rank`` and ``nonfinite_parameter``: where it was found first;
-        ``cost_ms``: the cost of monitoring the step on the first rank.
+        Columns:
+
+        - ``reducer`` (the model), ``step``, ``generation``
+        - ``bucket``: -1 for all together
+        - ``ranks``: number of ranks with gradients
+        - ``before``: dict rank -> Euclidean norm of that rank's own gradients; ``before_mean``, ``before_min``,
+          ``before_max``
+        - ``after``: norm of the average
+        - ``signal`` and ``noise``: estimates of the squared norm of the true gradient, and of the noise in a rank's.
+          Averages over steps give the noise scale, see `noise_scale`
+        - ``nonfinite`` ("NaN", "Inf" or ""), and where it was found first: ``nonfinite_rank``,
+          ``nonfinite_parameter``
+        - ``cost_ms``: the cost of monitoring the step on the first rank
 
         Args:
             model: which model; None for all.
@@ -201,10 +253,18 @@ class Timeline(TimelineModel):
     def drift(self, model: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
         """Comparisons of the ranks' replicas (`watch_drift`, `Cluster.check_drift`): one row per comparison.
 
-        Columns: ``reducer``, ``step`` (synchronised backwards before it), ``ok``, ``first`` (name of the first
-        parameter or buffer that differs, "" for none), ``groups`` (groups of ranks with equal values of it),
-        ``differing`` (how many differ), ``tensors`` and ``bytes`` (how much was compared), ``cost_ms``, ``error`` (why
-        the comparison failed, else ""). Rank 0 of the model's group reports them.
+        Columns:
+
+        - ``reducer`` (the model), and ``step``: synchronised backwards before the comparison
+        - ``ok``
+        - ``first``: name of the first parameter or buffer that differs, "" for none
+        - ``groups``: groups of ranks with equal values of it
+        - ``differing``: how many tensors differ
+        - ``tensors`` and ``bytes``: how much was compared
+        - ``cost_ms``
+        - ``error``: why the comparison failed, else ""
+
+        Rank 0 of the model's group reports them.
 
         Args:
             model: which model; None for all.
@@ -213,10 +273,12 @@ class Timeline(TimelineModel):
         return _frame(drift_columns(self.drift_records(model, last_steps)))
 
     def noise_scale(self, model: int | None = None, last_steps: int = 100) -> float:
-        """The gradient noise scale over monitored steps, in batches of a rank: see [Note: gradient noise scale].
+        """The gradient noise scale over monitored steps, in batches of a rank.
 
-        Multiplied by a rank's batch size, it is the batch size up to which a larger batch still pays off. NaN if no
-        step was monitored, or if the noise hides the gradient.
+        It is the ratio of the noise in a rank's gradient to the squared norm of the true gradient, both estimated from
+        the norms of single ranks and of their average (McCandlish et al. 2018, "An Empirical Model of Large-Batch
+        Training", appendix A.1). Multiplied by a rank's batch size, it is the batch size up to which a larger batch
+        still pays off. NaN if no step was monitored, or if the noise hides the gradient.
         """
         chosen = self.model(model)
         columns = gradient_norm_columns(self.watched_gradients(chosen.reducer if chosen else model, last_steps))
@@ -379,8 +441,8 @@ class Timeline(TimelineModel):
     ) -> pd.DataFrame:
         """Predicts the most bytes of tensors that a rank holds in a step under DDP, ZeRO-1 and `fully_shard`.
 
-        The source is a step of a DDP model that `ddp_lab.measure_memory` has measured; see [Note: how memory is
-        predicted] in `ddp_lab.simulation.memory`.
+        The source is a step of a DDP model that `ddp_lab.measure_memory` has measured: activations and
+        temporary tensors stay as they were, and what the strategy holds takes the place of what DDP held.
 
         One row for each ``strategy``: "ddp", "ddp, views" (``gradient_as_bucket_view``), "zero-1"
         (`ZeroRedundancyOptimizer`), "fully_shard". ``peak_bytes`` is the sum of the next columns, all at the moment of

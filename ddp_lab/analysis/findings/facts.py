@@ -40,7 +40,8 @@ class Finding:
         title: what is wrong, in one sentence.
         evidence: the numbers that support it.
         remedy: the suggested fix.
-        gain_percent: the estimated saving, in percent of the step; see [Note: gains].
+        gain_percent: the estimated saving, in percent of the step. Each is estimated alone: two do not add
+            up where both save the same waiting time.
         rank: the rank that it is about, None if all.
         bucket: the bucket or the parameter group, None if all.
         parameter: the qualified name of the parameter, None if it is about none or several.

@@ -84,8 +84,7 @@ class CellRun:
     Args:
         session: whose ranks run it.
         code: a cell's text, or a function to call on each rank. One of the notebook or a closure travels by value with
-            the names it uses; other names are the rank's ([Note: names of a function that was brought] in
-            `ddp_lab.serialization.functions`).
+            the names it uses; names that the notebook lacks are looked up on the rank.
         ranks: where to run.
         cell_id: unique id of this run.
         options: see `CellOptions`.

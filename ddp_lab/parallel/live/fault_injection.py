@@ -1,7 +1,7 @@
 """Fault injection in a user's program: `with ddp_lab.fault_injection.slow_layer(model, "0.weight", 0.02): ...`
 
-Each happens on the rank that calls it, from the next forward on; see [Note: an injected fault]. From a notebook
-`Cluster.inject` does the same while a cell runs.
+Each happens on the rank that calls it, from the next forward on. Faults are real: a slow rank sleeps, a lost rank
+kills its process. From a notebook `Cluster.inject` does the same while a cell runs.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def slow_layer(model: Model, parameter: str, seconds: float) -> Iterator[None]:
 
 @contextmanager
 def slow_link(model: Model, latency_seconds: float = 0.0, mb_per_second: float | None = None) -> Iterator[None]:
-    """Delays buckets of this rank before their collectives start, as on a slow link; see [Note: a slow link]."""
+    """Delays buckets of this rank before their collectives start, as on a slow link."""
     with _during(model, faults.SlowLink(dist.get_rank(), latency_seconds, mb_per_second)):
         yield
 
