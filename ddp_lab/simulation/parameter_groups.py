@@ -102,7 +102,7 @@ def _fits(module: Sequence[str], wanted: Sequence[str]) -> bool:
 
 
 def numbered_modules(names: Iterable[str]) -> tuple[str, ...]:
-    """The modules with a number for a name, such as ``layers.3``: the repeated parts, which one shards on their own.
+    """The modules named with a number, such as ``layers.3``: the repeated parts, which one shards on their own.
 
     Args:
         names: of the parameters of a model.

@@ -415,7 +415,7 @@ class Timeline(TimelineModel):
                 that it fits, ``("embedding", "head")`` one group of both; what is in none of them is the root's.
                 ``prefetch`` is how many groups ahead parameters are gathered. Of a model with `replicate`: ``groups``
                 and ``world_size``. What is left out stays as recorded, also the replicas of HSDP; of a
-                DistributedDataParallel, each module with a number for a name (``layers.3``) is a group.
+                DistributedDataParallel, each module named with a number (``layers.3``) is a group.
 
         Raises:
             ValueError: the model has no two consecutive steps; a value is not valid, or no module has such a name; the
@@ -452,7 +452,7 @@ class Timeline(TimelineModel):
 
         Args:
             model: which model; None for the most recently active one that was measured.
-            groups: names of modules, as of `simulate`; None: all with a number for a name, for example ``layers.3``.
+            groups: names of modules, as of `simulate`; None: all named with a number, for example ``layers.3``.
             reshard_after_forward: as of `fully_shard`, for the groups; the root's parameters stay.
             prefetch: how many groups ahead parameters are gathered, in forward and backward; None (or True): as torch
                 does by itself, one group ahead in the backward.
