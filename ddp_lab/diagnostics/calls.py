@@ -36,7 +36,7 @@ _HEADINGS = {
     **dict.fromkeys(("busy", "paused", "silent", "stopped", "peer"), _BUSY),
     **dict.fromkeys(("ended", "subset", "unused"), _ENDED),
     **dict.fromkeys(("mismatch", "sizes", "root", "ahead", "group", "groups", "making", "crossed", "backward"), _CALLS),
-    "order": _CALLS,
+    **dict.fromkeys(("members", "order"), _CALLS),
     **dict.fromkeys(("lost", "cut"), "A failed rank"),
     "slow": "A slow interconnect",
     "unknown": "How a hang is noticed",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..formatting import enumeration, names, size
+from ..formatting import enumeration, label_of, names, size
 from .calls import CALLED_ALONE, SAME_CALLS, SAME_TENSORS, Diagnosis, diagnose_mismatch, launched_alone, mismatch_of
 from .rank_state import Call, Examined, label
 
@@ -102,6 +102,32 @@ def different_calls(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> D
     if waits is not None and waits.kind in ("backward", "order", "group", "groups"):
         return waits  # tells more
     return None if found is None else diagnose_mismatch(ranks, found)
+
+
+def _other_members(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+    """A group of one name with other members on other ranks: each rank made its own at the same call."""
+    made: dict[str, dict[tuple[int, ...], list[int]]] = {}
+    for one in ranks:
+        known = {flight.group: flight.ranks for flight in one.flights}
+        if one.call is not None:
+            known[one.call.group] = one.call.members if one.call.kind == "group" else one.call.ranks
+        for group, members in known.items():
+            if group and members:
+                made.setdefault(group, {}).setdefault(members, []).append(one.rank)
+    apart = next((by_members for by_members in made.values() if len(by_members) > 1), None)
+    if apart is None:
+        return None
+    each = "; ".join(f"{label_of(who)} one of {label_of(members)}" for members, who in apart.items())
+    now = "; ".join(f"rank {one.rank} is in {one.waits_in}{_at(one)}" for one in waiting)
+    sentence = (
+        f"Ranks made different groups by the same call of `new_group`: {each}. Their messages can reach wrong ranks."
+        f"{f' Now {now}.' if now else ''}"
+    )
+    remedy = (
+        "All ranks must call `new_group` for every group, in the same order, also for groups that they are not in, or "
+        "pass use_local_synchronization=True."
+    )
+    return Diagnosis("members", sentence, remedy)
 
 
 def _stopped(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
@@ -340,6 +366,7 @@ _SURE: tuple[_Rule, ...] = (
     _debugged,
     _paused,
     different_calls,
+    _other_members,
     launched_alone,
     _idle,
     _silent,

@@ -48,6 +48,7 @@ class Call:
         peer: source or destination, a global rank; None if there is none.
         sequence: how many collectives this rank has entered on the group, this one included; None if unknown.
         description: of the group, as its maker gave it, e.g. ``"mesh_dp"``; "" if there is none.
+        members: of the group that is being created, if they are known; `ranks` are those that must take part.
     """
 
     name: str
@@ -59,6 +60,12 @@ class Call:
     peer: int | None
     sequence: int | None
     description: str = ""
+    members: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Call:
+        """From the rank's answer (`ddp_lab.engine.status.examine`)."""
+        return cls(**{**answer, "ranks": tuple(answer["ranks"]), "members": tuple(answer.get("members", ()))})
 
     def __str__(self) -> str:
         number = f" #{self.sequence}" if self.sequence is not None and self.kind == "collective" else ""
@@ -171,7 +178,7 @@ class Examined:
             state=state,
             seconds=float(answer["seconds"]),
             stack=tuple(Place(**one) for one in answer["stack"]),
-            call=Call(**{**call, "ranks": tuple(call["ranks"])}) if call else None,
+            call=Call.of(call) if call else None,
             sequences=dict(answer["sequences"]),
             models=tuple(_model(one) for one in answer["models"] if "error" not in one),
             flights=tuple(GroupFlights.of(one) for one in answer.get("flights", ())),

@@ -50,9 +50,9 @@ def examine(thread: int, running: str | None, began: tuple[str, int] | None, *, 
         known) and ``users`` (whether it is the user's own code); ``call``: the function of torch.distributed in which
         it is, or None: ``name``, ``kind`` (``"collective"``, ``"point to point"`` or ``"group"``), ``group`` (its
         name), ``ranks`` of the group, ``what`` (sizes and types of the tensors), ``bytes``, ``peer`` (source or
-        destination), ``sequence`` (on its group); ``sequences``: group -> collectives entered; ``flights``: the value
-        of `flights.flights`, ``last_cell`` the cell from which it counts; ``models``: for each ``reducer``, ``module``
-        and the value of `breakpoints.stage`.
+        destination), ``sequence`` (on its group), ``members`` (of a group that is being created); ``sequences``: group
+        -> collectives entered; ``flights``: the value of `flights.flights`, ``last_cell`` the cell from which it
+        counts; ``models``: for each ``reducer``, ``module`` and the value of `breakpoints.stage`.
     """
     frame = sys._current_frames().get(thread)
     stack = [] if frame is None else [one for one, _ in islice(traceback.walk_stack(frame), _DEEPEST)]
@@ -124,7 +124,16 @@ def _call(frames: list[FrameType]) -> dict[str, Any] | None:
     tensors = list(_tensors(given))
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     call = _entered(name, kind, group)
-    return {**call, "what": _what(tensors), "bytes": size, "peer": _peer(given, call["ranks"])}
+    made = {**call, "what": _what(tensors), "bytes": size, "peer": _peer(given, call["ranks"])}
+    return {**made, **_being_made(frames[: found.place])} if kind == GROUP else made
+
+
+def _being_made(frames: list[FrameType]) -> dict[str, Any]:
+    """Name and members of the group that is being created, once torch has chosen its name."""
+    for one in frames:
+        if one.f_code.co_name == "_new_group_with_tag" and one.f_locals.get("group_name"):
+            return {"group": str(one.f_locals["group_name"]), "members": list(one.f_locals.get("ranks") or ())}
+    return {}
 
 
 def _entered(name: str, kind: str, group: Any) -> dict[str, Any]:

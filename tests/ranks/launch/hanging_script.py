@@ -272,6 +272,13 @@ def handle() -> None:
     work.wait()
 
 
+def mesh_members() -> None:
+    """Of 4 ranks each creates the group that it is in, and not the other one."""
+    first = rank // 2 * 2
+    dist.all_reduce(ones, group=dist.new_group([first, first + 1]))
+    dist.barrier()
+
+
 def deaf() -> None:
     """Rank 1 ends for nothing but SIGKILL."""
     if rank == 1:

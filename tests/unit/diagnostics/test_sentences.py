@@ -114,6 +114,9 @@ HANGS: dict[str, Sequence[Examined]] = {
     "other buckets": [in_backward(0, 1), in_backward(1, 2)],
     "other models": [in_backward(0, 1), in_backward(1, 1, "Other")],
     "other groups": [waiting(0), waiting(1, replace(CALL, group="1", description="mesh_tp"))],
+    "other members of a group": [
+        waiting(one, replace(CALL, group="1", ranks=(one // 2 * 2, one // 2 * 2 + 1))) for one in range(4)
+    ],
     "other collectives": [waiting(0), waiting(1, ROOTED)],
     "other roots": [waiting(0, ROOTED), waiting(1, replace(ROOTED, peer=1))],
     "other sizes": [waiting(0), waiting(1, replace(CALL, bytes=64, what="float32 [16]"))],
