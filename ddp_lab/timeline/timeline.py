@@ -128,6 +128,8 @@ class Timeline(TimelineModel):
         - ``backward_ms``, and ``compute_ms``: the backward's own computation
         - ``communication_ms``: time with at least one collective in flight. ``hidden_ms`` of it is overlapped with the
           computation, and ``exposed_ms`` is after it, on ``clock`` ("host", "device"; "none": it is not known)
+        - ``data_ms``, ``optimizer_ms`` and ``accumulation_ms``: data loading, the optimizer, and forwards of gradient
+          accumulation
 
         Of a model with `fully_shard` or `replicate`, ``exposed_ms`` is how long the rank waited for its collectives in
         the whole step, and ``forward_ms`` and ``compute_ms`` are without that; NaN where it is not known, see
