@@ -68,8 +68,8 @@ inline std::string unfinished(const Where& where, const std::vector<std::string>
   text += "\nThat backward has been discarded, so the next forward starts clean.";
   if (!static_graph && c10d::debug_level() == c10d::DebugLevel::Off) {
     text +=
-        " To have each collective compared between the ranks as well, set the environment variable "
-        "TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL.";
+        " For more of what torch knows, set the environment variable TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL; "
+        "DETAIL also compares each collective between the ranks.";
   }
   return text;
 }
