@@ -59,10 +59,11 @@ inline std::string unfinished(const Where& where, const std::vector<std::string>
         "training graph has changed in this iteration, e.g., one parameter is used in first iteration, but then got "
         "unused in the second iteration. this is not compatible with static_graph set to True.";
   } else {
-    text += "module has parameters that were not used in producing loss: " + std::to_string(missing.size()) + " of " +
-            std::to_string(names.size()) + " parameters got no gradient in " + on_rank(where) +
-            ". Remove or freeze them, or pass `find_unused_parameters=True` to DistributedDataParallel; and let all "
-            "`forward` function outputs participate in calculating loss.";
+    text +=
+        "module has parameters that were not used in producing loss: " + std::to_string(missing.size()) + " of " +
+        std::to_string(names.size()) + " parameters got no gradient in " + on_rank(where) +
+        ". Remove or freeze them, or have them found by passing the keyword argument `find_unused_parameters=True` to "
+        "DistributedDataParallel; and let all `forward` function outputs participate in calculating loss.";
   }
   text += without_gradient(where, names, missing);
   text += "\nThat backward has been discarded, so the next forward starts clean.";

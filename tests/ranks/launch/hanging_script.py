@@ -292,7 +292,7 @@ def graceful() -> None:
     """Both wait for the other's message, and save a checkpoint when they are asked to end."""
 
     def save(*_: object) -> None:
-        print(f"rank {rank} saved", flush=True)
+        os.write(1, f"rank {rank} saved\n".encode())  # in one piece: both ranks have this pipe
         sys.exit()
 
     signal.signal(signal.SIGTERM, save)
