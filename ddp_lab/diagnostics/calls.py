@@ -12,8 +12,10 @@ from .flights import SKEW_S, Distance, Mismatch, distances, find_mismatch
 from .rank_state import Examined, Place, label
 
 __all__ = [
+    "BUFFERS",
     "CALLED_ALONE",
     "HANGS",
+    "IN_FORWARD",
     "SAME_CALLS",
     "SAME_TENSORS",
     "Diagnosis",
@@ -23,8 +25,13 @@ __all__ = [
 ]
 __all__ += ["launched_alone", "mismatch_of", "with_places"]
 
+IN_FORWARD = "_pre_forward"  # in which torch's DistributedDataParallel and ours broadcast buffers
 SAME_TENSORS = "Tensors must have the same shape and dtype on all ranks; if sizes differ, gather the sizes first."
 SAME_CALLS = "All ranks of a group must make the same calls in the same order."
+BUFFERS = (
+    "The forward of a DistributedDataParallel model broadcasts its buffers (of BatchNorm, for example), so all ranks "
+    "must call it. To validate on one rank, call `model.module`."
+)
 CALLED_ALONE = (
     "Either this call is made on one rank alone (all ranks of the group must make it, or none), or the ranks make "
     "different numbers of steps (`model.join()`)."
@@ -97,7 +104,9 @@ def diagnose_mismatch(ranks: Sequence[Examined], found: Mismatch) -> Diagnosis:
     words = ", ".join([f"{label(who)} entered {first}", *(f"{label(which)} {call}" for call, which in others)])
     if found.sizes:
         return Diagnosis("sizes", f"{words}: the tensors differ.", SAME_TENSORS)
-    return Diagnosis("mismatch", f"{words}.", SAME_CALLS)
+    called = {one.rank for one in ranks if one.within(IN_FORWARD)}
+    buffers = any(call.name == "broadcast" and rank in called for rank, call in found.calls.items())
+    return Diagnosis("mismatch", f"{words}.", BUFFERS if buffers else SAME_CALLS)
 
 
 def launched_alone(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:

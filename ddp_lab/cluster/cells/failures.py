@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...diagnostics.calls import BUFFERS, IN_FORWARD
 from ...documentation import more
 from ...errors import CellError, RankFailure
 from ...formatting import duration, enumeration, label_of
@@ -17,9 +18,10 @@ LOST = "RankLost"
 NOT_RUN = "NotRun"
 UNKNOWN = "OutcomeUnknown"
 TIMEOUT = "Timeout"
-_KNOWN = {  # words of an error -> what to do
-    "default process group twice": "The cluster has made the default group before the cell: remove this line.",
-}
+_KNOWN = (  # words of the error, words of a rank's traceback, what to do
+    ("default process group twice", "", "The cluster has made the default group before the cell: remove this line."),
+    (" broadcast ", IN_FORWARD, BUFFERS),
+)
 _LONGEST_MESSAGE = 300
 _ELSEWHERE = "Original Traceback (most recent call last):"
 _REPLACED = "The next cell, or `%cluster rejoin`, starts a new process for it; the other ranks keep their variables."
@@ -153,7 +155,8 @@ def cell_error(failures: Mapping[int, RankFailure], label: str, run: str = "") -
         if first.short_traceback:
             found = f"print({run or 'sys.last_value'}.failures[{first.rank}].traceback)"
             lines.append(f"all frames: `{found if run else f'import sys; {found}'}`")
-        lines += [f"→ {remedy}" for words, remedy in _KNOWN.items() if words in first.message]
+        traces = "\n".join(one.traceback for one in failures.values())
+        lines += [f"→ {remedy}" for words, trace, remedy in _KNOWN if words in first.message and trace in traces]
     lines += _folded([each for each in failures.values() if each not in same], first)
     lines += _discarded(failures)
     if first.name == LOST:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -100,6 +101,19 @@ def test_a_group_that_a_cell_makes_again() -> None:
     again = failed(0, message="trying to initialize the default process group twice!", traceback=HERE)
     told = plain(cell_error({0: again}, "[3]").report).splitlines()
     assert told[-1] == "→ The cluster has made the default group before the cell: remove this line."
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_validation_on_one_rank(first: int) -> None:
+    """Whichever rank is told first that the other broadcasts the buffers of a model in its forward."""
+    message = "shm: ranks called different operations: rank 0 broadcast #21 of 128 B from rank 0, rank 1 barrier #21"
+    in_forward = HERE.replace("\n", "\nFile distributed.py:276, in DistributedDataParallel._pre_forward(self)\n", 1)
+    failures = {rank: failed(rank, message=message, traceback=in_forward if rank == 0 else HERE) for rank in (0, 1)}
+    told = plain(cell_error({first: failures[first], 1 - first: failures[1 - first]}, "[3]").report)
+    assert "→ The forward of a DistributedDataParallel model broadcasts its buffers" in told
+    assert "call `model.module`" in told
+    same = {rank: replace(one, traceback=HERE) for rank, one in failures.items()}
+    assert "model.module" not in plain(cell_error(same, "[3]").report)
 
 
 def test_a_traceback_reads_on_any_page() -> None:

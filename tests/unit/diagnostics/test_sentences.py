@@ -125,6 +125,13 @@ HANGS: dict[str, Sequence[Examined]] = {
     "calls that differ": [
         replace(waiting(0), flights=(flights(9),)), replace(running(1), flights=(flights(8, n7=COPY),))
     ],
+    "buffers of a forward on one rank": [
+        replace(
+            running(0, replace(LINE, function="DistributedDataParallel._pre_forward"), LINE),
+            flights=(flights(9, n7=replace(COPY, name="broadcast")),),
+        ),
+        replace(running(1), flights=(flights(9),)),
+    ],
     "calls of other sizes": [
         replace(running(one), flights=(flights(9, n7=replace(SUM, bytes=16 * (one + 1))),)) for one in (0, 1, 2)
     ],
