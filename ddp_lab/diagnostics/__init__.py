@@ -9,6 +9,7 @@ __all__ = [
     "hang_report",
     "hangs",
     "rank_state",
+    "sharded_methods",
     "stacks",
     "torch_calls",
 ]

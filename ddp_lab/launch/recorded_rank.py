@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..command_line import tell
+from ..diagnostics.sharded_methods import unregistered_method
 from ..diagnostics.torch_calls import is_library
 from ..engine.groups import script_interrupt
 from ..formatting import line_name
@@ -98,6 +100,8 @@ def _show_from_the_program_on() -> None:
         while frames is not None and _runs_the_program(frames.tb_frame):
             frames = frames.tb_next
         show(kind, error.with_traceback(frames), frames)  # Python's own hook uses only the error
+        if remedy := unregistered_method(error):
+            tell(remedy)
 
     sys.excepthook = from_the_program_on
 

@@ -58,6 +58,23 @@ def sharded_with_fewer_batches() -> None:
         model(ones).sum().backward()
 
 
+class Encoder(torch.nn.Linear):
+    def encode(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs)
+
+
+def encodes_without_forward() -> None:
+    model = fully_shard(Encoder(4, 4))
+    model(ones).sum().backward()
+    model.encode(ones)
+
+
+def mixes_in_forward() -> None:
+    """The same error of torch, of another cause: the parameters are gathered, another tensor is sharded."""
+    model, other = fully_shard(Encoder(4, 4)), fully_shard(torch.nn.Linear(4, 4))
+    model(ones) @ other.weight
+
+
 def other_size() -> None:
     dist.all_reduce(torch.ones(4 + 60 * rank))
 

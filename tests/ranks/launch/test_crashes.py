@@ -190,3 +190,16 @@ def test_a_script_that_starts_its_ranks_itself_is_started_twice(tmp_path: Path) 
     line = SPAWNING.read_text().splitlines().index('if __name__ == "__main__":') + 2
     assert f"the script starts its ranks itself ({SPAWNING}:{line})" in done.stderr
     assert "run it without --nproc-per-node" in done.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("case", "told"), [("encodes_without_forward", True), ("mixes_in_forward", False)])
+def test_a_method_that_gathers_nothing_is_named(tmp_path: Path, case: str, told: bool) -> None:
+    """Under torch's error, which speaks of tensors alone; not where the same error has another cause."""
+    run = [sys.executable, "-m", "ddp_lab", "run", "--record", str(tmp_path / "run"), "--standalone"]
+    command = [*run, "--nproc-per-node", "2", str(SCRIPT), case]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "got mixed torch.Tensor and DTensor" in done.stderr
+    assert ("`encode` of Encoder was called, but only `forward` gathers" in done.stderr) == told, done.stderr
+    assert ("register_fsdp_forward_method(model, 'encode')" in done.stderr) == told
