@@ -25,12 +25,17 @@ __all__ = [
 ]
 __all__ += ["launched_alone", "mismatch_of", "with_places"]
 
+_CHECKPOINT = "torch/distributed/checkpoint/"
 IN_FORWARD = "_pre_forward"  # in which torch's DistributedDataParallel and ours broadcast buffers
 SAME_TENSORS = "Tensors must have the same shape and dtype on all ranks; if sizes differ, gather the sizes first."
 SAME_CALLS = "All ranks of a group must make the same calls in the same order."
 BUFFERS = (
     "The forward of a DistributedDataParallel model broadcasts its buffers (of BatchNorm, for example), so all ranks "
     "must call it. To validate on one rank, call `model.module`."
+)
+ASYNC_SAVE = (
+    "A checkpoint is saved on a thread, whose collectives come in between: give it a group of its own, e.g. "
+    '`async_save(..., process_group=dist.new_group(backend="gloo"))`.'
 )
 CALLED_ALONE = (
     "Either this call is made on one rank alone (all ranks of the group must make it, or none), or the ranks make "
@@ -105,8 +110,10 @@ def diagnose_mismatch(ranks: Sequence[Examined], found: Mismatch) -> Diagnosis:
     if found.sizes:
         return Diagnosis("sizes", f"{words}: the tensors differ.", SAME_TENSORS)
     called = {one.rank for one in ranks if one.within(IN_FORWARD)}
-    buffers = any(call.name == "broadcast" and rank in called for rank, call in found.calls.items())
-    return Diagnosis("mismatch", f"{words}.", BUFFERS if buffers else SAME_CALLS)
+    if any(call.name == "broadcast" and rank in called for rank, call in found.calls.items()):
+        return Diagnosis("mismatch", f"{words}.", BUFFERS)
+    saving = {rank for rank, place in places.items() if _CHECKPOINT in place}
+    return Diagnosis("mismatch", f"{words}.", ASYNC_SAVE if 0 < len(saving) < len(found.calls) else SAME_CALLS)
 
 
 def launched_alone(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:

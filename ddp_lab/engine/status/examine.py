@@ -8,6 +8,7 @@ sent to other ranks.
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import sys
 import time
@@ -31,6 +32,7 @@ from . import flights
 
 _WAIT = re.compile(r"(\w+)\.wait\(")  # of a Work
 _FUNCTIONAL = c10d.__file__.replace("distributed_c10d", "_functional_collectives")
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _FRAMES = 40  # at most, innermost first
 _DEEPEST, _USERS = 1_000, 4  # frames among which, and of which at most so many of the user's are looked for further out
 
@@ -71,14 +73,19 @@ def examine(thread: int, running: str | None, began: tuple[str, int] | None, *, 
 
 
 def entered_at(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the user's code entered a collective: ``file`` and ``line``; empty if unknown.
+    """Where the user's code entered a collective: ``file`` and ``line``; empty if unknown. On a thread of torch's,
+    where torch's code did, with its path from torch on.
 
     Args:
         request: ``group`` and ``number`` of the collective.
     """
-    for name, line in flights.frames_of(str(request["group"]), int(request["number"])):
+    found = flights.frames_of(str(request["group"]), int(request["number"]))
+    for name, line in found:
         if is_users(name):
             return {"file": name, "line": line}
+    for name, line in reversed(found):
+        if name.startswith(_TORCH):
+            return {"file": os.path.join("torch", name.removeprefix(_TORCH)), "line": line}
     return {}
 
 

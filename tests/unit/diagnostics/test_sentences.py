@@ -132,6 +132,10 @@ HANGS: dict[str, Sequence[Examined]] = {
         ),
         replace(running(1), flights=(flights(9),)),
     ],
+    "a checkpoint is saved on a thread": [
+        replace(running(0), flights=(replace(flights(9), group="saving"),)),
+        replace(running(1), flights=(replace(flights(9, n7=replace(COPY, name="all_gather")), group="saving"),)),
+    ],
     "calls of other sizes": [
         replace(running(one), flights=(flights(9, n7=replace(SUM, bytes=16 * (one + 1))),)) for one in (0, 1, 2)
     ],
@@ -171,7 +175,10 @@ PROCESSES = {"under way": ("the controller is stopped <by a signal>: `kill -CONT
 
 
 def places(ranks: list[int], group: str, number: int) -> dict[int, dict[str, Any]]:
-    """Where ranks entered a collective, as they answer; rank 2 has forgotten it."""
+    """Where ranks entered a collective, as they answer; rank 2 has forgotten it, rank 1 saves on a thread."""
+    if group == "saving":
+        file = "torch/distributed/checkpoint/_async_thread_executor.py"
+        return {0: {"file": "/train.py", "line": 30}, 1: {"file": file, "line": 31}}
     return {one: {"file": f"/train_{group}.py", "line": 10 * number + one} if one < 2 else {} for one in ranks}
 
 
