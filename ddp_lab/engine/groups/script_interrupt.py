@@ -23,9 +23,10 @@ _PROBE = signal.SIGURG  # ignored unless there is a handler, and used by no libr
 # Seconds without movement. A program with a handler of its own may want to finish its step.
 _STILL_SECONDS = {signal.SIGINT: 0.5, signal.SIGTERM: 1.5}
 _LOOK_SECONDS = 0.1
+_SOON_SECONDS = 0.005  # less than a peer that is interrupted, too, needs to end and to close its connections
 _REST_SECONDS = 0.3
 _reached = threading.Event()  # the main thread has run the handlers of its signals
-_waits = threading.Event()  # it has not, for some time
+_waits = threading.Event()  # it had not when a signal had come
 
 
 def install(store_port: int) -> None:
@@ -80,11 +81,12 @@ def _end_wait(received: signal.Signals, main: int) -> None:
 
     _reached.clear()
     signal.pthread_kill(main, _PROBE)
+    if not _reached.wait(_SOON_SECONDS):
+        _waits.set()
     moves, still = registry.Moves(), time.monotonic() + _STILL_SECONDS[received]
     while time.monotonic() < still:
         if _reached.wait(_LOOK_SECONDS):
             return
-        _waits.set()
         if moves.go_on():
             still = time.monotonic() + _STILL_SECONDS[received]
     for end in (registry.free, registry.end_forgotten, registry.free_store):
