@@ -12,7 +12,7 @@ from .flights import SKEW_S, Distance, Mismatch, distances, find_mismatch
 from .rank_state import Examined, Place, label
 
 __all__ = [
-    "BUFFERS",
+    "BUFFERS_ARE_BROADCAST",
     "CALLED_ALONE",
     "HANGS",
     "IN_FORWARD",
@@ -29,7 +29,7 @@ _CHECKPOINT = "torch/distributed/checkpoint/"
 IN_FORWARD = "_pre_forward"  # in which torch's DistributedDataParallel and ours broadcast buffers
 SAME_TENSORS = "Tensors must have the same shape and dtype on all ranks; if sizes differ, gather the sizes first."
 SAME_CALLS = "All ranks of a group must make the same calls in the same order."
-BUFFERS = (
+BUFFERS_ARE_BROADCAST = (
     "The forward of a DistributedDataParallel model broadcasts its buffers (of BatchNorm, for example), so all ranks "
     "must call it. To validate on one rank, call `model.module`."
 )
@@ -111,7 +111,7 @@ def diagnose_mismatch(ranks: Sequence[Examined], found: Mismatch) -> Diagnosis:
         return Diagnosis("sizes", f"{words}: the tensors differ.", SAME_TENSORS)
     called = {one.rank for one in ranks if one.within(IN_FORWARD)}
     if any(call.name == "broadcast" and rank in called for rank, call in found.calls.items()):
-        return Diagnosis("mismatch", f"{words}.", BUFFERS)
+        return Diagnosis("mismatch", f"{words}.", BUFFERS_ARE_BROADCAST)
     saving = {rank for rank, place in places.items() if _CHECKPOINT in place}
     return Diagnosis("mismatch", f"{words}.", ASYNC_SAVE if 0 < len(saving) < len(found.calls) else SAME_CALLS)
 

@@ -97,7 +97,7 @@ class Watch:
         if not (diagnosis.stuck or diagnosis.kind == BUSY):
             return None
         if diagnosis.kind == "subset" or waited >= self._seconds:
-            return f"no progress for {waited:.0f} s", diagnosis
+            return f"{'no progress' if diagnosis.stuck else 'ranks have waited'} for {waited:.0f} s", diagnosis
         return None
 
     def _work(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...diagnostics.calls import BUFFERS, IN_FORWARD
+from ...diagnostics.calls import BUFFERS_ARE_BROADCAST, IN_FORWARD
 from ...documentation import more
 from ...errors import CellError, RankFailure
 from ...formatting import duration, enumeration, label_of
@@ -20,7 +20,7 @@ UNKNOWN = "OutcomeUnknown"
 TIMEOUT = "Timeout"
 _KNOWN = (  # words of the error, words of a rank's traceback, what to do
     ("default process group twice", "", "The cluster has made the default group before the cell: remove this line."),
-    (" broadcast ", IN_FORWARD, BUFFERS),
+    (" broadcast ", IN_FORWARD, BUFFERS_ARE_BROADCAST),
 )
 _LONGEST_MESSAGE = 300
 _ELSEWHERE = "Original Traceback (most recent call last):"
