@@ -34,7 +34,8 @@ __all__ = [
     "covered",
     "edges",
 ]
-__all__ += ["gradient_sync", "mean", "median", "milliseconds", "on_device", "overlap_of", "split", "typical", "waits"]
+__all__ += ["TypicalStep", "gradient_sync", "mean", "median", "milliseconds", "on_device", "overlap_of", "split"]
+__all__ += ["typical", "typical_parts", "usual_steps", "waits"]
 
 _Times = npt.NDArray[np.int64]
 _Values = npt.NDArray[np.float64]
@@ -65,12 +66,14 @@ def median(values: _Values) -> _Values:
 
 
 def typical(step: _Times, values: _Values) -> float:
-    """The median over the steps of each step's median over its ranks; NaN if nothing is known.
+    """The median over the steps of each step's mean over its ranks; NaN if nothing is known.
+
+    Means over the ranks, because those of the parts add up to that of the step.
 
     Args:
         step, values: shape ``[rows]``, a row for each rank and step; NaN where a value is unknown.
     """
-    of_steps = [median(values[step == number]) for number in np.unique(step)]
+    of_steps = [mean(values[step == number]) for number in np.unique(step)]
     return float(median(np.array(of_steps, np.float64)))
 
 
@@ -268,7 +271,7 @@ def bus_factor(ranks: int) -> float:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """The time breakdown of each step: milliseconds, medians over the ranks, shape ``[steps]``.
+    """The time breakdown of each step: milliseconds, means over the ranks, shape ``[steps]``.
 
     Attributes:
         step: numbers of the steps.
@@ -278,7 +281,9 @@ class Breakdown:
         forward: the last forward before the backward.
         alone, hidden: the backward's computation without and with collectives in flight.
         exposed: communication after the backward's computation.
-        whole: whether `other` is known, because the end of the previous step is.
+        measured: since the end of the previous step; NaN where that is not known, and then `other` is not either.
+        overlapped: as `hidden`, but where a device times the collectives, by its clock: may be longer than the host
+            computes.
     """
 
     step: _Times
@@ -290,7 +295,8 @@ class Breakdown:
     alone: _Values
     hidden: _Values
     exposed: _Values
-    whole: _Flags
+    measured: _Values
+    overlapped: _Values
 
     @property
     def total(self) -> _Values:
@@ -320,13 +326,106 @@ def breakdown(number: _Times, by_rank: Mapping[str, _Values]) -> Breakdown:
     """
     # Each rank's own: a device times collectives on another clock than the host its computation.
     own = np.minimum(by_rank["hidden_ms"], by_rank["compute_ms"])
-    whole, *told = median(np.stack([own if name == "hidden_ms" else by_rank[name] for name in BREAKDOWN]))
-    forward, compute, hidden, exposed, data, optimizer, accumulation = np.nan_to_num(told)
+    measured, forward, compute, overlapped, exposed, *spans_of, hidden = mean(
+        np.stack([*(by_rank[name] for name in BREAKDOWN), own])
+    )
+    forward, compute, hidden, exposed, overlapped = map(np.nan_to_num, (forward, compute, hidden, exposed, overlapped))
+    data, optimizer, accumulation = map(np.nan_to_num, spans_of)
     spans = data + optimizer + accumulation
-    other = np.maximum(np.nan_to_num(whole) - (forward + compute + exposed + spans), 0.0)
+    other = np.maximum(np.nan_to_num(measured) - (forward + compute + exposed + spans), 0.0)
     alone = np.maximum(compute - hidden, 0.0)
-    of_spans = (data, optimizer, accumulation)
-    return Breakdown(number, other, *of_spans, forward, alone, hidden, exposed, np.isfinite(whole))
+    return Breakdown(
+        number, other, data, optimizer, accumulation, forward, alone, hidden, exposed, measured, overlapped
+    )
+
+
+@dataclass(frozen=True)
+class TypicalStep:
+    """A typical one of some steps: as long as their median, divided as the half of them that are nearest to it.
+
+    Medians of the parts would not add up to the step.
+
+    Attributes:
+        steps: their numbers, ascending.
+        usual: the numbers of that half.
+        factor: the median step over the mean of that half.
+        parts_ms: the parts that `PHASES` names, shape ``[phases]``.
+        ranks: the ranks of the rows of `by_rank_ms`; none if exposed communication is not known.
+        by_rank_ms: the parts on each rank, shape ``[ranks, phases]``.
+        overlapped_ms: collectives in flight during the backward's computation, by the clock that times them.
+        is_whole: whether the end of a previous step is known; if not, these are a forward and a backward alone.
+    """
+
+    steps: _Times
+    usual: _Times
+    factor: float
+    parts_ms: _Values
+    ranks: tuple[int, ...]
+    by_rank_ms: _Values
+    overlapped_ms: float
+    is_whole: bool
+
+    @property
+    def total_ms(self) -> float:
+        """The step."""
+        return float(self.parts_ms.sum())
+
+    def ms(self, *parts: str) -> float:
+        """These of the parts that `PHASES` names, together."""
+        return float(sum(self.parts_ms[PHASES.index(part)] for part in parts))
+
+    def of(self, step: _Times, values: _Values) -> float:
+        """What adds up to a part of this step, for example each bucket's exposed communication.
+
+        Args:
+            step, values: shape ``[rows]``, a row for each rank and step; NaN where a value is unknown.
+        """
+        chosen = np.isin(step, self.usual)
+        of_steps = [mean(values[chosen & (step == number)]) for number in self.usual]
+        return self.factor * float(mean(np.array(of_steps, np.float64)))
+
+    def named(self) -> list[tuple[str, float]]:
+        """The names of the parts that add up to the step, and their milliseconds; those of the backward together."""
+        computed = self.ms("alone", "hidden")
+        told = {"data loading": "data", "gradient accumulation": "accumulation", "forward": "forward"}
+        after = {"exposed communication": "exposed", "optimizer": "optimizer", "everything else": "other"}
+        parts = [{name: self.ms(part) for name, part in some.items()} for some in (told, after)]
+        return [*parts[0].items(), ("backward computation", computed), *parts[1].items()]
+
+    @property
+    def overlapped_share(self) -> float:
+        """The share of the communication that is overlapped, 0 to 1; NaN without communication."""
+        return self.overlapped_ms / self.in_flight_ms if self.in_flight_ms > 0 else float("nan")
+
+    @property
+    def in_flight_ms(self) -> float:
+        """During which at least one collective is in flight."""
+        return self.overlapped_ms + self.ms("exposed")
+
+
+def usual_steps(found: Breakdown) -> tuple[_Flags, float]:
+    """Which of these steps are as long as most: the half that is nearest to the median; and the median over their mean.
+
+    Returns:
+        Shape ``[steps]``, only whole steps if there are some; the factor is 1 without steps.
+    """
+    known = np.isfinite(found.measured)
+    totals = np.where(known, found.measured, found.total)
+    chosen = known if known.any() else np.ones(len(known), bool)
+    if not chosen.any():
+        return chosen, 1.0
+    middle = float(np.median(totals[chosen]))
+    away = np.abs(totals - middle)
+    usual = chosen & (away <= np.median(away[chosen]))
+    mean_ms = float(found.total[usual].mean())
+    return usual, middle / mean_ms if mean_ms > 0 else 1.0
+
+
+def typical_parts(found: Breakdown) -> _Values:
+    """The parts of a typical one of these steps: ms, shape ``[phases]`` in the order of `PHASES`; NaN without steps."""
+    usual, factor = usual_steps(found)
+    parts = [getattr(found, name)[usual] for name in PHASES]
+    return np.array([factor * part.mean() if part.size else np.nan for part in parts])
 
 
 def edges(first: _Times, ready: _Times, launched: _Times, reduced: _Times, finalize: _Times) -> _Times:

@@ -22,6 +22,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from .step_metrics import mean, median
+
 __all__ = ["SLOWEST_COPY", "Line", "Replay", "Steps", "fit_line"]
 
 _Times = npt.NDArray[np.int64]
@@ -38,6 +40,7 @@ class Steps:
     Attributes:
         ranks: the ranks, in the order of the first axis.
         step: shape ``[steps]``, ascending.
+        before: shape ``[ranks, steps]``: the end of the previous step.
         forward_begin, forward_end, begin, finalize, end: shape ``[ranks, steps]``: of the last forward before the
             backward, of the backward, of its own computation, of the whole.
         gradients: shape ``[ranks, steps, parameters]``: when each gradient was accumulated.
@@ -48,6 +51,7 @@ class Steps:
 
     ranks: tuple[int, ...]
     step: _Times
+    before: _Times
     forward_begin: _Times
     forward_end: _Times
     begin: _Times
@@ -62,11 +66,6 @@ class Steps:
     def __len__(self) -> int:
         return len(self.step)
 
-    @property
-    def follows(self) -> npt.NDArray[np.bool_]:
-        """Shape ``[steps]``: whether the previous step is included as well."""
-        return np.asarray(np.diff(self.step, prepend=-2) == 1)
-
     def forward_ns(self) -> npt.NDArray[np.float64]:
         """How long each forward took, shape ``[ranks, steps]``; NaN where unknown."""
         known = (self.forward_begin > 0) & (self.forward_end > 0)
@@ -74,15 +73,15 @@ class Steps:
 
     def step_ns(self) -> npt.NDArray[np.float64]:
         """Time since the end of the previous step, shape ``[ranks, steps]``; NaN if that is unknown."""
-        before = np.concatenate([np.zeros_like(self.end[:, :1]), self.end[:, :-1]], axis=1)
-        return np.where(self.follows, (self.end - before).astype(np.float64), np.nan)
+        return np.where(self.before > 0, (self.end - self.before).astype(np.float64), np.nan)
 
     def typical_ns(self) -> float:
-        """Median step time; median backward time if there are no consecutive steps."""
+        """The median over the steps of their means over the ranks (see `step_metrics.typical`); of the backwards if no
+        end of a previous step is known."""
         whole = self.step_ns()
-        if np.isfinite(whole).any():
-            return float(np.nanmedian(whole))
-        return float(np.median(self.end - self.begin)) if len(self) else 0.0
+        if not np.isfinite(whole).any():
+            whole = (self.end - self.begin).astype(np.float64)
+        return float(median(mean(whole.T))) if len(self) else 0.0
 
     def places(self) -> _Times:
         """Readiness by parameter, or on devices by bucket: shape ``[ranks, steps, places]``."""

@@ -21,6 +21,7 @@ from ..protocol.commands import Command
 from ..protocol.entry_points import CHECK_DRIFT
 from ..renamed import with_former_names
 from ..timeline.changes import last_change
+from ..timeline.judged_steps import ANALYSED_STEPS
 from ..timeline.records import DriftRecord
 from .records import Reconfigured, StepState
 
@@ -168,7 +169,12 @@ class TrainingControl:
         return True
 
     def before_after(
-        self, model: int | None = None, *, what: str = "step_ms", last_steps: int = 200, generation: int | None = None
+        self,
+        model: int | None = None,
+        *,
+        what: str = "step_ms",
+        last_steps: int = ANALYSED_STEPS,
+        generation: int | None = None,
     ) -> BeforeAfter:
         """Compares the steps before and after the last change of a model's buckets or hook.
 

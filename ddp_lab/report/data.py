@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from ..analysis import findings
 from ..analysis.findings import Finding
-from ..analysis.step_metrics import typical
-from ..formatting import ms, names, rate, size
-from ..timeline import judged_steps
+from ..analysis.step_metrics import PHASES, TypicalStep, typical
+from ..formatting import counted, ms, names, rate, size, step_range
 from ..timeline.tables import span_columns
 from ..timeline.tables.span_columns import Columns
 from ..timeline.timeline import Timeline
@@ -22,6 +21,7 @@ from ..views.view_data import last_shares, parts_table
 
 __all__ = ["ReportData", "gather"]
 
+_OF_RANK = (PHASES, ("forward",), ("alone", "hidden"), ("hidden",), ("exposed",))  # columns of the table of ranks
 _NO_OPTIONS = {"averages_in_place"}  # what a description holds besides: a fact about the backend
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
@@ -29,7 +29,8 @@ Table = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
 
 @dataclass(frozen=True)
 class ReportData:
-    """The data of one model; columns as in `Timeline`, complete steps only."""
+    """The data of one model; columns as in `Timeline`, complete steps only: of the analysed steps, and `shown_steps`
+    of as many as pictures of the run show."""
 
     reducer: int
     module: str
@@ -37,10 +38,11 @@ class ReportData:
     buckets: int
     words: LayoutWords
     parameters: int
-    first_step: int
-    last_step: int
+    recorded_steps: int
+    analysed: str
     other_models: int
     steps: Columns
+    shown_steps: Columns
     spans: Columns
     sync: Columns
     findings: Sequence[Finding]
@@ -60,11 +62,10 @@ def gather(timeline: Timeline, reducer: int | None, last_steps: int) -> ReportDa
     layout, judged = timeline.judged(info.reducer), timeline.judgement(info.reducer)
     if layout is None or judged is None:
         return None
-    views = timeline.views_of(info.reducer, layout.step[-last_steps:])
+    views = timeline.views_of(info.reducer, judged.steps.step)
     steps = span_columns.step_columns(views)
     spans = span_columns.span_columns(views, {})
     sync = span_columns.sync_columns(spans, {info.reducer: len(info.ranks)})
-    warm = np.isin(steps["step"], layout.warm(judged_steps.WARM_UP, last_steps))  # the steps of the summary
     assignment = layout.description or {"parameters": [], "buckets": []}
     found = findings.findings(judged)
     dropped = {one.rank: one.dropped for one in timeline.ranks()}
@@ -76,20 +77,21 @@ def gather(timeline: Timeline, reducer: int | None, last_steps: int) -> ReportDa
         buckets=max(len(assignment["buckets"]), int(spans["bucket"].max(initial=-1)) + 1),
         words=layout_words(assignment),
         parameters=len(assignment["parameters"]),
-        first_step=int(steps["step"].min()),
-        last_step=int(steps["step"].max()),
+        recorded_steps=len(layout.step),
+        analysed=step_range(judged.steps.step.tolist()),
         other_models=len(known) - 1,
         steps=steps,
+        shown_steps=span_columns.step_columns(timeline.views_of(info.reducer, layout.step[-last_steps:])),
         spans=spans,
         sync=sync,
         findings=found,
         headline=findings.headline(judged, found),
         last=last,
-        tiles=_tiles(_rows(steps, warm)),
+        tiles=_tiles(judged.typical, steps),
         tables=[
             *_parts_table(timeline, info.reducer),
-            _rank_table(steps, last, dropped),
-            _bucket_table(spans, sync, assignment),
+            _rank_table(judged.typical, steps, last, dropped),
+            _bucket_table(judged.typical, spans, sync, assignment),
             *_options(assignment),
         ],
     )
@@ -104,29 +106,36 @@ def _median(values: npt.NDArray[Any]) -> float:
     return float(np.median(known)) if len(known) else float("nan")
 
 
-def _tiles(steps: Columns) -> list[tuple[str, str]]:
-    busy, hidden = np.nansum(steps["communication_ms"]), np.nansum(steps["hidden_ms"])
-    columns = {"step (median)": "step_ms", "forward": "forward_ms", "backward computation": "compute_ms"}
-    columns |= {"exposed communication": "exposed_ms"}
-    medians = {name: typical(steps["step"], steps[column]) for name, column in columns.items()}
-    tiles = [(name, ms(value)) for name, value in medians.items() if value == value]
-    tiles += [("overlapped communication", f"{100 * hidden / busy:.0f} %" if busy > 0 else "none")]
+def _tiles(one: TypicalStep | None, steps: Columns) -> list[tuple[str, str]]:
+    tiles = []
+    if one is not None and one.ranks:
+        tiles = [("step (median)", ms(one.total_ms))] if one.is_whole else []
+        shown = ("forward", "backward computation", "exposed communication")
+        tiles += [(name, ms(value)) for name, value in one.named() if name in shown]
+        share = one.overlapped_share
+        tiles += [("overlapped communication", f"{100 * share:.0f} %" if share == share else "none")]
+    elif (whole := typical(steps["step"], steps["step_ms"])) == whole:
+        tiles = [("step (median)", ms(whole))]
     return [*tiles, ("gradients per step", size(_median(steps["bytes"].astype(float))))]
 
 
 def _parts_table(timeline: Timeline, reducer: int) -> list[Table]:
-    (first, *head), rows = parts_table(timeline.parts(reducer))
-    title = "Parts of a step (means; indented lines belong to the part above)"
+    parts = timeline.parts(reducer)
+    (first, *head), rows = parts_table(parts)
+    title = f"Parts of a step (means of {counted(parts.steps, 'step')}; indented lines belong to the part above)"
     return [(title, [f"{first}:", *head], rows)] if rows else []
 
 
-def _rank_table(steps: Columns, shares: Mapping[int, float], dropped: dict[int, int]) -> Table:
+def _rank_table(one: TypicalStep | None, steps: Columns, shares: Mapping[int, float], dropped: dict[int, int]) -> Table:
     lines = []
     for rank in np.unique(steps["rank"]).astype(int).tolist():
-        mine = _rows(steps, steps["rank"] == rank)
         last = 100 * shares.get(rank, float("nan"))
-        medians = [_median(mine[f"{name}_ms"]) for name in ("step", "forward", "compute", "hidden", "exposed")]
-        lines.append([rank, len(mine["step"]), *medians, f"{last:.0f}" if last == last else "–", dropped.get(rank, 0)])
+        own = [float("nan")] * len(_OF_RANK)
+        if one is not None and rank in one.ranks:
+            of_rank = dict(zip(PHASES, one.by_rank_ms[one.ranks.index(rank)].tolist(), strict=True))
+            own = [sum(of_rank[part] for part in parts) for parts in _OF_RANK]
+        count = int((steps["rank"] == rank).sum())
+        lines.append([rank, count, *own, f"{last:.0f}" if last == last else "–", dropped.get(rank, 0)])
     head = [
         "rank",
         "steps",
@@ -141,14 +150,15 @@ def _rank_table(steps: Columns, shares: Mapping[int, float], dropped: dict[int, 
     return ("Ranks (medians)", head, lines)
 
 
-def _bucket_table(spans: Columns, sync: Columns, assignment: dict[str, Any]) -> Table:
+def _bucket_table(one: TypicalStep | None, spans: Columns, sync: Columns, assignment: dict[str, Any]) -> Table:
     lines: list[list[Any]] = []
+    of_step = typical if one is None or not one.ranks else one.of
     words = layout_words(assignment)
     of_parameters = {one["index"]: one["name"] for one in assignment["parameters"]}
     for bucket in assignment["buckets"]:
         number, members = bucket["bucket"], [of_parameters[index] for index in bucket["parameters"]]
         mine, ours = _rows(spans, spans["bucket"] == number), _rows(sync, sync["bucket"] == number)
-        ready, exposed = (typical(mine["step"], mine[name]) for name in ("ready_ms", "exposed_ms"))
+        ready, exposed = typical(mine["step"], mine["ready_ms"]), of_step(mine["step"], mine["exposed_ms"])
         late, reduced, speed = (_median(ours[name]) for name in ("late_ms", "all_reduce_ms", "bandwidth_gb_s"))
         of_all = [late, reduced, rate(speed) if speed == speed else "–"]
         named = [words.cell(number), size(bucket["bytes"]), len(members), ready, *of_all, exposed]

@@ -15,7 +15,7 @@ from ..views.paint.palette import LABELS
 from ..views.parameter_groups import parameter_groups_scene
 from ..views.scene import Scene
 from ..views.scenes import gradients_scene, overlap_scene, stragglers_scene, sync_scene
-from ..views.timeline_scene import find_step, timeline_scene
+from ..views.timeline_scene import find_step, step_to_draw, timeline_scene
 from ..views.view_data import sync_of, waiting_of
 from .data import ReportData
 
@@ -41,7 +41,7 @@ def figures(timeline: Timeline, found: ReportData) -> Iterator[Figure]:
     if len(found.sync["step"]) and len(found.ranks) > 1:
         yield _waiting(found)
         yield _sync(found)
-    groups = parameter_groups_scene(timeline, found.reducer)
+    groups = parameter_groups_scene(timeline, found.reducer, step=step_to_draw(timeline, found.reducer)[0])
     if not groups.empty:
         yield replace(_of(groups, "Parameter groups", f"{groups.title}. {groups.summary}"), style="step")
     gradients = gradients_scene(gradient_facts(timeline, found.reducer))
@@ -78,9 +78,12 @@ def _step(timeline: Timeline, found: ReportData) -> Figure:
         del terms[LABELS["filling"]]
     legend = "; ".join(f"{part}: {term}" for part, term in terms.items())
     caption = f"One row per {words.unit} and rank. {legend[0].upper()}{legend[1:]}."
+    drawn, words_of_it = step_to_draw(timeline, found.reducer)
+    told = f"{words_of_it[0].upper()}{words_of_it[1:]}. " if drawn == frame.step else ""
     scene = timeline_scene(frame, assignment=assignment, tips=False)
     return replace(
-        _of(scene, f"Timeline of step {frame.step}", f"{caption} {scene.summary}".rstrip(" .") + "."), style="step"
+        _of(scene, f"Timeline of step {frame.step}", f"{told}{caption} {scene.summary}".rstrip(" .") + "."),
+        style="step",
     )
 
 
@@ -91,8 +94,8 @@ def _of(scene: Scene, title: str, caption: str) -> Figure:
 
 def _overlap(found: ReportData) -> Figure:
     """Forward, computation, communication and the rest of each step."""
-    caption = "Medians over the ranks. Overlapped communication runs during the backward’s computation. The table "
-    scene = overlap_scene(breakdown_of(known_steps(found.steps)))
+    caption = "Means over the ranks. Overlapped communication runs during the backward’s computation. The table "
+    scene = overlap_scene(breakdown_of(known_steps(found.shown_steps)))
     return _of(scene, "Step time breakdown", f"{caption}holds the newest 50 steps.")
 
 

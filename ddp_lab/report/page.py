@@ -35,14 +35,14 @@ def page(timeline: Timeline, reducer: int | None = None, last_steps: int = 400, 
     Args:
         timeline: the recorded timeline.
         reducer: which model; None for the most recently active.
-        last_steps: how many of its newest steps to show.
+        last_steps: how many of its newest steps the picture of the run shows.
         hangs: why ranks made no progress, in sentences.
     """
     found = gather(timeline, reducer, last_steps)
     title = "Data-parallel training: " + (
         f"{found.module} on {_count(len(found.ranks), 'rank')}" if found else "report"
     )
-    body = _body(timeline, found, title, last_steps, hangs) if found else _without_model(timeline, hangs)
+    body = _body(timeline, found, title, hangs) if found else _without_model(timeline, hangs)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -64,8 +64,8 @@ def _without_model(timeline: Timeline, hangs: Sequence[str]) -> str:
     return f'{head}<main>\n{told}<div class="sheet words">{words}</div>\n{_figures(shown)}</main>\n'
 
 
-def _body(timeline: Timeline, found: ReportData, title: str, last_steps: int, hangs: Sequence[str]) -> str:
-    shown = f"steps {found.first_step:,} to {found.last_step:,}"
+def _body(timeline: Timeline, found: ReportData, title: str, hangs: Sequence[str]) -> str:
+    shown = f"{_count(found.recorded_steps, 'step')} with this layout, numbers from {found.analysed}"
     others = f"; {_count(found.other_models, 'other model')} in the same program" if found.other_models else ""
     failure, tiles = _failure(timeline.failure), _tiles(found.tiles)
     parts = [
@@ -80,7 +80,7 @@ def _body(timeline: Timeline, found: ReportData, title: str, last_steps: int, ha
         else '<section aria-labelledby="change"><h2 id="change">Findings</h2>\n'
         f"{_findings(found.findings, found.headline)}</section>\n",
         '<section aria-labelledby="words"><h2 id="words">Summary</h2>\n<div class="sheet words">'
-        + "".join(f"<p>{escape(line)}</p>" for line in _words(timeline, found.reducer, last_steps))
+        + "".join(f"<p>{escape(line)}</p>" for line in _words(timeline, found.reducer))
         + "</div></section>\n",
     ]
     parts.append(_figures(figures.figures(timeline, found)))
@@ -136,9 +136,9 @@ def _recorded(timeline: Timeline) -> str:
     return f'<p class="note">{escape(text)}</p>\n'
 
 
-def _words(timeline: Timeline, reducer: int, last_steps: int) -> list[str]:
+def _words(timeline: Timeline, reducer: int) -> list[str]:
     """The summary without the finding, which is above."""
-    return [line for line in timeline.summary(reducer, last_steps).splitlines() if not line.startswith(CHANGE)]
+    return [line for line in timeline.summary(reducer).splitlines() if not line.startswith(CHANGE)]
 
 
 def _tiles(tiles: Sequence[tuple[str, str]]) -> str:

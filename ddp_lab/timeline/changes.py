@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..analysis.step_metrics import mean
 from ..faults import mark_kind
-from .judged_steps import alike
+from .judged_steps import ANALYSED_STEPS, WARM_UP, alike
 from .tables.span_columns import Columns, step_columns
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ __all__ = ["BucketChange", "last_change"]
 _Rows = npt.NDArray[np.bool_]
 
 _NEVER = np.iinfo(np.int64).max
-_WARM_UP = 2  # steps after a change that are not like the others
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def last_change(
     timeline: TimelineModel,
     reducer: int,
     what: str = "step_ms",
-    last_steps: int = 200,
+    last_steps: int = ANALYSED_STEPS,
     generation: int | None = None,
 ) -> BucketChange:
     """The last change of a model, see [Note: what is a change].
@@ -81,7 +81,7 @@ def last_change(
     if len(periods) < 2:
         raise ValueError("the bucket layout and the comm hook have not changed, so there is nothing to compare")
     columns = step_columns(timeline.views(reducer))  # without pandas, which takes a second to load
-    complete = (columns["state"] == "complete") & np.isfinite(columns[what])
+    complete = columns["state"] == "complete"
     columns = {name: values[complete] for name, values in columns.items()}
     faults = np.array([at for _, at, name in timeline.marks() if mark_kind(name) in ("begin", "end")], np.int64)
     before, after = (np.isin(columns["generation"], _numbers(one)) for one in periods[-2:])
@@ -143,7 +143,8 @@ def _undisturbed(columns: Columns, before: _Rows, after: _Rows, faults: npt.NDAr
 def _by_step(
     step: npt.NDArray[np.int64], ms: npt.NDArray[np.float64], most: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """The newest steps and the mean of each over its rows, without the first ones."""
-    numbers, place = np.unique(step, return_inverse=True)
-    means = np.bincount(place, ms, len(numbers)) / np.bincount(place, minlength=len(numbers))
-    return numbers[_WARM_UP:][-most:], means[_WARM_UP:][-most:]
+    """The newest steps and the mean of each over its rows, without the first ones and those of unknown time."""
+    numbers = np.unique(step)[WARM_UP:]
+    means = np.array([mean(ms[step == number]) for number in numbers], np.float64)
+    known = np.isfinite(means)
+    return numbers[known][-most:], means[known][-most:]

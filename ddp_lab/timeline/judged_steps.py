@@ -22,16 +22,19 @@ from ..analysis.findings.parameter_groups import words_of_phase
 from ..analysis.parameter_groups import BEFORE, KINDS, GroupedSteps, ModelCollectives, late_groups, missed_prefetches
 from ..analysis.steps import Steps
 from ..analysis.stragglers import ARRIVAL, EVERYWHERE, VARYING
+from ..formatting import step_range
 from .records import LatePlace
 from .tables.collectives import GroupInfo
-from .tables.span_columns import Columns, TableView, device_rows
+from .tables.span_columns import Columns, TableView, device_rows, step_columns, typical_step
 from .tables.step_table import BUCKET_FIELDS, STEP_FIELDS
 
-__all__ = ["FEWEST_STEPS", "WARM_UP", "Layout", "SideBySide", "aligned", "alike", "facts", "late_places", "layouts"]
-__all__ += ["grouped_steps", "mesh_dimensions", "newest"]
+__all__ = ["ANALYSED_STEPS", "FEWEST_STEPS", "WARM_UP", "Layout", "SideBySide", "aligned", "alike", "facts"]
+__all__ += ["grouped_steps", "late_places", "layouts", "mesh_dimensions", "newest", "step_to_draw"]
 
 _Numbers = npt.NDArray[np.int64]
 
+ANALYSED_STEPS = 100
+"""How many complete steps the numbers of views, summary, findings and reports are from, unless they say otherwise."""
 FEWEST_STEPS = 5  # fewer are not enough: the first ones after a rebuild take longer than others
 WARM_UP = 3
 """How many first steps of a bucket layout are ignored, if as many others remain."""
@@ -166,6 +169,7 @@ def aligned(views: Sequence[TableView], step: _Numbers, buckets: int | None = No
     return Steps(
         ranks=tuple(one.rank for one in views),
         step=step,
+        before=found.before,
         forward_begin=found.field("forward_begin"),
         forward_end=found.field("forward_end"),
         begin=found.field("backward_begin"),
@@ -220,8 +224,36 @@ def facts(
         late=late,
         missing_ranks=len(set(described["group_ranks"]) - {one.rank for one in views}),
         newer=newer,
+        typical=typical_step(step_columns(views)),
     )
     return found if sharded else ranks.with_varying(found, minimum_ms * 1e6)
+
+
+def step_to_draw(found: Facts, held: _Numbers) -> tuple[int, str] | None:
+    """Which step a picture shows that stands for all: one in which the first straggler is late, if there is one, else
+    one that is as long as most; not simply the last, which may be unlike all others.
+
+    Args:
+        found: the facts about the analysed steps.
+        held: the steps whose events are still known.
+
+    Returns:
+        Its number, and what it is in words; None if none is held.
+    """
+    steps, whole = found.steps, found.steps.step_ns()
+    chosen, words = np.ones(len(steps), bool), f"a typical one of {step_range(steps.step.tolist())}"
+    if found.typical is not None:
+        chosen = np.isin(steps.step, found.typical.usual)
+    if found.late:
+        chosen = found.late[0].late
+        words = f"one of {step_range(steps.step.tolist())} in which rank {steps.ranks[found.late[0].rank]} is late"
+    rows = np.flatnonzero(chosen & np.isin(steps.step, held))
+    if not len(rows):
+        return None
+    known = np.where(np.isfinite(whole), whole, (steps.end - steps.begin).astype(np.float64)).mean(axis=0)
+    exposed = (steps.end - steps.finalize).mean(axis=0)
+    unlike = sum(np.abs(times - np.median(times[chosen]))[rows] for times in (known, exposed))
+    return int(steps.step[rows[len(rows) - 1 - int(np.argmin(unlike[::-1]))]]), words
 
 
 def late_places(found: Facts) -> list[LatePlace]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..analysis.findings import Facts as Judged
 from ..analysis.findings import Finding
 from ..analysis.findings.ranks import last_most_often, varying_rank
-from ..analysis.step_metrics import typical
+from ..analysis.step_metrics import TypicalStep, typical
 from ..analysis.step_parts import PARTS, StepParts
 from ..formatting import counted, enumeration, ms, names, size, step_range
 from .clocks import HostClock
@@ -36,6 +36,7 @@ _IN_THE_FIRST_SENTENCE = ("forward", "alone", "hidden", "exposed")
 _TOGETHER_MS = 0.1
 _WORTH_TELLING = 2.0  # percent of the step
 _LEAST_COST = 0.5  # percent of the step: as for findings
+_LEAST_OF_STEP = 0.005
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,12 @@ class Facts:
     clocks: Sequence[HostClock] = ()
     parts: StepParts | None = None
     judged: Judged | None = None
+
+    @property
+    def typical(self) -> TypicalStep | None:
+        """One of the steps as they usually are; None if exposed communication is not known."""
+        one = self.judged.typical if self.judged is not None else None
+        return one if one is not None and one.ranks else None
 
 
 def incomplete(info: ReducerInfo, dropped: int) -> str:
@@ -77,13 +84,15 @@ def _cost(facts: Facts) -> str:
     steps = facts.steps
     where = f"{facts.info.module} on {counted(len(facts.info.ranks), 'rank')}"
     span = step_range(np.unique(steps["step"]).tolist())
-    total, backward = (typical(steps["step"], steps[name]) for name in ("step_ms", "backward_ms"))
-    whole = f"{ms(total)} per step" if total == total else f"{ms(backward)} per backward"
-    parts = {"forward": "forward_ms"} if total == total else {}
-    exposed = "exposed communication" + ("" if _has_groups(facts) else " after it")
-    parts |= {"backward computation": "compute_ms", exposed: "exposed_ms"}
-    values = {name: typical(steps["step"], steps[column]) for name, column in parts.items()}
-    told = [f"{ms(value)} {name}" for name, value in values.items() if value == value]
+    if facts.typical is not None:
+        one = facts.typical
+        whole = f"{ms(one.total_ms)} per {'step' if one.is_whole else 'forward and backward'}"
+        named = [(name, value) for name, value in one.named() if value >= _LEAST_OF_STEP * one.total_ms]
+        told = [f"{ms(value)} {name}" for name, value in named if len(named) > 1]
+    else:  # what ranks wait is not known
+        total, backward = (typical(steps["step"], steps[name]) for name in ("step_ms", "backward_ms"))
+        whole = f"{ms(total)} per step" if total == total else f"{ms(backward)} per backward"
+        told = []
     of_which = f", of which {enumeration(told)}" if told else ""
     return f"{where}, {span}: {whole} (median){of_which}."
 
@@ -99,12 +108,12 @@ def _parts(parts: StepParts | None) -> str:
     lines = [(place, sum(by_rank.values()) / len(parts.by_rank)) for place, by_rank in parts.lines("code")]
     longest = f" The longest other line: {lines[0][0]}, {ms(1e3 * lines[0][1])}." if lines else ""
     left = f"; unaccounted: {100 * (1 - parts.named):.0f} %" if parts.named < _NAMED else ""
-    return f"The rest of a step (means): {enumeration(told)}{left}.{longest}"
+    steps = counted(parts.steps, "step")
+    return f"Besides forward, backward and communication (means of {steps}): {enumeration(told)}{left}.{longest}"
 
 
 def _communication(facts: Facts) -> str:
-    steps = facts.steps
-    busy, hidden = np.nansum(steps["communication_ms"]), np.nansum(steps["hidden_ms"])
+    steps, one = facts.steps, facts.typical
     buckets = int(np.median(steps["buckets"]))
     of_bytes = size(float(np.median(steps["bytes"])))
     if _has_groups(facts):
@@ -112,12 +121,12 @@ def _communication(facts: Facts) -> str:
     told = f"{counted(buckets, 'bucket')} ({of_bytes}) per step"
     if len(facts.info.ranks) == 1:
         return f"{told}; a single rank has no communication."
-    if busy <= 0:
+    if one is None or one.overlapped_share != one.overlapped_share:
         return f"{told}; no collective has finished yet."
-    share = f"{100 * hidden / busy:.0f} % of the communication overlapped with the backward computation"
-    if buckets == 1:
-        share += " (a single bucket cannot overlap: lower bucket_cap_mb)" if hidden / busy < 0.05 else ""
-    return f"{told}, {ms(typical(steps['step'], steps['communication_ms']))} in flight; {share}."
+    share = f"{100 * one.overlapped_share:.0f} % of the communication overlapped with the backward computation"
+    if buckets == 1 and one.overlapped_share < 0.05:
+        share += " (a single bucket cannot overlap: lower bucket_cap_mb)"
+    return f"{told}, {ms(one.in_flight_ms)} in flight; {share}."
 
 
 def _has_groups(facts: Facts) -> bool:
@@ -125,21 +134,20 @@ def _has_groups(facts: Facts) -> bool:
 
 
 def _of_groups(facts: Facts) -> str:
-    steps, buckets = facts.steps, (facts.assignment or {})["buckets"]
-    told = f"{counted(len(buckets), 'parameter group')}"
-    exposed = typical(steps["step"], steps["exposed_ms"])
-    if exposed != exposed:
+    one = facts.typical
+    told = f"{counted(len((facts.assignment or {})['buckets']), 'parameter group')}"
+    if one is None:
         return f"{told}; how much of the communication is exposed is not known here: {UNTOLD}."
-    hidden = typical(steps["step"], steps["hidden_ms"])
-    overlapped = f"{ms(hidden)} are overlapped" if hidden > 0 else "nothing is overlapped"
-    return f"{told}; ranks wait {ms(exposed)} for their collectives in each step, and {overlapped}."
+    overlapped = f"{ms(one.overlapped_ms)} are overlapped" if one.overlapped_ms > 0 else "nothing is overlapped"
+    return f"{told}; ranks wait {ms(one.ms('exposed'))} for their collectives in each step, and {overlapped}."
 
 
 def _longest(facts: Facts, sync: Mapping[str, npt.NDArray[Any]]) -> str:
     """The bucket with the most exposed communication, and whether its collective or a late rank causes it."""
     buckets = np.unique(sync["bucket"])
     spans = {int(b): facts.spans["bucket"] == b for b in buckets}
-    exposed = {b: typical(facts.spans["step"][of], facts.spans["exposed_ms"][of]) for b, of in spans.items()}
+    of_step = typical if facts.typical is None else facts.typical.of
+    exposed = {b: of_step(facts.spans["step"][of], facts.spans["exposed_ms"][of]) for b, of in spans.items()}
     late = {int(b): _median(sync["late_ms"][sync["bucket"] == b]) or 0.0 for b in buckets}
     bucket = max(exposed, key=lambda b: (exposed[b], late[b]))
     of_it = sync["bucket"] == bucket

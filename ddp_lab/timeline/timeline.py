@@ -59,7 +59,6 @@ __all__ = [
 ]
 
 _PARTED_STEPS = 500  # complete steps that their parts are taken from: samples are few
-_JUDGED_STEPS = 100  # complete steps that findings and stragglers are based on
 
 
 @with_former_names
@@ -290,7 +289,7 @@ class Timeline(TimelineModel):
     def stragglers(
         self,
         model: int | None = None,
-        last_steps: int = _JUDGED_STEPS,
+        last_steps: int = judged_steps.ANALYSED_STEPS,
         minimum_ms: float = 1.0,
         minimum_share: float = 0.25,
     ) -> list[LatePlace]:
@@ -311,7 +310,7 @@ class Timeline(TimelineModel):
         known = self.judgement(model, last_steps, minimum_ms=minimum_ms, minimum_share=minimum_share)
         return judged_steps.late_places(known) if known is not None else []
 
-    def findings(self, model: int | None = None, last_steps: int = _JUDGED_STEPS) -> list[Finding]:
+    def findings(self, model: int | None = None, last_steps: int = judged_steps.ANALYSED_STEPS) -> list[Finding]:
         """Finds what to change: each finding has its evidence, a suggested fix and an estimated saving.
 
         Args:
@@ -326,7 +325,7 @@ class Timeline(TimelineModel):
     def judgement(
         self,
         model: int | None = None,
-        last_steps: int = _JUDGED_STEPS,
+        last_steps: int = judged_steps.ANALYSED_STEPS,
         *,
         between: tuple[int, int] | None = None,
         **options: float,
@@ -382,7 +381,7 @@ class Timeline(TimelineModel):
 
     # ---- what if ----------------------------------------------------------------------------------------
 
-    def workload(self, model: int | None = None, last_steps: int = 50) -> Workload:
+    def workload(self, model: int | None = None, last_steps: int = judged_steps.ANALYSED_STEPS) -> Workload:
         """The computation of one step and the readiness of its gradients: the input of the simulator.
 
         Args:
@@ -550,15 +549,15 @@ class Timeline(TimelineModel):
 
     # ---- out --------------------------------------------------------------------------------------------
 
-    def summary(self, model: int | None = None, last_steps: int = 200) -> str:
+    def summary(self, model: int | None = None, last_steps: int = judged_steps.ANALYSED_STEPS) -> str:
         """A few sentences computed from the events: step time, communication, stragglers, findings, lost events."""
         chosen = self.analysed(model)
         if chosen is None:
             return self.group_summary() or words.NOTHING
-        layout, found = self.judged(chosen.reducer), self.judgement(chosen.reducer)
+        layout, found = self.judged(chosen.reducer), self.judgement(chosen.reducer, last_steps)
         if layout is None or found is None:
             return words.incomplete(chosen, self._dropped())
-        views = self.views_of(chosen.reducer, layout.warm(judged_steps.WARM_UP, last_steps))
+        views = self.views_of(chosen.reducer, found.steps.step)
         spans = span_columns.span_columns(views, {})
         facts = words.Facts(
             info=chosen,

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..analysis.step_metrics import mean, median
 from ..analysis.steps import SLOWEST_COPY
 from ..simulation.link_model import LANES, Point
 from ..simulation.step_times import StepTimes
 from ..simulation.workload import Workload, carried, shares
-from .judged_steps import SideBySide, newest
+from .judged_steps import ANALYSED_STEPS, WARM_UP, SideBySide, newest
 from .tables.span_columns import step_columns
 
 if TYPE_CHECKING:
@@ -23,11 +24,10 @@ __all__ = ["RecordedStep", "all_reduces", "chosen_steps", "gradients_of", "recor
 
 _Floats = npt.NDArray[np.float64]
 _MEBIBYTE = 1024 * 1024
-_WARM_UP = 2  # steps after a rebuild: memory is new
 
 
 def chosen_steps(
-    timeline: TimelineModel, reducer: int | None, generation: int | None = None, last_steps: int = 50
+    timeline: TimelineModel, reducer: int | None, generation: int | None = None, last_steps: int = ANALYSED_STEPS
 ) -> tuple[Any, SideBySide]:
     """The description of the analysed layout (or of one generation), and its newest consecutive steps."""
     info = timeline.model(reducer)
@@ -36,22 +36,26 @@ def chosen_steps(
     layout = newest(timeline.layouts(info.reducer, generation))
     if layout is not None and layout.description is None:
         raise ValueError(f"the bucket layout of {info.module} is not known")
+    steps = np.zeros(0, np.int64)
     if layout is not None:
-        layout = layout.only(np.isin(layout.step - 1, layout.step))
-        recent = layout.step[-last_steps - 4 * _WARM_UP :]
+        recent = layout.warm(WARM_UP, last_steps)
+        recent = recent[np.isin(recent - 1, layout.step)]
         forward = SideBySide(timeline.views_of(info.reducer, recent), recent).field("forward_begin")
-        layout = layout.only(np.isin(layout.step, recent[(forward > 0).all(axis=0)]))
-    if layout is None or not len(layout.step):
+        steps = recent[(forward > 0).all(axis=0)]
+    if layout is None or not len(steps):
         raise ValueError(
             f"{info.module} has not trained two consecutive steps with the same buckets on all its ranks; train a few "
             "more steps"
         )
-    steps = layout.warm(_WARM_UP, last_steps)
     return layout.description, SideBySide(timeline.views_of(info.reducer, steps), steps)
 
 
 def workload(
-    timeline: TimelineModel, reducer: int | None = None, *, generation: int | None = None, last_steps: int = 50
+    timeline: TimelineModel,
+    reducer: int | None = None,
+    *,
+    generation: int | None = None,
+    last_steps: int = ANALYSED_STEPS,
 ) -> Workload:
     """See `Timeline.workload`."""
     description, steps = chosen_steps(timeline, reducer, generation, last_steps)
@@ -84,7 +88,7 @@ def workload(
         order=tuple(index for bucket in members for index in bucket) if description["rebuilt"] else (),
         caps=tuple(int(cap * _MEBIBYTE) for cap in caps),
         world_size=len(description["group_ranks"]),
-        step_ns=float(np.median((steps.field("backward_end") - steps.before).mean(axis=0))),
+        step_ns=_step_ns(steps),
         buffered=in_buffers,
         carried=on_link,
     )
@@ -121,7 +125,7 @@ def recorded_step(timeline: TimelineModel, found: Workload, reducer: int | None 
     row = int((found.other_ns + found.forward_ns + found.computed_ns).argmax())
     columns = step_columns([steps.views[row]])
     after = columns["backward_ms"] - columns["compute_ms"] - np.nan_to_num(columns["exposed_ms"])
-    step = float(np.median((steps.field("backward_end") - steps.before).mean(axis=0)))
+    step = _step_ns(steps)
     forward, compute = float(found.forward_ns[row]), float(found.computed_ns[row])
     other = float(found.other_ns[row]) + 1e6 * float(np.median(after))
     exposed = step - forward - compute - other
@@ -135,6 +139,11 @@ def recorded_step(timeline: TimelineModel, found: Workload, reducer: int | None 
         exposed_ns=max(exposed, 0.0),
         other_ns=other + min(exposed, 0.0),
     )
+
+
+def _step_ns(steps: SideBySide) -> float:
+    """Time of a step, as everywhere else: see `analysis.step_metrics.typical`."""
+    return float(median(mean((steps.field("backward_end") - steps.before).astype(np.float64).T)))
 
 
 def step_times(timeline: TimelineModel, reducer: int | None = None, *, generation: int | None = None) -> _Floats:

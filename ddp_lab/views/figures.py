@@ -79,7 +79,8 @@ def timeline_figure(
 
     Args:
         timeline: the source of the events.
-        step: which step; None for the newest complete one.
+        step: which step; None for one that stands for the analysed ones: in which the straggler is late, if there is
+            one, else one that is as long as most.
         model: which model; None for the most recently active.
         ranks: which ranks; None for all.
         whole: start at the end of the previous step, to show each rank's forward and the time between the steps.

@@ -153,7 +153,7 @@ def _window(columns: Columns, newest: int) -> tuple[npt.NDArray[np.int64], int]:
 
 def groups_scene(found: GroupLanes) -> Scene:
     """Returns the lanes with their spans, and a table of the groups."""
-    if not len(found.columns["rank"]):
+    if not len(found.row):  # none, or none whose group is known
         return Scene("Collectives by group", empty=_EMPTY)
     spans = []
     for role, name in _ROLES.items():

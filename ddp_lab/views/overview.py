@@ -8,15 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..analysis.findings import Facts
-from ..analysis.step_metrics import PHASES
+from ..analysis.step_metrics import PHASES, TypicalStep
 from ..formatting import ms, step_range
 from ..timeline import history
+from ..timeline.judged_steps import ANALYSED_STEPS
 from ..timeline.summary import UNTOLD
 from ..timeline.timeline import Timeline
-from . import view_data
 from .paint.palette import PHASES as LOOKS
 from .scene import Axis, Bars, Panel, Scene, Table
-from .view_data import StepPhases
 
 __all__ = ["overview", "overview_scene", "strip"]
 
@@ -24,7 +23,6 @@ _BLOCKS = 300  # of the strip
 _MOST_RANKS = 16  # in a picture
 _POINTS = 200  # of a line
 _UNLIKE = 0.1  # share by which a step takes longer or shorter than usual
-_EXPOSED = PHASES.index("exposed")
 _UNKNOWN = f"how much of a step is exposed communication is not known: {UNTOLD}"
 _NONE = "No step is complete on every rank yet."
 
@@ -41,8 +39,8 @@ def overview(timeline: Timeline, facts: Facts | None, reducer: int, whole: bool 
     """
     if facts is None or not len(facts.steps):
         return {"text": _NONE}
-    found = view_data.step_phases(timeline, reducer, facts.steps.step)
-    if not found.ranks:
+    found = facts.typical
+    if found is None or not found.ranks:
         return {"text": f"{_UNKNOWN[0].upper()}{_UNKNOWN[1:]}."}
     words = [_words(found), _trend(timeline, reducer, found) if whole else ""]
     ranks = [[rank, np.round(parts, 4).tolist()] for rank, parts in zip(found.ranks, found.by_rank_ms, strict=True)]
@@ -59,12 +57,11 @@ def overview(timeline: Timeline, facts: Facts | None, reducer: int, whole: bool 
 
 def overview_scene(timeline: Timeline, reducer: int | None, last_steps: int | None) -> Scene:
     """Returns a step as a bar of named parts, and below it those of the first 16 ranks."""
-    model = timeline.model(reducer)
-    facts = timeline.judgement(reducer, last_steps or 100)
-    if model is None or facts is None or not len(facts.steps):
+    facts = timeline.judgement(reducer, last_steps or ANALYSED_STEPS)
+    if facts is None or not len(facts.steps):
         return Scene("Overview", empty="no step is complete on every rank yet")
-    found = view_data.step_phases(timeline, model.reducer, facts.steps.step)
-    if not found.ranks:
+    found = facts.typical
+    if found is None or not found.ranks:
         return Scene("Overview", empty=_UNKNOWN)
     rows = np.concatenate([found.parts_ms[None], found.by_rank_ms[:_MOST_RANKS]])
     lanes = ["a step", *(f"rank {rank}" for rank in found.ranks[:_MOST_RANKS])]
@@ -115,13 +112,14 @@ def _logged(timeline: Timeline, reducer: int) -> list[dict[str, Any]]:
     return made
 
 
-def _words(found: StepPhases) -> str:
+def _words(found: TypicalStep) -> str:
     steps = f"(median of {step_range(found.steps.tolist())})"
-    share = found.parts_ms[_EXPOSED] / found.total_ms if found.total_ms > 0 else 0.0
-    return f"A step takes {ms(found.total_ms)} {steps}; {100 * share:.0f} % of it is exposed communication."
+    what = "A step takes" if found.is_whole else "A forward and a backward take"
+    share = found.ms("exposed") / found.total_ms if found.total_ms > 0 else 0.0
+    return f"{what} {ms(found.total_ms)} {steps}; {100 * share:.0f} % of it is exposed communication."
 
 
-def _trend(timeline: Timeline, reducer: int, found: StepPhases) -> str:
+def _trend(timeline: Timeline, reducer: int, found: TypicalStep) -> str:
     """Whether the newest steps take longer or shorter than those before them."""
     before = timeline.history(reducer).blocks(_BLOCKS)
     before = before[before[:, history.COLUMNS.index("last")] < found.steps[0]]

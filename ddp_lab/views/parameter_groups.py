@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..analysis.findings import Facts
 from ..analysis.parameter_groups import BEFORE, FORWARD, KINDS, ModelCollectives, done_between
 from ..analysis.step_metrics import median
-from ..formatting import counted, ms, size
-from ..timeline.judged_steps import late_places
+from ..formatting import counted, ms, size, step_range
+from ..timeline.judged_steps import ANALYSED_STEPS, late_places
 from ..timeline.summary import UNTOLD
 from ..timeline.tables.span_columns import Columns, TableView
 from ..timeline.tables.step_table import STEP_FIELDS
@@ -24,7 +25,6 @@ __all__ = ["parameter_groups_scene", "parameter_groups_trait"]
 
 _TITLE = "Parameter groups"
 _NONE = "no model with fully_shard or replicate has been recorded yet"
-_STEPS = 100
 _MOST_LANES = 64
 _MOST_ROWS = 200
 _ROLES = {  # as they are painted
@@ -58,13 +58,13 @@ def parameter_groups_scene(
     views = [] if step is None else timeline.views_of(chosen, np.array([step]))
     step = _newest(views)
     if step is None:
-        views = timeline.views(chosen, last_steps or _STEPS)
+        views = timeline.views(chosen, last_steps or ANALYSED_STEPS)
         step = _newest(views)
     if step is None:
         return Scene(_TITLE, empty="no step is complete on every rank yet")
     parts = timeline.collectives_in(views)
     layout = timeline.assignment(chosen, max(int(view.generation[view.step == step][0]) for view in views))["buckets"]
-    columns = timeline.parameter_group_columns(chosen, last_steps or _STEPS)
+    columns = timeline.parameter_group_columns(chosen, last_steps or ANALYSED_STEPS)
     columns = {name: values[columns["complete"]] for name, values in columns.items()}
     spans, lanes, headings, top = _lanes(parts, step, layout)
     if not spans:
@@ -76,7 +76,7 @@ def parameter_groups_scene(
         f"{_TITLE}: step {step}",
         (Panel(Axis("milliseconds since the step began", top=top), Axis("", lanes, headings=headings), spans),),
         _table(columns, late),
-        summary=_words(timeline, chosen, columns)
+        summary=_words(facts, columns)
         + (f" Rank {next(iter(late.values())).rank} is {told[0]}." if told else "")
         + _left_out(parts, layout),
     )
@@ -168,14 +168,12 @@ def _spans_of(
     return made
 
 
-def _words(timeline: Timeline, model: int, columns: Columns) -> str:
-    steps = timeline.step_columns(model, _STEPS)
-    done = (steps["state"] == "complete") & (steps["step_ms"] > 0)
-    whole, exposed = (float(median(steps[name][done])) for name in ("step_ms", "exposed_ms"))
+def _words(facts: Facts | None, columns: Columns) -> str:
+    one = facts.typical if facts is not None else None
     groups = counted(len(np.unique(columns["group"])), "parameter group")
-    if whole != whole:
+    if facts is None or not np.isfinite(facts.steps.step_ns()).any():
         return f"{groups}; the first step is not enough to say how long a step takes."
-    if exposed != exposed:
+    if one is None or not one.ranks:
         return f"{groups}. How much of the communication is exposed is not known here: {UNTOLD}."
     by_group = {
         int(group): (str(columns["module"][columns["group"] == group][0]), _exposed(columns, columns["group"] == group))
@@ -185,8 +183,8 @@ def _words(timeline: Timeline, model: int, columns: Columns) -> str:
     total = sum(one for _, one in by_group.values())
     share = f", {100 * most / total:.0f} % of it for module {module}" if total > 0 else ""
     return (
-        f"{groups}. Exposed communication is {100 * exposed / whole:.0f} % of a step, {ms(exposed)} of {ms(whole)} "
-        f"(medians){share}."
+        f"{groups}. Exposed communication is {100 * one.ms('exposed') / one.total_ms:.0f} % of a step, "
+        f"{ms(one.ms('exposed'))} of {ms(one.total_ms)} (median of {step_range(one.steps.tolist())}){share}."
     )
 
 

@@ -12,7 +12,7 @@ from ..analysis.findings import Finding
 from ..analysis.step_metrics import Breakdown
 from ..analysis.step_parts import SPANS
 from ..control.collectives import ShownCollective
-from ..formatting import rate
+from ..formatting import rate, step_range
 from ..timeline.summary import UNTOLD
 from ..timeline.timeline import Timeline
 from . import view_data
@@ -66,7 +66,8 @@ def overlap_scene(found: Breakdown, most: int = 400) -> Scene:
         for i in range(max(0, len(found.step) - _MOST_ROWS), len(found.step))
     ]
     return Scene(
-        f"Overlap: step time breakdown; without exposed communication a step would take {share:.0%} of its time",
+        f"Overlap: step time breakdown; without exposed communication a step would take {share:.0%} of its time "
+        f"(mean of {step_range(found.step.tolist())})",
         (
             Panel(Axis("step"), Axis("ms per step", top=top), bars, 0.75),
             Panel(

@@ -12,27 +12,37 @@ import numpy as np
 
 from ..analysis.step_metrics import EDGES
 from ..formatting import counted, size
+from ..timeline import judged_steps
 from ..timeline.timeline import Timeline
 from .layout_words import LayoutWords, layout_words
 from .paint.palette import LABELS, PARTS, TITLES
 from .scene import Axis, Panel, Rule, Scene, Spans
 from .step_frames import BEGIN, END, FINALIZE, FORWARD_BEGIN, FORWARD_END, PREVIOUS_END, StepFrame, StepFrames
 
-__all__ = ["Phase", "find_step", "phases", "timeline_scene"]
+__all__ = ["Phase", "find_step", "phases", "step_to_draw", "timeline_scene"]
 
 Marks = Sequence[tuple[int, int, str]]  # of `Timeline.marks`: rank, host time in ns, name
 _KINDS = ("other", "forward", "backward", "finalize")
 
 
+def step_to_draw(timeline: Timeline, reducer: int) -> tuple[int | None, str]:
+    """Returns the step that stands for the analysed ones and what it is, see `judged_steps.step_to_draw`; None and ""
+    if there is none."""
+    facts = timeline.judgement(reducer)
+    found = None if facts is None else judged_steps.step_to_draw(facts, timeline.held_steps(reducer))
+    return (None, "") if found is None else found
+
+
 def find_step(timeline: Timeline, step: int | None, reducer: int | None) -> tuple[StepFrame, dict[str, Any]]:
-    """Returns the step (None: the newest complete one) and the description of its buckets.
+    """Returns the step (None: one that stands for the analysed ones) and the description of its buckets.
 
     Raises:
         ValueError: there is no such step.
     """
     frames, info = StepFrames(timeline), timeline.model(reducer)
     chosen = -1 if info is None else info.reducer
-    frame = frames.latest(chosen) if step is None else frames.frame(chosen, step)
+    wanted = step_to_draw(timeline, chosen)[0] if step is None and info is not None else step
+    frame = frames.latest(chosen) if wanted is None else frames.frame(chosen, wanted)
     if frame is None:
         held = timeline.held_steps(chosen)
         known = f"choose from steps {held[0]} to {held[-1]}" if len(held) else "no step has been recorded"

@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from ..analysis import step_metrics
 from ..analysis.findings import Facts
-from ..analysis.step_metrics import PHASES, Breakdown
+from ..analysis.step_metrics import Breakdown
 from ..analysis.step_parts import PARTS, StepParts
 from ..formatting import counted, enumeration
+from ..timeline.judged_steps import ANALYSED_STEPS, WARM_UP
 from ..timeline.tables import span_columns
 from ..timeline.tables.span_columns import Columns, TableView, breakdown_of
 from ..timeline.tables.step_table import STEP_FIELDS
@@ -21,14 +22,12 @@ from ..timeline.timeline import Timeline
 from .layout_words import LayoutWords, layout_words
 
 __all__ = [
-    "StepPhases",
     "Sync",
     "Waiting",
     "breakdown",
     "parts_table",
     "parts_words",
     "readiness",
-    "step_phases",
     "sync",
     "sync_of",
     "unused",
@@ -70,54 +69,6 @@ class Sync:
     all_reduce_ms: _Values
     algorithm_gb_s: _Values
     bus_gb_s: _Values
-
-
-@dataclass(frozen=True)
-class StepPhases:
-    """The phases of a typical one of some steps: as long as their median, divided as those in the middle half are.
-
-    Medians of the parts would not add up to the step.
-
-    Attributes:
-        steps: their numbers, ascending.
-        parts_ms: the parts that `PHASES` names, shape ``[phases]``.
-        ranks: the ranks of the rows of `by_rank_ms`.
-        by_rank_ms: the parts on each rank, shape ``[ranks, phases]``.
-    """
-
-    steps: npt.NDArray[np.int64]
-    parts_ms: _Values
-    ranks: tuple[int, ...]
-    by_rank_ms: _Values
-
-    @property
-    def total_ms(self) -> float:
-        """The step."""
-        return float(self.parts_ms.sum())
-
-
-def step_phases(timeline: Timeline, reducer: int, steps: npt.NDArray[np.int64]) -> StepPhases:
-    """Returns what these steps of a model consist of; all of them are complete on every rank."""
-    columns = span_columns.known_steps(span_columns.step_columns(timeline.views_of(reducer, steps)))
-    together = breakdown_of(columns)
-    # Each rank's step as if it were a step of its own.
-    each = breakdown_of({**columns, "rank": 0 * columns["rank"], "step": np.arange(len(columns["step"]))})
-    ranks = np.unique(columns["rank"])
-    rows = np.array([getattr(each, name) for name in PHASES])
-    by_rank = np.array([_typical(rows[:, columns["rank"] == rank]) for rank in ranks])
-    parts = _typical(np.array([getattr(together, name) for name in PHASES]))
-    return StepPhases(steps, parts, tuple(ranks.tolist()), by_rank)
-
-
-def _typical(parts: _Values) -> _Values:
-    """The parts of a step as long as the median, from those of steps: shape ``[phases, steps]``."""
-    totals = parts.sum(axis=0)
-    if not totals.size:
-        return np.full(len(parts), np.nan)
-    low, high = np.quantile(totals, 0.25, method="lower"), np.quantile(totals, 0.75, method="higher")
-    mean: _Values = parts[:, (totals >= low) & (totals <= high)].mean(axis=1)
-    whole = float(mean.sum())
-    return mean * (float(np.median(totals)) / whole if whole > 0 else 1.0)
 
 
 def breakdown(timeline: Timeline, reducer: int | None = None, last_steps: int = _MOST_STEPS) -> Breakdown:
@@ -169,7 +120,7 @@ def parts_words(found: StepParts) -> str:
     )
 
 
-def waiting(timeline: Timeline, reducer: int | None = None, last_steps: int = 100) -> Waiting:
+def waiting(timeline: Timeline, reducer: int | None = None, last_steps: int = ANALYSED_STEPS) -> Waiting:
     """Returns how long the others waited for each rank in the newest steps; arguments as for `breakdown`."""
     columns, ranks = _sync_columns(timeline, reducer, last_steps)
     return waiting_of(columns, ranks, last_shares(timeline.judgement(_model(timeline, reducer))))
@@ -198,7 +149,7 @@ def waiting_of(columns: Columns, ranks: Sequence[int], last: Mapping[int, float]
     return Waiting(tuple(ranks), cells, np.array([last.get(rank, np.nan) for rank in ranks]), steps)
 
 
-def sync(timeline: Timeline, reducer: int | None = None, last_steps: int = 100) -> Sync:
+def sync(timeline: Timeline, reducer: int | None = None, last_steps: int = ANALYSED_STEPS) -> Sync:
     """Returns the gradient sync of each bucket; arguments as for `breakdown`."""
     return sync_of(*_sync_columns(timeline, reducer, last_steps))
 
@@ -225,7 +176,7 @@ def _sync_columns(timeline: Timeline, reducer: int | None, last_steps: int) -> t
     info = next((one for one in timeline.reducers() if one.reducer == found), None)
     ranks = info.ranks if info is not None else ()
     layout = timeline.judged(found)
-    views = timeline.views_of(found, layout.step[-last_steps:]) if layout is not None else []
+    views = timeline.views_of(found, layout.warm(WARM_UP, last_steps)) if layout is not None else []
     return span_columns.sync_columns(span_columns.span_columns(views, {}), {found: len(ranks)}), ranks
 
 

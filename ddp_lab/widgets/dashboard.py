@@ -205,7 +205,7 @@ class Dashboard(LiveWidget):
             return self._shown.statistics()
 
     def svg(self) -> str:
-        """Returns the first view as a self-contained SVG picture; for the timeline, the newest complete step."""
+        """Returns the first view as a self-contained SVG picture; of the timeline, a step that stands for all."""
         with self._lock:
             return self._shown.svg(self.tabs[0][0])
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from ..timeline.tables.span_columns import TableView
-from ..timeline.tables.step_table import STEP_FIELDS
+from ..analysis.step_metrics import typical
+from ..timeline import judged_steps
+from ..timeline.tables.span_columns import step_columns
 from ..timeline.timeline import Timeline
 
 __all__ = ["Overhead"]
 
 _WINDOW_SECONDS = 10.0
-_STEPS = 20
+_READINGS = 20
 _FEW_STEPS = 20
-_BEGIN, _END = map(STEP_FIELDS.index, ("backward_begin", "backward_end"))
 
 
 class Overhead:
@@ -32,7 +30,7 @@ class Overhead:
         self._samples: deque[tuple[float, float]] = deque()  # time, CPU time of the dashboard so far
         self._spent = 0.0
         # Events and last step, summed over the ranks, of readings since the newest model's first step.
-        self._counts: deque[tuple[int, int]] = deque(maxlen=_STEPS)
+        self._counts: deque[tuple[int, int]] = deque(maxlen=_READINGS)
         self._before = 0  # events until then
 
     def spend(self, seconds: float) -> None:
@@ -44,12 +42,12 @@ class Overhead:
         share of a core, and a sentence about old steps that were down-sampled."""
         now = time.monotonic()
         model = self._timeline.model()
-        views = [] if model is None else self._timeline.views(model.reducer, _STEPS)
+        step_ms = None if model is None else self._step_ms(model.reducer)
         self._samples.append((now, self._spent))
         while len(self._samples) > 2 and now - self._samples[0][0] > _WINDOW_SECONDS:
             self._samples.popleft()
         since, before = self._samples[0]
-        if views and self._ns is None and self._event_cost is not None:
+        if step_ms and self._ns is None and self._event_cost is not None:
             self._ns, self._event_cost = self._event_cost(), None
         ranks = self._timeline.ranks()
         events, steps = sum(one.events for one in ranks), sum(one.step for one in ranks)
@@ -61,7 +59,7 @@ class Overhead:
         return {
             "events": self._events_a_step(),
             "ns": self._ns,
-            "step": _step_ms(views),
+            "step": step_ms,
             "kept": "" if model is None else str(self._timeline.kept(model.reducer)),
             "kernel": (self._spent - before) / (now - since) if now - since > 1.0 else None,
         }
@@ -79,15 +77,12 @@ class Overhead:
             first, step = self._before, -ranks
         return (last - first) / (newest - step) if newest > step and last > first else None
 
-
-def _step_ms(views: Sequence[TableView]) -> float | None:
-    """Median step time over ranks and complete steps; the backward time where the end of the previous step is not
-    known."""
-    whole = []
-    for one in views:
-        begin, end = one.steps[:, _BEGIN], one.steps[:, _END]
-        first = np.where(one.previous_end > 0, one.previous_end, begin)
-        known = (end > 0) & (first > 0)
-        whole.append((end - first)[known] / 1e6)
-    ms = np.concatenate([np.zeros(0), *whole])
-    return float(np.median(ms)) if len(ms) else None
+    def _step_ms(self, reducer: int) -> float | None:
+        """A step of the model, as the overview tells it; its backward if no end of a previous step is known."""
+        layout = self._timeline.judged(reducer)
+        if layout is None:
+            return None
+        steps = layout.warm(judged_steps.WARM_UP, judged_steps.ANALYSED_STEPS)
+        columns = step_columns(self._timeline.views_of(reducer, steps))
+        found = [typical(columns["step"], columns[name]) for name in ("step_ms", "backward_ms")]
+        return next((ms for ms in found if ms == ms), None)

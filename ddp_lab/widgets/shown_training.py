@@ -14,6 +14,7 @@ from ..views import pictures, scenes
 from ..views.model_map import cell_rows
 from ..views.paint.scene_svg import empty_svg, framed
 from ..views.step_frames import StepFrames
+from ..views.timeline_scene import step_to_draw
 from .cluster_panel.processes import ProcessWatch
 from .cluster_panel.rows import rank_rows
 from .controls.collectives import CollectiveStage, no_ranks
@@ -162,7 +163,7 @@ class ShownTraining:
     # ---- pictures -----------------------------------------------------------------------------------------
 
     def svg(self, view: str) -> str:
-        """Returns a view as a self-contained SVG picture; for the timeline, the newest complete step."""
+        """Returns a view as a self-contained SVG picture; for the timeline, a step that stands for the newest ones."""
         frame = self.frames.latest()
         if view == "collectives":
             return pictures.collective_svg(self.stage.shown)
@@ -175,6 +176,8 @@ class ShownTraining:
             return control
         if frame is None:
             return empty_svg(self.nothing)
+        if view == "timeline" and (step := step_to_draw(self.timeline, frame.reducer)[0]) is not None:
+            frame = self.frames.frame(frame.reducer, step) or frame
         return pictures.picture(view, self.timeline, frame, self.feed.assignment(frame.reducer, frame.generation))
 
     def words(self, view: str) -> str:

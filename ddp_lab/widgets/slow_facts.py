@@ -32,7 +32,6 @@ from ..views.view_data import parts_table, parts_words, readiness
 __all__ = ["SlowFacts", "bucket_gradients", "last_ranks", "late_places", "late_text"]
 
 _SHARE, _LEAST_SECONDS = 50, 1.0
-_STEPS = 100
 _VIEWS = {"overview", "findings", "overlap", "parameter_groups", "stragglers", "buckets", "gradients", "groups"}
 _BEGIN = STEP_FIELDS.index("backward_begin")
 
@@ -96,7 +95,7 @@ class SlowFacts:
         between = asked.between
         facts = None
         if wanted & {"overview", "findings", "stragglers"}:
-            facts = self._timeline.judgement(reducer, _STEPS, between=between)  # the same for all, so that they agree
+            facts = self._timeline.judgement(reducer, between=between)  # the same for all, so that they agree
         steps = 0 if facts is None else len(facts.steps)
         if wanted & {"overview", "findings"}:
             made["findings"] = {"reducer": reducer, "steps": steps, **_findings(facts)}
@@ -110,7 +109,7 @@ class SlowFacts:
             made["late"] = {"reducer": reducer, "steps": steps, "text": text, "places": late_places(late)}
             made["late"]["last"] = last_ranks(facts)
         if "buckets" in wanted:
-            views = self._timeline.views(reducer, _STEPS)
+            views = self._timeline.views(reducer, judged_steps.ANALYSED_STEPS)
             made["readiness"] = {"reducer": reducer, **readiness(views, self._parameters(reducer))}
         if "overlap" in wanted:
             parts = self._timeline.parts(reducer)

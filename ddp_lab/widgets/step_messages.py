@@ -24,7 +24,7 @@ BLOCKS = (
     ("outside", "R3"),  # forward begin, forward end, end of the previous step
     ("extent", "R2"),  # first event of a bucket, last event of all
     ("busy", "R2"),  # ms of overlapped and of exposed communication
-    ("phases", f"{len(PHASES)}"),  # ms of each, medians over the ranks; NaN: the step is not complete on every rank
+    ("phases", f"{len(PHASES)}"),  # ms of each, means over the ranks; NaN: the step is not complete on every rank
     ("edges", f"RB{len(EDGES)}"),  # where filling, queued, waiting, reducing and exposed begin and end
     ("hidden", "RB"),
     ("exposed", "RB"),
@@ -88,7 +88,7 @@ def _encoded(frame: StepFrame) -> tuple[dict[str, Any], dict[str, npt.NDArray[An
         "complete": frame.complete,
         "abandoned": frame.abandoned,
         "device": "device" in arrays,
-        "whole": bool(phases.whole[0]),
+        "whole": bool(np.isfinite(phases.measured[0])),
         "hiddenShare": None if np.isnan(overlap.hidden_share) else overlap.hidden_share,
     }
     return header, arrays

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...formatting import step_range
 from ..parameter_groups import GroupedSteps
+from ..step_metrics import TypicalStep
 from ..step_parts import StepParts
 from ..steps import Replay, Steps
 from ..stragglers import LastRanks, Late, last_ranks
@@ -102,6 +103,7 @@ class Facts:
         dimensions: of the `DeviceMesh`, whose groups communicate in these steps; empty if they all lie in one host.
         sparse: whether some gradients are sparse, which hooks that compress do not take.
         failed: whether the run ended early: then its speed is not what to look at.
+        typical: one of the steps as they usually are: the numbers of overview, summary and report.
     """
 
     steps: Steps
@@ -119,6 +121,7 @@ class Facts:
     dimensions: Sequence[MeshDimension] = ()
     sparse: bool = False
     failed: bool = False
+    typical: TypicalStep | None = None
 
     @property
     def together(self) -> bool:
@@ -164,9 +167,15 @@ class Facts:
         return 100 * saved_ns / self.step_ns if self.step_ns > 0 else 0.0
 
     def percent_of_mean(self, saved_ns: float) -> float:
-        """A mean over the steps in percent of the mean step, as far as that is known: long steps count in both."""
-        whole = 1e9 * sum(self.parts.mean.values()) if self.parts is not None else 0.0
-        return 100 * saved_ns / max(whole, self.step_ns) if self.step_ns > 0 else 0.0
+        """A mean over the steps in percent of the mean step: long steps count in both."""
+        whole = self.steps.step_ns()
+        known = float(np.nanmean(whole)) if np.isfinite(whole).any() else self.step_ns
+        return 100 * saved_ns / known if known > 0 else 0.0
+
+    def percent_of_parts(self, seconds: float) -> float:
+        """Seconds out of `parts` in percent of what they are parts of: the mean of more steps."""
+        whole = sum(self.parts.mean.values()) if self.parts is not None else 0.0
+        return 100 * seconds / whole if whole > 0 else 0.0
 
     def place_of(self, late: Late) -> tuple[int | None, str | None]:
         """The bucket and the parameter at which a rank falls behind; None for what is unknown, or without a place."""

@@ -80,7 +80,7 @@ def data_loading(facts: Facts) -> Iterator[Finding]:
     late = {facts.steps.ranks[one.rank] for one in facts.late}
     rank = max(by_rank, key=lambda one: by_rank[one])
     seconds = min(by_rank.values()) if rank in late else by_rank[rank]  # a late rank's finding names its cause
-    percent = facts.percent_of_mean(1e9 * seconds)
+    percent = facts.percent_of_parts(seconds)
     if percent < _LEAST_OF_LINES:
         return
     yield Finding(
@@ -163,7 +163,7 @@ def _of_part(facts: Facts, part: str, kind: str, least: float, title: str, remed
         return
     by_rank = facts.parts.seconds(part)
     seconds = float(np.mean(list(by_rank.values())))
-    percent = facts.percent_of_mean(1e9 * seconds)
+    percent = facts.percent_of_parts(seconds)
     if percent < least:
         return
     where = enumeration([str(place) for place, _ in facts.parts.lines(part)[:2]])
@@ -203,7 +203,7 @@ def _line(
         return
     for place, by_rank in facts.parts.lines("code"):
         seconds = sum(by_rank.values()) / len(facts.parts.by_rank)
-        percent = facts.percent_of_mean(1e9 * seconds)
+        percent = facts.percent_of_parts(seconds)
         if percent >= least and any(text in place.text for text in texts):
             evidence = f"{ms(1e3 * seconds)} of each step ({percent:.0f} %) are spent at {place}."
             yield Finding(kind=kind, title=title, evidence=evidence, remedy=remedy, gain_percent=percent)
@@ -217,7 +217,7 @@ def copies(facts: Facts) -> Iterator[Finding]:
     moves = [(place, by_rank) for place, by_rank in facts.parts.lines("code") if any(m in place.text for m in _MOVES)]
     moves += facts.parts.lines("copies")
     seconds = sum(sum(by_rank.values()) for _, by_rank in moves) / max(1, len(facts.parts.by_rank))
-    percent, loader = facts.percent_of_mean(1e9 * seconds), _loader(facts)
+    percent, loader = facts.percent_of_parts(seconds), _loader(facts)
     pinned = loader is not None and loader.pin_memory
     waits = any("non_blocking" not in place.text for place, _ in moves)
     if percent < _LEAST_ON_DEVICE or (pinned and not waits):

@@ -145,7 +145,7 @@ def of_groups(timeline: TimelineModel, reducer: int | None, costs: ShardingCosts
     before = float(before_ns[rows].mean())
     made = replace(_workload(description, collectives[0], np.maximum(own, 0.0)), other_ns=before)
     how, on_host = _sharding(description, collectives[0]), not collectives[0].on_device
-    return RecordedSharding(made, found, how, float(step_ns[rows].mean()), on_host, replicas)
+    return RecordedSharding(made, found, how, float(np.median(step_ns[step_ns > 0])), on_host, replicas)
 
 
 def _mesh(description: Mapping[str, Any]) -> tuple[int, int]:

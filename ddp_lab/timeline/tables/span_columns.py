@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ...analysis import step_metrics
-from ...analysis.step_metrics import Breakdown, GradientSync, Overlap, milliseconds
+from ...analysis.step_metrics import PHASES, Breakdown, GradientSync, Overlap, TypicalStep, milliseconds, typical_parts
 from ...analysis.step_parts import SPANS, RankSteps
 from .activity import ActivityTable
 from .step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
 
 __all__ = ["SPAN_COLUMNS", "STEP_COLUMNS", "SYNC_COLUMNS", "Columns", "TableView", "span_columns", "step_columns"]
 __all__ += ["Waits", "breakdown_of", "device_rows", "joined", "net", "objects", "rank_steps", "sync_columns", "view_of"]
-__all__ += ["known_steps", "step_time", "together", "whole_steps"]
+__all__ += ["known_steps", "step_time", "together", "typical_step", "whole_steps"]
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -322,6 +322,28 @@ def breakdown_of(columns: Columns) -> Breakdown:
         by_rank[name] = np.full((len(number), len(ranks)), np.nan)
         by_rank[name][row, column] = columns[name]
     return step_metrics.breakdown(number.astype(np.int64), by_rank)
+
+
+def typical_step(columns: Columns) -> TypicalStep:
+    """Returns a typical one of the complete steps of one model, from columns of `Timeline.steps`."""
+    known = known_steps(columns)
+    together = breakdown_of(known)
+    ranks = np.unique(known["rank"])
+    usual, factor = step_metrics.usual_steps(together)
+    by_rank = [
+        typical_parts(breakdown_of({name: values[known["rank"] == rank] for name, values in known.items()}))
+        for rank in ranks
+    ]
+    return TypicalStep(
+        steps=together.step,
+        usual=together.step[usual],
+        factor=factor,
+        parts_ms=typical_parts(together),
+        ranks=tuple(ranks.tolist()),
+        by_rank_ms=np.array(by_rank).reshape(len(ranks), len(PHASES)),
+        overlapped_ms=factor * float(together.overlapped[usual].mean()) if usual.any() else float("nan"),
+        is_whole=bool(np.isfinite(together.measured).any()),
+    )
 
 
 def whole_steps(views: Sequence[TableView]) -> tuple[Breakdown, npt.NDArray[np.int64]]:

@@ -10,9 +10,9 @@ import pytest
 
 from ddp_lab.analysis.step_metrics import PHASES, Breakdown
 from ddp_lab.timeline.history import COLUMNS, StepHistory
+from ddp_lab.timeline.tables.span_columns import step_columns, typical_step
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views.overview import overview
-from ddp_lab.views.view_data import step_phases
 from tests.training_events import Training
 
 
@@ -20,7 +20,7 @@ def _steps(first: int, number: int) -> tuple[Breakdown, np.ndarray]:
     """Steps whose time is their number, a quarter of it exposed."""
     step = np.arange(first, first + number)
     parts = dict.fromkeys(PHASES, np.zeros(number)) | {"other": 0.75 * step, "exposed": 0.25 * step}
-    return Breakdown(step, **parts, whole=np.ones(number, bool)), step * 10**9
+    return Breakdown(step, **parts, measured=1.0 * step, overlapped=np.zeros(number)), step * 10**9
 
 
 def test_a_long_run_keeps_its_extremes() -> None:
@@ -108,7 +108,7 @@ def test_a_typical_step_of_two() -> None:
     for step in range(6):
         at += 10**7 * (1 + step % 2)
         training.feed(made, step, at)
-    single, both = (step_phases(made, 0, np.array(steps)) for steps in ([5], [4, 5]))
+    single, both = (typical_step(step_columns(made.views_of(0, np.array(steps)))) for steps in ([5], [4, 5]))
     whole = made.steps(0).groupby("step").step_ms.mean()
     assert single.total_ms == pytest.approx(whole[5], rel=0.01)
     assert both.total_ms == pytest.approx((whole[4] + whole[5]) / 2, rel=0.01)

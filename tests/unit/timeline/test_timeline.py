@@ -418,8 +418,8 @@ def test_summary_in_words() -> None:
     """The sentences name the exposed bucket, the overlapped share, the last rank, the late parameter and the losses."""
     text = _two_ranks().summary()
     assert text.splitlines() == [
-        "Net on 2 ranks, steps 3–9: 20.0 ms per step (median), of which 1.0 ms forward, 8.0 ms backward computation "
-        "and 4.0 ms exposed communication after it.",
+        "Net on 2 ranks, steps 3–9: 20.0 ms per step (median), of which 1.0 ms forward, 8.0 ms backward computation, "
+        "4.0 ms exposed communication and 7.0 ms everything else.",
         "2 buckets (2.86 MiB) per step, 6.0 ms in flight; 33 % of the communication overlapped with the backward "
         "computation.",
         "Bucket 1 (layer0, layer1) has the most exposed communication, 4.0 ms; its all-reduce takes 2.0 ms once all "

@@ -99,7 +99,7 @@ def test_the_figure_has_a_bar_for_each_part(timeline: Timeline) -> None:
     assert sum(len(trace.x) for trace in bars) >= 2 * 3 * 3
     assert all(isinstance(trace.marker.color, str) for trace in bars)
     assert "milliseconds" in figure.layout.xaxis.title.text
-    assert figure.layout.title.text == "Bucket timeline of DigitsNet: step 2"
+    assert figure.layout.title.text == "Bucket timeline of DigitsNet: step 1"  # of three: neither short nor long
     assert "last to launch: rank 1" in bars[0].customdata[1]
     figure = timeline_figure(timeline, step=1, ranks=[1])
     assert {name.split(" · ")[0] for trace in figure.data if trace.type == "bar" for name in trace.y} == {"rank 1"}

@@ -145,11 +145,11 @@ def test_before_and_after_a_change() -> None:
     found = compared(_trained(1, 30, 60, **FP16), 0)
     assert found["verdict"] == "faster"
     assert found["percent"] == pytest.approx(-50, abs=3)
-    assert [len(side["ms"]) for side in found["sides"]] == [27, 28]
-    assert [side["step"] for side in found["sides"]] == [3, 32]
+    assert [len(side["ms"]) for side in found["sides"]] == [27, 27]
+    assert [side["step"] for side in found["sides"]] == [3, 33]
     early = compared(_trained(1, 30, 36, **FP16), 0)
     assert "verdict" not in early
-    assert early["text"].startswith("4 steps after the change are too few")
+    assert early["text"].startswith("3 steps after the change are too few")
     timeline = Training(2, 3).trained(20, ms=20)
     assert compared(timeline, 0) == {"reducer": 0, "text": "", "sides": []}
     assert compared(_trained(0, 1, 40, rebuilt=True), 0)["sides"] == []
@@ -174,7 +174,7 @@ def test_a_fault_ends_what_is_compared() -> None:
     history.mark("end of slow layer: 40 ms before the gradient of 'layer0.weight'")
     history.train(replace(fine, late=plain.late), 2, 30)
     change = last_change(history.timeline, 0)
-    assert [steps.tolist() for steps in change.steps] == [list(range(42, 60)), list(range(62, 80))]
+    assert [steps.tolist() for steps in change.steps] == [list(range(43, 60)), list(range(63, 80))]
     assert min(ms.min() for ms in change.times) > 40
 
 

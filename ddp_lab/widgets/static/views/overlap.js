@@ -16,7 +16,7 @@ export class OverlapView {
     this.actions = actions;
     this.summary = element("div", { class: "ddp-summary", role: "status" });
     this.chart = new ChartCanvas("Step time breakdown (ms)", actions);
-    this.twin = new Twin("Time breakdown of the newest steps (ms, medians over the ranks)", ["step", "ms", ...PHASES.map((one) => one.name), "efficiency"]);
+    this.twin = new Twin("Time breakdown of the newest steps (ms, means over the ranks)", ["step", "ms", ...PHASES.map((one) => one.name), "efficiency"]);
     const keys = phaseLegend("from bottom to top of a column");
     this.named = element("p", { class: "ddp-sentence", role: "status" });
     this.parts = element("div", { class: "ddp-parts" });
