@@ -25,8 +25,19 @@ __all__ = ["about_me", "begin_journal", "number", "reach_models", "that_ends"]
 _LONGEST_LOGGED = 200  # characters
 
 
-def begin_journal(folder: Path, about: dict[str, Any], ranks: int) -> Callable[[str], None]:
-    path = journal.path_of(folder, about["rank"], about["restart"])
+def begin_journal(folder: Path, about: dict[str, Any], ranks: int, *, of_child: bool = False) -> Callable[[str], None]:
+    """Records from now on.
+
+    Args:
+        folder: for the journal.
+        about: of `about_me`.
+        ranks: of this host.
+        of_child: this process was started by the script.
+
+    Returns:
+        What ends the journal: to be called with how the program ended.
+    """
+    path = journal.path_of(folder, about["rank"], about["restart"], of_child=of_child)
     writer, last = JournalWriter(path, about, keep_events=max(100_000, KEEP_EVENTS // ranks)), _LastWords()
     return lambda how: writer.close(how, str(last))
 

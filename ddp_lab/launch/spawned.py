@@ -1,19 +1,22 @@
-"""Scripts that start their ranks themselves, with `torch.multiprocessing.spawn`, under `ddp-lab run`.
+"""Scripts that start their ranks themselves, with `torch.multiprocessing` or `multiprocessing`, under `ddp-lab run`.
 
-[Note: ranks that a script spawns]
+[Note: ranks that a script starts]
 Torch's agent starts such a script once, as a rank that it is not. Its children inherit the agent's variables: with
-these they would wait forever for a store that nobody serves. So the variables are taken away before they start, and
-each child writes the journal of its own rank: the number that `spawn` gives it. What examines ranks that hang, and what
-keeps the last events of a rank that is killed, know only the processes of the agent.
+these they would wait forever for a store that nobody serves. So each child forgets them first, as far as the script has
+not set them itself. A child may also load data, or write logs. It is a rank when it makes its first process group: from
+then on it writes a journal under the number that it has there. Where there are such journals, readers ignore that of
+the script itself. What examines ranks that hang, and what keeps the last events of a rank that is killed, know only the
+processes of the agent.
 """
 
 from __future__ import annotations
 
 import functools
+import multiprocessing.process
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,59 +27,119 @@ from ..formatting import line_name
 from ..machine import no_collector
 from .recorded_rank import about_me, begin_journal, reach_models, that_ends
 
-__all__ = ["SpawnedRank", "record_spawned_ranks"]
+__all__ = ["ChildProcess", "record_children"]
 
 _OF_THE_AGENT = ("TORCHELASTIC_", "GROUP_", "ROLE_", "LOCAL_", "MASTER_", "RANK", "WORLD_SIZE")  # as names begin
+_LOADS_DATA = "torch.utils.data"
 
 
 @dataclass(frozen=True)
-class SpawnedRank:
-    """What makes a child of the script record; picklable.
+class ChildProcess:
+    """What makes a child of the script record once it is a rank; picklable.
 
     Attributes:
         folder: for its journal.
         script: that is run. A child has imported it before: torch's own classes are observed, not replaced.
+        given: the variables of torch's agent.
+        place: where the script starts the child, to follow other words; "" if that is not known.
     """
 
     folder: Path
     script: str
+    given: Mapping[str, str]
+    place: str = ""
 
-    def run(self, size: int, function: Callable[..., Any], rank: int, *args: Any) -> Any:
-        """Calls the function of one of `size` ranks."""
-        with no_collector():
-            ending = [begin_journal(self.folder, {**about_me(self.script), "rank": rank, "world_size": size}, size)]
+    @property
+    def is_started_often(self) -> bool:
+        """Whether torch's agent has started the script several times: then its processes are ranks themselves."""
+        return int(self.given.get("WORLD_SIZE", 1)) > 1
+
+    @property
+    def too_many(self) -> str:
+        """What is wrong then if the script starts ranks, too."""
+        return (
+            f"the script starts its ranks itself{self.place}, and torch's agent has started it "
+            f"{self.given['WORLD_SIZE']} times: run it without --nproc-per-node"
+        )
+
+    def run(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """Calls the function, in the child."""
+        if self.is_started_often:
+            if "torch.distributed" in sys.modules:
+                self._refuse_other_ranks()
+            return function(*args, **named)
+        self._forget_the_agent()
+        ending: list[Callable[[str], None]] = []
+        if "torch.distributed" in sys.modules:  # else it would take seconds to import, perhaps for nothing
+            self._record_as_a_rank(ending)
         with that_ends(ending):
+            return function(*args, **named)
+
+    def _forget_the_agent(self) -> None:
+        """Removes the agent's variables; if the script has chosen a port, what it has set may have the same value."""
+        unchanged = [name for name, value in self.given.items() if os.environ.get(name) == value]
+        for name in unchanged:
+            if "MASTER_PORT" in unchanged or name.startswith("TORCHELASTIC_"):
+                del os.environ[name]
+
+    def _refuse_other_ranks(self) -> None:
+        """Makes a rank that is not the one of torch's agent fail, which would wait forever for a store."""
+        from torch.distributed import distributed_c10d
+
+        c10d: Any = distributed_c10d
+
+        meet = c10d.rendezvous
+
+        @functools.wraps(meet)
+        def checked(url: str, rank: int = -1, *args: Any, **named: Any) -> Any:
+            own = [name for name, value in self.given.items() if os.environ.get(name) != value]
+            if url.startswith("env:") and (own or rank not in (-1, int(self.given["RANK"]))):
+                raise DdpLabError(self.too_many)
+            return meet(url, rank, *args, **named)
+
+        c10d.rendezvous = checked
+
+    def _record_as_a_rank(self, ending: list[Callable[[str], None]]) -> None:
+        """Begins the journal when the first process group is made."""
+        from torch.distributed import distributed_c10d
+
+        c10d: Any = distributed_c10d
+
+        make = c10d._new_process_group_helper
+
+        @functools.wraps(make)
+        def first(size: int, rank: int, *args: Any, **named: Any) -> Any:
+            c10d._new_process_group_helper = make
             with no_collector():
+                about = {**about_me(self.script), "rank": rank, "world_size": size}
+                ending.append(begin_journal(self.folder, about, size, of_child=True))
                 reach_models(observe=True)
-            return function(rank, *args)
+            return c10d._new_process_group_helper(size, rank, *args, **named)
+
+        c10d._new_process_group_helper = first
 
 
-def record_spawned_ranks(rank: SpawnedRank, let_go: Callable[[], None]) -> None:
-    """From now on, ranks that the script spawns are recorded instead of this process.
-
-    Args:
-        rank: what they do.
-        let_go: called in this process before the first child starts: it is no rank.
-    """
-    import torch.multiprocessing as mp
-
-    spawning = sys.modules["torch.multiprocessing.spawn"]
-    start = spawning.start_processes
+def record_children(folder: Path, script: str) -> None:
+    """From now on, processes that the script starts record what they do as ranks; see `ChildProcess`."""
+    spawning: Any = sys.modules["torch.multiprocessing.spawn"]
+    given = {name: value for name, value in os.environ.items() if name.startswith(_OF_THE_AGENT)}
+    of_process: Any = multiprocessing.process.BaseProcess
+    start = of_process.start
 
     @functools.wraps(start)
-    def started(fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, *more: Any, **options: Any) -> Any:
-        size = int(os.environ.get("WORLD_SIZE", 1))
-        if size > 1:
-            raise DdpLabError(
-                f"the script starts its ranks itself{_line()}, and torch's agent has started it {size} times: run it "
-                "without --nproc-per-node"
-            )
-        let_go()
-        for name in [one for one in os.environ if one.startswith(_OF_THE_AGENT)]:
-            del os.environ[name]
-        return start(functools.partial(rank.run, nprocs, fn), args, nprocs, *more, **options)
+    def started(process: Any) -> None:
+        target: Any = getattr(process, "_target", None)
+        child = ChildProcess(folder, script, given, _line())
+        if target is spawning._wrap:
+            if child.is_started_often:
+                raise DdpLabError(child.too_many)
+            # It calls the first of the arguments, and keeps its error from who looks from outside.
+            process._args = (functools.partial(child.run, process._args[0]), *process._args[1:])
+        elif target is not None and not str(getattr(target, "__module__", "")).startswith(_LOADS_DATA):
+            process._target = functools.partial(child.run, target)
+        start(process)
 
-    spawning.start_processes = mp.start_processes = started  # type: ignore[attr-defined]
+    of_process.start = started
 
 
 def _line() -> str:

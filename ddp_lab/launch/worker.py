@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import runpy
@@ -23,10 +22,9 @@ from ..command_line import tell
 from ..engine.groups import script_interrupt
 from ..engine.processes.parent_watch import on_parent_exit
 from ..machine import no_collector
-from ..protocol import journal
 from .black_boxes import leave_in
 from .recorded_rank import about_me, begin_journal, number, reach_models, that_ends
-from .spawned import SpawnedRank, record_spawned_ranks
+from .spawned import record_children
 
 if TYPE_CHECKING:
     from ..engine.telemetry import Telemetry
@@ -67,8 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             script_interrupt.install(number("MASTER_PORT"))
             reach_models(observe=given.observe)
             if given.folder is not None:
-                rank = SpawnedRank(given.folder.absolute(), given.program)
-                record_spawned_ranks(rank, functools.partial(_give_up_journal, given.folder, ending))
+                record_children(given.folder.absolute(), given.program)
         try:
             _run(given.program, given.arguments, module=given.module)
         except RuntimeError:
@@ -79,13 +76,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _handle_signals() -> None:
     """Python calls the handler of a signal that came while the main thread waited in C++ no later than it enters a
     function: here, not in what would end the journal."""
-
-
-def _give_up_journal(folder: Path, ending: Sequence[Callable[[str], None]]) -> None:
-    """In the script itself, which is no rank."""
-    for finish in ending:
-        finish("finished")
-    journal.path_of(folder, number("RANK"), number("TORCHELASTIC_RESTART_COUNT")).unlink(missing_ok=True)
 
 
 def _let_control(invitation: Path) -> Callable[[str], None]:

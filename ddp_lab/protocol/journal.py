@@ -32,6 +32,7 @@ from ..files import open_regular
 
 MAGIC = b"DDPLJNL2"
 SUFFIX = ".journal"
+_OF_CHILD = ".child"
 ENDED_WITH_RUN = "ended with the run"  # how a rank ended that could not say it, when another one had failed
 JSON_FRAME = b"j"
 MOST_BYTES = 64 << 20  # of a message; the wire has the same limit
@@ -47,9 +48,22 @@ _EFFORT, _EFFORT_PER_BYTE, _EFFORT_OF_A_TRY = 64 << 20, 4, 1024
 _MOST_DOUBTS = 20
 
 
-def path_of(folder: Path, rank: int, restart: int = 0) -> Path:
-    """The path of a rank's journal; `restart`: how often torch's agent has restarted the workers."""
-    return folder / f"rank{rank}{f'.restart{restart}' if restart else ''}{SUFFIX}"
+def path_of(folder: Path, rank: int, restart: int = 0, *, of_child: bool = False) -> Path:
+    """The path of a rank's journal.
+
+    Args:
+        folder: of the run.
+        rank: which.
+        restart: how often torch's agent has restarted the workers.
+        of_child: the rank was started by the script, not by the agent.
+    """
+    return folder / f"rank{rank}{f'.restart{restart}' if restart else ''}{_OF_CHILD if of_child else ''}{SUFFIX}"
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The journals of a run, in the order of their names; without the script's own if the script has started ranks."""
+    found = sorted(folder.glob(f"*{SUFFIX}"))
+    return [path for path in found if path.name.endswith(f"{_OF_CHILD}{SUFFIX}")] or found
 
 
 def pack(frames: Sequence[bytes], number: int) -> bytes:
@@ -259,7 +273,7 @@ def news(folder: Path, have: Mapping[str, tuple[int, int]]) -> list[Piece]:
         ValueError: a journal's path is not a file.
     """
     found = []
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
+    for path in files_in(folder):
         try:
             file = open_regular(path)
         except FileNotFoundError:  # it existed when the folder was listed

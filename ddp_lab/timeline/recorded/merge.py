@@ -23,7 +23,7 @@ from ...analysis.clocks import ClockOffset, Moments, clock_offset
 from ...diagnostics.crashes import Failure, first_sentence
 from ...formatting import label_of, label_of_ranges
 from ...protocol.events import Batch, Kind
-from ...protocol.journal import SUFFIX, is_journal
+from ...protocol.journal import SUFFIX, files_in, is_journal
 from ..clocks import TIMES
 from ..model import TimelineModel
 from . import saved as saved_files
@@ -39,8 +39,7 @@ _ALL_OR_A_PART = "Give the files of all ranks, or accept a part of them (--parti
 _WAITS = re.compile("_?(allreduce|allgather|reduce_scatter|alltoall|barrier)")
 _NOTHING = (
     "nothing to report: the recorded processes entered no collective and built no DistributedDataParallel (a model on "
-    "one process needs none; ranks that the script starts itself are recorded only if torch.multiprocessing.spawn "
-    "starts them)"
+    "one process needs none; ranks that the script starts itself are recorded only if multiprocessing starts them)"
 )
 
 
@@ -218,7 +217,7 @@ def find_files(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
             continue
         inside = []
         for suffix, is_one in ((SUFFIX, is_journal), (".npz", saved_files.is_saved)):
-            for one in sorted(path.glob(f"*{suffix}")):
+            for one in files_in(path) if suffix == SUFFIX else sorted(path.glob(f"*{suffix}")):
                 try:
                     why = "" if is_one(one) else "it is not a recording"
                 except ValueError as error:

@@ -1,7 +1,9 @@
 """A script that starts its ranks itself, and fails in one of them if it is told to."""
 
 import os
+import socket
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -9,9 +11,16 @@ import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
 def worker(rank: int, size: int, store: str, fails: bool) -> None:
+    url = f"file://{store}" if store else None
+    dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
     assert "TORCHELASTIC_RUN_ID" not in os.environ
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     model = DistributedDataParallel(torch.nn.Linear(4, 4))
     for step in range(6):
         if fails and (rank, step) == (1, 3):
@@ -20,5 +29,26 @@ def worker(rank: int, size: int, store: str, fails: bool) -> None:
     dist.destroy_process_group()
 
 
+def listen(queue: Any) -> None:
+    """In a process that is no rank."""
+    assert queue.get() == "done"
+
+
 if __name__ == "__main__":
-    mp.spawn(worker, args=(2, os.path.abspath("store"), sys.argv[1:] == ["fails"]), nprocs=2)
+    store, [how] = os.path.abspath("store"), sys.argv[1:]
+    if how in ("spawn", "fails"):
+        mp.spawn(worker, args=(2, store, how == "fails"), nprocs=2)
+    else:
+        context = mp.get_context(how.removesuffix(" by variables"))
+        if how.endswith(" by variables"):
+            os.environ.update(MASTER_ADDR=os.environ["MASTER_ADDR"], MASTER_PORT=str(free_port()))
+            store = ""
+        queue = context.Queue()
+        started = [context.Process(target=worker, args=(rank, 2, store, False)) for rank in range(2)]
+        started.append(context.Process(target=listen, args=(queue,)))
+        for process in started:
+            process.start()
+        queue.put("done")
+        for process in started:
+            process.join()
+        sys.exit(max(process.exitcode for process in started))

@@ -166,9 +166,18 @@ def _spawns(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*run, *options], cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_a_script_that_starts_its_ranks_itself(tmp_path: Path) -> None:
-    """It runs as it is, and its ranks are recorded: the process that the agent has started is none."""
-    done = _spawns(tmp_path, str(SPAWNING))
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("spawn", marks=pytest.mark.soak),
+        "fork by variables",
+        *(pytest.param(f"{how} by variables", marks=pytest.mark.soak) for how in ("spawn", "forkserver")),
+    ],
+)
+def test_a_script_that_starts_its_ranks_itself(tmp_path: Path, how: str) -> None:
+    """It runs as it is, whether torch.multiprocessing.spawn or a process for each starts its ranks, which are recorded.
+    The process that the agent has started is none, nor is one that only waits."""
+    done = _spawns(tmp_path, str(SPAWNING), how)
     assert done.returncode == 0, done.stderr
     assert "Linear on 2 ranks" in done.stdout
     steps = Timeline.load(tmp_path / "run").steps()
@@ -183,11 +192,12 @@ def test_a_rank_that_a_script_has_started_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_script_that_starts_its_ranks_itself_is_started_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "by"), [("spawn", "mp.spawn("), ("fork by variables", "process.start(")])
+def test_a_script_that_starts_its_ranks_itself_is_started_twice(tmp_path: Path, how: str, by: str) -> None:
     """Then they would be too many: it is told at once."""
-    done = _spawns(tmp_path, "--standalone", "--nproc-per-node", "2", str(SPAWNING))
+    done = _spawns(tmp_path, "--standalone", "--nproc-per-node", "2", str(SPAWNING), how)
     assert done.returncode == 1
-    line = SPAWNING.read_text().splitlines().index('if __name__ == "__main__":') + 2
+    line = next(at for at, words in enumerate(SPAWNING.read_text().splitlines(), 1) if by in words)
     assert f"the script starts its ranks itself ({SPAWNING}:{line})" in done.stderr
     assert "run it without --nproc-per-node" in done.stderr
 
