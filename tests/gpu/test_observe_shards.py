@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch was built without NCCL"),
 ]
 
-STEPS, WIDTH, BLOCKS = 12, 256, 3
+STEPS, WIDTH, BLOCKS = 20, 256, 3
 GATHERS = ("forward_unshard", "backward_unshard")
 
 

@@ -19,7 +19,7 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
 for layer in model: fully_shard(layer, mesh=mesh)
 fully_shard(model, mesh=mesh)
-for _ in range(12): model(torch.ones(4, 256)).sum().backward()
+for _ in range(20): model(torch.ones(4, 256)).sum().backward()
 """
 
 

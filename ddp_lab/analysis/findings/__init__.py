@@ -16,7 +16,7 @@ from .facts import Facts, Finding, MeshDimension
 __all__ = ["Facts", "Finding", "MeshDimension", "findings", "has_speed", "headline", "parameter_groups", "ranks"]
 
 _LEAST_PERCENT = 0.5
-_FEWEST_STEPS = 5  # without the warm-up, to say something of their speed
+_FEWEST_STEPS = 17  # to say something of their speed: of 20 steps, the first 3 are warm-up and left out before
 _Rule = Callable[[Facts], Iterable[Finding]]
 
 _BETWEEN_RANKS: Final[tuple[_Rule, ...]] = (
@@ -54,7 +54,8 @@ def findings(facts: Facts | None) -> list[Finding]:
     """Returns all findings, the largest saving first.
 
     Findings that would save less than half a percent are omitted, except for options and parameters that have
-    no effect (`options.ALWAYS`). Of less than 5 steps there are only these, of a run that failed there are none.
+    no effect (`options.ALWAYS`). Of fewer than 20 steps, warm-up included, there are only these, of a run that failed
+    there are none.
 
     Args:
         facts: those of one model; None if no step is complete on every rank.

@@ -318,7 +318,7 @@ def _delayed(rank: int, size: int, late: int, block: int, phase: str, kind: str,
     if rank == late and phase:
         setattr(net.blocks[block], f"{phase}_delay", delay)
     with ddp_lab.observe(net):
-        train(net, rank, 10)
+        train(net, rank, 20)
 
 
 def _check_named(answers: list[Recorded], late: int, block: int, phase: str) -> None:
@@ -470,7 +470,7 @@ def _sized(rank: int, size: int, widths: list[int], whole: bool, made_by: str) -
         group(layer)
     group(net)
     ddp_lab.observe(net)
-    for step in range(12):
+    for step in range(20):
         net(batch(rank, step)).sum().backward()
 
 
@@ -499,7 +499,7 @@ def _kept(rank: int, size: int, resharded: bool) -> None:
         fully_shard(layer, reshard_after_forward=resharded)
     fully_shard(net)
     ddp_lab.observe(net)
-    for step in range(12):
+    for step in range(20):
         net(batch(rank, step)).sum().backward()
 
 

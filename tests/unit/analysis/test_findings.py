@@ -91,6 +91,18 @@ def test_a_straggler_costs_what_is_told() -> None:
     assert model.record().findings()[0] == one, "the largest gain comes first"
 
 
+def test_fewer_than_twenty_steps_say_nothing_of_speed() -> None:
+    """The same straggler is a finding of 20 steps, warm-up included, and of 19 it is not, nor in the summary; what has
+    no effect is told all the same."""
+    model = replace(TUNED, late=lambda rank, step: {9: 5.0} if rank == 1 else {})
+    model = replace(model, options={**model.options, "find_unused_parameters": True})
+    few, enough = model.record(19), model.record(20)
+    assert [one.kind for one in few.findings()] == ["find-unused-for-nothing"]
+    assert [one.kind for one in enough.findings()] == ["straggler", "find-unused-for-nothing"]
+    assert "falls behind" not in few.summary()
+    assert "falls behind" in enough.summary()
+
+
 def test_a_rank_that_is_late_as_a_whole() -> None:
     """20 % more on every layer of rank 0: no layer is to blame, the rank is. A forward that takes 6 ms longer on rank
     1: it starts its backward late."""
@@ -264,7 +276,7 @@ def test_every_finding_has_a_number(
     sizes = [random.choice([4, 4_000, MB]) for _ in range(count)]  # type: ignore[attr-defined]
     buckets = [list(range(i, min(i + of, count))) for i in range(0, count, of)]
     model = StepModel(gradients, sizes, buckets, ranks=ranks, start=start, per_mb=per_mb, tail=0.2)
-    told = model.record(8).findings()
+    told = model.record(20).findings()
     gains = [one.gain_percent for one in told]
     assert gains == sorted(gains, reverse=True)
     assert all(math.isfinite(gain) and 0 <= gain <= 100 for gain in gains)

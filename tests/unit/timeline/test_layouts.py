@@ -106,8 +106,8 @@ def test_few_steps_with_another_layout_are_not_judged() -> None:
     history.train(other, 2, 4)
     assert history.timeline.findings() == before
     assert "4 newer steps with another bucket layout are not enough" in str(views(history.timeline)["findings"]["text"])
-    history.train(other, 2, 6)
-    assert history.timeline.findings()[0].steps == (64, 70)
+    history.train(other, 2, 16)
+    assert history.timeline.findings()[0].steps == (64, 80)
     history, other = trained(), replace(MODEL, buckets=[[0, 1, 2], [3, 4, 5, 6, 7]])
     history.assign(other, 2)
     history.train(other, 2, 30)

@@ -51,7 +51,7 @@ USUAL = (
 
 def recorded(
     *,
-    steps: int = 8,
+    steps: int = 20,
     backend: str = "gloo",
     device: str = "cpu",
     late: float = 0.0,
@@ -155,7 +155,7 @@ def _events(rows: list[tuple[float, Kind, dict[str, int]]], first: int) -> np.nd
 def test_a_row_for_each_group() -> None:
     """Times, their exposed parts, counts and bytes of each step; a collective that ends in its call is exposed, too."""
     rows = recorded().parameter_groups()
-    assert len(rows) == 2 * 8 * 3
+    assert len(rows) == 2 * 20 * 3
     one = rows[(rows["rank"] == 0) & (rows["step"] == 5)].set_index("module")
     assert one["forward_unshard_ms"].tolist() == [2, 4, 10]
     assert one["forward_unshard_exposed_ms"].tolist() == [2, 4, 4]
@@ -229,7 +229,7 @@ STREAMED = (
 WAITED = 2 + 3 + 0.1 + 4 + 0.1 + 0.1 + 2 + 4
 
 
-def streamed(*, steps: int = 8, late: float = 0.0, kind: str = "fully_shard", announced: int | None = None) -> Timeline:
+def streamed(*, steps: int = 20, late: float = 0.0, kind: str = "fully_shard", announced: int | None = None) -> Timeline:
     """The same on devices, whose hosts are far ahead of them.
 
     Args:
@@ -405,7 +405,7 @@ def test_collectives_that_are_no_longer_kept() -> None:
 def test_the_view() -> None:
     """Lanes by group and rank, exposed parts as thin lines, a sentence with the share and the group that has most."""
     scene = parameter_groups_scene(recorded(late=6.0))
-    assert scene.title == "Parameter groups: step 7"
+    assert scene.title == "Parameter groups: step 19"
     assert "Exposed communication is " in scene.summary
     assert "for module blocks.1" in scene.summary
     assert "Rank 1 is late in the forward of blocks.0, by 6.0 ms." in scene.summary
@@ -417,7 +417,7 @@ def test_the_view() -> None:
     assert len(shown["table"]) == 6
     assert shown["table"][3][-3:] == ["in the forward of blocks.0, by 6.0 ms", "1000 B", "500 B"]
     assert shown["table"][0][4:6] == ["–", "–"]  # the root is gathered once
-    assert shown["words"] == [f"Step 7. {scene.summary}"]
+    assert shown["words"] == [f"Step 19. {scene.summary}"]
     assert parameter_groups_trait(parameter_groups_scene(Timeline())) == {
         "words": ["No model with fully_shard or replicate has been recorded yet."],
         "lanes": [],

@@ -14,7 +14,7 @@ from ddp_lab.timeline.recorded.player import Player
 from ddp_lab.timeline.timeline import Timeline
 from tests.training_events import Training
 
-STEPS, APART_MS = 10, 30
+STEPS, APART_MS = 20, 30
 
 # What a reader does with a recording, where `import torch` fails and no process may be started.
 WITHOUT_TORCH = """
@@ -49,7 +49,7 @@ class _Clock:
 
 
 def recorded(pause_ms: int = 0) -> Timeline:
-    """Ten steps of two ranks, 30 ms apart; before the last one comes a pause."""
+    """Twenty steps of two ranks, 30 ms apart; before the last one comes a pause."""
     timeline, training = Timeline(), Training(delays={(1, 1): 9.0}, forward_ms=2.0)
     for step in range(STEPS):
         late = pause_ms if step == STEPS - 1 else 0

@@ -386,7 +386,7 @@ def test_device_times_are_kept_apart() -> None:
     for rank in (0, 1):
         timeline.describe(rank, assignment([[2, 3], [0, 1]]))
         recorder = Recorder(rank)
-        for step in range(10):
+        for step in range(20):
             begin = (step + 1) * 50 * MS
             recorder.backward(step, begin, EARLY, 6.0)
             for bucket, (at, end) in enumerate([(3, 6), (8 + 20 * rank, 30)]):
@@ -416,9 +416,9 @@ def test_inspections() -> None:
 
 def test_summary_in_words() -> None:
     """The sentences name the exposed bucket, the overlapped share, the last rank, the late parameter and the losses."""
-    text = _two_ranks().summary()
+    text = _two_ranks(20).summary()
     assert text.splitlines() == [
-        "Net on 2 ranks, steps 3–9: 20.0 ms per step (median), of which 1.0 ms forward, 8.0 ms backward computation, "
+        "Net on 2 ranks, steps 3–19: 20.0 ms per step (median), of which 1.0 ms forward, 8.0 ms backward computation, "
         "4.0 ms exposed communication and 7.0 ms everything else.",
         "2 buckets (2.86 MiB) per step, 6.0 ms in flight; 33 % of the communication overlapped with the backward "
         "computation.",
