@@ -4,7 +4,7 @@
 Gloo ends ranks that enter different collectives, or the same with different sizes, before anybody waits; a rank whose
 peer has gone gets an error of the connection. Such ends are consequences. So the causes are sought in this order: the
 first collective that is not the same on all ranks of its group; a rank that failed with an error of its own, was
-killed, or had finished the program, while others had entered what it never entered.
+killed, or had finished the program or exited, while others had entered what it never entered.
 
 What a rank did since which step is read from its forwards: a step in which it made more of them than another rank is
 one whose backward it left out.
@@ -13,11 +13,11 @@ one whose backward it left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..formatting import counted, enumeration, ordinal, size
-from .calls import CALLED_ALONE, SAME_CALLS, SAME_TENSORS, Diagnosis
+from .calls import BUFFERS_ARE_BROADCAST, CALLED_ALONE, SAME_CALLS, SAME_TENSORS, Diagnosis
 from .rank_state import label
 
 __all__ = ["BUFFERS", "Entered", "Failure", "Group", "RankAtEnd", "Steps", "diagnose_crash", "first_sentence"]
@@ -25,7 +25,7 @@ __all__ += ["without_noise"]
 
 BUFFERS = "the buffers"
 """What a broadcast is for."""
-FINISHED, FAILED, KILLED, ENDED = "finished", "failed", "killed", "ended"
+FINISHED, EXITED, FAILED, KILLED, ENDED = "finished", "exited", "failed", "killed", "ended"
 
 # Of torch's own words, and of the transports', for a peer that is gone.
 _CONSEQUENCE = re.compile(
@@ -112,8 +112,8 @@ class RankAtEnd:
 
     Attributes:
         rank: its rank.
-        state: ``"finished"`` the program; ``"failed"`` with an error; ``"killed"`` by a signal; ``"ended"`` with the
-            run.
+        state: ``"finished"`` the program; ``"exited"`` with code 0 before its end; ``"failed"`` with an error;
+            ``"killed"`` by a signal; ``"ended"`` with the run.
         how: in words.
         entered: group -> number in the group, from 1 -> collective.
         steps: model -> its steps.
@@ -175,7 +175,7 @@ def diagnose_crash(ranks: Sequence[RankAtEnd], groups: Mapping[int, Group]) -> D
     own = [one for one in ranks if one.state == FAILED and not one.is_consequence]
     killed = [one for one in ranks if one.state == KILLED]
     aborted = [one for one in killed if "SIGABRT" in one.how]  # by Gloo, it may be
-    finished = [one for one in ranks if one.state == FINISHED]
+    finished = [one for one in ranks if one.state in (FINISHED, EXITED)]
     for culprits in (own, [one for one in killed if one not in aborted], finished, aborted):
         for number, group in sorted(groups.items()):
             if (found := _missing(ranks, culprits, number, group)) is not None:
@@ -209,13 +209,20 @@ def _different(ranks: Sequence[RankAtEnd], calls: Mapping[int, Entered], number:
     if len(models) == 1 and any(one.model < 0 for one in calls.values()):
         (model,) = models
         counts = _counts([by_rank[rank] for rank in calls], model)
-        return Diagnosis("backward", f"{sentence}{counts[0]}", counts[1])
+        remedy = counts[1] if counts[1] is _SKIP else _alone(calls.values(), counts[1])
+        return Diagnosis("backward", f"{sentence}{counts[0]}", remedy)
     if len({one.name for one in calls.values()}) > 1 or models:
-        return Diagnosis("mismatch", sentence, SAME_CALLS)
+        return Diagnosis("mismatch", sentence, _alone(calls.values(), SAME_CALLS))
     name = next(iter(calls.values())).name
     if all(one.purpose == BUFFERS for one in calls.values()):
         return Diagnosis("sizes", f"{sentence}{_buffers([by_rank[rank] for rank in calls])}", _BUFFERS)
-    return Diagnosis("sizes", sentence, _GATHER if name.startswith("all_gather") else SAME_TENSORS)
+    remedy = _GATHER if name.startswith("all_gather") else SAME_TENSORS
+    return Diagnosis("sizes", sentence, _alone(calls.values(), remedy))
+
+
+def _alone(calls: Iterable[Entered], remedy: str) -> str:
+    """The remedy of different collectives: another one if the forward of a model is among them."""
+    return BUFFERS_ARE_BROADCAST if any(one.purpose == BUFFERS for one in calls) else remedy
 
 
 def _buffers(ranks: Sequence[RankAtEnd]) -> str:
@@ -308,7 +315,8 @@ def _of_missing(culprit: RankAtEnd, waiting: RankAtEnd, number: int, call: Enter
     sentence = f"rank {culprit.rank} had {culprit.how}{_last(culprit)} without entering {what}, "
     sentence += f"in which rank {waiting.rank} waited for it."
     if call.model < 0:
-        return Diagnosis("ended", sentence, _SAME_BATCHES if call.sharded else SAME_CALLS)
+        remedy = f"{BUFFERS_ARE_BROADCAST} {_JOIN}" if call.purpose == BUFFERS else SAME_CALLS
+        return Diagnosis("ended", sentence, _SAME_BATCHES if call.sharded else remedy)
     counts = _counts([culprit, waiting], call.model)
     fewer = "" if counts[1] is _SKIP else _JOIN
     return Diagnosis("ended", f"{sentence}{counts[0]}", fewer or _SKIP)

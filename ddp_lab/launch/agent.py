@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 import itertools
 import os
@@ -374,6 +375,27 @@ def _kill_ranks() -> None:
                 tell(f"killed process {process.pid}, which had not ended yet")
 
 
+@contextlib.contextmanager
+def _exits_noted(boxes: BlackBoxes | None) -> Iterator[None]:
+    """Notes which ranks have exited with code 0 before torch's agent ends the others: it says nothing about them."""
+    from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+
+    theirs = SubprocessContext._close
+
+    @functools.wraps(theirs)
+    def close(context: SubprocessContext, *args: Any, **kwargs: Any) -> None:
+        processes = [one.proc for one in context.subprocess_handlers.values()]
+        if boxes is not None:
+            boxes.exited.update(one.pid for one in processes if one.poll() == 0)
+        theirs(context, *args, **kwargs)
+
+    SubprocessContext._close = close  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        SubprocessContext._close = theirs  # type: ignore[method-assign]
+
+
 def run_agent(given: argparse.Namespace, watch: HangWatch | None = None, boxes: BlackBoxes | None = None) -> int:
     """Runs torch's agent, and a watch beside it; returns its exit code.
 
@@ -392,7 +414,7 @@ def run_agent(given: argparse.Namespace, watch: HangWatch | None = None, boxes: 
 
     try:
         try:
-            with _second_signal_kills():
+            with _second_signal_kills(), _exits_noted(boxes):
                 run(given)
         finally:
             if watch is not None:

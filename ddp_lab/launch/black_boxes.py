@@ -7,11 +7,10 @@ again does that for its predecessor, before it uses the file itself.
 
 from __future__ import annotations
 
-import collections
 import json
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ import numpy.typing as npt
 from ..command_line import tell
 from ..protocol import black_box, events, journal
 from ..protocol.black_box import BlackBox
-from ..protocol.journal import ENDED_WITH_RUN
+from ..protocol.journal import BEFORE_ITS_END, ENDED_WITH_RUN, EXITED
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -30,30 +29,36 @@ if TYPE_CHECKING:
 
 __all__ = ["BlackBoxes", "leave_in"]
 
+_How = Callable[["Opening"], str]  # how the process of a journal ended that does not say it
+
 
 class BlackBoxes:
     """Files in memory, one for each rank of this host.
 
     Attributes:
         option: what a rank is told about them.
+        exited: process ids of ranks that have exited by themselves, with code 0.
     """
 
     def __init__(self, ranks: int) -> None:
         self._files = [os.memfd_create(f"ddp_lab-rank{number}") for number in range(ranks)]
         self.option = ",".join(map(str, self._files))
-        self._ends: Mapping[int, str] | None = None  # rank -> how its process ended; None: not known
+        self.exited: set[int] = set()
+        self._how: _How | None = None  # None: not known
 
     def note(self, failures: Mapping[int, ProcessFailure]) -> None:
         """Takes what torch's agent says of the ranks that failed; it has ended the others, with SIGTERM."""
         first = min(failures, key=lambda rank: failures[rank].timestamp, default=-1)
         killed = {rank: one.signal_name() for rank, one in failures.items() if one.exitcode < 0}
         killed = {rank: name for rank, name in killed.items() if name != "SIGTERM" or rank == first}
-        self._ends = collections.defaultdict(lambda: ENDED_WITH_RUN, {r: f"killed by {s}" for r, s in killed.items()})
+        ends = {rank: f"exit code {one.exitcode} {BEFORE_ITS_END}" for rank, one in failures.items() if one.exitcode > 0}
+        ends |= {rank: f"killed by {name}" for rank, name in killed.items()}
+        self._how = lambda one: EXITED if one.pid in self.exited else ends.get(one.rank, ENDED_WITH_RUN)
 
     def complete(self, folder: Path) -> None:
         """Appends to the journals in a folder what they lack: the last events, and how the process ended."""
         for file in self._files:
-            _complete(folder, file, self._ends)
+            _complete(folder, file, self._how)
 
     def close(self) -> None:
         for file in self._files:
@@ -85,18 +90,18 @@ def leave_in(agent: int, option: str, folder: Path) -> None:
         os.close(file)
 
 
-def _complete(folder: Path, file: int, ends: Mapping[int, str] | None) -> None:
+def _complete(folder: Path, file: int, how: _How | None) -> None:
     left = black_box.read(file)
     if left is None:
         return
     for path in folder.glob(f"*{journal.SUFFIX}"):
         try:
-            _append_to(path, left, ends)
+            _append_to(path, left, how)
         except (OSError, ValueError) as error:
             tell(f"{path} lacks the last events of its rank: {error}")
 
 
-def _append_to(path: Path, left: BlackBox, ends: Mapping[int, str] | None) -> None:
+def _append_to(path: Path, left: BlackBox, how: _How | None) -> None:
     """Appends what a journal lacks, if it is that of this process and does not say how the program ended."""
     from ..timeline.recorded.journal_messages import Decoder, End, Opening
 
@@ -115,8 +120,8 @@ def _append_to(path: Path, left: BlackBox, ends: Mapping[int, str] | None) -> No
     cursor = batches[-1].first + len(batches[-1].events) if batches else None
     made = [journal.json_frames("describe", descriptions=[one]) for one in _missing(left.descriptions, described)]
     made += [[bytes(frame) for frame in events.encode(one)] for one in _batches(opening, left.events, cursor)]
-    if ends is not None:
-        made.append(journal.json_frames("end", how=ends[opening.rank]))
+    if how is not None:
+        made.append(journal.json_frames("end", how=how(opening)))
     _append(path, made)
 
 

@@ -33,7 +33,10 @@ from ..files import open_regular
 MAGIC = b"DDPLJNL2"
 SUFFIX = ".journal"
 _OF_CHILD = ".child"
-ENDED_WITH_RUN = "ended with the run"  # how a rank ended that could not say it, when another one had failed
+# How a rank ended that could not say it: when another one had failed, or by itself, by os._exit for example.
+ENDED_WITH_RUN = "ended with the run"
+BEFORE_ITS_END = "before the end of the program"
+EXITED = f"exited with code 0 {BEFORE_ITS_END}"
 JSON_FRAME = b"j"
 MOST_BYTES = 64 << 20  # of a message; the wire has the same limit
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ...diagnostics.crashes import Entered, Failure, Group, RankAtEnd, Steps, diagnose_crash, without_noise
 from ...protocol.events import Kind
-from ...protocol.journal import ENDED_WITH_RUN
+from ...protocol.journal import ENDED_WITH_RUN, EXITED
 from ..model import TimelineModel
 from ..tables.collectives import GroupInfo, purpose_of
 from ..tables.span_columns import Columns
@@ -20,7 +20,7 @@ __all__ = ["failure_of"]
 _PARTED = ("all_gather", "gather", "scatter")  # their bytes are those of all ranks' parts
 _GOOD = ("finished", "saved")
 _INTERRUPTED = "interrupted"
-_VERBS = {"finished": "", "failed": "failed: ", "killed": "was ", "ended": ""}  # before how it ended
+_VERBS = {"finished": "", "exited": "", "failed": "failed: ", "killed": "was ", "ended": ""}  # before how it ended
 
 
 def failure_of(timeline: TimelineModel) -> Failure | None:
@@ -49,6 +49,8 @@ def _state(how: str) -> tuple[str, str]:
     """The state, and how it ended in words."""
     if how in _GOOD:
         return "finished", "finished the program"
+    if how == EXITED:
+        return "exited", how
     if how in ("killed", ENDED_WITH_RUN):
         return "ended", ENDED_WITH_RUN
     return ("killed", how) if how.startswith("killed by") else ("failed", without_noise(how))

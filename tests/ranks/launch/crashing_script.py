@@ -107,6 +107,23 @@ def exits() -> None:
     dist.all_reduce(ones)
 
 
+def exits_at_once() -> None:
+    dist.all_reduce(ones)
+    if rank == 1:
+        os._exit(0)
+    dist.barrier()
+
+
+def validates_on_one_rank() -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    model = DistributedDataParallel(network)
+    for _ in range(3):
+        model(torch.randn(4, 4)).square().sum().backward()
+    if rank == 0:
+        model(ones)
+    dist.broadcast(torch.ones(64), 0)
+
+
 def raises() -> None:
     dist.all_reduce(ones)
     if rank == 1:

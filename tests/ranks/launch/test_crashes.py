@@ -49,8 +49,25 @@ NORMAL = [
             "rank 0 ended early: RuntimeError: ",
         ],
     ),
+    (
+        "exits_at_once",
+        [
+            "rank 1 had exited with code 0 before the end of the program (its last collective: all_reduce #1 of 32 B",
+            f"without entering barrier #2 at {_function('exits_at_once', 'dist.barrier()')}, in which rank 0 waited",
+            "→ All ranks of a group must make the same calls in the same order.",
+        ],
+    ),
 ]
 SOAK = [
+    (
+        "validates_on_one_rank",
+        [
+            f"for the buffers at {_function('validates_on_one_rank', 'model(ones)')}",
+            f"of 256 B (float32) at {_function('validates_on_one_rank', 'broadcast')}",
+            "→ The forward of a DistributedDataParallel model broadcasts its buffers",
+            "To validate on one rank, call `model.module`.",
+        ],
+    ),
     (
         "skips_an_empty_batch",
         [

@@ -35,6 +35,7 @@ ABORTED, KILLED, STOPPED = (
     ("killed", "killed by SIGKILL"),
     ("ended", "ended with the run"),
 )
+EXITED = ("exited", "exited with code 0 before the end of the program")
 DONE, BROKEN, FAILED = ("finished", "finished the program"), ("failed", LOST), ("failed", OWN)
 
 
@@ -103,6 +104,17 @@ SITUATIONS = {
         rank(0, BROKEN, GATHER, replace(GATHER, purpose="layers.0 (forward)", sharded=True)),
         rank(1, DONE, GATHER),
     ],
+    "exited at once": [rank(0, BROKEN, SUM, BARRIER), rank(1, EXITED, SUM)],
+    "a validation on one rank": [rank(0, BROKEN, BUCKET, STATE), rank(1, ABORTED, BUCKET, BARRIER)],
+    "a validation on one rank, beside a backward": [
+        rank(0, BROKEN, BUCKET, STATE, steps=steps(1, 1)),
+        rank(1, ABORTED, BUCKET, BUCKET, steps=steps(2, 1)),
+    ],
+    "a validation on one rank, of which the result is broadcast": [
+        rank(0, BROKEN, BUCKET, STATE),
+        rank(1, ABORTED, BUCKET, replace(STATE, bytes=4, purpose="")),
+    ],
+    "a validation on one rank, the other has finished": [rank(0, BROKEN, BUCKET, STATE), rank(1, DONE, BUCKET)],
     "an error of its own": [rank(0, BROKEN, SUM, SUM), rank(1, FAILED, SUM)],
     "an error that all have": [rank(0, FAILED, SUM), rank(1, FAILED, SUM)],
     "an error before any collective": [rank(0, STOPPED), rank(1, FAILED)],
