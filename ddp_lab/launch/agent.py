@@ -389,7 +389,7 @@ def _exits_noted(boxes: BlackBoxes | None) -> Iterator[None]:
             boxes.exited.update(one.pid for one in processes if one.poll() == 0)
         theirs(context, *args, **kwargs)
 
-    SubprocessContext._close = close  # type: ignore[method-assign]
+    SubprocessContext._close = close  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

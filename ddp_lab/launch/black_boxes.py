@@ -51,7 +51,8 @@ class BlackBoxes:
         first = min(failures, key=lambda rank: failures[rank].timestamp, default=-1)
         killed = {rank: one.signal_name() for rank, one in failures.items() if one.exitcode < 0}
         killed = {rank: name for rank, name in killed.items() if name != "SIGTERM" or rank == first}
-        ends = {rank: f"exit code {one.exitcode} {BEFORE_ITS_END}" for rank, one in failures.items() if one.exitcode > 0}
+        exits = {rank: one.exitcode for rank, one in failures.items() if one.exitcode > 0}
+        ends = {rank: f"exit code {code} {BEFORE_ITS_END}" for rank, code in exits.items()}
         ends |= {rank: f"killed by {name}" for rank, name in killed.items()}
         self._how = lambda one: EXITED if one.pid in self.exited else ends.get(one.rank, ENDED_WITH_RUN)
 

@@ -24,14 +24,17 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from .. import native, recording
 from ..renamed import with_former_names
 from .core import agreement, buckets, comm_hooks, parameters, process_groups
+from .core.buffers import UnchangedBuffers
 from .core.outputs import find_tensors
 from .distributed import DistributedDataParallel
 from .monitoring import activity, inspection
+from .monitoring.accumulation import AccumulationWatch
 from .observe_shards import ShardObservation, observe_every_root, observe_root, state_of
 
 __all__ = ["EveryModel", "Observation", "observe", "observe_every_model", "observed_number"]
 
 _C = native.load()
+_BUFFERS = _C.USES.index("buffers")
 
 _observations: weakref.WeakKeyDictionary[TorchDDP, Observation] = weakref.WeakKeyDictionary()
 
@@ -61,6 +64,7 @@ class Observation:
             process_group_index=process_groups.group_index(model.process_group),
             static_graph=model.static_graph,
         )
+        self._accumulation = AccumulationWatch(self, lambda one: (one.reducer.step(), one.model_id))
         self._rebuilt = model._has_rebuilt_buckets
         self._assignment: list[list[int]] = self.reducer.read_buckets(rebuilt=False)
         self._described = self._what_is_described(model)
@@ -69,6 +73,7 @@ class Observation:
     def start(self, model: TorchDDP) -> None:
         """Adds the hooks."""
         self.reducer.start()
+        self._accumulation.follow(self._parameters)
         hooks = _ForwardHooks(self)
         self._handles = [
             model.register_forward_pre_hook(hooks.before, prepend=True),
@@ -76,17 +81,20 @@ class Observation:
         ]
         if model.mixed_precision is not None:
             self._follow_mixed_precision(model)
+        model._sync_buffers = _BufferBroadcast(self, model)  # type: ignore[method-assign]
         self._describe(model)
 
     def remove(self) -> None:
         """Removes all hooks; the model continues as if it had never been observed. A second call does nothing."""
         self.reducer.stop()
+        self._accumulation.remove()
         for handle in self._handles:
             handle.remove()
         self._handles = []
         model = self._model()
         if model is not None:
-            vars(model).pop("_fire_reducer_autograd_hook", None)
+            for name in ("_fire_reducer_autograd_hook", "_sync_buffers"):
+                vars(model).pop(name, None)
             if _observations.get(model) is self:
                 del _observations[model]
 
@@ -168,6 +176,34 @@ class _ForwardHooks:
         if self._observation is not None and torch.is_grad_enabled():
             self._observation.describe_if_changed(model)
             self._observation.reducer.end_forward(find_tensors(output), model.require_backward_grad_sync)
+
+
+class _BufferBroadcast:
+    """Torch's `_sync_buffers` of a model, which says what it communicates for, and which buffers never change."""
+
+    def __init__(self, observation: Observation, model: TorchDDP) -> None:
+        self._observation, self._model = observation, weakref.ref(model)
+        self._unchanged = UnchangedBuffers()
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[TorchDDP | None, str]]:
+        return getattr, (self._model(), "_sync_buffers")  # a copied or unpickled model has torch's own
+
+    def __call__(self) -> None:
+        model, observation = self._model(), self._observation
+        assert model is not None, "it calls this"
+        if not hasattr(model, "buffer_hook"):
+            self._unchanged.before_broadcast(self._find, observation.model_id, observation.reducer.step())
+        before = _C.set_purpose(-1, -1, _BUFFERS)
+        try:
+            TorchDDP._sync_buffers(model)
+        finally:
+            _C.set_purpose(*before)
+
+    def _find(self) -> dict[str, torch.Tensor]:
+        model = self._model()
+        assert model is not None, "it calls this"
+        model._assign_modules_buffers()
+        return model.named_module_buffers
 
 
 @overload
@@ -280,5 +316,5 @@ def _options(model: TorchDDP) -> dict[str, Any]:
 
 # torch.compile leaves them, and what they call, alone: see [Note: what torch.compile sees]
 _skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
-for _hook in (_ForwardHooks.before, _ForwardHooks.after):
+for _hook in (_ForwardHooks.before, _ForwardHooks.after, _BufferBroadcast.__call__):
     eval_frame.set_code_exec_strategy(_hook.__code__, _skip)

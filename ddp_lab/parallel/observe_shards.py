@@ -39,6 +39,7 @@ from .. import native, recording
 from ..protocol.events import Kind
 from .core import agreement, process_groups
 from .monitoring import activity, group_collectives
+from .monitoring.accumulation import AccumulationWatch
 
 __all__ = ["ShardObservation", "observe_every_root", "observe_root", "state_of", "unobserved"]
 
@@ -98,9 +99,13 @@ class ShardObservation:
         self._reductions: list[Any] = []  # of a device, for which no stream has waited yet, the oldest first
         self._last_reduction: Any = None
         self._wait: Any = None  # what the current stream waits for
+        self._accumulation = AccumulationWatch(self, lambda one: (one._step, one.model_id))
 
     def start(self, root: nn.Module) -> None:
         """Wraps, and adds the hooks of the root."""
+        self._accumulation.follow(
+            (one.sharded_param for group in self._groups for one in group.fsdp_params), hook=False
+        )
         for number, group in enumerate(self._groups):
             self._wrap(group, "unshard", self._unshard(number, group))
             self._wrap(group, "use_training_state", self._use_training_state(group))
@@ -227,11 +232,14 @@ class ShardObservation:
 
     def _post_backward(self, number: int, group: Any) -> Callable[..., Any]:
         theirs, on_device = group.post_backward, group.device.type != "cpu"
-        set_purpose, model_id = _C.set_purpose, self.model_id
+        set_purpose, model_id, smallest = _C.set_purpose, self.model_id, self._smallest_trained(group)
 
         def post_backward(*args: Any) -> Any:
             if group.reduce_grads:
                 self._record(_READY, number)
+                if smallest is not None:
+                    gradient = smallest.sharded_param.grad
+                    self._accumulation.before_accumulation(getattr(gradient, "_local_tensor", gradient))
             self._launched, self._posting = False, True
             if on_device and group.reduce_grads and not group.reshard_after_backward:
                 self._wait_for_oldest()
@@ -251,6 +259,12 @@ class ShardObservation:
             return result
 
         return post_backward
+
+    def _smallest_trained(self, group: Any) -> Any:
+        """The smallest trained parameter of the model, if it is in this group."""
+        trained = [one for other in self._groups for one in other.fsdp_params if one.sharded_param.requires_grad]
+        smallest = min(trained, key=_sharded_bytes, default=None)
+        return smallest if smallest in group.fsdp_params else None
 
     def _reshard(self, group: Any) -> Callable[[], Any]:
         theirs = group.reshard

@@ -148,6 +148,22 @@ _KINDS: dict[str, _Check] = {
     ),
     "gone": _record({"reducer": _REDUCER}),
     "buffers": _record({"buffers": _list(_record({"name": text, "shape": _list(_COUNT)}))}),
+    "unchanged_buffers": _record(
+        {
+            "reducer": _REDUCER,
+            "step": _STEP,
+            "looks": _COUNT,
+            "buffers": _list(_record({"name": text, "bytes": _COUNT})),
+            "bytes": _COUNT,
+        }
+    ),
+    "accumulation": _record(
+        {
+            "reducer": _REDUCER,
+            "step": _STEP,
+            **dict.fromkeys(("optimizer_steps", "backwards", "fewest", "most"), _COUNT),
+        }
+    ),
     "group": _record(
         {"index": _OWN, "name": text, "ranks": _list(_RANK)},
         {"description": text, "mesh_dimension": text, "backend": text},

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..analysis import stragglers
-from ..analysis.findings import Facts, MeshDimension, ranks
+from ..analysis.findings import Accumulation, Facts, MeshDimension, UnchangedBuffers, ranks
 from ..analysis.findings.parameter_groups import words_of_phase
 from ..analysis.parameter_groups import BEFORE, KINDS, GroupedSteps, ModelCollectives, late_groups, missed_prefetches
 from ..analysis.steps import Steps
@@ -28,8 +28,9 @@ from .tables.collectives import GroupInfo
 from .tables.span_columns import Columns, TableView, device_rows, step_columns, typical_step
 from .tables.step_table import BUCKET_FIELDS, STEP_FIELDS
 
-__all__ = ["ANALYSED_STEPS", "FEWEST_STEPS", "WARM_UP", "Layout", "SideBySide", "aligned", "alike", "facts"]
-__all__ += ["grouped_steps", "late_places", "layouts", "mesh_dimensions", "newest", "step_to_draw"]
+__all__ = ["ANALYSED_STEPS", "FEWEST_STEPS", "WARM_UP", "Layout", "SideBySide", "accumulation", "aligned", "alike"]
+__all__ += ["facts", "grouped_steps", "late_places", "layouts", "mesh_dimensions", "newest", "step_to_draw"]
+__all__ += ["unchanged_buffers"]
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -346,6 +347,65 @@ def mesh_dimensions(found: Facts, groups: Sequence[GroupInfo], columns: Callable
             )
         )
     return made
+
+
+def unchanged_buffers(
+    found: Facts, described: Mapping[int, Mapping[str, Any]], columns: Callable[[], Columns]
+) -> UnchangedBuffers | None:
+    """The buffers that all ranks have seen unchanged, if their broadcast lies in the forwards of these steps.
+
+    Args:
+        found: the facts.
+        described: rank -> its newest description of type ``"unchanged_buffers"``.
+        columns: makes the columns of `Timeline.collectives`.
+    """
+    ranks = found.steps.ranks
+    if not len(found.steps) or not all(described.get(rank, {}).get("buffers") for rank in ranks):
+        return None
+    of_rank = [described[rank] for rank in ranks]
+    sizes = {one["name"]: int(one["bytes"]) for one in of_rank[0]["buffers"]}
+    names = [name for name in sizes if all(any(name == one["name"] for one in told["buffers"]) for told in of_rank)]
+    ns = _in_forwards(found.steps, columns())
+    of_bytes = max(int(one["bytes"]) for one in of_rank)
+    if not names or not ns > 0:
+        return None
+    looks, step = min(int(one["looks"]) for one in of_rank), min(int(one["step"]) for one in of_rank)
+    total = sum(sizes[name] for name in names)
+    return UnchangedBuffers(names, total, max(of_bytes, total), looks, step, ns)
+
+
+def _in_forwards(steps: Steps, rows: Columns) -> float:
+    """The time from all ranks' entering to the end of broadcasts of buffers in a forward: of the slowest rank, the
+    median over the steps; 0 if it is not known."""
+    broadcasts = (rows["use"] == "buffers") & np.isfinite(rows["transfer_ms"])
+    took = np.zeros((len(steps.ranks), len(steps)))
+    for number, rank in enumerate(steps.ranks):
+        own = broadcasts & (rows["rank"] == rank)
+        entered, within = rows["entered_ns"][own], np.maximum.accumulate(steps.forward_begin[number])
+        row = np.searchsorted(within, entered, side="right") - 1
+        inside = (row >= 0) & (entered <= steps.forward_end[number][row])
+        np.add.at(took[number], row[inside], 1e6 * rows["transfer_ms"][own][inside])
+    slowest = took.max(axis=0)
+    return float(np.median(slowest[slowest > 0])) if (slowest > 0).any() else 0.0
+
+
+def accumulation(found: Facts, described: Mapping[int, Mapping[str, Any]]) -> Accumulation | None:
+    """The optimizer steps before which all ranks have seen several backwards that reduced their gradients.
+
+    Args:
+        found: the facts.
+        described: rank -> its newest description of type ``"accumulation"``.
+    """
+    told = [described.get(rank, {}) for rank in found.steps.ranks]
+    if not told or not all(one.get("optimizer_steps") for one in told):
+        return None
+    least = min(told, key=lambda one: int(one["optimizer_steps"]))
+    return Accumulation(
+        optimizer_steps=int(least["optimizer_steps"]),
+        backwards=int(least["backwards"]),
+        fewest=min(int(one["fewest"]) for one in told),
+        most=max(int(one["most"]) for one in told),
+    )
 
 
 def _late_in_groups(found: Facts, groups: GroupedSteps) -> list[LatePlace]:

@@ -386,6 +386,11 @@ class TimelineModel:
         with self._lock:
             return list(self._book.groups.groups.values())
 
+    def noticed(self, kind: str, model: int) -> dict[int, dict[str, Any]]:
+        """Rank -> the newest description of this type (one of `NOTICED`) of a model."""
+        with self._reading():
+            return dict(self._book.noticed.get((kind, model), {}))
+
     def buffer_shapes(self) -> dict[int, dict[str, tuple[int, ...]]]:
         """Rank -> name -> the last shape of the buffers that DistributedDataParallel has broadcast."""
         with self._reading():

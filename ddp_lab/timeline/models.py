@@ -29,6 +29,8 @@ __all__ = ["FLEETING", "KINDS_WITH_GROUPS", "ReducerBook"]
 _PLACE_FIELDS = (("part", "code"), ("name", "?"), ("text", ""), ("workers", -1), ("pin_memory", False))
 # Types of descriptions that come with each step: only the newest are kept.
 FLEETING = ("gradients", "drift", "value", "buffers")
+NOTICED = ("unchanged_buffers", "accumulation")
+"""Types of descriptions of what a rank has noticed of a model: of each only the newest counts."""
 KINDS_WITH_GROUPS = ("fully_shard", "replicate")
 """Of models whose description is of parameter groups instead of buckets."""
 _MOST_VALUES = 20_000  # of a name, of all ranks
@@ -55,6 +57,7 @@ class ReducerBook:
         self.processes: dict[int, dict[str, Any]] = {}  # rank -> facts about its process
         self.watched = GradientBook()
         self.memory: dict[int, dict[int, dict[str, Any]]] = {}  # number here -> rank -> its newest measured step
+        self.noticed: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}  # (type, number here) -> rank
         self.buffers: dict[int, dict[str, tuple[int, ...]]] = {}  # rank -> name -> its last shape
         self.logged: dict[str, deque[tuple[int, dict[str, Any]]]] = {}  # name -> rank, description
 
@@ -148,6 +151,9 @@ class ReducerBook:
         elif kind == "memory":
             made["reducer"] = self.number(rank, life, made["reducer"])
             self.memory.setdefault(made["reducer"], {})[rank] = made
+        elif kind in NOTICED:
+            made["reducer"] = self.number(rank, life, made["reducer"])
+            self.noticed.setdefault((kind, made["reducer"]), {})[rank] = made
         elif kind == "value":
             self.logged.setdefault(made["name"], deque(maxlen=_MOST_VALUES)).append((rank, made))
         elif kind == "buffers":

@@ -29,6 +29,7 @@ from . import group_words, judged_steps, what_if, workloads
 from . import summary as words
 from .clocks import HostClock, clocks_of
 from .model import TimelineModel
+from .models import NOTICED
 from .recorded import chrome_trace, merge, saved
 from .recorded.player import Player
 from .records import Inspection, Kept, LatePlace, RankStatus, ReducerInfo
@@ -357,6 +358,12 @@ class Timeline(TimelineModel):
         found = replace(found, parts=self.parts(chosen.reducer), processes=self.processes())
         found = replace(found, failed=self.failure is not None)
         found = replace(found, dimensions=judged_steps.mesh_dimensions(found, self.groups(), self.collective_columns))
+        buffers, accumulated = (self.noticed(kind, chosen.reducer) for kind in NOTICED)
+        found = replace(
+            found,
+            unchanged=judged_steps.unchanged_buffers(found, buffers, self.collective_columns),
+            accumulation=judged_steps.accumulation(found, accumulated),
+        )
         parts = self.collectives_in(views)
         if layout.description is None or len(parts) < len(views):
             return found

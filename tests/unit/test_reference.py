@@ -27,7 +27,7 @@ INTERNAL = {
         "history",
         "judged",
     }
-    | {"judgement", "layouts", "model_with_groups", "parameter_group_columns", "parts_of", "processes"}
+    | {"judgement", "layouts", "model_with_groups", "noticed", "parameter_group_columns", "parts_of", "processes"}
     | {"set_status", "settled", "step_columns", "sync_columns", "taken_once", "views", "views_of"},
 }
 

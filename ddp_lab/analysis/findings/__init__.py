@@ -11,9 +11,20 @@ from typing import Final
 
 from ...formatting import counted, step_range
 from . import buckets, mesh, options, parameter_groups, program, ranks
-from .facts import Facts, Finding, MeshDimension
+from .facts import Accumulation, Facts, Finding, MeshDimension, UnchangedBuffers
 
-__all__ = ["Facts", "Finding", "MeshDimension", "findings", "has_speed", "headline", "parameter_groups", "ranks"]
+__all__ = [
+    "Accumulation",
+    "Facts",
+    "Finding",
+    "MeshDimension",
+    "UnchangedBuffers",
+    "findings",
+    "has_speed",
+    "headline",
+    "parameter_groups",
+    "ranks",
+]
 
 _LEAST_PERCENT = 0.5
 _FEWEST_STEPS = 17  # to say something of their speed: of 20 steps, the first 3 are warm-up and left out before
@@ -27,6 +38,7 @@ _BETWEEN_RANKS: Final[tuple[_Rule, ...]] = (
     buckets.order,
     buckets.last_parameter,
     options.communication,
+    options.reduced_in_each_backward,
     program.shared_cores,
 )
 _OF_THE_PROGRAM: Final[tuple[_Rule, ...]] = (
@@ -42,6 +54,7 @@ _OF_THE_PROGRAM: Final[tuple[_Rule, ...]] = (
 _OF_A_RANK: Final[tuple[_Rule, ...]] = (
     options.unused_parameters,
     options.search_of_unused,
+    options.unchanged_buffers,
     options.copies,
     options.small_tensors,
     *_OF_THE_PROGRAM,

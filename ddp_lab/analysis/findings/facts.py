@@ -21,7 +21,7 @@ from ..step_parts import StepParts
 from ..steps import Replay, Steps
 from ..stragglers import LastRanks, Late, last_ranks
 
-__all__ = ["Facts", "Finding", "MeshDimension"]
+__all__ = ["Accumulation", "Facts", "Finding", "MeshDimension", "UnchangedBuffers"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Finding:
             ``"static-graph-possible"``, ``"straggler"``, ``"ranks-disturbed"``, ``"communication-bound"``,
             ``"copy-cost"``, ``"small-tensors"``, ``"shared-cores"``, ``"data-loading"``, ``"other-collectives"``,
             ``"evaluation-cost"``, ``"logging-cost"``, ``"checkpoint-cost"``, ``"program-line"``, ``"value-read"``,
-            ``"blocking-copies"`` or ``"context-on-other-gpu"``; of models with `fully_shard` or `replicate`:
+            ``"blocking-copies"``, ``"context-on-other-gpu"``, ``"unchanged-buffers"`` or
+            ``"reduced-in-each-backward"``; of models with `fully_shard` or `replicate`:
             ``"late-parameter-group"``, ``"exposed-unshard"``, ``"exposed-backward-unshard"``,
             ``"parameter-groups-too-small"`` or ``"parameter-group-too-large"``; of a `DeviceMesh`:
             ``"mesh-dimension-between-hosts"``.
@@ -84,6 +85,43 @@ class MeshDimension:
 
 
 @dataclass(frozen=True)
+class UnchangedBuffers:
+    """Buffers that each forward broadcasts although they had the same values in each look at them, on all ranks.
+
+    Attributes:
+        names: theirs.
+        bytes: of them.
+        of_bytes: of all buffers that are broadcast.
+        looks: how often each rank has compared them.
+        step: of the last look.
+        ns: how long the broadcast of all buffers takes in a forward, once all ranks have entered it.
+    """
+
+    names: Sequence[str]
+    bytes: int
+    of_bytes: int
+    looks: int
+    step: int
+    ns: float
+
+
+@dataclass(frozen=True)
+class Accumulation:
+    """Optimizer steps before which several backwards added up gradients, and each of them reduced them.
+
+    Attributes:
+        optimizer_steps: how many of them there were, one after the other.
+        backwards: in all of them.
+        fewest, most: backwards of one of them.
+    """
+
+    optimizer_steps: int
+    backwards: int
+    fewest: int
+    most: int
+
+
+@dataclass(frozen=True)
 class Facts:
     """What findings are based on: one model with one bucket layout.
 
@@ -102,6 +140,8 @@ class Facts:
         processes: rank -> facts about its process: ``host``, ``cores``, ``threads``, and for GPUs ``contexts``.
         dimensions: of the `DeviceMesh`, whose groups communicate in these steps; empty if they all lie in one host.
         sparse: whether some gradients are sparse, which hooks that compress do not take.
+        unchanged: buffers that are broadcast although they never change; None if there are none.
+        accumulation: of gradients that each backward reduces; None if there is none.
         failed: whether the run ended early: then its speed is not what to look at.
         typical: one of the steps as they usually are: the numbers of overview, summary and report.
     """
@@ -120,6 +160,8 @@ class Facts:
     processes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     dimensions: Sequence[MeshDimension] = ()
     sparse: bool = False
+    unchanged: UnchangedBuffers | None = None
+    accumulation: Accumulation | None = None
     failed: bool = False
     typical: TypicalStep | None = None
 

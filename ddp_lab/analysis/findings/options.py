@@ -7,11 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from ...formatting import ms, names, size
+from ...formatting import counted, ms, names, size
 from ..steps import SLOWEST_COPY, fit_line
-from .facts import Facts, Finding
+from .facts import Accumulation, Facts, Finding
 
-__all__ = ["ALWAYS", "communication", "copies", "search_of_unused", "small_tensors", "unused_parameters"]
+__all__ = ["ALWAYS", "accumulation_words", "communication", "copies", "reduced_in_each_backward", "search_of_unused"]
+__all__ += ["small_tensors", "unchanged_buffers", "unused_parameters"]
 
 ALWAYS: Final = (
     *("find-unused-for-nothing", "static-graph-possible", "unused-parameters"),
@@ -107,6 +108,53 @@ def communication(facts: Facts) -> Iterator[Finding]:
         f"{size(sum(replay.bytes))} of gradients.",
         remedy="; or: ".join(remedies) + ".",
         gain_percent=max(compressed, seldom),
+    )
+
+
+def accumulation_words(found: Accumulation) -> tuple[str, str, float]:
+    """Title and evidence of gradients that are reduced in each backward, and the share of reductions not needed."""
+    of_one = f"{found.most}" if found.fewest == found.most else f"{found.fewest} to {found.most}"
+    title = f"Gradients are reduced in each of the {of_one} backwards of an optimizer step."
+    evidence = (
+        f"In {counted(found.optimizer_steps, 'optimizer step')} in a row, {found.backwards} backwards added up "
+        f"gradients, and each of them reduced them; {found.optimizer_steps} reductions would do."
+    )
+    return title, evidence, 1 - found.optimizer_steps / found.backwards
+
+
+def reduced_in_each_backward(facts: Facts) -> Iterator[Finding]:
+    """Gradient accumulation without no_sync()."""
+    if facts.accumulation is None:
+        return
+    title, evidence, share = accumulation_words(facts.accumulation)
+    exposed = float(np.median(facts.replay.base - facts.replay.computed().max(axis=0)))
+    yield Finding(
+        kind="reduced-in-each-backward",
+        title=title,
+        evidence=f"{evidence} Each step here is one backward, with {ms(exposed / 1e6)} of exposed communication.",
+        remedy="Run all but the last forward and backward of an optimizer step in `with model.no_sync():`.",
+        gain_percent=facts.percent(share * exposed),
+    )
+
+
+def unchanged_buffers(facts: Facts) -> Iterator[Finding]:
+    """Buffers that each forward broadcasts although they never change."""
+    found = facts.unchanged
+    if found is None:
+        return
+    every, count = found.bytes == found.of_bytes, len(found.names)
+    which = f"{counted(count, 'buffer')} ({size(found.bytes)}) that {'has' if count == 1 else 'have'} not changed"
+    of_which = f"buffers, of which {count} ({size(found.bytes)} of {size(found.of_bytes)}) did not change"
+    whole = "Build the model with broadcast_buffers=False (forward_sync_buffers=False where torch has that)"
+    ignore = "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)"
+    part = f"Leave them out of it (call {ignore} before)"
+    yield Finding(
+        kind="unchanged-buffers",
+        title=f"Each forward waits {ms(found.ns / 1e6)} for the broadcast of {which if every else of_which}: "
+        f"{names(found.names)}.",
+        evidence=f"On all ranks they had the same values in {found.looks} looks, the last at step {found.step}.",
+        remedy=f"{whole if every else part}, or keep constants as plain attributes instead of buffers.",
+        gain_percent=facts.percent(found.ns * found.bytes / found.of_bytes),
     )
 
 

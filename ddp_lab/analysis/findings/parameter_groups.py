@@ -8,9 +8,20 @@ from typing import Final
 import numpy as np
 
 from ...formatting import counted, ms, names, size
-from ..parameter_groups import BACKWARD, BACKWARD_UNSHARD, BEFORE, FORWARD, FORWARD_UNSHARD, REDUCE, GroupedSteps
+from ..parameter_groups import (
+    ALL_REDUCE,
+    BACKWARD,
+    BACKWARD_UNSHARD,
+    BEFORE,
+    FORWARD,
+    FORWARD_UNSHARD,
+    REDUCE,
+    REDUCE_SCATTER,
+    GroupedSteps,
+)
 from ..steps import fit_line
 from .facts import Facts, Finding
+from .options import accumulation_words
 
 __all__ = ["RULES", "words_of_phase"]
 
@@ -120,6 +131,27 @@ def _gathered_again(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
     )
 
 
+def _accumulated(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
+    """Gradient accumulation that reduces in each backward."""
+    if facts.accumulation is None:
+        return
+    waits = found.exposed[[REDUCE_SCATTER, ALL_REDUCE]].sum(axis=0)
+    if not np.isfinite(waits).all():
+        return
+    title, evidence, share = accumulation_words(facts.accumulation)
+    waited = float(np.median(waits.sum(axis=2).min(axis=0)))
+    yield Finding(
+        kind="reduced-in-each-backward",
+        title=title,
+        evidence=f"{evidence} Each step here is one backward, which waits {ms(waited / 1e6)} for its reductions "
+        "(median of the rank that waits least).",
+        remedy="Call model.set_requires_gradient_sync(False) before all but the last backward of an optimizer step, "
+        "and True before the last; until then each rank keeps whole gradients. With a replicated dimension, "
+        "set_requires_all_reduce(False) keeps them sharded.",
+        gain_percent=facts.percent(share * waited),
+    )
+
+
 def _small(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
     """Groups whose collectives take as long as empty ones."""
     took = found.typical(found.took).sum(axis=0)
@@ -171,5 +203,5 @@ def _one_group(facts: Facts, found: GroupedSteps) -> Iterator[Finding]:
     )
 
 
-RULES = (_late, _exposed, _gathered_again, _small, _one_group)
+RULES = (_late, _exposed, _gathered_again, _accumulated, _small, _one_group)
 """Functions of the facts and of the steps by parameter group."""

@@ -5,6 +5,7 @@ __all__ = [
     "agreement",
     "arguments",
     "buckets",
+    "buffers",
     "comm_hooks",
     "outputs",
     "parameters",

@@ -5,10 +5,17 @@ In a forward that follows a synchronised one (and in the first): buffers changed
 rank-specific until the next synchronised forward is over, as in torch. Modules may reassign a buffer in their forward,
 so the tensors are looked up each time; their version counters are kept, because autograd may have saved them in a
 forward whose backward is still to come.
+
+[Note: buffers that never change]
+In forwards 1, 2, 4, 8, … (looks) a buffer's bits are compared with those of the first. A buffer that is another tensor
+then, or that any forward finds written to (autograd's version counter), is never looked at again: so most models are
+looked at twice. The counters alone do not tell, because some kernels (batch norm's) and writes through `.data` do not
+count.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +27,7 @@ from ... import native, recording
 from . import process_groups
 from .arguments import BROADCAST_BYTES
 
-__all__ = ["BufferSynchronizer"]
+__all__ = ["BufferSynchronizer", "UnchangedBuffers"]
 
 _C = native.load()
 _BUFFERS = _C.USES.index("buffers")
@@ -41,6 +48,7 @@ class BufferSynchronizer:
         self.enabled = enabled
         self.wanted = wanted
         self.hook = hook
+        self.unchanged = UnchangedBuffers()
         self._shapes: list[torch.Size] = []
         self.keep({})
 
@@ -93,3 +101,51 @@ class BufferSynchronizer:
             finally:
                 _C.set_purpose(*before)
             return None
+
+
+class UnchangedBuffers:
+    """Which buffers of a model have had the same values in each look. See [Note: buffers that never change]."""
+
+    def __init__(self) -> None:
+        self._forwards = self._looks = 0
+        self._kept: dict[str, tuple[torch.Tensor, int, int]] = {}  # name -> tensor, its version and bits at first
+        self._bytes = 0  # of all that are broadcast
+
+    def before_broadcast(self, find: Callable[[], Mapping[str, torch.Tensor]], reducer: int, step: int) -> None:
+        """Looks, if it is time, and describes what it sees; the broadcast leaves the version counters as they are.
+
+        Args:
+            find: returns the buffers by their names.
+            reducer, step: the model, and its step.
+        """
+        if not recording.enabled() or (self._looks > 1 and not self._kept):
+            return
+        self._forwards += 1
+        kept = {name: one for name, one in self._kept.items() if one[0]._version == one[1]}
+        looks = not self._forwards & (self._forwards - 1)
+        if looks:
+            named = find()
+            kept = self._same(kept, named) if self._looks else _first_seen(named)
+            self._looks += 1
+            self._bytes = sum(one.nbytes for one in named.values())
+        fewer, self._kept = len(kept) < len(self._kept), kept
+        if fewer or (looks and self._looks > 1):
+            self._describe(reducer, step)
+
+    @staticmethod
+    def _same(
+        kept: Mapping[str, tuple[torch.Tensor, int, int]], named: Mapping[str, torch.Tensor]
+    ) -> dict[str, tuple[torch.Tensor, int, int]]:
+        """Those that are the same tensors with the same bits."""
+        same = {name: one for name, one in kept.items() if named.get(name) is one[0]}
+        return {name: one for name, one in same.items() if _C.checksum(one[0].detach()) == one[2]}
+
+    def _describe(self, reducer: int, step: int) -> None:
+        buffers = [{"name": name, "bytes": one[0].nbytes} for name, one in self._kept.items()]
+        made = {"type": "unchanged_buffers", "reducer": reducer, "step": step, "looks": self._looks}
+        recording.describe_fleeting({**made, "buffers": buffers, "bytes": self._bytes})
+
+
+def _first_seen(named: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, int, int]]:
+    plain = {name: one for name, one in named.items() if type(one) is torch.Tensor and not one.is_inference()}
+    return {name: (one, one._version, _C.checksum(one.detach())) for name, one in plain.items()}

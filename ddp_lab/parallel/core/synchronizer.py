@@ -364,6 +364,9 @@ class GradientSynchronizer:
         """Runs the buffer hook, or broadcasts the buffers of rank 0 (under join: of a rank that has not joined)."""
         source = self.inputs.source()
         self.look_up_buffers()
+        if self.buffers.hook is None:
+            named = self.buffers.named
+            self.buffers.unchanged.before_broadcast(lambda: named, self.model_id, self.reducer.step())
         futures = self.buffers.run(self.group, source)
         if futures is not None:
             self.reducer.install_post_backward_futures(futures)

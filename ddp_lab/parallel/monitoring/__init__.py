@@ -1,6 +1,7 @@
 """Monitoring of a model while it trains: its gradients, its replicas, its interconnect."""
 
 __all__ = [
+    "accumulation",
     "activity",
     "drift",
     "gradient_norms",

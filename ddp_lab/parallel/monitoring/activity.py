@@ -24,6 +24,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ... import native, recording
 from ...analysis.step_parts import STARTS
 from ...machine import cores
+from . import accumulation
 from .stacks import Sampler
 
 __all__ = ["install"]
@@ -32,7 +33,7 @@ _C = native.load()
 _PLACE = "_ddp_lab_place"  # attribute of a loader: the index of its place
 _installing = threading.Lock()
 _installed = False
-_begun: dict[int, int] = {}  # optimizer -> when its step began
+_begun: dict[int, tuple[int, list[Callable[[], None]]]] = {}  # optimizer -> when its step began, whom to tell its end
 _places: dict[type, int] = {}  # of optimizers, by class
 
 
@@ -98,16 +99,19 @@ def _place_of_loader(loader: Any) -> int:
 def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     if torch.compiler.is_compiling() or not recording.enabled() or not _on_main_thread():
         return
-    _begun[id(optimizer)] = _C.now_ns()
+    _begun[id(optimizer)] = _C.now_ns(), accumulation.before_step(optimizer)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     if torch.compiler.is_compiling():
         return
-    begin = _begun.pop(id(optimizer), None)
-    if begin is None:
+    begun = _begun.pop(id(optimizer), None)
+    if begun is None:
         return
+    begin, ended = begun
     kind = type(optimizer)
     if kind not in _places:
         _places[kind] = recording.place("optimizer", kind.__name__)
     _C.record_activity(_places[kind], begin)
+    for tell in ended:
+        tell()

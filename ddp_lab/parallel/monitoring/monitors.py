@@ -8,6 +8,7 @@ from typing import Literal
 from ...protocol.commands import Look
 from ..core import process_groups
 from ..core.synchronizer import GradientSynchronizer
+from .accumulation import AccumulationWatch
 from .drift import DriftWatch, check_replicas
 from .gradient_norms import GradientWatch
 
@@ -25,9 +26,11 @@ class Monitors:
         self._sync = weakref.ref(sync)
         self.gradients: GradientWatch | None = None
         self.drift: DriftWatch | None = None
+        self._accumulation = AccumulationWatch(sync, lambda sync: (sync.reducer.step(), sync.model_id))
         sync.on_new_reducer.append(self._follow)
 
     def _follow(self, sync: GradientSynchronizer) -> None:
+        self._accumulation.follow(sync.trained.tensors)
         if self.gradients is not None:
             self.gradients.attach(sync)
 

@@ -54,6 +54,8 @@ FAULTS = {
     "find_unused": Cause("find-unused-for-nothing"),
     "unused_parameters": Cause("unused-parameters", None, ("never.weight",)),
     "communication": Cause("communication-bound"),
+    "constant_buffers": Cause("unchanged-buffers", None, ("1 buffer (4 MiB) that has not changed: angles",)),
+    "accumulation": Cause("reduced-in-each-backward", None, ("each of the 4 backwards", "no_sync()")),
     "shared_cores": Cause("shared-cores", None, ("threads run on",)),
 }
 CLEAN = 10  # runs

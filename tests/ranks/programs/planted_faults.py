@@ -60,6 +60,8 @@ class Net(nn.Module):
         self.first, self.second, self.third = nn.Linear(WIDTH, 256), nn.Linear(256, 256), nn.Linear(256, 10)
         if fault == "unused_parameters":
             self.never = nn.Linear(256, 512)
+        if fault == "constant_buffers":
+            self.register_buffer("angles", torch.zeros(1 << 20), persistent=False)
         self.forward_s = _SLEEP if fault == "slow_forward" and rank == 1 else 0.0
         self.backward_s = _SLEEP if fault == "slow_layer" and rank == 1 else 0.0
 
@@ -101,8 +103,9 @@ class Run:
         for step, (x, y) in enumerate(self.batches()):
             loss = nn.functional.cross_entropy(self.model(x), y)
             loss.backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+            if self.fault != "accumulation" or step % 4 == 3:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
             if self.each_step is not None:
                 self.each_step(step, loss.detach())
 

@@ -21,7 +21,18 @@ from ddp_lab.analysis.check_reports import DriftReport, HookProblem
 from ddp_lab.analysis.clocks import Moments, Questions, clock_offset
 from ddp_lab.analysis.collectives import impossible, schedule
 from ddp_lab.analysis.comparison import before_after, compare_series, largest, median_change, student_t
-from ddp_lab.analysis.findings import Facts, Finding, buckets, findings, headline, mesh, options, parameter_groups
+from ddp_lab.analysis.findings import (
+    Accumulation,
+    Facts,
+    Finding,
+    UnchangedBuffers,
+    buckets,
+    findings,
+    headline,
+    mesh,
+    options,
+    parameter_groups,
+)
 from ddp_lab.analysis.parameter_groups import KINDS, GroupedSteps, LateGroup, ModelCollectives
 from ddp_lab.analysis.step_parts import SPANS, STARTS, Place, PlaceTime, RankSteps, step_parts
 from ddp_lab.analysis.steps import Steps, fit_line
@@ -101,6 +112,17 @@ def loader(**fields: Any) -> PlaceTime:
     return PlaceTime(Place("data", "Images", "", **fields), 7e-3)
 
 
+CONSTANTS = UnchangedBuffers(["freqs_cos", "freqs_sin"], 8 << 20, 8 << 20, looks=7, step=63, ns=4e6)
+ADDED_UP = Accumulation(optimizer_steps=10, backwards=40, fewest=4, most=4)
+
+
+def accumulated(model: StepModel, fewest: int) -> Facts:
+    """Facts of a model of which up to four backwards add up gradients."""
+    known = model.record().judgement()
+    assert known is not None
+    return replace(known, accumulation=replace(ADDED_UP, fewest=fewest, backwards=36 + fewest))
+
+
 SHARED = {rank: {**CPU, "threads": 4} for rank in (0, 1)}
 FACTS: dict[str, Callable[[], Facts]] = {
     "a loader": lambda: facts({"data": 7, "forward": 10.5}, loader(workers=0)),
@@ -134,6 +156,16 @@ FACTS: dict[str, Callable[[], Facts]] = {
         facts({"copies": 2, "forward": 8}, at("copies", "x.cuda()"), at("data", workers=2, pin_memory=True))
     ),
     "contexts": lambda: facts({"forward": 8}, processes={0: CPU, 1: {**CPU, "contexts": [0, 1]}}),
+    "unchanged buffers": lambda: facts({"forward": 8}, unchanged=CONSTANTS),
+    "unchanged buffers beside others": lambda: facts({"forward": 8}, unchanged=replace(CONSTANTS, of_bytes=9 << 20)),
+    "an unchanged buffer": lambda: facts({"forward": 8}, unchanged=replace(CONSTANTS, names=["freqs_cos"])),
+    "reduced in each backward": lambda: accumulated(BOUND, 4),
+    "reduced in each backward, of which not all steps have as many": lambda: accumulated(BOUND, 2),
+    "reduced in each backward, at no cost": lambda: accumulated(TUNED, 4),
+    "reduced in each backward of a sharded model": lambda: replace(recorded().judgement(), accumulation=ADDED_UP),  # type: ignore[type-var]
+    "reduced in each backward, waits not known": lambda: replace(  # type: ignore[type-var]
+        recorded(backend="mpi").judgement(), accumulation=ADDED_UP
+    ),
     "dimensions of a mesh": lambda: replace(SHARDED.record().judgement(), dimensions=(SHARD, REPLICATE)),  # type: ignore[type-var]
     "late by an evaluation": lambda: late_by("evaluation", at("evaluation", "validate()", 6.0)),
     "late by a loader": lambda: late_by("data", at("data", workers=1, ms=6.0)),

@@ -229,7 +229,9 @@ STREAMED = (
 WAITED = 2 + 3 + 0.1 + 4 + 0.1 + 0.1 + 2 + 4
 
 
-def streamed(*, steps: int = 20, late: float = 0.0, kind: str = "fully_shard", announced: int | None = None) -> Timeline:
+def streamed(
+    *, steps: int = 20, late: float = 0.0, kind: str = "fully_shard", announced: int | None = None
+) -> Timeline:
     """The same on devices, whose hosts are far ahead of them.
 
     Args:
