@@ -122,7 +122,7 @@ class UnchangedBuffers:
             return
         self._forwards += 1
         kept = {name: one for name, one in self._kept.items() if one[0]._version == one[1]}
-        looks = not self._forwards & (self._forwards - 1)
+        looks = not (self._forwards & (self._forwards - 1) or torch.cuda.is_current_stream_capturing())
         if looks:
             named = find()
             kept = self._same(kept, named) if self._looks else _first_seen(named)

@@ -11,7 +11,6 @@ no accumulation. Only the newest run of optimizer steps that added up counts: on
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -21,15 +20,13 @@ from torch.utils.hooks import unserializable_hook
 
 from ... import recording
 
-__all__ = ["AccumulationWatch", "before_step"]
+__all__ = ["AccumulationWatch", "after_step"]
 
 _Owner = TypeVar("_Owner")
 _ENOUGH = 5  # optimizer steps in a row, before it is told
 _READ = 8  # the first optimizer steps whose gradients are read
 _watches: weakref.WeakSet[AccumulationWatch] = weakref.WeakSet()
-_of_optimizer: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, list[weakref.ref[AccumulationWatch]]]] = (
-    weakref.WeakKeyDictionary()
-)
+_WATCHES = "_ddp_lab_watches"  # attribute of an optimizer
 _made = 0  # how often a watch was given parameters
 
 
@@ -88,18 +85,13 @@ class AccumulationWatch:
             return False
         return not (gradient.is_cuda and torch.cuda.is_current_stream_capturing())
 
-    def before_step(self) -> int:
-        """An optimizer is about to step: the number of backwards, which a closure increases."""
-        found = self._counts()
-        return self._before if found is None else found[0]
-
-    def after_step(self, before: int) -> None:
-        """It has stepped; `before`: from `before_step`."""
+    def after_step(self, *, closure: bool) -> None:
+        """An optimizer has stepped; `closure`: and has called a function, which makes backwards."""
         found = self._counts()
         if found is None or found[0] == self._before:  # a further optimizer of the same gradients
             return
-        (now, model), count = found, before - self._before
-        if count > 1 and now == before and count <= self._seen and not self._cleared:
+        (now, model), count = found, found[0] - self._before
+        if count > 1 and not closure and count <= self._seen and not self._cleared:
             self._fewest = min(self._fewest, count) if self._runs else count
             self._most = max(self._most, count) if self._runs else count
             self._runs, self._backwards = self._runs + 1, self._backwards + count
@@ -130,16 +122,19 @@ def _hook(
     return look
 
 
-def _watches_of(optimizer: torch.optim.Optimizer) -> list[AccumulationWatch]:
+def _watches_of(optimizer: torch.optim.Optimizer) -> list[weakref.ref[AccumulationWatch]]:
     """The watches of models of which this optimizer has parameters."""
-    known = _of_optimizer.get(optimizer)
+    known: tuple[int, list[weakref.ref[AccumulationWatch]]] | None = vars(optimizer).get(_WATCHES)
     if known is None or known[0] != _made:
         held = [one for group in optimizer.param_groups for one in group["params"]]
         known = (_made, [weakref.ref(one) for one in list(_watches) if one.has_any_of(held)])
-        _of_optimizer[optimizer] = known
-    return [one for reference in known[1] if (one := reference()) is not None]
+        vars(optimizer)[_WATCHES] = known  # neither saved nor copied with it
+    return known[1]
 
 
-def before_step(optimizer: torch.optim.Optimizer) -> list[Callable[[], None]]:
-    """What is to be called when it has stepped."""
-    return [functools.partial(one.after_step, one.before_step()) for one in _watches_of(optimizer)]
+def after_step(optimizer: torch.optim.Optimizer, given: Iterable[object]) -> None:
+    """An optimizer has stepped; `given`: the arguments of its `step`."""
+    closure = any(map(callable, given))
+    for reference in _watches_of(optimizer):
+        if (watch := reference()) is not None:
+            watch.after_step(closure=closure)

@@ -33,7 +33,7 @@ _C = native.load()
 _PLACE = "_ddp_lab_place"  # attribute of a loader: the index of its place
 _installing = threading.Lock()
 _installed = False
-_begun: dict[int, tuple[int, list[Callable[[], None]]]] = {}  # optimizer -> when its step began, whom to tell its end
+_begun: dict[int, int] = {}  # optimizer -> when its step began
 _places: dict[type, int] = {}  # of optimizers, by class
 
 
@@ -99,19 +99,17 @@ def _place_of_loader(loader: Any) -> int:
 def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     if torch.compiler.is_compiling() or not recording.enabled() or not _on_main_thread():
         return
-    _begun[id(optimizer)] = _C.now_ns(), accumulation.before_step(optimizer)
+    _begun[id(optimizer)] = _C.now_ns()
 
 
-def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+def _after_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if torch.compiler.is_compiling():
         return
-    begun = _begun.pop(id(optimizer), None)
-    if begun is None:
+    begin = _begun.pop(id(optimizer), None)
+    if begin is None:
         return
-    begin, ended = begun
     kind = type(optimizer)
     if kind not in _places:
         _places[kind] = recording.place("optimizer", kind.__name__)
     _C.record_activity(_places[kind], begin)
-    for tell in ended:
-        tell()
+    accumulation.after_step(optimizer, (*args, *kwargs.values()))

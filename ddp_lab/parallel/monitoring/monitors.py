@@ -30,7 +30,8 @@ class Monitors:
         sync.on_new_reducer.append(self._follow)
 
     def _follow(self, sync: GradientSynchronizer) -> None:
-        self._accumulation.follow(sync.trained.tensors)
+        if not sync.in_python:  # compiled autograd would make a graph of its own of the hook
+            self._accumulation.follow(sync.trained.tensors)
         if self.gradients is not None:
             self.gradients.attach(sync)
 
