@@ -122,9 +122,10 @@ class UnchangedBuffers:
             return
         self._forwards += 1
         kept = {name: one for name, one in self._kept.items() if one[0]._version == one[1]}
-        looks = not (self._forwards & (self._forwards - 1) or torch.cuda.is_current_stream_capturing())
+        named = {} if self._forwards & (self._forwards - 1) else find()
+        captured = any(one.is_cuda for one in named.values()) and torch.cuda.is_current_stream_capturing()
+        looks = bool(named) and not captured
         if looks:
-            named = find()
             kept = self._same(kept, named) if self._looks else _first_seen(named)
             self._looks += 1
             self._bytes = sum(one.nbytes for one in named.values())
