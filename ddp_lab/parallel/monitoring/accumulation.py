@@ -85,13 +85,13 @@ class AccumulationWatch:
             return False
         return not (gradient.is_cuda and torch.cuda.is_current_stream_capturing())
 
-    def after_step(self, *, closure: bool) -> None:
-        """An optimizer has stepped; `closure`: and has called a function, which makes backwards."""
+    def after_step(self) -> None:
+        """An optimizer has stepped."""
         found = self._counts()
         if found is None or found[0] == self._before:  # a further optimizer of the same gradients
             return
         (now, model), count = found, found[0] - self._before
-        if count > 1 and not closure and count <= self._seen and not self._cleared:
+        if 1 < count <= self._seen and not self._cleared:
             self._fewest = min(self._fewest, count) if self._runs else count
             self._most = max(self._most, count) if self._runs else count
             self._runs, self._backwards = self._runs + 1, self._backwards + count
@@ -132,9 +132,8 @@ def _watches_of(optimizer: torch.optim.Optimizer) -> list[weakref.ref[Accumulati
     return known[1]
 
 
-def after_step(optimizer: torch.optim.Optimizer, given: Iterable[object]) -> None:
-    """An optimizer has stepped; `given`: the arguments of its `step`."""
-    closure = any(map(callable, given))
+def after_step(optimizer: torch.optim.Optimizer) -> None:
+    """An optimizer has stepped."""
     for reference in _watches_of(optimizer):
         if (watch := reference()) is not None:
-            watch.after_step(closure=closure)
+            watch.after_step()

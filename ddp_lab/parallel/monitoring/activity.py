@@ -102,7 +102,7 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     _begun[id(optimizer)] = _C.now_ns()
 
 
-def _after_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     if torch.compiler.is_compiling():
         return
     begin = _begun.pop(id(optimizer), None)
@@ -112,4 +112,4 @@ def _after_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs:
     if kind not in _places:
         _places[kind] = recording.place("optimizer", kind.__name__)
     _C.record_activity(_places[kind], begin)
-    accumulation.after_step(optimizer, (*args, *kwargs.values()))
+    accumulation.after_step(optimizer)
