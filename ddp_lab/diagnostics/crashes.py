@@ -42,6 +42,7 @@ _SKIP = (
     "(all_reduce a flag), or make the backward with a loss of zero."
 )
 _GATHER = "Gather the lengths first and pad to the longest, or use `all_gather_object`."
+_SAME_MODEL = "`fully_shard` gathers and reduces the same parameters on all ranks: build the same model on all of them."
 _BUFFERS = (
     "Buffers must have the same shape on all ranks: keep what depends on the batch in no buffer, or pass "
     "broadcast_buffers=False."
@@ -73,7 +74,7 @@ class Entered:
         place: the user's line; "" if unknown.
         function: the function of that line.
         purpose: what it is for, e.g. ``"bucket 0 of Net"`` or ``"layers.0 (forward)"``; "" if unknown.
-        model: whose bucket it carries; -1 for none.
+        model: whose bucket or parameters it carries; -1 for none.
         sharded: whether it is one of `fully_shard` or `replicate`.
         ended: whether it ended, without an error.
     """
@@ -205,17 +206,22 @@ def _different(ranks: Sequence[RankAtEnd], calls: Mapping[int, Entered], number:
     """The diagnosis of calls that do not fit, by what they are for."""
     by_rank = {one.rank: one for one in ranks}
     sentence = f"{_each(calls, number, group)}."
-    models = {one.model for one in calls.values()} - {-1}
+    models = {one.model for one in calls.values() if not one.sharded} - {-1}
     if len(models) == 1 and any(one.model < 0 for one in calls.values()):
         (model,) = models
         counts = _counts([by_rank[rank] for rank in calls], model)
         remedy = counts[1] if counts[1] is _SKIP else _alone(calls.values(), counts[1])
         return Diagnosis("backward", f"{sentence}{counts[0]}", remedy)
+    for model in {one.model for one in calls.values() if one.sharded}:
+        if told := _left_out([by_rank[rank] for rank in calls], model):
+            return Diagnosis("backward", f"{sentence}{told}", _SKIP)
     if len({one.name for one in calls.values()}) > 1 or models:
         return Diagnosis("mismatch", sentence, _alone(calls.values(), SAME_CALLS))
     name = next(iter(calls.values())).name
     if all(one.purpose == BUFFERS for one in calls.values()):
         return Diagnosis("sizes", f"{sentence}{_buffers([by_rank[rank] for rank in calls])}", _BUFFERS)
+    if all(one.sharded for one in calls.values()):
+        return Diagnosis("sizes", sentence, _SAME_MODEL)
     remedy = _GATHER if name.startswith("all_gather") else SAME_TENSORS
     return Diagnosis("sizes", sentence, _alone(calls.values(), remedy))
 
@@ -273,6 +279,21 @@ def _counts(ranks: Sequence[RankAtEnd], model: int) -> tuple[str, str]:
     return f"{told} Rank {fewest} left one out at step {skipped}: it made a forward there without a backward.", _SKIP
 
 
+def _left_out(ranks: Sequence[RankAtEnd], model: int) -> str:
+    """The first step of a sharded model whose backward a rank left out, in a sentence. Others may not have begun a
+    backward more: they wait in the forward before it."""
+    steps = {one.rank: one.steps[model] for one in ranks if model in one.steps}
+    for rank, own in steps.items():
+        for other in steps.values():
+            if own.backwards <= other.backwards and (step := _skipped(own, other)) is not None:
+                made = counted(own.ended, "backward")
+                return (
+                    f" Rank {rank} made {made} of {own.module} and left one out at step {step}: it made a forward "
+                    "there without a backward."
+                )
+    return ""
+
+
 def _skipped(fewer: Steps, more: Steps) -> int | None:
     """The first step whose backward one rank left out; None if its forwards do not tell."""
     for step in sorted(fewer.forwards):
@@ -314,9 +335,11 @@ def _of_missing(culprit: RankAtEnd, waiting: RankAtEnd, number: int, call: Enter
         return Diagnosis("lost", sentence, _MEMORY if "SIGKILL" in culprit.how else "")
     sentence = f"rank {culprit.rank} had {culprit.how}{_last(culprit)} without entering {what}, "
     sentence += f"in which rank {waiting.rank} waited for it."
+    if call.sharded:
+        told = _left_out([culprit, waiting], call.model)
+        return Diagnosis("ended", f"{sentence}{told}", _SKIP if told else _SAME_BATCHES)
     if call.model < 0:
-        remedy = f"{BUFFERS_ARE_BROADCAST} {_JOIN}" if call.purpose == BUFFERS else SAME_CALLS
-        return Diagnosis("ended", sentence, _SAME_BATCHES if call.sharded else remedy)
+        return Diagnosis("ended", sentence, f"{BUFFERS_ARE_BROADCAST} {_JOIN}" if call.purpose == BUFFERS else SAME_CALLS)
     counts = _counts([culprit, waiting], call.model)
     fewer = "" if counts[1] is _SKIP else _JOIN
     return Diagnosis("ended", f"{sentence}{counts[0]}", fewer or _SKIP)

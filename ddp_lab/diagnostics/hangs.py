@@ -99,7 +99,7 @@ def different_calls(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> D
     """Ranks that entered different collectives under the same number: waiting longer does not change that."""
     found = mismatch_of(ranks)
     waits = _different(ranks, waiting) if found is not None and len(waiting) == len(ranks) else None
-    if waits is not None and waits.kind in ("backward", "order", "group", "groups"):
+    if waits is not None and waits.kind in ("backward", "order", "group"):
         return waits  # tells more
     return None if found is None else diagnose_mismatch(ranks, found)
 
@@ -270,7 +270,7 @@ def _remedy_of(busy: Examined) -> str:
     innermost = busy.stack[0].file if busy.stack else ""
     if "sleep" in text:
         return f"rank {busy.rank} is in a sleep call; the others continue when it returns."
-    if busy.within(*_COMPILERS):
+    if busy.within(*_COMPILERS) and not _imports(busy):
         return (
             f"rank {busy.rank} is compiling; the others continue when it is done. Warm the model up on all ranks "
             "before they wait for each other, or give the group a longer timeout."
@@ -289,6 +289,12 @@ def _remedy_of(busy: Examined) -> str:
         f"If rank {busy.rank} never reaches the collective, `%cluster interrupt` ends the cell on all ranks and keeps "
         "their variables."
     )
+
+
+def _imports(busy: Examined) -> bool:
+    """Whether it imports a module, and no compiler has asked for that: a compiler is imported, too."""
+    frames = [one for one in busy.stack if any(name in one.file for name in (_IMPORT, *_COMPILERS))]
+    return bool(frames) and (_IMPORT in frames[-1].file or frames[-1].function == "<module>")
 
 
 def _different(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:

@@ -155,7 +155,7 @@ def _mismatch(one: GroupFacts, columns: Mapping[str, npt.NDArray[Any]], number: 
     for row in rows.tolist():
         by_operation.setdefault(f"{columns['operation'][row]}{_at(columns, row)}", []).append(int(columns["rank"][row]))
     told = enumeration([f"{label_of(set(ranks))} {what}" for what, ranks in by_operation.items()])
-    return f"Collective mismatch in {one.group}: as its collective {number:,}, {told}."
+    return f"Collective mismatch in {one.group}: as its collective #{number + 1:,}, {told}."
 
 
 def _open(columns: Mapping[str, npt.NDArray[Any]], row: int) -> str:

@@ -74,7 +74,7 @@ def _entered(
         parts = len(groups[int(columns["group"][row])].ranks) if name.startswith(_PARTED) else 1
         purpose, sharded = purpose_of(columns, row), model >= 0 and bool(told["use"])
         if sharded:
-            purpose, model = f"{told['module'] or modules.get(model, '?')} ({told['use']})", -1
+            purpose = f"{told['module'] or modules.get(model, '?')} ({told['use']})"
         elif model in modules:
             purpose = f"{purpose} of {modules[model]}"
         of_group = made.setdefault(int(columns["rank"][row]), {}).setdefault(int(columns["group"][row]), {})

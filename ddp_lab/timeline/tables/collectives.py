@@ -328,4 +328,6 @@ def purpose_of(columns: Mapping[str, npt.NDArray[Any]], row: int) -> str:
         return f"module {columns['module'][row]}"
     if columns["use"][row] == "buffers":
         return "the buffers"
-    return f"bucket {columns['bucket'][row]}" if columns["reducer"][row] >= 0 else ""
+    if columns["reducer"][row] < 0:
+        return ""
+    return "the root module" if columns["use"][row] else f"bucket {columns['bucket'][row]}"

@@ -25,6 +25,7 @@ ALL = {0: Group("", (0, 1)), 1: Group("mesh dp", (0, 1))}
 SUM = Entered("all_reduce", 4, "float32", "train.py:42", "main", "", -1, ended=False)
 BUCKET = replace(SUM, bytes=1_056, place="train.py:39", purpose="bucket 0 of Net", model=0)
 GATHER = replace(SUM, name="all_gather", bytes=40, place="train.py:17")
+SHARDS = replace(GATHER, purpose="layers.0 (forward)", model=0, sharded=True)
 BARRIER = replace(SUM, name="barrier", bytes=1, place="train.py:19", function="save")
 STATE = replace(SUM, name="broadcast", bytes=576, purpose=BUFFERS, place="train.py:33")
 LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:9 (train.py:39)"
@@ -101,7 +102,7 @@ SITUATIONS = {
         rank(1, DONE, BUCKET, steps=steps(19, 19, twice=3)),
     ],
     "finished with fewer batches of a sharded model": [
-        rank(0, BROKEN, GATHER, replace(GATHER, purpose="layers.0 (forward)", sharded=True)),
+        rank(0, BROKEN, GATHER, SHARDS),
         rank(1, DONE, GATHER),
     ],
     "exited at once": [rank(0, BROKEN, SUM, BARRIER), rank(1, EXITED, SUM)],
@@ -115,6 +116,15 @@ SITUATIONS = {
         rank(1, ABORTED, BUCKET, replace(STATE, bytes=4, purpose="")),
     ],
     "a validation on one rank, the other has finished": [rank(0, BROKEN, BUCKET, STATE), rank(1, DONE, BUCKET)],
+    "a sharded model of other sizes": [rank(0, BROKEN, SHARDS), rank(1, ABORTED, replace(SHARDS, bytes=28))],
+    "a sharded model's backward left out": [
+        rank(0, BROKEN, SHARDS, replace(SHARDS, name="reduce_scatter"), steps=steps(6, 5)),
+        rank(1, ABORTED, SHARDS, SHARDS, steps=steps(5, 5, twice=3)),
+    ],
+    "finished after a sharded model's backward was left out": [
+        rank(0, BROKEN, SHARDS, SHARDS, steps=steps(5, 5)),
+        rank(1, DONE, SHARDS, steps=steps(5, 5, twice=3)),
+    ],
     "an error of its own": [rank(0, BROKEN, SUM, SUM), rank(1, FAILED, SUM)],
     "an error that all have": [rank(0, FAILED, SUM), rank(1, FAILED, SUM)],
     "an error before any collective": [rank(0, STOPPED), rank(1, FAILED)],

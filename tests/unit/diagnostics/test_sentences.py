@@ -107,6 +107,8 @@ HANGS: dict[str, Sequence[Examined]] = {
     "a backward that still lacks": [in_backward(0, 1), running(1, LINE, AUTOGRAD, models=(LACKING,))],
     "busy in a script": [script(waiting(0)), script(running(1))],
     **{f"busy: {name}": [waiting(0), waiting(2, ALL), running(1, where)] for name, where in BUSY.items()},
+    "a compiler is imported": [waiting(0), running(1, BUSY["compiler"], BUSY["import"])],
+    "a compiler imports": [waiting(0), running(1, BUSY["import"], BUSY["compiler"])],
     "one makes a group": [waiting(0), waiting(1, GROUP)],
     "all make groups": [waiting(0, GROUP), waiting(1, GROUP)],
     "a backward and a collective": [in_backward(0, 1), waiting(1)],

@@ -114,7 +114,7 @@ def test_sends_and_receives_are_matched_by_their_pair() -> None:
         _describe(timeline, rank)
         timeline.describe(rank, {**_CALL, "operation": operation, "file": "a.py", "line": rank + 1, "session": 1})
         timeline.extend(Batch(rank, 1, 0, 0, rows(_one(Kind.COLLECTIVE_ENTERED, 10, 5))))
-    assert "as its collective 5, rank 0 all_reduce at a.py:1 and rank 1 broadcast at a.py:2" in timeline.summary()
+    assert "as its collective #6, rank 0 all_reduce at a.py:1 and rank 1 broadcast at a.py:2" in timeline.summary()
 
 
 def test_a_ring_keeps_the_newest_and_counts_the_rest() -> None:
