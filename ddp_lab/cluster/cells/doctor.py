@@ -46,9 +46,11 @@ class Watch:
         self._distances = Distances(seconds * _APART)
         self._outputs: Any = None
         self._told = False
+        self._told_busy = False
 
     def look(self, outputs: object) -> str | None:
-        """Returns what to report, once in the life of a cell; else None.
+        """Returns what to report, else None: once in the life of a cell, and once before that ranks wait for one that
+        imports or compiles.
 
         Args:
             outputs: a value that changes with every output, which counts as progress.
@@ -62,8 +64,8 @@ class Watch:
             found, self._found = self._found, None
         told = self._judge(*found) if found is not None else None
         if told is not None:
-            self._told = True
             what, diagnosis = told
+            self._told, self._told_busy = diagnosis.stuck, True
             lesson = hang_lesson(diagnosis.kind)
             more = f"; {lesson} explains it" if lesson else ""
             return f"{what}: {brief(diagnosis)}\n  `%cluster doctor` shows every rank{more}."
@@ -94,7 +96,7 @@ class Watch:
         if waited < self._sure:
             return None
         diagnosis = diagnose(ranks)
-        if not (diagnosis.stuck or diagnosis.kind == BUSY):
+        if not (diagnosis.stuck or (diagnosis.kind == BUSY and not self._told_busy)):
             return None
         if diagnosis.kind == "subset" or waited >= self._seconds:
             return f"{'no progress' if diagnosis.stuck else 'ranks have waited'} for {waited:.0f} s", diagnosis

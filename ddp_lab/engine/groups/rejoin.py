@@ -188,10 +188,10 @@ def _build(group: Mapping[str, Any], others: Mapping[str, Any]) -> Any:
 
 
 def _models() -> Iterator[Any]:
-    """Every live DistributedDataParallel, ours and torch's."""
+    """Every live DistributedDataParallel, ours and torch's, but those whose constructor has failed."""
     yield from (model.sync.owner() for model in live_models())
     for candidate in gc.get_objects():
-        if type(candidate) is torch.nn.parallel.DistributedDataParallel:
+        if type(candidate) is torch.nn.parallel.DistributedDataParallel and "reducer" in vars(candidate):
             yield candidate
 
 
