@@ -28,6 +28,7 @@ from ..diagnostics.rank_state import Examined
 from ..errors import ClusterError, FallbackWarning
 from ..formatting import exit_words, label_of
 from ..timeline.clocks import HostClocks
+from .black_boxes import BlackBoxes
 from .processes.launchers import last_words
 from .processes.startup import Processes, Progress, ignore
 
@@ -62,6 +63,7 @@ class Membership:
         self._joined: dict[int, dict[str, Any]] = {}
         self._ended: dict[int, str] = {}  # ranks that this process terminated, and why
         self.suspect = False
+        self.black_boxes = BlackBoxes()
         self.on_joined: Callable[[], None] | None = None  # called when ranks have joined or rejoined
         self.on_lost: Callable[[Mapping[int, str]], None] | None = None  # called when a rank's process has ended
         wire.on_status(self._on_status)
@@ -83,6 +85,7 @@ class Membership:
         """
         self._processes.fork_server.on_exit = self._on_exit
         self._joined = {rank: dict(found) for rank, found in joined.items()}
+        self._hold_black_boxes()
         self.suspect = True  # how the last cell ended is unknown
         with self._lock:
             for rank, cell in running.items():
@@ -376,6 +379,7 @@ class Membership:
         joined = processes.call(calls, "joining, first collective", progress)
         for rank in joined:
             self._joined[rank] = {**self._joined.get(rank, {}), **answers[rank], **joined[rank]}
+        self._hold_black_boxes()
         for said in dict.fromkeys(line for answer in joined.values() for line in answer["warnings"]):
             warnings.warn(said, FallbackWarning, stacklevel=2)
         self.suspect = False
@@ -385,6 +389,10 @@ class Membership:
             self._clocks.begin()
         if self.on_joined is not None:
             self.on_joined()
+
+    def _hold_black_boxes(self) -> None:
+        for rank in self._joined.keys() - self._processes.far_ranks:
+            self.black_boxes.hold(rank, self._joined[rank])
 
     def _on_status(self, rank: int, status: Mapping[str, Any]) -> None:
         """On the wire's thread: when one rank is unblocked, all are, whichever group they wait on."""

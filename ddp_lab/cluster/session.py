@@ -182,11 +182,14 @@ class Session:
         finally:
             if self._wire is not None:
                 self._wire.close()
+            if self._members is not None:
+                self._members.black_boxes.close()
 
     def let_go(self, why: str) -> None:
         """Leaves a detached cluster to its keeper; calls that wait for a cell here end with `why`."""
         if self._members is not None:
             self._members.give_up(why)
+            self._members.black_boxes.close()
         if self._wire is not None:
             # Before disconnecting from the keeper, after which the next client may listen; also after an interrupt.
             self._wire.close(_PARTING_SECONDS)

@@ -25,7 +25,7 @@ __all__ += ["without_noise"]
 
 BUFFERS = "the buffers"
 """What a broadcast is for."""
-FINISHED, EXITED, FAILED, KILLED, ENDED = "finished", "exited", "failed", "killed", "ended"
+FINISHED, EXITED, FAILED, KILLED, ENDED, RUNNING = "finished", "exited", "failed", "killed", "ended", "running"
 
 # Of torch's own words, and of the transports', for a peer that is gone.
 _CONSEQUENCE = re.compile(
@@ -114,7 +114,7 @@ class RankAtEnd:
     Attributes:
         rank: its rank.
         state: ``"finished"`` the program; ``"exited"`` with code 0 before its end; ``"failed"`` with an error;
-            ``"killed"`` by a signal; ``"ended"`` with the run.
+            ``"killed"`` by a signal; ``"ended"`` with the run; ``"running"`` still.
         how: in words.
         entered: group -> number in the group, from 1 -> collective.
         steps: model -> its steps.
@@ -133,7 +133,7 @@ class RankAtEnd:
     @property
     def is_consequence(self) -> bool:
         """Whether another rank's end explains this one."""
-        return self.state == ENDED or (self.state == FAILED and _CONSEQUENCE.search(self.how) is not None)
+        return self.state in (ENDED, RUNNING) or (self.state == FAILED and _CONSEQUENCE.search(self.how) is not None)
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def _different(ranks: Sequence[RankAtEnd], calls: Mapping[int, Entered], number:
     for model in {one.model for one in calls.values() if one.sharded}:
         if told := _left_out([by_rank[rank] for rank in calls], model):
             return Diagnosis("backward", f"{sentence}{told}", _SKIP)
-    if len({one.name for one in calls.values()}) > 1 or models:
+    if len({one.name for one in calls.values()}) > 1 or models or len({one.place for one in calls.values()}) > 1:
         return Diagnosis("mismatch", sentence, _alone(calls.values(), SAME_CALLS))
     name = next(iter(calls.values())).name
     if all(one.purpose == BUFFERS for one in calls.values()):
@@ -333,8 +333,9 @@ def _of_missing(culprit: RankAtEnd, waiting: RankAtEnd, number: int, call: Enter
     if culprit.state == KILLED:
         sentence = f"{_killed(culprit)}; rank {waiting.rank} then waited in {what}."
         return Diagnosis("lost", sentence, _MEMORY if "SIGKILL" in culprit.how else "")
-    sentence = f"rank {culprit.rank} had {culprit.how}{_last(culprit)} without entering {what}, "
-    sentence += f"in which rank {waiting.rank} waited for it."
+    has, waits = ("has", "waits") if waiting.state == RUNNING else ("had", "waited")
+    sentence = f"rank {culprit.rank} {has} {culprit.how}{_last(culprit)} without entering {what}, "
+    sentence += f"in which rank {waiting.rank} {waits} for it."
     if call.sharded:
         told = _left_out([culprit, waiting], call.model)
         return Diagnosis("ended", f"{sentence}{told}", _SKIP if told else _SAME_BATCHES)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from ..formatting import enumeration, label_of, names, size
 from .calls import CALLED_ALONE, SAME_CALLS, SAME_TENSORS, Diagnosis, diagnose_mismatch, launched_alone, mismatch_of
-from .rank_state import Call, Examined, label
+from .rank_state import UNNAMED, Call, Examined, label
 
 __all__ = ["BUSY", "diagnose", "different_calls", "wait_of"]
 
@@ -344,7 +344,7 @@ def _in_calls(calls: dict[int, Call], words: str, uneven: bool) -> Diagnosis:
     if len(groups) > 1:
         remedy = "Ranks that are in several groups must use them in the same order."
         return Diagnosis("groups", f"Ranks wait for each other in different groups: {words}.", remedy)
-    if len({one.name for one in some}) > 1:
+    if len({one.name for one in some} - {UNNAMED}) > 1:
         return Diagnosis("mismatch", f"Ranks entered different collectives: {words}.", SAME_CALLS)
     if len({one.peer for one in some}) > 1:
         return Diagnosis("root", f"Ranks use different roots: {words}.", "src and dst must be the same on all ranks.")

@@ -9,7 +9,10 @@ from typing import Any
 from ..formatting import enumeration, label_of, line_name, names, size
 from .flights import GroupFlights, on_group, open_words
 
-__all__ = ["BucketStage", "Call", "Examined", "Model", "Place", "label"]
+__all__ = ["UNNAMED", "BucketStage", "Call", "Examined", "Model", "Place", "label"]
+
+UNNAMED = "a collective"
+"""The name of one whose work does not tell, as some of Gloo's do not: those of `fully_shard`, for example."""
 
 
 @dataclass(frozen=True)

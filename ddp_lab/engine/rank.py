@@ -8,6 +8,7 @@ client made from the answers.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import socket
 import threading
@@ -28,6 +29,7 @@ _PRELOADED = (
     *(".cells.delivery", ".cells.last_cell", ".cells.name_lookup", ".cells.progress_bars", ".cells.spawned"),
 )
 _QUIET_SECONDS = 1.0
+_log = logging.getLogger(__name__)
 
 
 class _Rank:
@@ -39,6 +41,7 @@ class _Rank:
     kernel: Any = None
     telemetry: Any = None
     agent: Any = None
+    black_box: int | None = None  # descriptor of the file in which it records; None: it has none
 
 
 _rank = _Rank()
@@ -62,7 +65,21 @@ def connect(kernel: Any, rank: int, client: Mapping[str, Any]) -> None:
         client: ``endpoint`` (of its wire), ``world_size``, ``detached`` (whether another client may come later).
     """
     _rank.kernel = kernel
+    _rank.black_box = _leave_black_box()
     _start_services(kernel.shell, rank, client)
+
+
+def _leave_black_box() -> int | None:
+    """Records from now on into a file in memory: see [Note: what a dead rank leaves]."""
+    from .. import native
+
+    try:
+        file = os.memfd_create("black box")
+        native.load().leave_in(file)
+    except (AttributeError, OSError) as error:  # a sandbox forbids it
+        _log.warning("if this rank is killed, its last events are lost: %s", error)
+        return None
+    return file
 
 
 def prepare(address: str) -> dict[str, Any]:
@@ -76,7 +93,8 @@ def prepare(address: str) -> dict[str, Any]:
         address: of rank 0's host, where the others reach it; loopback if all are on that host.
 
     Returns:
-        ``rank``, ``pid``, ``host``, ``engine`` and ``uuid`` (by which the controller knows it), ``port`` and
+        ``rank``, ``pid``, ``host``, ``engine`` and ``uuid`` (by which the controller knows it), ``black_box`` (the
+        descriptor of the file that it leaves, or None), ``port`` and
         ``users_port`` (None but on rank 0), and what a rejoin must rebuild: ``groups`` and ``group_count``.
     """
     rank, port, users_port = int(os.environ["DDP_LAB_RANK"]), None, None
@@ -92,7 +110,7 @@ def prepare(address: str) -> dict[str, Any]:
         _rank.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # listeners with this option may use the port
         users_port = _rank.held.getsockname()[1]
     about = {"rank": rank, "pid": os.getpid(), "host": socket.gethostname()}
-    about |= {"engine": _rank.kernel.engine_id, "uuid": _rank.kernel.ident}
+    about |= {"engine": _rank.kernel.engine_id, "uuid": _rank.kernel.ident, "black_box": _rank.black_box}
     return {**about, "port": port, "users_port": users_port, **regroup.inventory()}
 
 

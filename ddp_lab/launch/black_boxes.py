@@ -7,7 +7,6 @@ again does that for its predecessor, before it uses the file itself.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ import numpy.typing as npt
 
 from ..command_line import tell
 from ..protocol import black_box, events, journal
-from ..protocol.black_box import BlackBox
+from ..protocol.black_box import BlackBox, description_key, with_ranks_of_groups
 from ..protocol.journal import BEFORE_ITS_END, ENDED_WITH_RUN, EXITED
 
 if TYPE_CHECKING:
@@ -127,15 +126,8 @@ def _append_to(path: Path, left: BlackBox, how: _How | None) -> None:
 
 
 def _missing(left: Iterable[Mapping[str, Any]], described: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    known = {_key(one) for one in described}
-    for key, one in {_key(one): one for one in left}.items():  # of two, what Python has said comes later
-        if key not in known:
-            # C++ does not know the ranks of a group: those of the default group
-            yield {"ranks": list(range(one["size"])), **one} if "size" in one else dict(one)
-
-
-def _key(one: Mapping[str, Any]) -> object:
-    return (one["type"], one["index"]) if one.get("type") in ("call", "group") else json.dumps(one, sort_keys=True)
+    known = {description_key(one) for one in described}
+    yield from with_ranks_of_groups(one for one in left if description_key(one) not in known)
 
 
 def _batches(opening: Opening, left: npt.NDArray[np.void], cursor: int | None) -> Iterator[events.Batch]:

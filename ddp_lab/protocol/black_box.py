@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from .events import DTYPE
 
-__all__ = ["BlackBox", "read"]
+__all__ = ["BlackBox", "description_key", "read", "with_ranks_of_groups"]
 
 # magic, process id, offset of the slots, their number, bytes of one, offset of the texts, how many bytes they have
 _HEADER = struct.Struct("<8sQQQQQQ")
@@ -53,6 +54,18 @@ def read(file: int) -> BlackBox | None:
         raise ValueError("what the rank has left was written by another version of ddp_lab")
     texts = os.pread(file, text_bytes, texts_at).splitlines()
     return BlackBox(pid, _events(os.pread(file, slots * slot_bytes, slots_at)), [json.loads(one) for one in texts])
+
+
+def with_ranks_of_groups(descriptions: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The same, each once: of two of one call or group the later one, which Python has made. C++ does not know the
+    ranks of a group: those of the default group."""
+    for one in {description_key(one): one for one in descriptions}.values():
+        yield {"ranks": list(range(one["size"])), **one} if "size" in one else dict(one)
+
+
+def description_key(one: Mapping[str, Any]) -> object:
+    """What two descriptions of the same thing have in common."""
+    return (one["type"], one["index"]) if one.get("type") in ("call", "group") else json.dumps(one, sort_keys=True)
 
 
 def _events(slots: bytes) -> npt.NDArray[np.void]:

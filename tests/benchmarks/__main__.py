@@ -13,6 +13,7 @@ from ddp_lab.command_line import Parser
 from ddp_lab.errors import DdpLabError
 
 BENCHMARKS = {
+    "crashes": "crashes planted in scripts and cells: are the guilty rank and the line named?",
     "construct": "the constructor: our DistributedDataParallel against torch's",
     "dashboard": "what recording and an open dashboard cost the training",
     "events": "cost of recording an event, and its way to the client",

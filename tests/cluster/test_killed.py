@@ -104,6 +104,22 @@ def test_a_crash_tells_its_line(lab: Lab) -> None:
     assert "`ddp_lab.copy_state_from(0)`" in lines[0]
 
 
+def test_an_aborted_rank_left_what_it_entered(lab: Lab) -> None:
+    """Gloo aborts a rank whose call does not fit those of the others: what each entered is compared afterwards, also
+    if an earlier group had the same name on some of them only."""
+    os.kill(lab.pids()["rank 0"], signal.SIGKILL)
+    wait_until(lambda: "rank 0" not in lab.pids(), "the end of rank 0")
+    assert lab.sum_of_ones() == ONES
+    with pytest.raises(CellError, match="SIGABRT") as caught:
+        lab.run("part = torch.ones(4 + 2 * rank)\n\ndist.all_reduce(part)", label="uneven")
+    words = caught.value.report
+    assert re.search(r"rank 0 entered all_reduce #3 of 16 B \(float32\) at uneven line 3, rank 1 all_r", words), words
+    assert "rank 2 all_reduce #3 of 32 B (float32) at uneven line 3." in words
+    assert "→ Tensors must have the same shape and dtype on all ranks" in words
+    assert "Fatal Python error" not in words
+    assert lab.sum_of_ones() == ONES
+
+
 def test_a_rank_that_answers_nobody(lab: Lab) -> None:
     """A call into C code that keeps the GIL can't be interrupted: that rank's process alone is ended and replaced."""
     lab.run("import ctypes; t = torch.ones(1); kept = rank; lock = ctypes.create_string_buffer(64)")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ...diagnostics.calls import Diagnosis, diagnose_ahead, hang_lesson
@@ -20,6 +20,7 @@ from ...errors import DdpLabError
 
 _SURE_SECONDS = 2.0  # a rank waits for one that was not sent the cell: only another cell changes that
 _LOOKS = 4  # examinations within the time after which a cell without progress is reported
+_OF_ENDED = ("ended", "ahead")  # kinds of diagnoses that may be of a rank whose cell has ended
 _APART = 0.7  # of that time: what is found then is reported within it
 
 
@@ -30,12 +31,20 @@ class Watch:
 
     Args:
         examine: examines all ranks; may raise `DdpLabError`.
+        cause_of_wait: called with the ranks that run the cell when they wait for others that have finished it: says why
+            from what each has recorded last, or returns None.
         seconds: time without progress after which the cell is reported.
         partial: whether the cell runs on some ranks only; that they wait for others is then reported sooner.
     """
 
-    def __init__(self, examine: Callable[[], Sequence[Examined]], seconds: float, partial: bool = False) -> None:
-        self._examine, self._seconds = examine, seconds
+    def __init__(
+        self,
+        examine: Callable[[], Sequence[Examined]],
+        cause_of_wait: Callable[[Collection[int]], Diagnosis | None],
+        seconds: float,
+        partial: bool = False,
+    ) -> None:
+        self._examine, self._cause_of_wait, self._seconds = examine, cause_of_wait, seconds
         self._lock = threading.Lock()  # guards what the examining thread leaves
         self._found: tuple[Sequence[Examined], float] | None = None
         self._thread: threading.Thread | None = None
@@ -66,6 +75,9 @@ class Watch:
         if told is not None:
             what, diagnosis = told
             self._told, self._told_busy = diagnosis.stuck, True
+            if diagnosis.kind in _OF_ENDED and found is not None:
+                running = [one.rank for one in found[0] if one.state == "running"]
+                diagnosis = (self._cause_of_wait(running) if len(running) < len(found[0]) else None) or diagnosis
             lesson = hang_lesson(diagnosis.kind)
             more = f"; {lesson} explains it" if lesson else ""
             return f"{what}: {brief(diagnosis)}\n  `%cluster doctor` shows every rank{more}."

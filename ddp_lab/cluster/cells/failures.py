@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...diagnostics.calls import BUFFERS_ARE_BROADCAST, IN_FORWARD
+from ...diagnostics.calls import BUFFERS_ARE_BROADCAST, IN_FORWARD, Diagnosis
+from ...diagnostics.hang_report import brief
 from ...documentation import more
 from ...errors import CellError, RankFailure
 from ...formatting import duration, enumeration, label_of
@@ -109,24 +110,27 @@ def in_order(failures: Sequence[RankFailure]) -> dict[int, RankFailure]:
     """Failures by rank: causes first, each group by time; later communication errors become consequences."""
     by_time = sorted(failures, key=lambda each: (each.secondary, each.time_ns))
     marked = by_time[:1] + [
-        each if each.secondary or not _is_communication(each) else replace(each, secondary=True) for each in by_time[1:]
+        each if each.secondary or not is_communication(each) else replace(each, secondary=True) for each in by_time[1:]
     ]
-    if marked and _is_communication(marked[0]):
+    if marked and is_communication(marked[0]):
         # The clocks of two ranks that fail within a microsecond can't order them; the kind of failure can.
-        causes = [each for each in marked[1:] if not _is_communication(each) and not each.secondary]
+        causes = [each for each in marked[1:] if not is_communication(each) and not each.secondary]
         if causes and not marked[0].secondary:
             marked = [*causes, replace(marked[0], secondary=True), *(m for m in marked[1:] if m not in causes)]
     marked.sort(key=lambda each: each.secondary)
     return {each.rank: each for each in marked}
 
 
-def cell_error(failures: Mapping[int, RankFailure], label: str, run: str = "") -> CellError:
+def cell_error(
+    failures: Mapping[int, RankFailure], label: str, run: str = "", cause: Diagnosis | None = None
+) -> CellError:
     """The error of a cell with these failures.
 
     Args:
         failures: rank -> failure, the first cause first (see `in_order`).
         label: the cell's name.
         run: the expression that holds the failures; "": the last error that was raised.
+        cause: what the ranks recorded last, compared; None if that tells nothing.
     """
     first = _culprit(failures)
     assert first is not None, "a cell without a failure has no error"
@@ -134,8 +138,8 @@ def cell_error(failures: Mapping[int, RankFailure], label: str, run: str = "") -
     who = label_of(each.rank for each in same)
     if first.name == LOST:
         message = _lost_words(who, first)
-        lines = [f"{marked(message)} during cell {label}"]
-        if first.traceback:
+        lines = [f"{marked(message)} during cell {label}", *_because(cause)]
+        if first.traceback and (cause is None or cause.kind == "lost"):
             lines += [f"the last lines of the log of {label_of([first.rank])}:", *first.traceback.splitlines()]
         lines += _remedy(message, len(same))
     elif first.name == UNKNOWN:
@@ -150,7 +154,7 @@ def cell_error(failures: Mapping[int, RankFailure], label: str, run: str = "") -
         return CellError(message, failures, "\n".join(lines))
     else:
         message = f"{who} failed: {_headline(first)}"
-        lines = [f"{marked(f'{who} failed')} in cell {label}"]
+        lines = [f"{marked(f'{who} failed')} in cell {label}", *_because(cause)]
         lines += on_any_page(first.short_traceback or first.traceback).splitlines() or [_headline(first)]
         if first.short_traceback:
             found = f"print({run or 'sys.last_value'}.failures[{first.rank}].traceback)"
@@ -162,6 +166,10 @@ def cell_error(failures: Mapping[int, RankFailure], label: str, run: str = "") -
     if first.name == LOST:
         lines.append(more("host-lost") if _WITH_HOST in first.message else more("rank-killed"))
     return CellError(message, failures, "\n".join(lines))
+
+
+def _because(cause: Diagnosis | None) -> list[str]:
+    return [] if cause is None else brief(cause).splitlines()
 
 
 def timeout_error(failures: Mapping[int, RankFailure], ranks: Sequence[int], label: str, seconds: float) -> CellError:
@@ -249,7 +257,7 @@ def _where(failures: Mapping[int, RankFailure], silent: Sequence[int]) -> list[s
         failure = failures[rank]
         if failure.name == TIMEOUT:
             continue
-        if failure.name == INTERRUPTED or failure.secondary or _is_communication(failure):
+        if failure.name == INTERRUPTED or failure.secondary or is_communication(failure):
             places.setdefault(_cell_lines_of(failure.traceback), []).append(rank)
         elif failure.name == LOST:
             lines.append(f"rank {rank} {_headline(failure)}.")
@@ -298,7 +306,8 @@ def _was(ranks: Collection[int]) -> str:
     return "was" if len(ranks) == 1 else "were"
 
 
-def _is_communication(failure: RankFailure) -> bool:
+def is_communication(failure: RankFailure) -> bool:
+    """Whether a collective failed: its peer is gone, or its group was shut down."""
     if failure.name in _COMMUNICATION_NAMES:
         return True
     return failure.name in ("RuntimeError", INTERRUPTED) and bool(_COMMUNICATION.search(failure.message))
@@ -317,7 +326,7 @@ def _headline(failure: RankFailure) -> str:
     text = lines[0] if lines else ""
     if lines[1:2] == [_ELSEWHERE]:
         text = f"{text.rstrip('.')}: {lines[-1].removeprefix(f'{failure.name}: ')}"
-    if _is_communication(failure):
+    if is_communication(failure):
         text = _ADDRESS.sub("", _SOURCE_PLACE.sub("", text).split(". ")[0])
     if len(text) > _LONGEST_MESSAGE:
         text = text[:_LONGEST_MESSAGE] + "…"

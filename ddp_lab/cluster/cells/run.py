@@ -10,13 +10,14 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...control.interrupts import held_back, let_through
 from ...control.records import CellText
+from ...diagnostics.calls import Diagnosis
 from ...errors import CellError, ClusterError, RankFailure
 from ...formatting import duration, enumeration, label_of
 from ...output.board import Board, default_board
@@ -110,7 +111,9 @@ class CellRun:
         self._watch = None
         if self.options.hang_seconds is not None:
             partial = len(self.ranks) < session.processes.placement.world_size
-            self._watch = Watch(session.members.examine, self.options.hang_seconds, partial=partial)
+            self._watch = Watch(
+                session.members.examine, self._cause_of_wait, self.options.hang_seconds, partial=partial
+            )
         self._call: FunctionCall | None = None
         self._code: str | CellText | RankFunction = CALL
         if isinstance(code, str | CellText | RankFunction):
@@ -127,6 +130,7 @@ class CellRun:
         self._wake = threading.Event()
         self._begin = 0.0
         self._end: float | None = None
+        self._cause: Diagnosis | None = None  # of a failure that the ranks do not explain
         self._refresh_at = _NEVER
         self._refresh_after = 0.0
         self._timed_out: tuple[int, ...] | None = None
@@ -400,7 +404,8 @@ class CellRun:
             return None
         if self._timed_out:
             return reports.timeout_error(failed, self._timed_out, label, self.options.timeout or 0.0)
-        return reports.cell_error(failed, label, "" if self._view is None else f"lab.results[{self.options.name!r}]")
+        run = "" if self._view is None else f"lab.results[{self.options.name!r}]"
+        return reports.cell_error(failed, label, run, self._cause)
 
     def collected(self) -> CellResult:
         """What has arrived so far, whether or not the cell has ended."""
@@ -450,7 +455,10 @@ class CellRun:
             self._finish()
 
     def _finish(self) -> None:
-        self._end = self._end or time.monotonic()
+        if self._end is None:
+            self._end = time.monotonic()
+            boxes = self._session.members.black_boxes
+            self._cause = boxes.cause(self.failures, self.ranks, self._begin_ns)
         self._session.cells.forget(self.cell_id)
         self._values()
 
@@ -529,6 +537,13 @@ class CellRun:
         elif now - begun > limit + _GRACE_S:
             for rank in self._states.open():
                 self._give_up(reports.timed_out(rank, limit, time.monotonic_ns()))
+
+    @property
+    def _begin_ns(self) -> int:
+        return int(self._begin * 1e9)
+
+    def _cause_of_wait(self, waiting: Collection[int]) -> Diagnosis | None:
+        return self._session.members.black_boxes.cause_of_wait(waiting, self.ranks, self._begin_ns)
 
     def _look_after_processes(self) -> None:
         news = self._processes.look(self.cell_id, () if self.waits_for else self._states.open())

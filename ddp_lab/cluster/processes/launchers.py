@@ -31,6 +31,7 @@ from .zygote import Forked, not_debugged, process_environment
 
 _TAIL_LINES = 15
 _CRASH = "Fatal Python error"  # as faulthandler begins
+_MODULES = "Extension modules: "  # which Python lists below a crash
 _BELOW_CELLS = ("interactiveshell.py", "ddp_lab/engine/cells/cell.py")  # frames from here on are not the user's
 # An engine counts as registered after its first heartbeat. A missed one means nothing: the fork server
 # reports the end of a rank, and a machine that pauses for a minute must not kill any.
@@ -507,7 +508,7 @@ def because(log: str, code: int) -> str:
 def last_words(path: Path) -> str:
     """The last lines of a rank's log; of a crash in C code, what crashed and the user's frames."""
     text = tail(path) if _CRASH not in (whole := _text_of(path)) else whole[whole.rindex(_CRASH) :]
-    lines = [line for line in text.splitlines() if line]
+    lines = [line for line in text.splitlines() if line and not line.startswith(_MODULES)]
     outside = (number for number, line in enumerate(lines) if any(each in line for each in _BELOW_CELLS))
     return "\n".join(lines[: next(outside, _TAIL_LINES)])
 

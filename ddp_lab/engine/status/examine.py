@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined, unused-ignore]
 from torch.distributed import distributed_c10d as c10d
 
-from ...diagnostics.rank_state import Examined
+from ...diagnostics.rank_state import UNNAMED, Examined
 from ...diagnostics.torch_calls import COLLECTIVE, GROUP, POINT_TO_POINT, entered
 from ...parallel.live.model import LiveModel, live_models
 from ..cells.tracebacks import is_users
@@ -170,6 +170,7 @@ def _work(frame: FrameType) -> dict[str, Any] | None:
     kind: int = work._get_op_type()  # type: ignore[attr-defined, unused-ignore]
     name = OpType(kind).name.lower().strip("_")
     name = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}.get(name, name)
+    name = UNNAMED if name == "unknown" else name
     return _entered(name, POINT_TO_POINT if name in ("send", "recv", "recvanysource") else COLLECTIVE, None)
 
 

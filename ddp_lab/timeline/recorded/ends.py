@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...diagnostics.calls import Diagnosis
 from ...diagnostics.crashes import Entered, Failure, Group, RankAtEnd, Steps, diagnose_crash, without_noise
-from ...protocol.events import Kind
+from ...protocol.black_box import BlackBox, with_ranks_of_groups
+from ...protocol.events import OF_GROUPS, Batch, Kind
 from ...protocol.journal import ENDED_WITH_RUN, EXITED
 from ..model import TimelineModel
 from ..tables.collectives import GroupInfo, purpose_of
 from ..tables.span_columns import Columns
 
-__all__ = ["failure_of"]
+__all__ = ["cause_of", "failure_of"]
 
 _PARTED = ("all_gather", "gather", "scatter")  # their bytes are those of all ranks' parts
 _GOOD = ("finished", "saved")
@@ -32,17 +34,50 @@ def failure_of(timeline: TimelineModel) -> Failure | None:
     said = {one.rank: str(one.status.get("state", "")) for one in timeline.ranks()}
     if not said or all(how in _GOOD for how in said.values()) or _INTERRUPTED in said.values():
         return None
+    last = {one.rank: str(one.status.get("last_words", "")) for one in timeline.ranks()}
+    ranks, cause = _explained(timeline, {rank: _state(how) for rank, how in said.items()}, last)
+    return Failure(tuple(f"rank {one.rank} {_VERBS[one.state]}{one.how}" for one in ranks), cause)
+
+
+def cause_of(left: Mapping[int, BlackBox], ends: Mapping[int, tuple[str, str]], since_ns: int) -> Diagnosis | None:
+    """Why ranks that left this have ended; None if nothing more is known than how they did.
+
+    Args:
+        left: rank -> its last events.
+        ends: rank -> its state and how it ended, in words: see `RankAtEnd`.
+        since_ns: what they recorded before, on the host's monotonic clock, is left out.
+    """
+    timeline = TimelineModel()
+    for rank, one in left.items():
+        found = one.events[one.events["host_ns"] >= since_ns]
+        used = found["process_group"][found["kind"] >= OF_GROUPS]  # not those of before a rejoin, of the same name
+        for description in with_ranks_of_groups(one.descriptions):
+            if description.get("type") != "group" or description["index"] in used:
+                timeline.describe(rank, description)
+        timeline.extend(Batch(rank, 0, int(found["sequence"][0]) if len(found) else 0, 0, found))
+    return _explained(timeline, ends, {})[1]
+
+
+def _explained(
+    timeline: TimelineModel, ends: Mapping[int, tuple[str, str]], last_words: Mapping[int, str]
+) -> tuple[list[RankAtEnd], Diagnosis | None]:
+    """The ranks at their end, and the cause."""
     groups = {one.group: one for one in timeline.groups()}
     entered = _entered(timeline.collective_columns(), groups, {one.reducer: one.module for one in timeline.reducers()})
     steps = _steps(timeline)
     buffers = timeline.buffer_shapes()
-    last = {one.rank: str(one.status.get("last_words", "")) for one in timeline.ranks()}
     ranks = [
-        RankAtEnd(rank, *_state(how), entered.get(rank, {}), steps.get(rank, {}), last[rank], buffers.get(rank, {}))
-        for rank, how in said.items()
+        RankAtEnd(
+            rank,
+            *end,
+            entered=entered.get(rank, {}),
+            steps=steps.get(rank, {}),
+            last_words=last_words.get(rank, ""),
+            buffers=buffers.get(rank, {}),
+        )
+        for rank, end in ends.items()
     ]
-    ends = tuple(f"rank {one.rank} {_VERBS[one.state]}{one.how}" for one in ranks)
-    return Failure(ends, diagnose_crash(ranks, {number: _group(one) for number, one in groups.items()}))
+    return ranks, diagnose_crash(ranks, {number: _group(one) for number, one in groups.items()})
 
 
 def _state(how: str) -> tuple[str, str]:

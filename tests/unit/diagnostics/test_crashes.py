@@ -93,6 +93,8 @@ SITUATIONS = {
     ],
     "finished, with a logged error": [rank(0, BROKEN, BARRIER), rank(1, DONE, last_words=LOGGED)],
     "finished after a collective": [rank(0, BROKEN, SUM, BARRIER), rank(1, DONE, SUM)],
+    "finished while another still waits": [rank(0, ("running", "runs the cell"), SUM, BARRIER), rank(1, DONE, SUM)],
+    "other lines": [rank(0, BROKEN, SUM), rank(1, ABORTED, replace(SUM, bytes=8, place="train.py:50"))],
     "finished with fewer batches": [
         rank(0, BROKEN, BUCKET, BUCKET, steps=steps(20, 19)),
         rank(1, DONE, BUCKET, steps=steps(19, 19)),
