@@ -119,7 +119,8 @@ def test_a_wait_for_a_rank_that_has_ended(lab: Lab) -> None:
         wait_until(lambda: board.said, "the word")
     text = board.said[0][1]
     assert text.startswith("no progress for ")
-    assert "rank 1 has finished the cell; rank 0 still waits in all_reduce #" in text
+    assert "rank 1 has finished the cell (it had entered no collective in this cell) without entering all_r" in text
+    assert re.search(r" of 4 B \(float32\) at .* line 1, in which rank 0 waits for it\.", text), text
 
 
 @pytest.mark.parametrize("name", APART)

@@ -20,7 +20,7 @@ from ...errors import DdpLabError
 
 _SURE_SECONDS = 2.0  # a rank waits for one that was not sent the cell: only another cell changes that
 _LOOKS = 4  # examinations within the time after which a cell without progress is reported
-_OF_ENDED = ("ended", "ahead")  # kinds of diagnoses that may be of a rank whose cell has ended
+_BACKWARD = "_engine_run_backward"
 _APART = 0.7  # of that time: what is found then is reported within it
 
 
@@ -75,9 +75,8 @@ class Watch:
         if told is not None:
             what, diagnosis = told
             self._told, self._told_busy = diagnosis.stuck, True
-            if diagnosis.kind in _OF_ENDED and found is not None:
-                running = [one.rank for one in found[0] if one.state == "running"]
-                diagnosis = (self._cause_of_wait(running) if len(running) < len(found[0]) else None) or diagnosis
+            if found is not None:
+                diagnosis = self._of_an_end(diagnosis, found[0])
             lesson = hang_lesson(diagnosis.kind)
             more = f"; {lesson} explains it" if lesson else ""
             return f"{what}: {brief(diagnosis)}\n  `%cluster doctor` shows every rank{more}."
@@ -86,6 +85,14 @@ class Watch:
             self._thread = threading.Thread(target=self._work, name="ddp_lab-doctor", daemon=True)
             self._thread.start()
         return None
+
+    def _of_an_end(self, diagnosis: Diagnosis, ranks: Sequence[Examined]) -> Diagnosis:
+        """The same of a rank whose cell has ended while others wait for it, from what each has recorded."""
+        running = [one for one in ranks if one.state == "running"]
+        waits = diagnosis.kind == "ended" or any(one.within(_BACKWARD) for one in running)  # torch's reducer waits
+        if diagnosis.kind not in ("ended", "ahead") or len(running) == len(ranks) or not waits:
+            return diagnosis
+        return self._cause_of_wait([one.rank for one in running]) or diagnosis
 
     def _judge(self, ranks: Sequence[Examined], at: float) -> tuple[str, Diagnosis] | None:
         """What is certainly wrong: calls that differ, ranks that are out of step, ranks that wait too long."""

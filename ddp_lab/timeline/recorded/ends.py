@@ -40,14 +40,14 @@ def failure_of(timeline: TimelineModel) -> Failure | None:
 
 
 def cause_of(left: Mapping[int, BlackBox], ends: Mapping[int, tuple[str, str]], since_ns: int) -> Diagnosis | None:
-    """Why ranks that left this have ended; None if nothing more is known than how they did.
+    """Why ranks that left this in a cell have ended, or wait; None if nothing more is known than how they did.
 
     Args:
         left: rank -> its last events.
         ends: rank -> its state and how it ended, in words: see `RankAtEnd`.
         since_ns: what they recorded before, on the host's monotonic clock, is left out.
     """
-    timeline = TimelineModel()
+    timeline, last_words = TimelineModel(), {}
     for rank, one in left.items():
         found = one.events[one.events["host_ns"] >= since_ns]
         used = found["process_group"][found["kind"] >= OF_GROUPS]  # not those of before a rejoin, of the same name
@@ -55,7 +55,9 @@ def cause_of(left: Mapping[int, BlackBox], ends: Mapping[int, tuple[str, str]], 
             if description.get("type") != "group" or description["index"] in used:
                 timeline.describe(rank, description)
         timeline.extend(Batch(rank, 0, int(found["sequence"][0]) if len(found) else 0, 0, found))
-    return _explained(timeline, ends, {})[1]
+        if not (found["kind"] == Kind.COLLECTIVE_ENTERED).any():
+            last_words[rank] = "it had entered no collective in this cell"
+    return _explained(timeline, ends, last_words)[1]
 
 
 def _explained(
