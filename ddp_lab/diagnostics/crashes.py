@@ -32,7 +32,9 @@ _CONSEQUENCE = re.compile(
     r"DistBackendError|DistNetworkError|gloo|[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|NCCL|nccl|"
     r"[Tt]imed out|SignalException|^shm: "
 )
-_NOISE = re.compile(r"\[/\S+?\.(cc|h):\d+\] | ?This is typically caused by .*? GLHF! \S*")
+_NOISE = re.compile(
+    r"\[enforce fail at \S+:\d+\] err == 0\. |\[/\S+?\.(cc|h):\d+\] | ?This is typically caused by .*? GLHF! \S*"
+)
 _SENTENCES, _PLACE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])|\s*\n"), re.compile(r" \([^()\n]*(?::| line )\d+\)$")
 _SAME_BYTES = re.compile("all_reduce|broadcast|reduce$|all_gather|reduce_scatter")
 _JOIN = "If ranks have different numbers of batches, train inside `with model.join():`."
@@ -150,7 +152,7 @@ class Failure:
 
 
 def without_noise(error: str) -> str:
-    """An error of Gloo's without its source file and its advice, of which neither is about the program."""
+    """An error of Gloo's or of torch's allocator without source file, advice and code: none is about the program."""
     return _NOISE.sub("", error)
 
 

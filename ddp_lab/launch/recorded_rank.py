@@ -90,7 +90,7 @@ def that_ends(ending: Sequence[Callable[[str], None]]) -> Iterator[None]:
         _show_from_the_program_on()
         raise
     except BaseException as error:
-        how = f"{type(error).__name__}: {error}{_where(error)}"
+        how = f"{type(error).__name__}{f': {text}' if (text := str(error)) else ''}{_where(error)}"
         _show_from_the_program_on()
         raise
     finally:

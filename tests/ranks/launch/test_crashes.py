@@ -141,7 +141,10 @@ SOAK = [
             "the host ran out of memory",
         ],
     ),
-    ("out_of_memory", ["rank 1 ended early: RuntimeError: ", "rank 0 then waited in all_reduce #2"]),
+    (
+        "out_of_memory",
+        ["rank 1 ended early: RuntimeError: DefaultCPUAllocator: can't allocate memory", "rank 0 then waited in all_"],
+    ),
 ]
 
 

@@ -163,6 +163,12 @@ def test_what_is_said() -> None:
             "RuntimeError: Connection closed by peer [::1]:9. (train.py:3)",
         ),
         ("ValueError: [1, 2] (train.py:3)", "ValueError: [1, 2] (train.py:3)"),
+        (
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+            "tried to allocate 8 bytes. Error code 12 (Cannot allocate memory) (train.py:3)",
+            "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes. Error code 12 "
+            "(Cannot allocate memory) (train.py:3)",
+        ),
     ],
 )
 def test_noise(error: str, kept: str) -> None:
