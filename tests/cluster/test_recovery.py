@@ -352,6 +352,15 @@ def test_models_follow_to_the_new_group(steady: Lab, model: str) -> None:
     steady.run("del model")
 
 
+def test_a_model_that_was_never_made(steady: Lab) -> None:
+    """Torch's constructor refuses models that differ, and leaves one without a reducer: the ranks rejoin even so."""
+    make = "half = torch.nn.parallel.DistributedDataParallel.__new__(torch.nn.parallel.DistributedDataParallel)\n"
+    make += "torch.nn.Module.__init__(half)\nif rank == 1: raise ValueError\ndist.all_reduce(torch.ones(1))"
+    with pytest.raises(CellError):
+        steady.run(make)
+    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
 def test_users_groups_are_rebuilt_and_names_follow(steady: Lab) -> None:
     """After a rejoin every name, attribute, list and closure that held a group of the user's holds the new one."""
     steady.run(

@@ -19,6 +19,7 @@ from ddp_lab.cluster.cells.failures import (
     timed_out,
     timeout_error,
 )
+from ddp_lab.diagnostics.calls import Diagnosis
 from ddp_lab.documentation import more
 from ddp_lab.errors import RankFailure
 from ddp_lab.output.terminal import plain
@@ -155,6 +156,17 @@ def test_failures_are_folded() -> None:
     report = {"name": "E", "message": "m", "traceback": ["a", "b"], "brief": ["b"], "time_ns": 5}
     report |= {"consequence": True, "waited_in": "barrier #2", "broke_backward": True}
     assert failure_of(3, report) == RankFailure(3, "E", "m", "a\nb", 5, True, "barrier #2", True, "b")
+
+
+@pytest.mark.parametrize(("kind", "log"), [("lost", ["the last lines of the log of rank 1:", "Fatal"]), ("sizes", [])])
+def test_what_ranks_entered_explains_an_abort(kind: str, log: list[str]) -> None:
+    """Below what happened; then what Gloo wrote says nothing more."""
+    failures = in_order([lost(1, "was killed by SIGABRT (signal 6)", "Fatal"), failed(0, "RuntimeError", CLOSED)])
+    cause = Diagnosis(kind, "rank 0 entered this, rank 1 that.", "Enter the same.")
+    lines = plain(cell_error(failures, "train [3]", cause=cause).report).splitlines()
+    told = ["rank 0 entered this, rank 1 that.", "→ Enter the same."]
+    assert lines[: 3 + len(log)] == ["rank 1 was killed by SIGABRT (signal 6) during cell train [3]", *told, *log]
+    assert lines[3 + len(log)].startswith("The next cell")
 
 
 def test_where_interrupted_ranks_were() -> None:

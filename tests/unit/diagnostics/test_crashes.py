@@ -164,8 +164,8 @@ def test_what_is_said() -> None:
         ),
         ("ValueError: [1, 2] (train.py:3)", "ValueError: [1, 2] (train.py:3)"),
         (
-            "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
-            "tried to allocate 8 bytes. Error code 12 (Cannot allocate memory) (train.py:3)",
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
+            "you tried to allocate 8 bytes. Error code 12 (Cannot allocate memory) (train.py:3)",
             "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes. Error code 12 "
             "(Cannot allocate memory) (train.py:3)",
         ),
