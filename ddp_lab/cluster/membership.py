@@ -201,6 +201,11 @@ class Membership:
         with self._lock:
             return {rank for ranks in self._open.values() for rank in ranks if rank not in lost}
 
+    def running(self, cell: str) -> set[int]:
+        """Ranks on which the code of a cell has not ended."""
+        with self._lock:
+            return set(self._open.get(cell, ()))
+
     def settle(self) -> None:
         """Tells the ranks that a cell has ended everywhere, and asks whether its groups are intact and in step."""
         answers = self._ask("settle")

@@ -120,13 +120,16 @@ def test_interrupt_frees_whoever_waits(steady: Lab, hang: State) -> None:
 
 def test_an_error_that_takes_long_to_tell(steady: Lab) -> None:
     """The code of a rank's cell has ended, its error is not told yet: the next cell waits for that instead of being
-    refused."""
+    refused, and nobody says that this rank continues."""
+    board = Announced()
     slow = "class Slow(Exception):\n    def __str__(self):\n        time.sleep(1.5)\n        return 'slow'\n"
-    running = steady.run(f"import time\n{slow}if rank == 0: raise Slow\ndist.all_reduce(t)", wait=False)
+    cell = f"import time\n{slow}if rank == 0: raise Slow\ndist.all_reduce(t)"
+    running = steady.run(cell, wait=False, board=board)
     wait_until(lambda: steady.status()[0].state == "unblocked", "the end of rank 0's code")
     assert steady.sum_of_ones() == BOTH
     with pytest.raises(CellError, match="rank 0 failed: Slow: slow"):
         running.wait()
+    assert board.said == []
 
 
 def test_a_worker_that_dies_between_cells_ends_no_rank(steady: Lab) -> None:

@@ -568,10 +568,12 @@ class CellRun:
     def _announce_failure(self, now: float) -> None:
         """Reports at once that a rank failed while others continue, so that the user does not wait for them unaware."""
         failed = self._states.failed_before(now - _ANNOUNCE_S) if not self._announced else None
-        if failed is not None and self._states.open():
+        # One that has raised is open until its traceback is rendered, which takes seconds on a busy machine.
+        still_run = self._session.members.running(self.cell_id).intersection(self._states.open())
+        if failed is not None and still_run:
             self._announced = True
             self._feed_board()
-            self._board.announce([failed.rank], reports.announcement(failed, self._states.open()))
+            self._board.announce([failed.rank], reports.announcement(failed, sorted(still_run)))
 
     def _abort(self, tick: Callable[[], None] | None) -> None:
         """After the user's interrupt: stops the ranks and collects what they still report, for a bounded time."""
