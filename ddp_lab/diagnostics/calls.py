@@ -107,7 +107,8 @@ def diagnose_mismatch(ranks: Sequence[Examined], found: Mismatch) -> Diagnosis:
         by_call.setdefault(f"{call.called(found.number)}{found.where}{places.get(rank, '')}", []).append(rank)
     (first, who), *others = by_call.items()
     words = ", ".join([f"{label(who)} entered {first}", *(f"{label(which)} {call}" for call, which in others)])
-    if found.sizes:
+    other_lines = len(places) == len(found.calls) and len(set(places.values())) > 1  # so they are other calls
+    if found.sizes and not other_lines:
         return Diagnosis("sizes", f"{words}: the tensors differ.", SAME_TENSORS)
     called = {one.rank for one in ranks if one.within(IN_FORWARD)}
     if any(call.name == "broadcast" and rank in called for rank, call in found.calls.items()):

@@ -17,7 +17,7 @@ _KINDS = {
             *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_reduce_coalesced"),
             *("all_to_all", "all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather"),
             *("gather_object", "monitored_barrier", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter"),
-            "scatter_object_list",
+            *("scatter_object_list", "all_gather_single", "reduce_scatter_single"),
         ),
         COLLECTIVE,
     ),
