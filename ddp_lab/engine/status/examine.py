@@ -199,7 +199,7 @@ def _ranks(group: Any, record: registry.GroupRecord | None) -> list[int]:
 
 def _tensors(given: dict[str, Any]) -> Iterator[torch.Tensor]:
     """The tensors among a function's arguments: the first that holds any."""
-    for name in ("tensor", "tensors", "input", "output", "tensor_list", "output_tensor", "input_tensor", "object_list"):
+    for name in ("tensor", "tensors", "input", "output", "tensor_list", "input_tensor", "output_tensor", "object_list"):
         value = given.get(name)
         if isinstance(value, torch.Tensor):
             yield value
