@@ -342,7 +342,8 @@ def _of_missing(culprit: RankAtEnd, waiting: RankAtEnd, number: int, call: Enter
         told = _left_out([culprit, waiting], call.model)
         return Diagnosis("ended", f"{sentence}{told}", _SKIP if told else _SAME_BATCHES)
     if call.model < 0:
-        return Diagnosis("ended", sentence, f"{BUFFERS_ARE_BROADCAST} {_JOIN}" if call.purpose == BUFFERS else SAME_CALLS)
+        remedy = f"{BUFFERS_ARE_BROADCAST} {_JOIN}" if call.purpose == BUFFERS else SAME_CALLS
+        return Diagnosis("ended", sentence, remedy)
     counts = _counts([culprit, waiting], call.model)
     fewer = "" if counts[1] is _SKIP else _JOIN
     return Diagnosis("ended", f"{sentence}{counts[0]}", fewer or _SKIP)
