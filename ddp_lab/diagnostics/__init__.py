@@ -1,6 +1,7 @@
 """Why ranks make no progress: what each of them does, and who waits for whom."""
 
 __all__ = [
+    "backwards",
     "calls",
     "crashes",
     "dumps",

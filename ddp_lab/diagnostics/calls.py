@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .backwards import SKIP, counts
 from .flights import SKEW_S, Distance, Mismatch, distances, find_mismatch
 from .rank_state import Examined, Place, label
 
@@ -23,7 +24,7 @@ __all__ = [
     "diagnose_mismatch",
     "hang_lesson",
 ]
-__all__ += ["launched_alone", "mismatch_of", "with_places"]
+__all__ += ["count_backwards", "launched_alone", "mismatch_of", "with_places"]
 
 _CHECKPOINT = "torch/distributed/checkpoint/"
 IN_FORWARD = "_pre_forward"  # in which torch's DistributedDataParallel and ours broadcast buffers
@@ -110,11 +111,26 @@ def diagnose_mismatch(ranks: Sequence[Examined], found: Mismatch) -> Diagnosis:
     other_lines = len(places) == len(found.calls) and len(set(places.values())) > 1  # so they are other calls
     if found.sizes and not other_lines:
         return Diagnosis("sizes", f"{words}: the tensors differ.", SAME_TENSORS)
+    told, remedy = count_backwards(ranks)
+    if remedy is SKIP:
+        return Diagnosis("backward", f"{words}. {told}", SKIP)
     called = {one.rank for one in ranks if one.within(IN_FORWARD)}
     if any(call.name == "broadcast" and rank in called for rank, call in found.calls.items()):
         return Diagnosis("mismatch", f"{words}.", BUFFERS_ARE_BROADCAST)
     saving = {rank for rank, place in places.items() if _CHECKPOINT in place}
     return Diagnosis("mismatch", f"{words}.", ASYNC_SAVE if 0 < len(saving) < len(found.calls) else SAME_CALLS)
+
+
+def count_backwards(ranks: Sequence[Examined]) -> tuple[str, str]:
+    """How many backwards each rank made of a model in whose backward one waits, in a sentence, and the remedy; "" if
+    all have made the same number.
+    """
+    waits = next((one.bucket[0].reducer for one in ranks if one.bucket is not None), None)
+    steps = {one.rank: model.steps for one in ranks for model in one.models if model.reducer == waits}
+    if len(steps) < len(ranks) or len({one.backwards for one in steps.values()}) == 1:
+        return "", CALLED_ALONE
+    told, skipped = counts(steps)
+    return told, CALLED_ALONE if skipped is None else SKIP
 
 
 def launched_alone(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:

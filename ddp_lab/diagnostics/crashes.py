@@ -16,22 +16,25 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..formatting import counted, enumeration, ordinal, size
+from ..formatting import enumeration, size
+from .backwards import SKIP, Steps, counts, left_out
 from .calls import BUFFERS_ARE_BROADCAST, CALLED_ALONE, SAME_CALLS, SAME_TENSORS, Diagnosis
 from .rank_state import label
 
-__all__ = ["BUFFERS", "Entered", "Failure", "Group", "RankAtEnd", "Steps", "diagnose_crash", "first_sentence"]
+__all__ = ["BUFFERS", "Entered", "Failure", "Group", "RankAtEnd", "diagnose_crash", "first_sentence"]
 __all__ += ["without_noise"]
 
 BUFFERS = "the buffers"
 """What a broadcast is for."""
 FINISHED, EXITED, FAILED, KILLED, ENDED, RUNNING = "finished", "exited", "failed", "killed", "ended", "running"
 
-# Of torch's own words, and of the transports', for a peer that is gone.
+# Of torch's own words, and of the transports', for a peer that is gone. Python's errors of a connection are of another
+# one, of a DataLoader's worker, say: they come after errors that are surely the rank's own.
 _CONSEQUENCE = re.compile(
     r"DistBackendError|DistNetworkError|gloo|[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|NCCL|nccl|"
     r"[Tt]imed out|SignalException|^shm: "
 )
+_PYTHONS = re.compile(r"(Connection(Reset|Refused|Aborted)|BrokenPipe|Timeout)Error: ")
 _NOISE = re.compile(
     r"\[enforce fail at \S+:\d+\] err == 0\. |\[/\S+?\.(cc|h):\d+\] | ?This is typically caused by .*? GLHF! \S*"
 )
@@ -39,16 +42,13 @@ _SENTENCES, _PLACE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])|\s*\n"), re.compile(r" 
 _SAME_BYTES = re.compile("all_reduce|broadcast|reduce$|all_gather|reduce_scatter")
 _JOIN = "If ranks have different numbers of batches, train inside `with model.join():`."
 _SAME_BATCHES = "All ranks must run the same number of batches: end the epoch on all of them together."
-_SKIP = (
-    "All ranks must make the same number of backwards: decide on all of them together whether to skip a batch "
-    "(all_reduce a flag), or make the backward with a loss of zero."
-)
 _GATHER = "Gather the lengths first and pad to the longest, or use `all_gather_object`."
 _SAME_MODEL = "`fully_shard` gathers and reduces the same parameters on all ranks: build the same model on all of them."
 _BUFFERS = (
     "Buffers must have the same shape on all ranks: keep what depends on the batch in no buffer, or pass "
     "broadcast_buffers=False."
 )
+_WAIT_FOR_IT = "Wait for what `isend` and `irecv` return before the program ends."
 _MEMORY = "If nobody sent this signal, the host ran out of memory: see `dmesg`, or what the job's manager reports."
 
 
@@ -65,6 +65,9 @@ class Group:
     ranks: tuple[int, ...]
 
 
+_NO_GROUP = Group("", ())
+
+
 @dataclass(frozen=True)
 class Entered:
     """A collective that a rank entered.
@@ -78,6 +81,7 @@ class Entered:
         purpose: what it is for, e.g. ``"bucket 0 of Net"`` or ``"layers.0 (forward)"``; "" if unknown.
         model: whose bucket or parameters it carries; -1 for none.
         sharded: whether it is one of `fully_shard` or `replicate`.
+        peer: of a message, the rank that it is from or to; -1 for a collective.
         ended: whether it ended, without an error.
     """
 
@@ -90,23 +94,7 @@ class Entered:
     model: int
     ended: bool
     sharded: bool = False
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The steps of a model on one rank.
-
-    Attributes:
-        module: class of the model.
-        backwards: synchronised backwards that have begun.
-        ended: those that have ended.
-        forwards: step -> forwards that were made for it.
-    """
-
-    module: str
-    backwards: int
-    ended: int
-    forwards: Mapping[int, int] = field(default_factory=dict)
+    peer: int = -1
 
 
 @dataclass(frozen=True)
@@ -122,6 +110,7 @@ class RankAtEnd:
         steps: model -> its steps.
         last_words: what it did last, e.g. ``"it had logged WARNING: … (train.py:31)"``; "" if unknown.
         buffers: name -> shape, of those that DistributedDataParallel has broadcast.
+        messages: those that it has sent or received, or was to.
     """
 
     rank: int
@@ -131,11 +120,14 @@ class RankAtEnd:
     steps: Mapping[int, Steps]
     last_words: str = ""
     buffers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    messages: Sequence[Entered] = ()
 
     @property
     def is_consequence(self) -> bool:
         """Whether another rank's end explains this one."""
-        return self.state in (ENDED, RUNNING) or (self.state == FAILED and _CONSEQUENCE.search(self.how) is not None)
+        if self.state == FAILED:
+            return _CONSEQUENCE.search(self.how) is not None and _PYTHONS.match(self.how) is None
+        return self.state in (ENDED, RUNNING)
 
 
 @dataclass(frozen=True)
@@ -176,6 +168,7 @@ def diagnose_crash(ranks: Sequence[RankAtEnd], groups: Mapping[int, Group]) -> D
         if (found := _mismatch(ranks, number, group)) is not None:
             return found
     own = [one for one in ranks if one.state == FAILED and not one.is_consequence]
+    own.sort(key=lambda one: _PYTHONS.match(one.how) is not None)
     killed = [one for one in ranks if one.state == KILLED]
     aborted = [one for one in killed if "SIGABRT" in one.how]  # by Gloo, it may be
     finished = [one for one in ranks if one.state in (FINISHED, EXITED)]
@@ -183,6 +176,8 @@ def diagnose_crash(ranks: Sequence[RankAtEnd], groups: Mapping[int, Group]) -> D
         for number, group in sorted(groups.items()):
             if (found := _missing(ranks, culprits, number, group)) is not None:
                 return found
+        if (found := _without_partner(ranks, culprits)) is not None:
+            return found
     if killed:
         return Diagnosis("lost", f"{_killed(killed[0])}.", _MEMORY if "SIGKILL" in killed[0].how else "")
     return None
@@ -211,12 +206,11 @@ def _different(ranks: Sequence[RankAtEnd], calls: Mapping[int, Entered], number:
     models = {one.model for one in calls.values() if not one.sharded} - {-1}
     if len(models) == 1 and any(one.model < 0 for one in calls.values()):
         (model,) = models
-        counts = _counts([by_rank[rank] for rank in calls], model)
-        remedy = counts[1] if counts[1] is _SKIP else _alone(calls.values(), counts[1])
-        return Diagnosis("backward", f"{sentence}{counts[0]}", remedy)
+        told, remedy = _counts([by_rank[rank] for rank in calls], model)
+        return Diagnosis("backward", f"{sentence}{told}", remedy if remedy is SKIP else _alone(calls.values(), remedy))
     for model in {one.model for one in calls.values() if one.sharded}:
         if told := _left_out([by_rank[rank] for rank in calls], model):
-            return Diagnosis("backward", f"{sentence}{told}", _SKIP)
+            return Diagnosis("backward", f"{sentence}{told}", SKIP)
     if len({one.name for one in calls.values()}) > 1 or models or len({one.place for one in calls.values()}) > 1:
         return Diagnosis("mismatch", sentence, _alone(calls.values(), SAME_CALLS))
     name = next(iter(calls.values())).name
@@ -259,9 +253,11 @@ def _words(call: Entered, number: int, group: Group, *, function: bool = False) 
     of_bytes = f" of {size(call.bytes)} ({call.dtype})" if call.dtype and call.name != "barrier" else ""
     purpose = f" for {call.purpose}" if call.purpose else ""
     on = f" on {group.title}" if group.title else ""
+    if call.peer >= 0:
+        on = f" {'from' if 'recv' in call.name else 'to'} rank {call.peer}"
     inside = f" in {call.function}()" if function and not call.function.startswith("<") and call.function else ""
     at = f" at {call.place}{inside}" if call.place else ""
-    return f"{call.name} #{number}{of_bytes}{purpose}{on}{at}"
+    return f"{call.name}{f' #{number}' if number else ''}{of_bytes}{purpose}{on}{at}"
 
 
 def _counts(ranks: Sequence[RankAtEnd], model: int) -> tuple[str, str]:
@@ -269,39 +265,14 @@ def _counts(ranks: Sequence[RankAtEnd], model: int) -> tuple[str, str]:
     steps = {one.rank: one.steps[model] for one in ranks if model in one.steps}
     if len(steps) < len(ranks):
         return "", CALLED_ALONE
-    most, fewest = (pick(steps, key=lambda rank: steps[rank].backwards) for pick in (max, min))
-    if steps[most].backwards == steps[fewest].backwards:
-        return f" All have begun {counted(steps[most].backwards, 'backward')} of {steps[most].module}.", CALLED_ALONE
-    more, fewer = steps[most], steps[fewest]
-    last = f"is in its {ordinal(more.backwards)}" if more.backwards > more.ended else f"made {more.backwards}"
-    told = f" Rank {fewest} made {counted(fewer.ended, 'backward')} of {fewer.module}; rank {most} {last}."
-    skipped = _skipped(steps[fewest], steps[most])
-    if skipped is None:
-        return told, CALLED_ALONE
-    return f"{told} Rank {fewest} left one out at step {skipped}: it made a forward there without a backward.", _SKIP
+    told, skipped = counts(steps)
+    return f" {told}", CALLED_ALONE if skipped is None else SKIP
 
 
 def _left_out(ranks: Sequence[RankAtEnd], model: int) -> str:
-    """The first step of a sharded model whose backward a rank left out, in a sentence. Others may not have begun a
-    backward more: they wait in the forward before it."""
-    steps = {one.rank: one.steps[model] for one in ranks if model in one.steps}
-    for rank, own in steps.items():
-        for other in steps.values():
-            if own.backwards <= other.backwards and (step := _skipped(own, other)) is not None:
-                made = counted(own.ended, "backward")
-                return (
-                    f" Rank {rank} made {made} of {own.module} and left one out at step {step}: it made a forward "
-                    "there without a backward."
-                )
-    return ""
-
-
-def _skipped(fewer: Steps, more: Steps) -> int | None:
-    """The first step whose backward one rank left out; None if its forwards do not tell."""
-    for step in sorted(fewer.forwards):
-        if fewer.forwards[step] > more.forwards.get(step, 0) > 0:
-            return step
-    return None
+    """The first step of a sharded model whose backward a rank left out, in a sentence."""
+    told = left_out({one.rank: one.steps[model] for one in ranks if model in one.steps})
+    return f" {told}" if told else ""
 
 
 # ---- a rank that never came -----------------------------------------------------------------------------
@@ -326,6 +297,31 @@ def _missing(
     return None
 
 
+def _without_partner(ranks: Sequence[RankAtEnd], culprits: Sequence[RankAtEnd]) -> Diagnosis | None:
+    """The diagnosis if one of these ranks left before a message that another one waited for, or wanted to send."""
+    for culprit in culprits:
+        for one in ranks:
+            waited = next((call for call in one.messages if call.peer == culprit.rank and not call.ended), None)
+            if one.is_consequence and waited is not None:
+                return _of_partner(culprit, one, waited)
+    return None
+
+
+def _of_partner(culprit: RankAtEnd, waiting: RankAtEnd, call: Entered) -> Diagnosis:
+    then = f"rank {waiting.rank} had entered {_words(call, 0, _NO_GROUP)}."
+    if culprit.state != FINISHED:
+        ended = (
+            _killed(culprit)
+            if culprit.state == KILLED
+            else f"rank {culprit.rank} ended early: {first_sentence(culprit.how)}"
+        )
+        return Diagnosis("lost", f"{ended}; {then}", _MEMORY if "SIGKILL" in culprit.how else "")
+    own = next((one for one in culprit.messages if one.peer == waiting.rank and not one.ended), None)
+    left = f" without waiting for its {_words(own, 0, _NO_GROUP)}" if own is not None else ""
+    remedy = _WAIT_FOR_IT if own is not None else f"rank {culprit.rank} must make the matching call, with the same tag."
+    return Diagnosis("ended", f"rank {culprit.rank} had {culprit.how}{_last(culprit)}{left}; {then}", remedy)
+
+
 def _of_missing(culprit: RankAtEnd, waiting: RankAtEnd, number: int, call: Entered, group: Group) -> Diagnosis:
     what = _words(call, number, group)
     if culprit.state == FAILED:
@@ -340,13 +336,12 @@ def _of_missing(culprit: RankAtEnd, waiting: RankAtEnd, number: int, call: Enter
     sentence += f"in which rank {waiting.rank} {waits} for it."
     if call.sharded:
         told = _left_out([culprit, waiting], call.model)
-        return Diagnosis("ended", f"{sentence}{told}", _SKIP if told else _SAME_BATCHES)
+        return Diagnosis("ended", f"{sentence}{told}", SKIP if told else _SAME_BATCHES)
     if call.model < 0:
         remedy = f"{BUFFERS_ARE_BROADCAST} {_JOIN}" if call.purpose == BUFFERS else SAME_CALLS
         return Diagnosis("ended", sentence, remedy)
-    counts = _counts([culprit, waiting], call.model)
-    fewer = "" if counts[1] is _SKIP else _JOIN
-    return Diagnosis("ended", f"{sentence}{counts[0]}", fewer or _SKIP)
+    told, remedy = _counts([culprit, waiting], call.model)
+    return Diagnosis("ended", f"{sentence}{told}", SKIP if remedy is SKIP else _JOIN)
 
 
 def _killed(one: RankAtEnd) -> str:
@@ -361,4 +356,4 @@ def _last(one: RankAtEnd) -> str:
     if not last:
         return " (it had entered no collective)"
     number, call = last[-1]
-    return f" (its last collective: {_words(call, number, Group('', ()))})"
+    return f" (its last collective: {_words(call, number, _NO_GROUP)})"

@@ -15,7 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..formatting import enumeration, label_of, names, size
-from .calls import CALLED_ALONE, SAME_CALLS, SAME_TENSORS, Diagnosis, diagnose_mismatch, launched_alone, mismatch_of
+from .calls import (
+    SAME_CALLS,
+    SAME_TENSORS,
+    Diagnosis,
+    count_backwards,
+    diagnose_mismatch,
+    launched_alone,
+    mismatch_of,
+)
 from .rank_state import UNNAMED, Call, Examined, label
 
 __all__ = ["BUSY", "diagnose", "different_calls", "wait_of"]
@@ -193,14 +201,17 @@ def _point_to_point(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> D
         if peer.call is not None and peer.call.kind == "point to point" and peer.call.peer == one.rank:
             if peer.call.name == one.call.name:
                 verb = "receive from" if "recv" in one.call.name else "send to"
-                pair = label([one.rank, peer.rank])
+                where = (
+                    _at(one) if one.place == peer.place else f": rank {one.rank}{_at(one)}, rank {peer.rank}{_at(peer)}"
+                )
+                sentence = f"{label([one.rank, peer.rank])} are both waiting to {verb} each other{where}."
                 remedy = "Swap the calls on one of the two ranks, or use `batch_isend_irecv`."
-                return Diagnosis("crossed", f"{pair} are both waiting to {verb} each other.", remedy)
+                return Diagnosis("crossed", sentence, remedy)
             continue
         verb = "a message from" if "recv" in one.call.name else "a matching recv on"
         return Diagnosis(
             "peer",
-            f"rank {one.rank} waits for {verb} rank {peer.rank}, which {peer}.",
+            f"rank {one.rank}{_at(one)} waits for {verb} rank {peer.rank}, which {peer}.",
             f"rank {peer.rank} must make the matching call, with the same tag.",
         )
     return None
@@ -307,15 +318,29 @@ def _different(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagno
         remedy = "All ranks must create all groups in the same order, including groups they do not belong to."
         return Diagnosis("group", f"Not every rank called `new_group`: {words}.", remedy)
     if making:
-        sentence = f"All ranks are creating a group but have not found each other: {words}."
-        return Diagnosis("making", sentence, SAME_CALLS)
+        return _making(ranks, [one.call for one in making if one.call is not None], words)
     if buckets and calls:
         words = "; ".join(f"rank {one.rank} is in {one.waits_in}{_at(one, function=True)}" for one in waiting)
-        sentence = f"A backward pass and another collective wait for each other: {words}."
-        return Diagnosis("backward", sentence, CALLED_ALONE)
+        told, remedy = count_backwards(ranks)
+        sentence = f"A backward pass and another collective wait for each other: {words}.{told and f' {told}'}"
+        return Diagnosis("backward", sentence, remedy)
     if buckets:
         return _in_buckets(buckets)
     return _in_calls(calls, words, _uneven(waiting)) if calls else None
+
+
+def _making(ranks: Sequence[Examined], calls: Sequence[Call], words: str) -> Diagnosis:
+    joins = [one.joins for one in calls if one.joins]
+    sentence = f"All ranks are creating a group but have not found each other: {words}."
+    if len(joins) < len(calls):
+        return Diagnosis("making", sentence, SAME_CALLS)
+    largest = max(size for _, size in joins)
+    if largest > len(ranks):
+        sentence = f"init_process_group waits for {largest} ranks, of which {len(ranks)} were started: {words}."
+    elif len({rank for rank, _ in joins}) < len(joins):
+        sentence = f"Ranks join the default group as the same rank: {words}."
+    remedy = "Leave rank, world_size and init_method out of `init_process_group`: the launcher has set them."
+    return Diagnosis("making", sentence, remedy)
 
 
 def _uneven(waiting: Sequence[Examined]) -> bool:

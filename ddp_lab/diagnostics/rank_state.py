@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..formatting import enumeration, label_of, line_name, names, size
+from .backwards import Steps
 from .flights import GroupFlights, on_group, open_words
 
 __all__ = ["UNNAMED", "BucketStage", "Call", "Examined", "Model", "Place", "label"]
@@ -52,6 +53,8 @@ class Call:
         sequence: how many collectives this rank has entered on the group, this one included; None if unknown.
         description: of the group, as its maker gave it, e.g. ``"mesh_dp"``; "" if there is none.
         members: of the group that is being created, if they are known; `ranks` are those that must take part.
+        joins: of ``init_process_group``, as which rank, and of how many; empty if unknown.
+        address: of ``init_process_group``, where it looks for the others; "" if the launcher says it.
     """
 
     name: str
@@ -64,11 +67,13 @@ class Call:
     sequence: int | None
     description: str = ""
     members: tuple[int, ...] = ()
+    joins: tuple[int, ...] = ()
+    address: str = ""
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Call:
         """From the rank's answer (`ddp_lab.engine.status.examine`)."""
-        return cls(**{**answer, "ranks": tuple(answer["ranks"]), "members": tuple(answer.get("members", ()))})
+        return cls(**{**answer, **{name: tuple(answer.get(name, ())) for name in ("ranks", "members", "joins")}})
 
     def __str__(self) -> str:
         number = f" #{self.sequence}" if self.sequence is not None and self.kind == "collective" else ""
@@ -77,6 +82,8 @@ class Call:
             whom = "" if self.peer is None else f" {'from' if 'recv' in self.name else 'to'} rank {self.peer}"
             any_rank = self.name == "recv" and self.group  # without a group its arguments are not known
             return f"{self.name}{whom or (' from any rank' if any_rank else '')}"
+        if self.joins:
+            return f"{self.name} as rank {self.joins[0]} of {self.joins[1]}{self.address and f' at {self.address}'}"
         root = f" with root {self.peer}" if self.peer is not None else ""
         return f"{self.name}{number}{of_bytes}{on_group(self.description, self.ranks)}{root}"
 
@@ -110,6 +117,7 @@ class Model:
         finalizing: whether all buckets are launched and the backward waits for them.
         paused: the breakpoint at which it is paused; "" if it is not.
         buckets: in the order of launch.
+        forwards: step -> synchronised forwards that have ended for it, of the last steps.
     """
 
     reducer: int
@@ -119,6 +127,12 @@ class Model:
     finalizing: bool
     paused: str
     buckets: tuple[BucketStage, ...]
+    forwards: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> Steps:
+        """How far the rank has come with it."""
+        return Steps(self.module, self.step + self.in_flight, self.step, self.forwards)
 
     @property
     def waits_for(self) -> int | None:
@@ -290,7 +304,7 @@ def _model(answer: Mapping[str, Any]) -> Model:
         where = f"{pause['point'].replace('_', ' ')}: {about}"
     buckets = tuple(BucketStage(**{**one, "missing": tuple(one["missing"])}) for one in answer["buckets"])
     known = {name: answer[name] for name in ("reducer", "module", "step", "in_flight", "finalizing")}
-    return Model(**known, paused=where, buckets=buckets)
+    return Model(**known, paused=where, buckets=buckets, forwards=dict(answer.get("forwards", ())))
 
 
 def label(ranks: Iterable[int]) -> str:

@@ -311,6 +311,8 @@ class DistributedDataParallel(TorchDDP):
             synchronised = sync.wanted
             sync.reducer.end_forward()
             sync.reducer.arm(find_tensors(output), synchronised)
+            if synchronised:
+                sync.note_forward()
         sync.buffers.wanted = synchronised
         if self._precision is not None:
             self._precision.after_forward(find_tensors(output))

@@ -65,7 +65,7 @@ HANGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "no sender": (
         "import time\nif rank == 0: dist.recv(torch.ones(1), 1)\nelse: time.sleep(600)",
         "peer",
-        ("rank 0 waits for a message from rank 1", "time.sleep(600)"),
+        ("rank 0 (", "waits for a message from rank 1", "time.sleep(600)"),
     ),
     "group by some": (
         "if rank == 0: dist.new_group([0, 1])\nelse: dist.all_reduce(torch.ones(1))",

@@ -52,9 +52,10 @@ def examine(thread: int, running: str | None, began: tuple[str, int] | None, *, 
         known) and ``users`` (whether it is the user's own code); ``call``: the function of torch.distributed in which
         it is, or None: ``name``, ``kind`` (``"collective"``, ``"point to point"`` or ``"group"``), ``group`` (its
         name), ``ranks`` of the group, ``what`` (sizes and types of the tensors), ``bytes``, ``peer`` (source or
-        destination), ``sequence`` (on its group), ``members`` (of a group that is being created); ``sequences``: group
-        -> collectives entered; ``flights``: the value of `flights.flights`, ``last_cell`` the cell from which it
-        counts; ``models``: for each ``reducer``, ``module`` and the value of `breakpoints.stage`.
+        destination), ``sequence`` (on its group), ``members`` (of a group that is being created), ``joins`` and
+        ``address`` (of ``init_process_group``, see `Call`); ``sequences``: group -> collectives entered; ``flights``:
+        the value of `flights.flights`, ``last_cell`` the cell from which it counts; ``models``: for each ``reducer``,
+        ``module``, ``forwards`` (pairs, see `Model`) and the value of `breakpoints.stage`.
     """
     frame = sys._current_frames().get(thread)
     stack = [] if frame is None else [one for one, _ in islice(traceback.walk_stack(frame), _DEEPEST)]
@@ -132,7 +133,21 @@ def _call(frames: list[FrameType]) -> dict[str, Any] | None:
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     call = _entered(name, kind, group)
     made = {**call, "what": _what(tensors), "bytes": size, "peer": _peer(given, call["ranks"])}
+    if name == "init_process_group":
+        made |= _joined(given)
     return {**made, **_being_made(frames[: found.place])} if kind == GROUP else made
+
+
+def _joined(given: dict[str, Any]) -> dict[str, Any]:
+    """As which rank `init_process_group` joins, of how many, and where: as it was given, or as the launcher says."""
+    try:
+        joins = [
+            int(os.environ[key]) if given[key.lower()] == -1 else given[key.lower()] for key in ("RANK", "WORLD_SIZE")
+        ]
+    except (KeyError, ValueError):
+        return {}
+    address = str(given.get("init_method") or "")
+    return {"joins": joins, "address": "" if address.startswith("env://") else address}
 
 
 def _being_made(frames: list[FrameType]) -> dict[str, Any]:
@@ -233,4 +248,5 @@ def _model(model: LiveModel) -> dict[str, Any]:
         stage = model.breakpoints.stage()
     except RuntimeError as error:  # its buckets are being rebuilt at this moment
         stage = {"error": "".join(traceback.format_exception_only(error)).strip()}
-    return {"reducer": model.sync.model_id, "module": type(model.sync.module).__name__, **stage}
+    forwards = list(model.sync.forwards.copy().items())
+    return {"reducer": model.sync.model_id, "module": type(model.sync.module).__name__, "forwards": forwards, **stage}

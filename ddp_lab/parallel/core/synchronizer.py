@@ -31,6 +31,7 @@ from .uneven_inputs import UnevenInputs
 __all__ = ["GradientSynchronizer"]
 
 _C = native.load()
+_FORWARDS = 100  # steps whose forwards are counted
 
 
 class GradientSynchronizer:
@@ -62,6 +63,7 @@ class GradientSynchronizer:
         hooks: comm hooks with their states.
         hook_changes: how often these have changed.
         in_python: whether gradients are averaged without the reducer: [Note: the Python reducer].
+        forwards: step -> synchronised forwards that have ended for it, of the last steps.
         step_agreed: whether the ranks' step counts are equal; they may differ after a failure.
         buffers, inputs: the module's buffers; the ranks that still have inputs.
         on_new_reducer: called with this object whenever there is a new reducer.
@@ -108,6 +110,7 @@ class GradientSynchronizer:
         self.on_new_reducer: list[Callable[[GradientSynchronizer], None]] = []
         self.on_new_group: list[weakref.WeakMethod[Callable[[], None]]] = []
         self.has_rebuilt_buckets = False
+        self.forwards: dict[int, int] = {}
         self.step_agreed = True
         self._look_at(parameters.survey(module, ignored), delayed)
 
@@ -167,6 +170,13 @@ class GradientSynchronizer:
         if tensors:
             values = [tensor.detach() for tensor in tensors]
             process_groups.broadcast_coalesced(values, self.group, arguments.BROADCAST_BYTES)
+
+    def note_forward(self) -> None:
+        """A synchronised forward has ended."""
+        step = self.reducer.step()
+        self.forwards[step] = self.forwards.get(step, 0) + 1
+        if len(self.forwards) > _FORWARDS:
+            del self.forwards[next(iter(self.forwards))]
 
     def build(self, *, generation: int = 0, step: int = 0, finished: int = 0) -> None:
         """Makes the reducer for the last survey, and notifies listeners."""

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...diagnostics.backwards import Steps
 from ...diagnostics.calls import Diagnosis
-from ...diagnostics.crashes import Entered, Failure, Group, RankAtEnd, Steps, diagnose_crash, without_noise
+from ...diagnostics.crashes import Entered, Failure, Group, RankAtEnd, diagnose_crash, without_noise
 from ...protocol.black_box import BlackBox, with_ranks_of_groups
 from ...protocol.events import OF_GROUPS, Batch, Kind
 from ...protocol.journal import ENDED_WITH_RUN, EXITED
@@ -20,6 +21,7 @@ from ..tables.span_columns import Columns
 __all__ = ["cause_of", "failure_of"]
 
 _PARTED = ("all_gather", "gather", "scatter")  # their bytes are those of all ranks' parts
+_ENDED = ("complete", "unseen")  # states of a collective
 _GOOD = ("finished", "saved")
 _INTERRUPTED = "interrupted"
 _VERBS = {"finished": "", "exited": "", "failed": "failed: ", "killed": "was ", "ended": ""}  # before how it ended
@@ -65,9 +67,11 @@ def _explained(
 ) -> tuple[list[RankAtEnd], Diagnosis | None]:
     """The ranks at their end, and the cause."""
     groups = {one.group: one for one in timeline.groups()}
-    entered = _entered(timeline.collective_columns(), groups, {one.reducer: one.module for one in timeline.reducers()})
+    columns = timeline.collective_columns()
+    entered = _entered(columns, groups, {one.reducer: one.module for one in timeline.reducers()})
     steps = _steps(timeline)
     buffers = timeline.buffer_shapes()
+    messages = _messages(columns)
     ranks = [
         RankAtEnd(
             rank,
@@ -76,6 +80,7 @@ def _explained(
             steps=steps.get(rank, {}),
             last_words=last_words.get(rank, ""),
             buffers=buffers.get(rank, {}),
+            messages=messages.get(rank, ()),
         )
         for rank, end in ends.items()
     ]
@@ -123,9 +128,28 @@ def _entered(
             function=str(told["function"]),
             purpose=purpose,
             model=model,
-            ended=str(told["state"]) in ("complete", "unseen"),
+            ended=str(told["state"]) in _ENDED,
             sharded=sharded,
         )
+    return made
+
+
+def _messages(columns: Columns) -> dict[int, list[Entered]]:
+    """Rank -> the messages that it has sent or received, or was to."""
+    made: dict[int, list[Entered]] = {}
+    for row in np.flatnonzero((columns["peer"] >= 0) & _directed(columns)).tolist():
+        one = Entered(
+            name=str(columns["operation"][row]),
+            bytes=int(columns["bytes"][row]),
+            dtype=str(columns["dtype"][row]),
+            place=str(columns["place"][row]),
+            function=str(columns["function"][row]),
+            purpose="",
+            model=-1,
+            ended=str(columns["state"][row]) in _ENDED,
+            peer=int(columns["peer"][row]),
+        )
+        made.setdefault(int(columns["rank"][row]), []).append(one)
     return made
 
 
@@ -147,7 +171,7 @@ def _steps(timeline: TimelineModel) -> dict[int, dict[int, Steps]]:
             begun = own["step"][own["kind"] == Kind.BACKWARD_BEGIN]
             ended = own["step"][own["kind"] == Kind.BACKWARD_END]
             if len(begun):
-                steps, counts = np.unique(own["step"][own["kind"] == Kind.FORWARD_BEGIN], return_counts=True)
+                steps, counts = np.unique(own["step"][own["kind"] == Kind.FORWARD_END], return_counts=True)
                 made.setdefault(rank, {})[model] = Steps(
                     module=module,
                     backwards=int(begun.max()) + 1,

@@ -36,7 +36,7 @@ NORMAL = [
             f"of 80 B (float32) for bucket 0 of Linear at {_function('skips_a_batch', 'loss.backward()')}",
             f"of 4 B (float32) at {_function('skips_a_batch', 'all_reduce(total)')}",
             "Rank 1 made 7 backwards of Linear; rank 0 is in its 8th.",
-            "Rank 1 left one out at step 3: it made a forward there without a backward.",
+            "Rank 1 made a forward at step 3 without a backward.",
             "→ All ranks must make the same number of backwards",
         ],
     ),

@@ -72,7 +72,7 @@ HANGS = [
     ("mesh", ["on mesh dimension dp (ranks 1, 3)", "rank 3 is in `time.sleep(EVER)`"]),
     ("mesh_order", ["in different groups", "mesh dimension dp (ranks 0, 2)", "mesh dimension tp (ranks 0–1)"]),
     ("mesh_members", ["ranks 0–1 one of ranks 0–1; ranks 2–3 one of ranks 2–3", "use_local_synchronization"]),
-    ("pipeline", ["rank 1 waits for a message from rank 0, which is in `time.sleep"]),
+    ("pipeline", ["rank 1 (", "waits for a message from rank 0, which is in `time.sleep"]),
     ("one_makes_a_group", ["rank 0 is in new_group", "rank 1 is in barrier"]),
     ("unused", ["rank 1 never produced a gradient for layers.1"]),
     ("queue_of_its_own", ["rank 0 waits in all_reduce #1", "queue"]),

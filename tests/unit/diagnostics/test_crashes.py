@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from ddp_lab.diagnostics.backwards import Steps
 from ddp_lab.diagnostics.crashes import (
     BUFFERS,
     Entered,
     Group,
     RankAtEnd,
-    Steps,
     diagnose_crash,
     first_sentence,
     without_noise,
