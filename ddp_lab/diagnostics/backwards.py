@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 
 from ..formatting import counted, ordinal
 
-__all__ = ["SKIP", "Steps", "counts", "left_out"]
+__all__ = ["SAME_STEPS", "SKIP", "Steps", "counts", "left_out"]
 
+SAME_STEPS = (
+    "If ranks have different numbers of batches, train inside `with model.join():`, or stop all ranks together."
+)
 SKIP = (
     "All ranks must make the same number of backwards: decide on all of them together whether to skip a batch "
     "(all_reduce a flag), or make the backward with the model's output times zero."

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..formatting import enumeration, size
-from .backwards import SKIP, Steps, counts, left_out
+from .backwards import SAME_STEPS, SKIP, Steps, counts, left_out
 from .calls import BUFFERS_ARE_BROADCAST, CALLED_ALONE, SAME_CALLS, SAME_TENSORS, Diagnosis
 from .rank_state import label
 
@@ -40,7 +40,6 @@ _NOISE = re.compile(
 )
 _SENTENCES, _PLACE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])|\s*\n"), re.compile(r" \([^()\n]*(?::| line )\d+\)$")
 _SAME_BYTES = re.compile("all_reduce|broadcast|reduce$|all_gather|reduce_scatter")
-_JOIN = "If ranks have different numbers of batches, train inside `with model.join():`."
 _SAME_BATCHES = "All ranks must run the same number of batches: end the epoch on all of them together."
 _GATHER = "Gather the lengths first and pad to the longest, or use `all_gather_object`."
 _SAME_MODEL = "`fully_shard` gathers and reduces the same parameters on all ranks: build the same model on all of them."
@@ -132,15 +131,19 @@ class RankAtEnd:
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that ended early.
+    """A run that ended early, or whose ranks entered different collectives without an error.
 
     Attributes:
-        ends: how each rank ended, in words: ``"rank 0 failed: ValueError: …"``.
+        ends: how each rank ended, in words: ``"rank 0 failed: ValueError: …"``; empty if all have finished.
         cause: what explains it; None if nothing more is known than that.
     """
 
     ends: tuple[str, ...]
     cause: Diagnosis | None
+
+    @property
+    def title(self) -> str:
+        return "The run failed" if self.ends else "Ranks called different things"
 
 
 def without_noise(error: str) -> str:
@@ -162,11 +165,11 @@ def diagnose_crash(ranks: Sequence[RankAtEnd], groups: Mapping[int, Group]) -> D
         ranks: those that are known, at least one.
         groups: number -> group, of all in `entered`.
     """
-    if all(one.state == FINISHED for one in ranks):
-        return None
     for number, group in sorted(groups.items()):
         if (found := _mismatch(ranks, number, group)) is not None:
             return found
+    if all(one.state == FINISHED for one in ranks):
+        return None
     own = [one for one in ranks if one.state == FAILED and not one.is_consequence]
     own.sort(key=lambda one: _PYTHONS.match(one.how) is not None)
     killed = [one for one in ranks if one.state == KILLED]
@@ -338,10 +341,10 @@ def _of_missing(culprit: RankAtEnd, waiting: RankAtEnd, number: int, call: Enter
         told = _left_out([culprit, waiting], call.model)
         return Diagnosis("ended", f"{sentence}{told}", SKIP if told else _SAME_BATCHES)
     if call.model < 0:
-        remedy = f"{BUFFERS_ARE_BROADCAST} {_JOIN}" if call.purpose == BUFFERS else SAME_CALLS
+        remedy = f"{BUFFERS_ARE_BROADCAST} {SAME_STEPS}" if call.purpose == BUFFERS else SAME_CALLS
         return Diagnosis("ended", sentence, remedy)
     told, remedy = _counts([culprit, waiting], call.model)
-    return Diagnosis("ended", f"{sentence}{told}", SKIP if remedy is SKIP else _JOIN)
+    return Diagnosis("ended", f"{sentence}{told}", SKIP if remedy is SKIP else SAME_STEPS)
 
 
 def _killed(one: RankAtEnd) -> str:

@@ -15,15 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..formatting import enumeration, label_of, names, size
-from .calls import (
-    SAME_CALLS,
-    SAME_TENSORS,
-    Diagnosis,
-    count_backwards,
-    diagnose_mismatch,
-    launched_alone,
-    mismatch_of,
-)
+from .backwards import SAME_STEPS
+from .calls import SAME_CALLS, SAME_TENSORS, Diagnosis, count_backwards, diagnose_mismatch, launched_alone, mismatch_of
 from .rank_state import UNNAMED, Call, Examined, label
 
 __all__ = ["BUSY", "diagnose", "different_calls", "wait_of"]
@@ -241,8 +234,7 @@ def _ended(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis 
         if (unused := _never_produced(one, absent)) is not None:
             return unused
         sentence = f"{who} {has} finished the {one.runs}; rank {one.rank} still waits in {what}{_at(one)}."
-        fewer = "If ranks have different numbers of batches, train inside `with model.join():`."
-        return Diagnosis("ended", sentence, SAME_CALLS if one.bucket is None else fewer)
+        return Diagnosis("ended", sentence, SAME_CALLS if one.bucket is None else SAME_STEPS)
     return None
 
 

@@ -35,9 +35,10 @@ def read(paths: Sequence[str | Path], *, partial: bool = False) -> RecordedRun:
     run = replace(run, hangs=hangs_of([Path(path) for path in paths]))
     failure = run.timeline.failure
     if failure is not None and run.hangs and not run.hangs[-1].endswith(GOES_ON):
-        run.timeline.failure = failure = replace(failure, cause=None)  # the ranks were stuck: that has been told
+        # the ranks were stuck: that has been told
+        run.timeline.failure = failure = replace(failure, cause=None) if failure.ends else None
     if failure is not None and failure.cause is not None:
-        tell(printable_lines(brief(failure.cause)))
+        tell(printable_lines(f"{'' if failure.ends else 'no rank failed, but '}{brief(failure.cause)}"))
     told = failure.cause.sentence if failure is not None and failure.cause is not None else ""
     for notice in run.notices:
         if notice not in told:

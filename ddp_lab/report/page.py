@@ -67,16 +67,17 @@ def _without_model(timeline: Timeline, hangs: Sequence[str]) -> str:
 def _body(timeline: Timeline, found: ReportData, title: str, hangs: Sequence[str]) -> str:
     shown = f"{_count(found.recorded_steps, 'step')} with this layout, numbers from {found.analysed}"
     others = f"; {_count(found.other_models, 'other model')} in the same program" if found.other_models else ""
-    failure, tiles = _failure(timeline.failure), _tiles(found.tiles)
+    told, tiles = _failure(timeline.failure), _tiles(found.tiles)
+    failed = timeline.failure is not None and bool(timeline.failure.ends)
     parts = [
         f"<header>\n<h1>{escape(title)}</h1>\n"
         f'{_recorded(timeline)}<p class="note">{shown}, '
         f"{_count(found.buckets, found.words.unit)} of {_count(found.parameters, 'parameter')}"
-        f"{others}; ddp_lab {__version__}</p>\n{'' if failure else tiles}</header>\n<main>\n",
-        f"{failure}{tiles}" if failure else "",
+        f"{others}; ddp_lab {__version__}</p>\n{'' if told else tiles}</header>\n<main>\n",
+        f"{told}{tiles}" if told else "",
         _hangs(hangs),
         ""
-        if failure
+        if failed
         else '<section aria-labelledby="change"><h2 id="change">Findings</h2>\n'
         f"{_findings(found.findings, found.headline)}</section>\n",
         '<section aria-labelledby="words"><h2 id="words">Summary</h2>\n<div class="sheet words">'
@@ -102,12 +103,12 @@ def _figures(shown: Iterable[figures.Figure]) -> str:
 
 
 def _failure(failure: Failure | None) -> str:
-    """Why the run failed, and how each rank ended; nothing if it did not."""
+    """Why the run failed, and how each rank ended, or what ranks called that does not fit; else nothing."""
     if failure is None:
         return ""
     cause = [] if failure.cause is None else brief(failure.cause).splitlines()
     lines = "".join(f"<p>{escape(line[:1].upper() + line[1:])}</p>" for line in [*cause, *failure.ends])
-    heading = '<section aria-labelledby="failure"><h2 id="failure">The run failed</h2>'
+    heading = f'<section aria-labelledby="failure"><h2 id="failure">{failure.title}</h2>'
     return f'{heading}\n<div class="sheet words">{lines}</div></section>\n'
 
 

@@ -356,7 +356,7 @@ class Timeline(TimelineModel):
         views = [one for one in self.views_of(chosen.reducer, steps) if not group or one.rank in group]
         found = judged_steps.facts(views, layout, steps, newer=newer, **options)
         found = replace(found, parts=self.parts(chosen.reducer), processes=self.processes())
-        found = replace(found, failed=self.failure is not None)
+        found = replace(found, failed=self.failure is not None and bool(self.failure.ends))
         found = replace(found, dimensions=judged_steps.mesh_dimensions(found, self.groups(), self.collective_columns))
         buffers, accumulated = (self.noticed(kind, chosen.reducer) for kind in NOTICED)
         found = replace(

@@ -28,16 +28,21 @@ _VERBS = {"finished": "", "exited": "", "failed": "failed: ", "killed": "was ", 
 
 
 def failure_of(timeline: TimelineModel) -> Failure | None:
-    """How the run failed; None if all ranks finished it, or if it was interrupted.
+    """How the run failed, or what its ranks called that does not fit; None if all ranks finished it and called the
+    same, or if it was interrupted.
 
     Args:
         timeline: of one life of each rank.
     """
     said = {one.rank: str(one.status.get("state", "")) for one in timeline.ranks()}
-    if not said or all(how in _GOOD for how in said.values()) or _INTERRUPTED in said.values():
+    is_good = all(how in _GOOD for how in said.values())
+    if not said or (is_good and "saved" in said.values()) or _INTERRUPTED in said.values():
         return None
     last = {one.rank: str(one.status.get("last_words", "")) for one in timeline.ranks()}
-    ranks, cause = _explained(timeline, {rank: _state(how) for rank, how in said.items()}, last)
+    ends = {rank: _state(how) for rank, how in said.items()}
+    ranks, cause = _explained(timeline, ends, last, only_different=is_good)
+    if is_good:
+        return None if cause is None else Failure((), cause)
     return Failure(tuple(f"rank {one.rank} {_VERBS[one.state]}{one.how}" for one in ranks), cause)
 
 
@@ -63,12 +68,21 @@ def cause_of(left: Mapping[int, BlackBox], ends: Mapping[int, tuple[str, str]], 
 
 
 def _explained(
-    timeline: TimelineModel, ends: Mapping[int, tuple[str, str]], last_words: Mapping[int, str]
+    timeline: TimelineModel,
+    ends: Mapping[int, tuple[str, str]],
+    last_words: Mapping[int, str],
+    *,
+    only_different: bool = False,
 ) -> tuple[list[RankAtEnd], Diagnosis | None]:
-    """The ranks at their end, and the cause."""
-    groups = {one.group: one for one in timeline.groups()}
+    """The ranks at their end, and the cause; nothing if `only_different` and all called the same."""
     columns = timeline.collective_columns()
-    entered = _entered(columns, groups, {one.reducer: one.module for one in timeline.reducers()})
+    rows = np.flatnonzero((columns["peer"] < 0) & ~_directed(columns))
+    if only_different:  # of these, there may be many
+        rows = _different(columns, rows)
+        if not len(rows):
+            return [], None
+    groups = {one.group: one for one in timeline.groups()}
+    entered = _entered(columns, rows, groups, {one.reducer: one.module for one in timeline.reducers()})
     steps = _steps(timeline)
     buffers = timeline.buffer_shapes()
     messages = _messages(columns)
@@ -102,12 +116,25 @@ def _group(one: GroupInfo) -> Group:
     return Group("" if one.description == "default_pg" or one.name == "0" else one.title, one.ranks)
 
 
+def _different(columns: Columns, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """Of these rows, those of which ranks entered something else under the same number."""
+    if not len(rows):
+        return rows
+    rows = rows[np.lexsort((columns["sequence"][rows], columns["group"][rows]))]
+    known = {name: columns[name][rows] for name in ("group", "sequence", "operation", "bytes", "dtype")}
+    changes = {name: known[name][1:] != known[name][:-1] for name in known}
+    begins = changes["group"] | changes["sequence"]
+    differs = ~begins & (changes["operation"] | changes["bytes"] | changes["dtype"])
+    number = np.concatenate([[0], np.cumsum(begins)])  # of what was entered under one number
+    return rows[np.isin(number, number[1:][differs])]
+
+
 def _entered(
-    columns: Columns, groups: Mapping[int, GroupInfo], modules: Mapping[int, str]
+    columns: Columns, rows: npt.NDArray[np.intp], groups: Mapping[int, GroupInfo], modules: Mapping[int, str]
 ) -> dict[int, dict[int, dict[int, Entered]]]:
     """Rank -> group -> number in the group, from 1 -> collective."""
     made: dict[int, dict[int, dict[int, Entered]]] = {}
-    for row in np.flatnonzero((columns["peer"] < 0) & ~_directed(columns)).tolist():
+    for row in rows.tolist():
         told: dict[str, Any] = {
             name: columns[name][row]
             for name in ("operation", "bytes", "dtype", "place", "function", "module", "use", "reducer", "state")

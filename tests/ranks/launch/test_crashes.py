@@ -82,7 +82,7 @@ SOAK = [
             "rank 1 had finished the program",
             f"for bucket 0 of Linear at {_function('has_fewer_batches', BACKWARD)}, in which rank 0 waited for it.",
             "Rank 1 made 7 backwards of Linear; rank 0 is in its 8th.",
-            "→ If ranks have different numbers of batches, train inside `with model.join():`.",
+            "→ If ranks have different numbers of batches, train inside `with model.join():`, or stop all",
         ],
     ),
     (
