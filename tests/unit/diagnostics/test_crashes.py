@@ -37,6 +37,9 @@ ABORTED, KILLED, STOPPED = (
     ("ended", "ended with the run"),
 )
 EXITED = ("exited", "exited with code 0 before the end of the program")
+SENT = replace(SUM, name="send", bytes=64, peer=1, place="train.py:7")
+RECEIVED = replace(SENT, name="recv", peer=0, place="train.py:12")
+RESET = ("failed", "ConnectionResetError: [Errno 104] Connection reset by peer (data.py:7)")
 DONE, BROKEN, FAILED = ("finished", "finished the program"), ("failed", LOST), ("failed", OWN)
 
 
@@ -136,6 +139,20 @@ SITUATIONS = {
     "aborted by itself": [rank(0, BROKEN, SUM, SUM), rank(1, ABORTED, SUM)],
     "aborted alone": [rank(0, STOPPED, SUM), rank(1, ABORTED, SUM)],
     "all finished": [rank(0, DONE, SUM), rank(1, DONE)],
+    "all finished, with other types": [
+        rank(0, DONE, replace(STATE, purpose="")),
+        rank(1, DONE, replace(STATE, purpose="", bytes=8, dtype="int64")),
+    ],
+    "left before a message was sent": [
+        rank(0, DONE, messages=[SENT], last_words="it called sys.exit (train.py:8)"),
+        rank(1, BROKEN, messages=[replace(SENT, ended=True), RECEIVED]),
+    ],
+    "left without a message": [rank(0, DONE, SUM), rank(1, BROKEN, SUM, messages=[RECEIVED])],
+    "an error before a message": [rank(0, FAILED), rank(1, BROKEN, messages=[RECEIVED])],
+    "killed before a message": [rank(0, KILLED), rank(1, BROKEN, messages=[RECEIVED])],
+    "a message that nobody waits for": [rank(0, KILLED), rank(1, FAILED, messages=[RECEIVED])],
+    "an error of a connection of its own": [rank(0, BROKEN, SUM, SUM), rank(1, RESET, SUM)],
+    "the same, after an error": [rank(0, RESET, SUM), rank(1, FAILED, SUM), rank(2, BROKEN, SUM, SUM)],
     "three ranks": [
         rank(0, BROKEN, GATHER),
         rank(1, ABORTED, replace(GATHER, bytes=28)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,10 @@ LIBRARY = {"name": "all_reduce", "filename": "/v/lib/python3.11/site-packages/to
 SCRIPT = Place("/home/me/train.py", 12, "main", "dist.all_reduce(t)", users=True)
 AUTOGRAD = Place("torch/autograd/graph.py", 9, "_engine_run_backward", "run()", users=False)
 SEND, RECEIVE = (Call(name, "point to point", "0", (0, 1), "", 0, 1, None) for name in ("send", "recv"))
+STORE, MADE = "tcp://localhost:12355", {5: 1}
+JOIN = replace(
+    CALL, name="init_process_group", kind="group", what="", bytes=0, sequence=None, group="", joins=(0, 4), ranks=()
+)
 GROUP = replace(CALL, name="new_group", kind="group", what="", bytes=0, sequence=None, group="")
 LACKING = Model(0, "Net", 5, True, False, "", (BucketStage("pending", 1, 2, ("a.weight", "a.bias")),))
 PAUSED = replace(LACKING, paused="before bucket launch: bucket 1")
@@ -55,6 +59,12 @@ def script(one: Examined) -> Examined:
 
 def running(rank: int, *stack: Place, **fields: Any) -> Examined:
     return Examined(rank, "running", stack=stack or (replace(LINE, text="train()"),), **fields)
+
+
+def with_model(one: Examined, forwards: Mapping[int, int] | None = None, *, in_flight: bool = True) -> Examined:
+    """With a model in its sixth step, for which it made so many forwards."""
+    model = replace(in_backward(0, 1).models[0], forwards=forwards or {}, in_flight=in_flight, finalizing=in_flight)
+    return replace(one, models=(model,))
 
 
 def rank(number: int, state: str, **fields: Any) -> Examined:
@@ -111,7 +121,12 @@ HANGS: dict[str, Sequence[Examined]] = {
     "a compiler imports": [waiting(0), running(1, BUSY["import"], BUSY["compiler"])],
     "one makes a group": [waiting(0), waiting(1, GROUP)],
     "all make groups": [waiting(0, GROUP), waiting(1, GROUP)],
+    "more ranks are waited for than run": [waiting(0, JOIN), waiting(1, replace(JOIN, joins=(1, 4)))],
+    "ranks join as the same": [waiting(one, replace(JOIN, joins=(0, 2))) for one in (0, 1)],
+    "ranks look elsewhere": [waiting(one, replace(JOIN, joins=(one, 2), address=STORE)) for one in (0, 1)],
     "a backward and a collective": [in_backward(0, 1), waiting(1)],
+    "a backward was left out": [with_model(in_backward(0, 1), MADE), with_model(waiting(1), MADE, in_flight=False)],
+    "a backward fewer": [with_model(in_backward(0, 1), MADE), with_model(waiting(1), in_flight=False)],
     "the same bucket": [in_backward(0, 1), in_backward(1, 1)],
     "other buckets": [in_backward(0, 1), in_backward(1, 2)],
     "other models": [in_backward(0, 1), in_backward(1, 1, "Other")],
