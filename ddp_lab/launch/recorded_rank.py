@@ -20,7 +20,7 @@ from ..formatting import line_name
 from ..protocol import journal
 from .journal_writer import KEEP_EVENTS, JournalWriter
 
-__all__ = ["about_me", "begin_journal", "number", "reach_models", "that_ends"]
+__all__ = ["about_me", "begin_journal", "number", "of_worker", "reach_models", "that_ends"]
 
 _LONGEST_LOGGED = 200  # characters
 
@@ -90,7 +90,8 @@ def that_ends(ending: Sequence[Callable[[str], None]]) -> Iterator[None]:
         _show_from_the_program_on()
         raise
     except BaseException as error:
-        how = f"{type(error).__name__}{f': {text}' if (text := str(error)) else ''}{_where(error)}"
+        text = f"{error}{of_worker(error)}"
+        how = f"{type(error).__name__}{text and f': {text}'}{_where(error)}"
         _show_from_the_program_on()
         raise
     finally:
@@ -115,6 +116,18 @@ def _show_from_the_program_on() -> None:
             tell(remedy)
 
     sys.excepthook = from_the_program_on
+
+
+def of_worker(error: BaseException) -> str:
+    """That a worker of a DataLoader has failed, to follow an error of the connection to it; "" if none has."""
+    import torch
+
+    if isinstance(error, OSError | EOFError):
+        try:
+            torch._C._error_if_any_worker_fails()
+        except RuntimeError as failed:
+            return f"; {str(failed).strip().removesuffix('.')}"
+    return ""
 
 
 def _where(error: BaseException) -> str:

@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+import torch
 
 from ddp_lab import Timeline
+from ddp_lab.launch import recorded_rank
+from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("crashing_script.py")
 SPAWNING = SCRIPT.with_name("spawning_script.py")
@@ -233,3 +237,18 @@ def test_a_method_that_gathers_nothing_is_named(tmp_path: Path, case: str, told:
     assert "got mixed torch.Tensor and DTensor" in done.stderr
     assert ("`encode` of Encoder was called, but only `forward` gathers" in done.stderr) == told, done.stderr
     assert ("register_fsdp_forward_method(model, 'encode')" in done.stderr) == told
+
+
+def test_a_worker_of_a_data_loader_is_named() -> None:
+    """What a rank raises when one is killed may be an error of the connection to it alone."""
+    error, worker = ConnectionResetError("reset by peer"), subprocess.Popen(["sleep", "600"])
+    assert recorded_rank.of_worker(error) == ""
+    torch._C._set_worker_pids(0, (worker.pid,))
+    try:
+        worker.kill()
+        wait_until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_ZOMBIE, "it has ended")
+        told = f"; DataLoader worker (pid {worker.pid}) is killed by signal: Killed"
+        assert (recorded_rank.of_worker(error), recorded_rank.of_worker(ValueError())) == (told, "")
+    finally:
+        torch._C._remove_worker_pids(0)
+        worker.wait()
