@@ -178,7 +178,7 @@ def worker_killed() -> None:
 
 
 def reader_ended() -> None:
-    """The thread that reads ahead ends with an exception on one rank; who takes from its queue waits for ever.
+    """The thread that reads ahead ends with an exception on one rank; who takes from its queue waits forever.
 
     Source: microsoft/infinibatch#17 (2020-08-18).
     Saw: the training is stuck.
