@@ -12,15 +12,20 @@ fallback and its reason in a `FallbackWarning`. ``DDP_LAB_HOST_ID`` replaces the
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import secrets
+import types
 import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+from torch.distributed import distributed_c10d
 
 from .. import native
 from ..documentation import with_help
@@ -39,6 +44,29 @@ _C = native.load()
 def register() -> None:
     """Registers ``"shm"`` with torch.distributed; can be called repeatedly."""
     registration.register(NAME, _create, ["cpu"])
+    _allow_monitored_barrier()
+
+
+def _allow_monitored_barrier() -> None:
+    """`dist.monitored_barrier` before torch 2.14 refuses every group that is not called "gloo".
+
+    A group "shm" contains a Gloo group, whose barrier it is. So torch's function runs as it is, but for the name of the
+    backend that it reads; its frames stay torch's, by which a hang in it is recognised.
+    """
+    theirs: Any = distributed_c10d.monitored_barrier
+    if torch.__version__ >= "2.14" or theirs.__module__ == __name__:
+        return
+
+    def get_backend(group: Any = None) -> str:
+        names = str(distributed_c10d.get_backend(group))
+        return "gloo" if NAME in (names, names.partition("cpu:")[2].partition(",")[0]) else names
+
+    with_shm = types.FunctionType(
+        theirs.__code__, {**theirs.__globals__, "get_backend": get_backend}, theirs.__name__, theirs.__defaults__
+    )
+    functools.update_wrapper(with_shm, theirs)
+    with_shm.__module__ = __name__
+    distributed_c10d.monitored_barrier = dist.monitored_barrier = with_shm
 
 
 def is_broken(backend: Any) -> bool:

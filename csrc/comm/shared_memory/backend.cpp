@@ -122,8 +122,8 @@ Tensors rows(const at::Tensor& tensor, const std::vector<std::int64_t>& sizes, i
 // The parts of a tensor that belong to each rank, for the forms that take one tensor for all.
 Tensors parts(const at::Tensor& whole, int size, const char* what) {
   check_contiguous(whole, what);
-  TORCH_CHECK_VALUE(whole.numel() % size == 0, what, ": ", whole.numel(), " elements can't be divided among ", size,
-                    " ranks");
+  TORCH_CHECK(whole.numel() % size == 0, what, ": ", whole.numel(), " elements can't be divided among ", size,
+              " ranks");
   return whole.view({-1}).tensor_split(size);
 }
 
@@ -131,7 +131,7 @@ Tensors parts(const at::Tensor& whole, int size, const char* what) {
 std::vector<Tensors> by_input(const std::vector<Tensors>& by_rank, std::size_t inputs, const char* what) {
   std::vector<Tensors> found(inputs);
   for (const Tensors& list : by_rank) {
-    TORCH_CHECK_VALUE(list.size() == inputs, what, ": ", list.size(), " outputs for ", inputs, " inputs");
+    TORCH_CHECK(list.size() == inputs, what, ": ", list.size(), " outputs for ", inputs, " inputs");
     for (std::size_t i = 0; i < inputs; ++i) {
       found[i].push_back(list[i]);
     }
@@ -140,8 +140,7 @@ std::vector<Tensors> by_input(const std::vector<Tensors>& by_rank, std::size_t i
 }
 
 void check_pairs(const Tensors& outputs, const Tensors& inputs, const char* what) {
-  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), what, ": ", outputs.size(), " outputs for ", inputs.size(),
-                    " inputs");
+  TORCH_CHECK(outputs.size() == inputs.size(), what, ": ", outputs.size(), " outputs for ", inputs.size(), " inputs");
 }
 
 // What each operation checks, says to the other ranks, and does in its turn.
@@ -194,6 +193,7 @@ class Backend final : public c10d::Backend, public PiecewiseBackend {
   }
 
   Pointer allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
+    check_some(tensors, "shm: all_reduce_coalesced");
     return reduce_all(c10d::OpType::ALLREDUCE_COALESCED, "shm:all_reduce_coalesced", "shm: all_reduce_coalesced",
                       tensors, options);
   }
@@ -235,7 +235,7 @@ class Backend final : public c10d::Backend, public PiecewiseBackend {
   Pointer allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                               const c10d::AllgatherOptions& options) override {
     const char* const what = "shm: all_gather_coalesced";
-    TORCH_CHECK_VALUE(!inputs.empty(), what, " needs at least one tensor");
+    check_some(inputs, what);
     check_count(outputs.size(), size_, what);
     const std::vector<Tensors> of_inputs = by_input(outputs, inputs.size(), what);
     Tensors result;

@@ -152,21 +152,21 @@ constexpr std::array<at::ScalarType, 12> kReduced{at::kFloat,        at::kDouble
 }  // namespace
 
 void check_reducible(at::ScalarType dtype, Op op) {
-  TORCH_CHECK_VALUE(std::find(kReduced.begin(), kReduced.end(), dtype) != kReduced.end(),
-                    "shm can't reduce tensors of ", dtype, ": convert them, e.g. to float32");
-  TORCH_CHECK_VALUE(std::find(kKnownOps.begin(), kKnownOps.end(), op) != kKnownOps.end(),
-                    "shm does not support this reduction: use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR");
+  TORCH_CHECK(std::find(kReduced.begin(), kReduced.end(), dtype) != kReduced.end(), "shm can't reduce tensors of ",
+              dtype, ": convert them, e.g. to float32");
+  TORCH_CHECK(std::find(kKnownOps.begin(), kKnownOps.end(), op) != kKnownOps.end(),
+              "shm does not support this reduction: use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR");
   const bool integer = at::isIntegralType(dtype, /*includeBool=*/true);
   const bool bitwise = op == Op::BAND || op == Op::BOR || op == Op::BXOR;
-  TORCH_CHECK_VALUE(!bitwise || integer, "Cannot use ReduceOp.",
-                    op == Op::BAND  ? "BAND"
-                    : op == Op::BOR ? "BOR"
-                                    : "BXOR",
-                    " with tensors of ", dtype, ", only with integers and bool");
-  TORCH_CHECK_VALUE(op != Op::AVG || !integer, "Cannot use ReduceOp.AVG with tensors of ", dtype,
-                    ", only with floating and complex ones");
-  TORCH_CHECK_VALUE((op != Op::MIN && op != Op::MAX) || !at::isComplexType(dtype),
-                    "all_reduce does not support ReduceOp.MIN and ReduceOp.MAX on complex tensors");
+  TORCH_CHECK(!bitwise || integer, "Cannot use ReduceOp.",
+              op == Op::BAND  ? "BAND"
+              : op == Op::BOR ? "BOR"
+                              : "BXOR",
+              " with tensors of ", dtype, ", only with integers and bool");
+  TORCH_CHECK(op != Op::AVG || !integer, "Cannot use ReduceOp.AVG with tensors of ", dtype,
+              ", only with floating and complex ones");
+  TORCH_CHECK((op != Op::MIN && op != Op::MAX) || !at::isComplexType(dtype),
+              "all_reduce does not support ReduceOp.MIN and ReduceOp.MAX on complex tensors");
 }
 
 void reduce(std::byte* into, const Sources& sources, std::size_t elements, at::ScalarType dtype, Op op) {

@@ -118,12 +118,19 @@ def test_collectives_return_nothing_or_a_work(rank: int, size: int) -> None:
 
 @on_ranks(2)
 def test_monitored_barrier(rank: int, size: int) -> None:
-    """It is that of the Gloo group within."""
-    shm = dist.new_group(backend="shm")
+    """It is that of the Gloo group within, and names the rank that is missing; other backends are refused as before."""
+    shm, gloo = dist.new_group(backend="shm"), dist.new_group(backend="gloo")
+    every_device = dist.new_group(backend="cpu:shm")  # as a cluster makes it
+    for group in (shm, gloo, every_device):
+        dist.monitored_barrier(group, timeout=timedelta(seconds=60))
+        dist.monitored_barrier(group, wait_all_ranks=True)
     with nullcontext() if torch.__version__ >= "2.14" else pytest.raises(ValueError, match="only implemented for GLOO"):
-        dist.monitored_barrier(shm, timeout=timedelta(seconds=60))
-    shm.monitored_barrier(timedelta(seconds=60))
-    dist.destroy_process_group(shm)
+        dist.monitored_barrier(dist.new_group(backend="cpu:gloo"))  # torch looks at the name
+    if rank == 0:
+        with pytest.raises(RuntimeError, match=r"[Rr]ank 1 failed to pass monitoredBarrier"):
+            dist.monitored_barrier(shm, timeout=timedelta(milliseconds=50))
+    for group in (gloo, every_device):
+        dist.destroy_process_group(group)
 
 
 @on_ranks(2)

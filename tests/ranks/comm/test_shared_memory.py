@@ -285,17 +285,21 @@ def test_ranks_of_several_hosts_go_through_gloo(rank: int, size: int) -> None:
 
 @on_ranks(2)
 def test_mistakes_are_told_before_anything_is_sent(rank: int, size: int) -> None:
-    """They raise on the rank that makes them, and the group goes on."""
+    """They raise RuntimeError on the rank that makes them, as Gloo does, and the group goes on."""
     group = _group()
-    with pytest.raises(ValueError, match="must be contiguous"):
+    with pytest.raises(RuntimeError, match="Tensors must be contiguous"):
         dist.all_reduce(torch.ones(4, 4)[:, ::2], group=group)
-    with pytest.raises(ValueError, match="BAND"):
+    with pytest.raises(RuntimeError, match="BAND"):
         dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND, group=group)
-    with pytest.raises(ValueError, match="AVG"):
+    with pytest.raises(RuntimeError, match="AVG"):
         dist.all_reduce(torch.ones(2, dtype=torch.int32), dist.ReduceOp.AVG, group=group)
     backend = group._get_backend(torch.device("cpu"))
-    with pytest.raises(ValueError, match=r"5 elements can't be divided among 2 ranks"):
+    with pytest.raises(RuntimeError, match=r"5 elements can't be divided among 2 ranks"):
         backend._reduce_scatter_base(torch.ones(2), torch.ones(5), dist.ReduceScatterOptions())
+    with pytest.raises(RuntimeError, match="Tensors must be contiguous"):
+        dist.all_gather_into_tensor(torch.ones(4, 2).t(), torch.ones(4), group=group)
+    with pytest.raises(RuntimeError, match="requires non-empty tensor list"):
+        backend.allreduce_coalesced([])
     ones = torch.ones(2)
     dist.all_reduce(ones, group=group)
     assert ones.tolist() == [size, size]

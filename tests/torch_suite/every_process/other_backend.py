@@ -5,8 +5,7 @@ torch's tests read the backend's name from the environment when they are importe
 "only Gloo supports timeouts". So they are imported as tests of Gloo, and their backend gets its other name afterwards:
 what they ask while they run (`init_process_group`, lists of backends whose events a profile shows) finds the new one.
 Groups that a test makes of Gloo by name are made of the new backend too, and those of NCCL where GPUs are pretended.
-`dist.monitored_barrier` and one helper of the tests know no names but those of torch's own backends: for them alone,
-every group is of Gloo.
+One helper of the tests knows no names but those of torch's own backends: for it alone, every group is of Gloo.
 
 torch runs some tests, those of all-to-all on CPUs, with MPI alone: in the mode ``mpi`` they are imported as its tests.
 
@@ -56,7 +55,6 @@ def rename() -> None:
         getattr(tests, name).append(chosen())
     for name in ("init_process_group", "new_group", "new_subgroups", "new_subgroups_by_enumeration"):
         _everywhere(name, _of_the_chosen)
-    _everywhere("monitored_barrier", functools.partial(_with_names, get_backend=lambda group=None: GLOO))
     base = tests.DistributedTest._DistTestBase
     base._test_accumulate_gradients_no_sync = _with_names(base._test_accumulate_gradients_no_sync, BACKEND=GLOO)
 
