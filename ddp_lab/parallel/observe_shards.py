@@ -70,6 +70,22 @@ def _groups_of(state: Any) -> list[Any]:
     return [one for one in found if one is not None and one.fsdp_params]
 
 
+def _theirs(owner: Any, name: str) -> Callable[..., Any]:
+    """Calls the method of this name that the object's class has then: programs replace methods of torch's classes.
+
+    If the object has one of its own, what it has now: somebody else has wrapped it.
+    """
+    if name in vars(owner):
+        found: Callable[..., Any] = vars(owner)[name]
+        return found
+    kind = type(owner)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(kind, name)(owner, *args, **kwargs)
+
+    return call
+
+
 def _in_backward() -> bool:
     return _current_backward() != -1
 
@@ -114,12 +130,13 @@ class ShardObservation:
             if group.device.type != "cpu":
                 self._wrap(group, "wait_for_unshard", self._wait_for_unshard(number, group))
                 self._wrap(group, "reshard", self._reshard(group))
-                self._wrap(group, "finalize_backward", self._finalize_backward(group.finalize_backward))
+                self._wrap(group, "finalize_backward", self._finalize_backward(_theirs(group, "finalize_backward")))
         for state in self._states:
             self._wrap(state, "_register_root_post_backward_final_callback", self._begin_backward(state))
             self._wrap(state, "_root_post_backward_final_callback", self._end_backward(state))
-            if waits := getattr(state, "_end_backward_iteration", None):  # torch 2.15
-                self._wrap(state, "_end_backward_iteration", self._finalize_backward(waits, ends=True))
+            if hasattr(state, "_end_backward_iteration"):  # torch 2.15
+                theirs = _theirs(state, "_end_backward_iteration")
+                self._wrap(state, "_end_backward_iteration", self._finalize_backward(theirs, ends=True))
         hooks = _RootHooks(self)
         self._handles = [
             root.register_forward_pre_hook(hooks.before, prepend=True),
@@ -178,7 +195,11 @@ class ShardObservation:
 
     def _unshard(self, number: int, group: Any) -> Callable[..., Any]:
         """[Note: what a wrapper costs] It runs often, so what is the same each time is looked up here, once."""
-        theirs, idle, on_device = group.unshard, type(group._training_state).IDLE, group.device.type != "cpu"
+        theirs, idle, on_device = (
+            _theirs(group, "unshard"),
+            type(group._training_state).IDLE,
+            group.device.type != "cpu",
+        )
         grad_enabled, set_purpose, model_id = torch.is_grad_enabled, _C.set_purpose, self.model_id
 
         def unshard(*args: Any, **kwargs: Any) -> Any:
@@ -203,7 +224,7 @@ class ShardObservation:
         return unshard
 
     def _wait_for_unshard(self, number: int, group: Any) -> Callable[[], Any]:
-        theirs = group.wait_for_unshard
+        theirs = _theirs(group, "wait_for_unshard")
 
         def wait_for_unshard() -> Any:
             gather, result = self._gathers.pop(number, None), group._all_gather_result
@@ -221,7 +242,7 @@ class ShardObservation:
         return wait_for_unshard
 
     def _use_training_state(self, group: Any) -> Callable[..., Any]:
-        theirs = group.use_training_state
+        theirs = _theirs(group, "use_training_state")
 
         def use_training_state(*args: Any, **kwargs: Any) -> Any:
             """Torch calls it to prefetch, and only then: what it does next is to gather this group."""
@@ -231,7 +252,7 @@ class ShardObservation:
         return use_training_state
 
     def _post_backward(self, number: int, group: Any) -> Callable[..., Any]:
-        theirs, on_device = group.post_backward, group.device.type != "cpu"
+        theirs, on_device = _theirs(group, "post_backward"), group.device.type != "cpu"
         set_purpose, model_id, smallest = _C.set_purpose, self.model_id, self._smallest_trained(group)
 
         def post_backward(*args: Any) -> Any:
@@ -267,7 +288,7 @@ class ShardObservation:
         return smallest if smallest in group.fsdp_params else None
 
     def _reshard(self, group: Any) -> Callable[[], Any]:
-        theirs = group.reshard
+        theirs = _theirs(group, "reshard")
 
         def reshard() -> Any:
             result = theirs()
@@ -307,7 +328,7 @@ class ShardObservation:
         return finalize_backward
 
     def _wait_for_post_backward(self, number: int, group: Any) -> Callable[[], Any]:
-        theirs = group._wait_for_post_backward
+        theirs = _theirs(group, "_wait_for_post_backward")
 
         def wait_for_post_backward() -> Any:
             """Torch calls it just before it reduces, if there is something to reduce."""
@@ -321,7 +342,7 @@ class ShardObservation:
         return wait_for_post_backward
 
     def _begin_backward(self, state: Any) -> Callable[[], Any]:
-        theirs = state._register_root_post_backward_final_callback
+        theirs = _theirs(state, "_register_root_post_backward_final_callback")
 
         def register_root_post_backward_final_callback() -> Any:
             """Torch calls it whenever the gradient of a module's output is known."""
@@ -333,7 +354,7 @@ class ShardObservation:
         return register_root_post_backward_final_callback
 
     def _end_backward(self, state: Any) -> Callable[[], Any]:
-        theirs = state._root_post_backward_final_callback
+        theirs = _theirs(state, "_root_post_backward_final_callback")
 
         def root_post_backward_final_callback() -> Any:
             last = state._state_ctx.is_last_backward

@@ -208,6 +208,42 @@ def _check_what_if(timeline: Timeline, gathers: bool, reduces: bool) -> None:
     assert whole.step_ms > 0
 
 
+_OF_GROUPS = ("unshard", "post_backward", "_wait_for_post_backward")
+_OF_STATES = ("_register_root_post_backward_final_callback", "_root_post_backward_final_callback")
+
+
+def _replaced(rank: int, size: int) -> dict[str, int]:
+    """Calls of methods of torch's classes that were replaced after the observation had begun, and after that."""
+    net = sharded(size)
+    ddp_lab.observe(net)
+    train(net, rank, 1)
+    state = net._get_fsdp_state()  # type: ignore[operator]
+    calls: dict[str, int] = {}
+
+    def counted(theirs: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            calls[theirs.__name__] = calls.get(theirs.__name__, 0) + 1
+            return theirs(*args)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, names in ((type(state._fsdp_param_group), _OF_GROUPS), (type(state), _OF_STATES)):
+            for name in names:
+                patch.setattr(kind, name, counted(getattr(kind, name)))
+        train(net, rank, 1)
+    during = dict(calls)
+    train(net, rank, 1)
+    assert calls == during
+    return during
+
+
+def test_methods_that_are_replaced_later(recording_ranks: Ranks) -> None:
+    """torch's own tests do that, with what the class has, and put it back."""
+    for calls in recording_ranks(2, _replaced):
+        assert set(calls) == {*_OF_GROUPS, *_OF_STATES}
+
+
 @records
 def _variants(rank: int, size: int, which: str) -> None:
     net = sharded(size)
