@@ -222,7 +222,7 @@ class DistributedDataParallel(TorchDDP):
 
     def _start(self) -> None:
         """Makes the reducer and the parts that need it."""
-        activity.install()
+        activity.install(self)
         sync = self._sync
         sync.on_new_reducer += [inspection.install, optimizer_in_backward.attach_reducer]
         if sync.options.mixed_precision is not None:

@@ -245,7 +245,7 @@ def observe(model: torch.nn.Module) -> Observation | ShardObservation:
     if (reason := _why_not(model)) is not None:
         raise ValueError(f"this model can't be observed: {reason}")
     if model not in _observations:
-        activity.install()
+        activity.install(model)
         made = Observation(model)
         made.start(model)
         _observations[model] = made

@@ -545,7 +545,7 @@ def observe_root(root: nn.Module) -> ShardObservation:
         return _observations[root]
     if (reason := _why_not(state)) is not None:
         raise ValueError(f"this model can't be observed: {reason}")
-    activity.install()
+    activity.install(root)
     group_collectives.record()
     made = ShardObservation(root, state)
     made.start(root)

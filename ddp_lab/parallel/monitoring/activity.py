@@ -3,8 +3,8 @@
 [Note: how little is patched]
 Optimizers have torch's own global hooks. Data loaders have none, so the two methods that make the program wait for
 data are wrapped. All else (clipping, logging, the program's own lines) is named by looking at the main thread's stack
-(`stacks`), unless ``DDP_LAB_SAMPLE=0``. Installed with the first model of a process. While recording is off, each costs
-one branch.
+(`stacks`), as long as a model lives, unless ``DDP_LAB_SAMPLE=0``. The rest is installed with the first model of a
+process, and costs one branch while recording is off.
 """
 
 from __future__ import annotations
@@ -33,24 +33,30 @@ _C = native.load()
 _PLACE = "_ddp_lab_place"  # attribute of a loader: the index of its place
 _installing = threading.Lock()
 _installed = False
+_sampler: Sampler | None = None
 _begun: dict[int, int] = {}  # optimizer -> when its step began
 _places: dict[type, int] = {}  # of optimizers, by class
 
 
-def install() -> None:
-    """Times data loaders and optimizers, and samples the main thread, from now on in this process."""
-    global _installed
+def install(model: object) -> None:
+    """Times data loaders and optimizers from now on in this process; samples its main thread while `model` lives."""
+    global _installed, _sampler
     with _installing:
-        if _installed:
-            return
-        _installed = True
+        first, _installed = not _installed, True
+        if first and os.environ.get("DDP_LAB_SAMPLE", "1") != "0":
+            _sampler = Sampler(later=describe_process)
+    if first:
+        _install()
+    if _sampler is not None:
+        _sampler.run_for(model)
+
+
+def _install() -> None:
     describe_process()
     _BaseDataLoaderIter.__next__ = _timed(_BaseDataLoaderIter.__next__)  # type: ignore[method-assign,assignment]
     DataLoader.__iter__ = _timed(DataLoader.__iter__)  # type: ignore[method-assign]
     register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
-    if os.environ.get("DDP_LAB_SAMPLE", "1") != "0":
-        Sampler(later=describe_process).start()
 
 
 def describe_process() -> None:

@@ -22,8 +22,8 @@ import re
 import sys
 import sysconfig
 import threading
-import time
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -39,6 +39,7 @@ __all__ = ["Sampler"]
 _C = native.load()
 _FIRST_SECONDS, _SECONDS, _SLOWER = 0.003, 0.04, 1.01
 _IDLE_SECONDS, _IDLER = 0.1, 1.25
+_END_SECONDS = 1.0  # it ends within a look, unless what collects the last model holds a lock that it needs
 _LONGEST_NS = 1_000_000_000
 _DEEPEST = 60  # frames
 _MOST_CODES = 8_192
@@ -86,7 +87,7 @@ class _Code(NamedTuple):
 
 
 class Sampler:
-    """A daemon thread that records samples while models run.
+    """A daemon thread that records samples while models run; it ends with the last model.
 
     Args:
         later: called once on that thread, when it has taken some hundred samples.
@@ -96,20 +97,45 @@ class Sampler:
         self._later: Callable[[], None] | None = later
         self._codes: dict[types.CodeType, _Code] = {}
         self._places: dict[tuple[str, int | None, str], int] = {}  # file, line, part
-        self._main = threading.main_thread().ident or 0
+        self._counting = threading.RLock()  # a model may be collected while it is held
+        self._models = 0
+        self._thread: threading.Thread | None = None
+        self._end = threading.Event()  # of that thread
+        self._main = 0
         self._own = 0  # samples recorded
         # Place, weight and time of those that are not.
         self._held: deque[tuple[int, int, int]] = deque(maxlen=_MOST_HELD)
 
-    def start(self) -> None:
-        """Starts the thread."""
-        threading.Thread(target=self._run, name="ddp_lab-sampler", daemon=True).start()
+    def run_for(self, model: object) -> None:
+        """Samples as long as this model lives, or another one for which it was called."""
+        weakref.finalize(model, self._forget).atexit = False
+        with self._counting:
+            self._models += 1
+            started = self._thread is not None and (self._thread.ident is None or self._thread.is_alive())
+            if started:  # a fork leaves it behind
+                return
+            self._end, self._main = threading.Event(), threading.main_thread().ident or 0
+            self._thread = threading.Thread(target=self._run, args=(self._end,), name="ddp_lab-sampler", daemon=True)
+            thread = self._thread
+        thread.start()
 
-    def _run(self) -> None:
+    def _forget(self) -> None:
+        """A model was collected, on whatever thread."""
+        with self._counting:
+            self._models -= 1
+            if self._models:
+                return
+            thread, self._thread = self._thread, None
+            self._end.set()
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+            thread.join(_END_SECONDS)
+
+    def _run(self, end: threading.Event) -> None:
         seen, idle, last = -1, 1.0, _C.now_ns()
         while True:
             interval = min(_SECONDS, _FIRST_SECONDS * _SLOWER ** min(self._own, _LATER))
-            time.sleep(min(_IDLE_SECONDS, interval * idle) * random.uniform(0.5, 1.5))
+            if end.wait(min(_IDLE_SECONDS, interval * idle) * random.uniform(0.5, 1.5)):
+                return
             recorded, _, _, on = _C.recorder_statistics()
             now = _C.now_ns()
             if on:

@@ -7,12 +7,15 @@ counts: a leak grows in both.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
+import os
 import select
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +28,7 @@ import torch.distributed as dist
 
 import ddp_lab
 from ddp_lab import recording
+from tests.ranks.harness import on_ranks
 
 Ranks = Callable[..., list[Any]]
 
@@ -269,3 +273,23 @@ def test_a_process_that_has_trained_ends(
     for rank, code in enumerate(codes):
         out, errors = ((tmp_path / f"{rank}.{stream}").read_text() for stream in (1, 2))
         assert (code, out) == (0, "trained\n"), errors
+
+
+@pytest.mark.parametrize("off", [False, True])
+@on_ranks(1)
+def test_the_sampler_ends_with_the_last_model(rank: int, size: int, off: bool) -> None:
+    """The thread that looks at the main thread's stack; it comes back with the next model."""
+
+    def samples() -> bool:
+        return any(thread.name == "ddp_lab-sampler" for thread in threading.enumerate())
+
+    os.environ["DDP_LAB_SAMPLE"] = "1"  # the harness switches it off
+    with recording.suspended() if off else contextlib.nullcontext():
+        for _ in range(2):
+            models = [ddp_lab.DistributedDataParallel(_Net()), torch.nn.parallel.DistributedDataParallel(_Net())]
+            ddp_lab.observe(models[1])
+            for _ in range(2):
+                assert samples()
+                models.pop()
+                gc.collect()
+            assert not samples()
