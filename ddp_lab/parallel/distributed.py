@@ -95,7 +95,8 @@ class DistributedDataParallel(TorchDDP):
             the first backward (which communicates at its end).
         delay_all_reduce_named_params: (name, parameter) pairs that are averaged together, not in buckets, when
             the gradient of `param_to_hook_all_reduce` arrives.
-        param_to_hook_all_reduce: required with the above, and may be one of them.
+        param_to_hook_all_reduce: required with the above: the parameter whose gradient is ready last, or a backward
+            raises RuntimeError. It may be one of them (torch's class then leaves its own gradient un-averaged).
         mixed_precision: a `torch.nn.parallel.distributed._MixedPrecision`: compute and reduce in lower precision.
         device_mesh: a mesh of one dimension instead of a process group; a slice of a larger mesh for a module
             that is tensor parallel in the other dimensions.
@@ -169,6 +170,7 @@ class DistributedDataParallel(TorchDDP):
             options=ReducerOptions(
                 find_unused_parameters,
                 static_graph,
+        self._delay_all_reduce_names = [name for name, _ in delayed]
                 gradient_as_bucket_view,
                 skip_all_reduce_unused_params,
                 batched_grad_copy,
@@ -210,7 +212,8 @@ class DistributedDataParallel(TorchDDP):
         self._delay_all_reduce_all_params = not sync.survey.trained and bool(delayed)
         self._delayed: DelayedParameters | None = None
         if trigger is not None:
-            self._delayed = DelayedParameters(delayed, trigger, sync.group, arguments.BROADCAST_BYTES)
+            names = self._delay_all_reduce_names
+            self._delayed = DelayedParameters(delayed, names, trigger, sync.group, arguments.BROADCAST_BYTES)
         if self._delay_all_reduce_all_params:
             return
         sync.agree(collective=init_sync)

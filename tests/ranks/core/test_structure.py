@@ -263,6 +263,12 @@ def test_optimizers_in_backward_of_another_dtype(rank: int, size: int) -> None:
         assert _same(parameter)
 
 
+def _emptied_and_loaded(net: nn.Sequential) -> None:
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    net.to("meta").to_empty(device="cpu")
+    net.load_state_dict(state)
+
+
 # What leaves every parameter as it was, but for the node that accumulates its gradient.
 CONVERSIONS: dict[str, Callable[[nn.Sequential], object]] = {
     "double and float": lambda net: net.double().float(),
@@ -275,6 +281,11 @@ CONVERSIONS: dict[str, Callable[[nn.Sequential], object]] = {
     "frozen and thawed": lambda net: net.requires_grad_(False).requires_grad_(True),
     "frozen, converted, thawed": lambda net: net.requires_grad_(False).double().float().requires_grad_(True),
     "new data": lambda net: [setattr(one, "data", one.data.clone()) for one in net.parameters()],
+    "new data of another type": lambda net: [
+        setattr(one, "data", one.data.to(dtype)) for dtype in (torch.float64, torch.float32) for one in net.parameters()
+    ],
+    "emptied and loaded": _emptied_and_loaded,
+    "detached": lambda net: [one.detach_().requires_grad_() for one in net.parameters()],
 }
 
 

@@ -104,6 +104,24 @@ def test_the_trigger_may_be_delayed_itself(rank: int, size: int, every: bool, tw
 
 
 @on_ranks(2)
+def test_a_gradient_after_the_triggers_is_an_error(rank: int, size: int) -> None:
+    """The average has begun without it. Under no_sync there is none, so any order will do."""
+    net = Net(torch.float32)
+    names = ["trigger.weight", "late.weight"]
+    model = DistributedDataParallel(
+        net,
+        delay_all_reduce_named_params=[(name, net.get_parameter(name)) for name in names],
+        param_to_hook_all_reduce=net.late.weight,
+    )
+    with pytest.raises(RuntimeError, match=r"'trigger.weight' arrived after that of param_to_hook_all_reduce"):
+        model(_batch(rank, 0)).sum().backward()
+    model.zero_grad()
+    for step in range(2):
+        with model.no_sync():
+            model(_batch(rank, step)).sum().backward()
+
+
+@on_ranks(2)
 def test_all_parameters_delayed(rank: int, size: int) -> None:
     """If every trained parameter is delayed there is no reducer, and forward, no_sync and backward work."""
     torch.manual_seed(rank)
