@@ -292,7 +292,7 @@ void Backward::reduce() {
   for (std::size_t b = 0; b < buckets_.size(); ++b) copy_out(b);
   times_.communication_end = now_ns();
   reduction_.wait_for_futures();
-  if (mode_ == Mode::kWhole && !rearmed_) use_.learn(shadow_);
+  if (learns()) use_.learn(shadow_);
 }
 
 void Backward::copy_out(std::size_t index) {

@@ -85,6 +85,8 @@ class Backward {
   bool failed() const noexcept { return !tasks.empty() && !graph_changed_; }
   // Whether nobody knows before its end that a gradient is complete.
   bool whole() const noexcept { return mode_ == Mode::kWhole; }
+  // Whether it is, or was, the first of a static graph.
+  bool learns() const noexcept { return mode_ == Mode::kWhole && !rearmed_; }
   bool all_launched() const noexcept { return schedule_.all_launched(); }
   // Parameters without a gradient, in bucket order.
   std::vector<std::size_t> missing() const { return schedule_.missing(); }

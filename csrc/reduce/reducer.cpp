@@ -191,6 +191,7 @@ void Reducer::abandon() {
   const Lock lock(mutex_);
   if (phase().finalizing()) return;  // the thread that waits does it, as soon as its wait fails
   abandon_backward(/*by_caller=*/true);
+  order_known_ = order_known_ || !backward_.learns();
 }
 
 void Reducer::abandon_backward(bool by_caller) {
@@ -303,7 +304,7 @@ bool Reducer::rebuild_due() const {
   const Lock lock(mutex_);
   // Parameters that come and go have no order of readiness.
   const bool ordered = !options_.find_unused_parameters || use_.static_graph();
-  return ordered && !buckets_.rebuilt && !phase().in_flight() && last_.ready() == parameters_.size();
+  return ordered && order_known_ && !buckets_.rebuilt && !phase().in_flight() && last_.ready() == parameters_.size();
 }
 
 void Reducer::rebuild(const Assignment& assignment) {
@@ -322,7 +323,7 @@ void Reducer::update_process_group(GroupPointer group, std::int32_t index, const
   // The old group is let go outside the lock: its threads may take a while to end.
   reduction_.swap_group(group);
   origin_.process_group = index;
-  buckets_.rebuilt = false;
+  buckets_.rebuilt = order_known_ = false;
   last_.set_order({});
   assign(assignment);
   ++origin_.generation;

@@ -241,3 +241,4 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 };
 
 }  // namespace ddp_lab
+  bool order_known_ = false;           // in which gradients become ready: not after a static graph's first backward

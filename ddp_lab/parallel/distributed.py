@@ -67,8 +67,9 @@ class DistributedDataParallel(TorchDDP):
     are ready, and overlaps the rest of the backward. All of this is recorded: see `ddp_lab.recording`.
 
     The first backward uses one bucket for each (dtype, device), unless `bucket_cap_mb_list` is given; then the buckets
-    are rebuilt, once, in the order in which rank 0's gradients became ready. With `find_unused_parameters` and without
-    `static_graph` they have the sizes of `bucket_cap_mb` from the start, and are not rebuilt.
+    are rebuilt, once, in the order in which rank 0's gradients became ready. With `static_graph` the second backward
+    decides that order, as in torch. With `find_unused_parameters` and without `static_graph` they have the sizes of
+    `bucket_cap_mb` from the start, and are not rebuilt.
 
     Parameters may be frozen, unfrozen, added, removed or replaced later, if all ranks do it between the same two
     steps: the next forward notices, warns, and continues with the changed model.

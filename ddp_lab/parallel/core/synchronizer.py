@@ -266,7 +266,7 @@ class GradientSynchronizer:
 
     @property
     def may_still_rebuild(self) -> bool:
-        """Whether the buckets will be rebuilt in the order of readiness after the first backward."""
+        """Whether the buckets will be rebuilt in the order of readiness: see `DistributedDataParallel`."""
         return self.options.assigns_anew and not self.has_rebuilt_buckets
 
     def rebuild(self) -> None:

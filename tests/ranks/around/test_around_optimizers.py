@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostL
 from torch.distributed.algorithms.model_averaging import averagers
 from torch.distributed.algorithms.model_averaging import hierarchical_model_averager as hierarchy
 
+import ddp_lab.comm
 from ddp_lab import DistributedDataParallel
 from tests.ranks.compare import assert_same_on_all_ranks, mlp, same_as_torch, samples, state_of
 from tests.ranks.harness import on_ranks
@@ -64,6 +65,36 @@ def test_zero_overlap_hooks_refuse_gloo(rank: int, size: int) -> None:
     for wrap in (hook_with_zero_step, hook_with_zero_step_interleaved):
         with pytest.raises(RuntimeError, match="Gloo backend using Overlapping DDP"):
             wrap(allreduce_hook, model, optimizer)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@on_ranks(2)
+def test_zero_overlapping_the_backward(rank: int, size: int, static: bool) -> None:
+    """It begins to step in the iteration in which it does with torch's class, which programs prepend dummy inputs for:
+    with a static graph the buckets are final one forward later."""
+    from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    ddp_lab.comm.register()
+    group = dist.new_group(backend="shm")  # torch refuses Gloo
+
+    def train(wrap: Any) -> Any:
+        model = wrap(mlp(), process_group=group, static_graph=static)
+        optimizer = ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.SGD, process_group=group, overlap_with_ddp=True, lr=0.1
+        )
+        model.register_comm_hook(None, hook_with_zero_step(allreduce_hook, model, optimizer))
+        rebuilt, states = [], []
+        for step in range(5):
+            optimizer.zero_grad()
+            model(samples(rank, step)).square().mean().backward()
+            rebuilt.append(model._has_rebuilt_buckets)
+            states.append({name: value.detach().clone() for name, value in model.module.named_parameters()})
+        return rebuilt, states
+
+    rebuilt, _ = same_as_torch(train)
+    assert rebuilt == ([False, False, True, True, True] if static else [False, True, True, True, True])
+    dist.destroy_process_group(group)
 
 
 @pytest.mark.parametrize(("as_view", "hierarchical"), [(False, False), (True, True)])

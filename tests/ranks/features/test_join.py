@@ -105,7 +105,8 @@ def test_uneven_inputs(rank: int, size: int, name: str) -> None:
 
 @on_ranks(4)
 def test_static_graph(rank: int, size: int) -> None:
-    """With a static graph joined ranks shadow the first backward too, even one that never had inputs (torch's dies)."""
+    """With a static graph joined ranks shadow the first backward too, even one that never had inputs (torch's dies).
+    Its buckets are rebuilt a step later, so sums may round differently in that step."""
 
     def train(static: bool) -> list[Any]:
         model = DistributedDataParallel(mlp(), bucket_cap_mb=SMALL, static_graph=static)
@@ -113,7 +114,7 @@ def test_static_graph(rank: int, size: int) -> None:
             seen = _train(model, rank, [0, 4, 2, 6][rank])
         return [*seen, dict(model.state_dict())]
 
-    assert_same(train(True), train(False))
+    assert_same(train(True), train(False), exact=False)
 
 
 @pytest.mark.parametrize("unused", [False, True])
