@@ -75,13 +75,14 @@ void AutogradHooks::add(const at::Tensor& parameter, OnGradient called, bool fir
   hooks_.push_back(made(parameter, std::move(called), first));
 }
 
-bool AutogradHooks::follow(const std::vector<at::Tensor>& parameters) {
+bool AutogradHooks::follow(const std::vector<at::Tensor>& parameters, const OnOldAccumulator& on_old) {
   bool any = false;
   for (std::size_t i = 0; i < hooks_.size(); ++i) {
     Hook& hook = hooks_[i];
     if (!parameters[i].requires_grad()) continue;  // it is frozen: the model is about to be looked at anew
     if (torch::autograd::impl::try_get_grad_accumulator(parameters[i]) == hook.node) continue;
     hook.node->del_post_hook(hook.key);
+    hook.node->add_post_hook(std::make_unique<GradientHook>([on_old, i](const variable_list&) { on_old(i); }));
     hook = made(parameters[i], std::move(hook.called), hook.first);
     any = true;
   }

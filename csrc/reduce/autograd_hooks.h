@@ -17,6 +17,7 @@ class AutogradHooks {
  public:
   // `arrived`: what was accumulated, if anything.
   using OnGradient = std::function<void(const torch::autograd::variable_list& arrived)>;
+  using OnOldAccumulator = std::function<void(std::size_t parameter)>;
 
   // `called` when the gradient of this leaf has been accumulated; `first`: before the hooks that are there.
   void add(const at::Tensor& parameter, OnGradient called, bool first = false);
@@ -25,8 +26,10 @@ class AutogradHooks {
   //
   // [Note: accumulators that are replaced] A tensor gets a new accumulator when its data is replaced by data of another
   // dtype or device: `model.double(); model.float()` leaves each parameter as it was, but for that. A hook on the old
-  // one would never be called again, and gradients would be averaged no more, without a word.
-  bool follow(const std::vector<at::Tensor>& parameters);
+  // one would never be called again, and gradients would be averaged no more, without a word. A forward may do that
+  // itself, so the hooks move at its end: the graph that it has built holds the accumulators of its backward. An old
+  // one can only be part of a graph that was built earlier; if it is used after all, `on_old` is called.
+  bool follow(const std::vector<at::Tensor>& parameters, const OnOldAccumulator& on_old);
   bool empty() const noexcept { return hooks_.empty(); }
   // What accumulates each parameter's gradient; alive until remove().
   std::vector<const torch::autograd::Node*> accumulators() const;

@@ -162,6 +162,22 @@ inline std::string own_gradients(const std::string& name) {
          "is averaged and this warning does not come.";
 }
 
+// A gradient came from an accumulator that its parameter no longer has.
+inline std::string old_accumulator(const Where& where, const std::string& name) {
+  return "A gradient of " + quoted(name) + " arrived in " + on_rank(where) +
+         " through a graph that was built before the parameter was converted (double(), half(), to(), cpu() ...), "
+         "beside one that was built after it: it can't be averaged. Convert the model before the first forward of a "
+         "backward.";
+}
+
+// A backward reached outputs of forward and brought no gradient.
+inline std::string no_gradient(const Where& where) {
+  return "The backward of " + on_rank(where) +
+         " reached what forward returned, but no parameter of the model got a gradient, so nothing was averaged. "
+         "Forward has computed with other tensors than the model's parameters: a copy of the module, "
+         "torch.func.functional_call, or detached parameters.";
+}
+
 // Each forward walks the graph and finds nothing.
 inline std::string needless_walk() {
   return "find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters in the "

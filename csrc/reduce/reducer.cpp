@@ -56,13 +56,24 @@ bool Reducer::begin_forward(bool sync) {
   }
   if (rebuild_due()) return true;
   if (sync) ++iteration_;
+  unaveraged_.wanted = unaveraged_.wanted || !sync;
   backward_.begin_forward(sync);
   return false;
 }
 
 void Reducer::follow_accumulators() {
   const Lock lock(mutex_);
-  if (!phase().in_flight() && hooks_.follow(parameters_) && use_.searches()) use_.search(hooks_.accumulators());
+  if (phase().in_flight()) return;
+  const auto on_old = [self = weak_from_this()](std::size_t parameter) {
+    if (const auto reducer = self.lock()) reducer->on_old_accumulator(parameter);
+  };
+  if (hooks_.follow(parameters_, on_old) && use_.searches()) use_.search(hooks_.accumulators());
+}
+
+void Reducer::on_old_accumulator(std::size_t parameter) {
+  const Lock lock = gate_.enter();
+  if (hooks_.empty() || !phase().armed()) return;
+  fail(messages::old_accumulator(backward_.where(), options_.names[parameter]));
 }
 
 // See [Note: the same error on every rank]
@@ -113,7 +124,10 @@ void Reducer::on_grad_ready(std::size_t parameter, const at::Tensor& arrived) {
   if (phase().armed() && gate_.drops(parameter)) return;
   try {
     const Event fact = backward_.notice(parameter, now);
-    if (!phase().armed()) return recorder().record(fact);  // under no_sync: the gradient only accumulates
+    if (!phase().armed()) {  // the gradient only accumulates
+      if (!no_sync_.inside) unaveraged_.add(parameter, parameters_.size());
+      return recorder().record(fact);
+    }
     if (phase().awaits_caller()) fail(messages::not_ended(backward_.where()));
     enter_task(/*by_output=*/false);
     begin_backward(now);
@@ -146,9 +160,17 @@ void Reducer::end_of_task(int task, std::uint64_t number) {
   Lock lock = gate_.enter();
   TORCH_CHECK(!backward_.given_up(number), messages::given_up(backward_.where(-1)));
   if (number != backward_.number() || !backward_.tasks.leave(task)) return;
+  if (phase().armed() && !phase().in_flight()) return warn_of_no_gradient();
   if (!phase().in_flight() || phase().finalizing() || !backward_.flush()) return;
   if (manual_) return backward_.await_caller();
   finalize(lock);
+}
+
+void Reducer::warn_of_no_gradient() {
+  const auto trained = [](const at::Tensor& parameter) { return parameter.requires_grad(); };
+  if (unaveraged_.warned_of_none || std::none_of(parameters_.begin(), parameters_.end(), trained)) return;
+  unaveraged_.warned_of_none = true;
+  TORCH_WARN(messages::no_gradient(backward_.where()));
 }
 
 void Reducer::finalize(Lock& lock) {
@@ -169,6 +191,8 @@ void Reducer::finalize(Lock& lock) {
   lock.lock();
   backward_.end(last_);
   ++finished_;
+  order_known_ = order_known_ || !backward_.learns();
+  unaveraged_.clear();
   const std::int64_t step = origin_.step++;
   if (const Inspector::Callback callback = inspector_.take(step)) callback(step, buckets_.inspect(step));
   backward_.release_buffers();
@@ -191,7 +215,6 @@ void Reducer::abandon() {
   const Lock lock(mutex_);
   if (phase().finalizing()) return;  // the thread that waits does it, as soon as its wait fails
   abandon_backward(/*by_caller=*/true);
-  order_known_ = order_known_ || !backward_.learns();
 }
 
 void Reducer::abandon_backward(bool by_caller) {
@@ -437,6 +460,20 @@ void Reducer::set_gradient_watch(std::shared_ptr<GradientWatch> watch) {
   TORCH_CHECK(!phase().in_flight(), "gradient monitoring can't be changed during a backward");
   if (watch) watch->begin(buckets_.size());  // its first backward may be armed
   watch_.swap(watch);
+}
+
+bool Reducer::in_doubt() const {
+  const Lock lock(mutex_);
+  return phase().in_flight() || !unaveraged_.parameters.empty();
+}
+
+std::vector<std::size_t> Reducer::unaveraged() const {
+  const Lock lock(mutex_);
+  std::vector<std::size_t> found;
+  for (std::size_t p = 0; p < unaveraged_.parameters.size(); ++p) {
+    if (unaveraged_.parameters[p]) found.push_back(p);
+  }
+  return found;
 }
 
 void Reducer::drop_next(std::size_t parameter) {

@@ -73,8 +73,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // exception ended. Throws if the last one left parameters without a gradient. Returns true, and has not
   // begun, if rebuild() is to be called first.
   bool begin_forward(bool sync);
-  // Before a synchronised forward of parameters that are those of the module themselves: see [Note: accumulators that
-  // are replaced].
+  // At the end of a forward of parameters that are those of the module themselves: see [Note: accumulators that are
+  // replaced].
   void follow_accumulators();
   void end_forward() {
     locked([&] { backward_.end_forward(); });
@@ -112,6 +112,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void end_manually();
   // Throws if a backward is over but for end_manually().
   void check_ended() const;
+
+  // See [Note: gradients that nothing has averaged].
+  bool in_doubt() const;
+  std::vector<std::size_t> unaveraged() const;
+  void forget_unaveraged() {
+    locked([&] { unaveraged_.parameters.clear(); });
+  }
 
   // Whether the training thread is inside no_sync().
   void set_no_sync(bool inside) { write(no_sync_.inside, inside); }
@@ -206,6 +213,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   [[noreturn]] void fail(const std::string& message);
   [[noreturn]] void fail_unfinished();
   void on_output_gradient(std::uint64_t epoch);
+  void on_old_accumulator(std::size_t parameter);
+  void warn_of_no_gradient();
   void begin_backward(std::int64_t now, bool in_flight = true);
   void enter_task(bool by_output);
   void end_of_task(int task, std::uint64_t number);
@@ -220,6 +229,27 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     bool warned = false;
   };
 
+  // [Note: gradients that nothing has averaged]
+  // They have arrived since the last synchronised backward, though no forward outside no_sync announced them: the
+  // wrapped module was called in the model's place, say, or another backward followed the synchronised one. As long as
+  // there are such gradients, or a backward has begun that has not ended, an optimizer step that uses them moves the
+  // ranks' models apart: Python's `step_check` asks after each.
+  struct Unaveraged {
+    bool wanted = false;           // since the last synchronised backward a forward ran under no_sync
+    bool warned_of_none = false;   // a backward reached outputs and no parameter
+    std::vector<bool> parameters;  // empty: none
+
+    void add(std::size_t parameter, std::size_t of) {
+      if (wanted) return;
+      parameters.resize(of);
+      parameters[parameter] = true;
+    }
+    void clear() {
+      parameters.clear();
+      wanted = false;
+    }
+  };
+
   const std::vector<at::Tensor> parameters_;
   ReducerOptions options_;
   mutable Mutex mutex_;
@@ -228,6 +258,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::int64_t iteration_ = 0;
   std::int64_t joined_iteration_ = 0;  // the last one that ranks without inputs shadow
   bool manual_ = false;                // see [Note: a backward that the caller ends]
+  bool order_known_ = false;           // in which gradients become ready: not after a static graph's first backward
+  Unaveraged unaveraged_;
   NoSync no_sync_;
   EventOrigin origin_;
   PauseGate gate_{mutex_};
@@ -241,4 +273,3 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 };
 
 }  // namespace ddp_lab
-  bool order_known_ = false;           // in which gradients become ready: not after a static graph's first backward

@@ -34,7 +34,7 @@ from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocati
 from ..analysis.check_reports import DriftReport
 from ..protocol.commands import Change
 from ..renamed import with_former_names
-from .core import adaptation, arguments, process_groups
+from .core import adaptation, arguments, process_groups, step_check
 from .core.arguments import BucketCaps, ReducerOptions
 from .core.buckets import BucketInfo, OrderFollower
 from .core.comm_hooks import check_hook, warn_if_late
@@ -73,6 +73,11 @@ class DistributedDataParallel(TorchDDP):
 
     Parameters may be frozen, unfrozen, added, removed or replaced later, if all ranks do it between the same two
     steps: the next forward notices, warns, and continues with the changed model.
+
+    Gradients that stay a rank's own are never used in silence: a warning names the parameters if an optimizer steps
+    with gradients of a backward that has not finished, or of one that no forward of this model announced
+    (`model.module(x)` was called, for `model(x)`), if a forward puts new parameters into the module, and if a backward
+    reaches the model's outputs and none of its parameters. What accumulates under `no_sync` is meant to be so.
 
     Args:
         module: the model, the same on all ranks; its parameters and buffers become rank 0's.
@@ -165,13 +170,13 @@ class DistributedDataParallel(TorchDDP):
         ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
         self.parameters_to_ignore = {*ignored, *(name for name, _ in delayed)}
         self._delay_all_reduce_params = [parameter for _, parameter in delayed]
+        self._delay_all_reduce_names = [name for name, _ in delayed]
         sync_buffers, with_buffers = arguments.buffer_sync(broadcast_buffers, forward_sync_buffers)
         self._make_parts(
             group,
             options=ReducerOptions(
                 find_unused_parameters,
                 static_graph,
-        self._delay_all_reduce_names = [name for name, _ in delayed]
                 gradient_as_bucket_view,
                 skip_all_reduce_unused_params,
                 batched_grad_copy,
@@ -233,6 +238,7 @@ class DistributedDataParallel(TorchDDP):
             self._precision = LowPrecision(sync)
         sync.build()
         self._live.enlist()
+        step_check.watch(sync)
         self.logger = DDPLogger(
             sync,
             is_multi_device_module=int(self.is_multi_device_module),
@@ -293,8 +299,6 @@ class DistributedDataParallel(TorchDDP):
         if synchronised:
             if not adaptation.unchanged(sync):
                 adaptation.adapt(sync)
-            if not (sync.is_sharded or self._precision is not None):  # these replace the parameters' data themselves
-                sync.reducer.follow_accumulators()
             if not sync.step_agreed:
                 self._live.settle()
             self.logger.begin_iteration()
@@ -314,6 +318,10 @@ class DistributedDataParallel(TorchDDP):
         if torch.is_grad_enabled():
             synchronised = sync.wanted
             sync.reducer.end_forward()
+            if not (sync.is_sharded or self._precision is not None):  # these replace the parameters' data themselves
+                sync.reducer.follow_accumulators()
+                if synchronised and not adaptation.unchanged(sync):
+                    adaptation.warn_of_forward(sync)
             sync.reducer.arm(find_tensors(output), synchronised)
             if synchronised:
                 sync.note_forward()

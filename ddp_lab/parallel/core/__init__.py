@@ -10,5 +10,6 @@ __all__ = [
     "outputs",
     "parameters",
     "process_groups",
+    "step_check",
     "synchronizer",
 ]

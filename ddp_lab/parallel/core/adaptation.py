@@ -24,11 +24,11 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from . import process_groups
-from .arguments import BROADCAST_BYTES
-from .parameters import Survey, kinds_of, module_text, survey
+from .arguments import BROADCAST_BYTES, warn_user
+from .parameters import Survey, kinds_of, module_text, names_text, survey
 from .synchronizer import GradientSynchronizer
 
-__all__ = ["adapt", "unchanged"]
+__all__ = ["adapt", "unchanged", "warn_of_forward"]
 
 _PAUSE_SECONDS = 0.005
 _HINT_SECONDS = 5.0  # all ranks come here within a step
@@ -41,6 +41,8 @@ def unchanged(sync: GradientSynchronizer) -> bool:
     """Whether the module's contents are those when the reducer was built, or when it was last found idle."""
     if sync.is_sharded:  # its forward replaces the parameters by other tensors
         return True
+    if _module_of(sync) is not sync.module:
+        return False
     return bool(sync.seen.unchanged() or (sync.idle_seen is not None and sync.idle_seen.unchanged()))
 
 
@@ -50,7 +52,12 @@ def adapt(sync: GradientSynchronizer) -> None:
     Raises:
         RuntimeError: the ranks' models differ, or a backward is unfinished.
     """
+    replaced = _module_of(sync) is not sync.module
+    sync.module = _module_of(sync)
     before, now = sync.survey, survey(sync.module, sync.ignored)
+    if replaced and _same_tensors(before, now):  # torch.compile(model.module), say
+        sync.seen = now.seen
+        return
     now.parameters = _without_substitutes(now.parameters, before.parameters)
     now.trained &= now.parameters.keys()
     if not now.trained:
@@ -72,6 +79,37 @@ def adapt(sync: GradientSynchronizer) -> None:
     sync.renew(now)
     _broadcast(sync, new)
     warnings.warn(_text(sync, changes), stacklevel=6)
+
+
+def warn_of_forward(sync: GradientSynchronizer) -> None:
+    """After a forward that has changed the module's contents: warns if it has changed which parameters are trained."""
+    before, now = sync.survey, survey(sync.module, sync.ignored)
+    parameters = _without_substitutes(now.parameters, before.parameters)
+    trained = {name for name in now.trained if name in before.trained and parameters[name] is before.parameters[name]}
+    if now.trained <= trained:
+        return
+    warn_user(
+        f"The forward of {module_text(sync.module)} has itself put new parameters into the module, or thawed some: "
+        f"{names_text(now.trained - trained)}. DistributedDataParallel does not average their gradients of this "
+        f"forward on rank {sync.group.rank()}. Make such changes before the model is called, on all ranks."
+    )
+
+
+def _module_of(sync: GradientSynchronizer) -> torch.nn.Module:
+    """The module that the wrapper has now: a program may assign another one to `model.module`."""
+    owner = sync.owner()
+    module = owner._modules.get("module") if owner is not None else None
+    return sync.module if module is None else module
+
+
+def _same_tensors(before: Survey, now: Survey) -> bool:
+    """Whether two modules have the same parameters and buffers, by whatever names."""
+
+    def contents(of: Survey) -> list[Any]:
+        trained = [id(of.parameters[name]) for name in of.parameters if name in of.trained]
+        return [[*map(id, of.parameters.values())], [*map(id, of.buffers.values())], trained]
+
+    return contents(before) == contents(now)
 
 
 def _wait_for_all(sync: GradientSynchronizer, changes: list[str]) -> None:
@@ -137,7 +175,7 @@ def _changes(before: Survey, now: Survey) -> tuple[list[str], set[str]]:
     removed = before.parameters.keys() - now.parameters.keys()
     new_buffers = now.buffers.keys() - before.buffers.keys()
     said = [
-        f"{what} {_names(names)}"
+        f"{what} {names_text(names)}"
         for what, names in (
             ("frozen:", frozen), ("no longer frozen:", unfrozen), ("added:", added), ("removed:", removed),
             ("reassigned:", reassigned), ("buffers added:", new_buffers),
@@ -147,14 +185,8 @@ def _changes(before: Survey, now: Survey) -> tuple[list[str], set[str]]:
     ]  # fmt: skip
     for dtype, device in sorted(set(converted.values()), key=str):
         alike = [n for n, kind in converted.items() if kind == (dtype, device)]
-        said.append(f"now {str(dtype).removeprefix('torch.')} on {device}: {_names(alike)}")
+        said.append(f"now {str(dtype).removeprefix('torch.')} on {device}: {names_text(alike)}")
     return said, {*added, *reassigned, *new_buffers}
-
-
-def _names(names: Any) -> str:
-    ordered = sorted(names)
-    more = f" and {len(ordered) - 5} more" if len(ordered) > 5 else ""
-    return ", ".join(f"'{name}'" for name in ordered[:5]) + more
 
 
 def _text(sync: GradientSynchronizer, changes: list[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ __all__ = [
     "use_side_stream",
     "warn_of_deprecated",
     "warn_static",
+    "warn_user",
 ]
 
 Devices = Sequence[int | torch.device | str] | None
@@ -40,6 +42,8 @@ MEBIBYTE = 1024 * 1024
 BROADCAST_BYTES = 250 * MEBIBYTE  # of tensors that are sent in one broadcast
 DEFAULT_BUCKET_CAP_MB = 25
 _UNLIMITED = 2**62
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
 TORCH_SIGNATURE = inspect.signature(TorchDDP.__init__)
 _Init = TypeVar("_Init", bound=Callable[..., None])
@@ -277,6 +281,14 @@ def warn_of_deprecated(
             FutureWarning,
             stacklevel=4,
         )
+
+
+def warn_user(text: str) -> None:
+    """Warns at the innermost line of the program that is neither torch's nor ours."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_TORCH, _OURS)):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 def warn_static(find_unused: bool, stacklevel: int) -> None:

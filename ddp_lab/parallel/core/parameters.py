@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from ... import native
 
-__all__ = ["Seen", "Survey", "TrainedParameters", "buffers_now", "kinds_of", "module_text", "survey"]
+__all__ = ["Seen", "Survey", "TrainedParameters", "buffers_now", "kinds_of", "module_text", "names_text", "survey"]
 
 _C = native.load()
 
@@ -157,6 +157,13 @@ def _names_only(held: Any) -> tuple[Any, ...]:
 
 def kinds_of(parameters: dict[str, torch.nn.Parameter]) -> dict[str, tuple[torch.dtype, torch.device]]:
     return {name: (parameter.dtype, parameter.device) for name, parameter in parameters.items()}
+
+
+def names_text(names: Iterable[str]) -> str:
+    """The first names, quoted, and the number of the others: ``'a', 'b' and 3 more``."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - 5} more" if len(ordered) > 5 else ""
+    return ", ".join(f"'{name}'" for name in ordered[:5]) + more
 
 
 def module_text(module: torch.nn.Module) -> str:

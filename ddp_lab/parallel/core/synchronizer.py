@@ -65,6 +65,7 @@ class GradientSynchronizer:
         in_python: whether gradients are averaged without the reducer: [Note: the Python reducer].
         forwards: step -> synchronised forwards that have ended for it, of the last steps.
         step_agreed: whether the ranks' step counts are equal; they may differ after a failure.
+        step_warnings: the kinds of warnings that `step_check` has given of this model.
         buffers, inputs: the module's buffers; the ranks that still have inputs.
         on_new_reducer: called with this object whenever there is a new reducer.
         on_new_group: called when the ranks have changed; weak, because listeners refer to this object.
@@ -112,6 +113,7 @@ class GradientSynchronizer:
         self.has_rebuilt_buckets = False
         self.forwards: dict[int, int] = {}
         self.step_agreed = True
+        self.step_warnings: set[str] = set()
         self._look_at(parameters.survey(module, ignored), delayed)
 
     def _look_at(self, survey: Survey, delayed: Sequence[torch.nn.Parameter] = ()) -> None:
