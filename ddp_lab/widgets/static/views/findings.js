@@ -50,7 +50,7 @@ export function savingOf(one) {
 // Where a finding can be seen: {view, rank, bucket, step}; the step is the one of these records in which it shows most.
 export function placeOf({ kind, rank, bucket }, records) {
   if (OF_GROUPS.has(kind)) return { view: "parameter_groups" };
-  if (kind === "mesh-dimension-between-hosts") return { view: "groups" };
+  if (["mesh-dimension-between-hosts", "unchanged-buffers"].includes(kind)) return { view: "groups" };
   const [ofRank, ofBucket] = [rank, bucket].map((one) => one !== null && one !== undefined);
   if (!ofRank && !ofBucket) return { view: "findings" };
   const late = (record, at) => (ofRank && record.lastRank[at] !== rank ? 0 : record[ofRank ? "alone" : "allReduce"][at] || 0);
