@@ -2,11 +2,11 @@
 `replicate` (`observe_shards.py`).
 
 [Note: what observing leaves alone]
-Gradients, launches and the order of collectives are torch's: our hooks only take times (`csrc/observe`). In the backward
-only one of them runs Python, for one parameter ([Note: backwards that add up]): about a microsecond. Per forward there
-are two Python hooks on the wrapper, and torch's broadcast of the buffers is called by us; both cost some microseconds.
-Nothing is communicated, so the ranks need not observe at the same time; but models have the same numbers
-on all ranks only if each rank observes the same ones in the same order.
+Gradients, launches and the order of collectives are torch's: our hooks only take times (`csrc/observe`). One of them
+runs Python in the backward, for one parameter ([Note: backwards that add up]): about a microsecond. Per forward there
+are two Python hooks on the wrapper, and we call torch's broadcast of the buffers; both cost some microseconds. Nothing
+is communicated, so the ranks need not observe at the same time; but models have the same numbers on all ranks only if
+each rank observes the same ones in the same order.
 """
 
 from __future__ import annotations
