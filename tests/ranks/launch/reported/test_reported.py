@@ -61,9 +61,10 @@ PROGRAMS = {
         "rank 1 ended early: IndexError: list index out of range (<<for inputs in>>); rank 0 then waited in",
         "at <<model(inputs)>>.",
     ],
-    "loops.worker_killed": [
+    "loops.worker_killed": [  # the signal that tells of it comes in either line of the loop
+        "rank 1 ended early: ",
         "is killed by signal: Killed",
-        "(<<for inputs in>>); rank 0 then waited in all_reduce #6 of 72 B (float32) for bucket 0 of Linear at",
+        "; rank 0 then waited in all_reduce #",
     ],
     "loops.reader_ended": [
         "rank 0 waits in the backward, for bucket 0 of Linear (<<batches.get()>>)",
