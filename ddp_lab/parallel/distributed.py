@@ -166,11 +166,10 @@ class DistributedDataParallel(TorchDDP):
         if device_mesh is not None:
             self.device_mesh = device_mesh
         self.module = module
-        delayed = list(delay_all_reduce_named_params or ())
+        delayed = dict(delay_all_reduce_named_params or ())
         ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-        self.parameters_to_ignore = {*ignored, *(name for name, _ in delayed)}
-        self._delay_all_reduce_params = [parameter for _, parameter in delayed]
-        self._delay_all_reduce_names = [name for name, _ in delayed]
+        self.parameters_to_ignore = {*ignored, *delayed}
+        self._delay_all_reduce_params, self._delay_all_reduce_names = [*delayed.values()], [*delayed]
         sync_buffers, with_buffers = arguments.buffer_sync(broadcast_buffers, forward_sync_buffers)
         self._make_parts(
             group,

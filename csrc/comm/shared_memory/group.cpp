@@ -196,7 +196,7 @@ void Group::check(int rank, const Patience& patience) {
     throw_broken();
   }
   if (peers_.ended(rank) && !reached(member(rank).stage.load(), rounds_)) {
-    fail("rank " + std::to_string(rank) + " failed while rank " + std::to_string(rank_) + " waited for it in " +
+    fail("rank " + std::to_string(rank) + " ended while rank " + std::to_string(rank_) + " waited for it in " +
          words(call_));
   }
   if (std::chrono::steady_clock::now() > patience.deadline) {

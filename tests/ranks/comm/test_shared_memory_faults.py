@@ -16,8 +16,8 @@ from tests.waiting import DEADLINE_S
 
 BROKEN_GROUPS = Path(__file__).parents[1] / "programs" / "broken_groups.py"
 TOLD = {
-    "kill": "rank {} failed while",
-    "stop": "rank {} failed while",
+    "kill": "rank {} ended while",
+    "stop": "rank {} ended while",
     "mismatch": "ranks called different operations: rank {}",
     "timeout": "Timed out waiting 300ms",
     "abort": "rank {} aborted the group",
