@@ -28,7 +28,7 @@ def training() -> Timeline:
     for one in described["parameters"]:
         one["name"] = f"{NAMES[one['index'] % 4]}.weight{one['index']}"
     steps.assignment = lambda: described  # type: ignore[method-assign]
-    for step in range(12):
+    for step in range(20):
         begin = 10**12 + step * 20 * 10**6
         steps.feed(made, step, begin)
         if step == 0:

@@ -61,7 +61,7 @@ PROGRAMS = {
         "rank 1 ended early: IndexError: list index out of range (<<for inputs in>>); rank 0 then waited in",
         "at <<model(inputs)>>.",
     ],
-    "loops.worker_killed": [  # the signal that tells of it comes in either line of the loop
+    "loops.worker_killed": [  # the signal that reports it comes in either line of the loop
         "rank 1 ended early: ",
         "is killed by signal: Killed",
         "; rank 0 then waited in all_reduce #",
