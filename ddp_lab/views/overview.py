@@ -43,13 +43,13 @@ def overview(timeline: Timeline, facts: Facts | None, reducer: int, whole: bool 
     if found is None or not found.ranks:
         return {"text": f"{_UNKNOWN[0].upper()}{_UNKNOWN[1:]}."}
     words = [_words(found), _trend(timeline, reducer, found) if whole else ""]
-    ranks = [[rank, np.round(parts, 4).tolist()] for rank, parts in zip(found.ranks, found.by_rank_ms, strict=True)]
+    ranks = [[rank, np.round(parts, 6).tolist()] for rank, parts in zip(found.ranks, found.by_rank_ms, strict=True)]
     return {
         "text": " ".join(filter(None, words)),
         "first": int(found.steps[0]),
         "last": int(found.steps[-1]),
         "total": found.total_ms,
-        "parts": np.round(found.parts_ms, 4).tolist(),
+        "parts": np.round(found.parts_ms, 6).tolist(),
         "ranks": ranks,
         "logged": _logged(timeline, reducer),
     }

@@ -36,7 +36,7 @@ def test_parameter_groups(bare: Callable[..., BarePage]) -> None:
     page.locator(".ddp-parameter_groups .ddp-chart canvas").hover(position={"x": 222, "y": 30})
     made.says(".ddp-parameter_groups .ddp-tip", "all-gather in the forward of Net")
     page.get_by_role("button", name="previous step").click()  # the step before
-    made.says(".ddp-parameter_groups .ddp-summary", "Step 6.")
+    made.says(".ddp-parameter_groups .ddp-summary", "Step 18.")
     made.open("Findings")
     made.says(".ddp-findings", "Rank 1 is late in the forward of blocks.0.")
     page.get_by_role("button", name="Show me").first.click()

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import gc
 import json
-import os
 import select
 import subprocess
 import sys
@@ -28,6 +27,7 @@ import torch.distributed as dist
 
 import ddp_lab
 from ddp_lab import recording
+from ddp_lab.parallel.monitoring import activity, stacks
 from tests.ranks.harness import on_ranks
 
 Ranks = Callable[..., list[Any]]
@@ -283,7 +283,9 @@ def test_the_sampler_ends_with_the_last_model(rank: int, size: int, off: bool) -
     def samples() -> bool:
         return any(thread.name == "ddp_lab-sampler" for thread in threading.enumerate())
 
-    os.environ["DDP_LAB_SAMPLE"] = "1"  # the harness switches it off
+    monkeypatch = pytest.MonkeyPatch()
+    activity.install(_Net())  # with the first model of this process, whose setting stays; the harness switches it off
+    monkeypatch.setattr(activity, "_sampler", stacks.Sampler(later=activity.describe_process))
     with recording.suspended() if off else contextlib.nullcontext():
         for _ in range(2):
             models = [ddp_lab.DistributedDataParallel(_Net()), torch.nn.parallel.DistributedDataParallel(_Net())]
@@ -293,3 +295,4 @@ def test_the_sampler_ends_with_the_last_model(rank: int, size: int, off: bool) -
                 models.pop()
                 gc.collect()
             assert not samples()
+    monkeypatch.undo()
