@@ -221,7 +221,7 @@ def told_apart(lab: Lab, name: str) -> None:
     [text] = [said for _, said in board.said if "`%cluster doctor`" in said]
     assert text.startswith(begins)
     for some in words:
-        assert some in text
+        assert some in text, text
 
 
 def diagnosed(lab: Lab, name: str) -> HangReport:
