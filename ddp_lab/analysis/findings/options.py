@@ -131,8 +131,8 @@ def reduced_in_each_backward(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         kind="reduced-in-each-backward",
         title=title,
-        evidence=f"{evidence} Each step here is one backward; {ms(exposed / 1e6)} of it are communication that is neither "
-        "overlapped nor a wait for a late rank.",
+        evidence=f"{evidence} Each step here is one backward; {ms(exposed / 1e6)} of it are communication that is "
+        "neither overlapped nor a wait for a late rank.",
         remedy="Run all but the last forward and backward of an optimizer step in `with model.no_sync():`.",
         gain_percent=facts.percent(share * exposed),
     )
