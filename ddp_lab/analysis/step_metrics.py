@@ -34,7 +34,17 @@ __all__ = [
     "covered",
     "edges",
 ]
-__all__ += ["TypicalStep", "gradient_sync", "mean", "median", "milliseconds", "on_device", "overlap_of", "split"]
+__all__ += [
+    "TypicalStep",
+    "gradient_sync",
+    "mean",
+    "means_by_step",
+    "median",
+    "milliseconds",
+    "on_device",
+    "overlap_of",
+    "split",
+]
 __all__ += ["typical", "typical_parts", "usual_steps", "waits"]
 
 _Times = npt.NDArray[np.int64]
@@ -73,8 +83,20 @@ def typical(step: _Times, values: _Values) -> float:
     Args:
         step, values: shape ``[rows]``, a row for each rank and step; NaN where a value is unknown.
     """
-    of_steps = [mean(values[step == number]) for number in np.unique(step)]
-    return float(median(np.array(of_steps, np.float64)))
+    return float(median(means_by_step(step, values)[1]))
+
+
+def means_by_step(step: _Times, values: _Values) -> tuple[_Times, _Values]:
+    """Each step's number, ascending, and the mean over its ranks of what is known; NaN where nothing is.
+
+    Args:
+        step, values: shape ``[rows]``, a row for each rank and step; NaN where a value is unknown.
+    """
+    numbers, place = np.unique(step, return_inverse=True)
+    known = np.isfinite(values)
+    counts = np.bincount(place[known], minlength=len(numbers))
+    sums = np.bincount(place[known], values[known], len(numbers))
+    return numbers, np.divide(sums, counts, out=np.full(len(numbers), np.nan), where=counts > 0)
 
 
 def mean(values: _Values) -> _Values:
@@ -326,11 +348,9 @@ def breakdown(number: _Times, by_rank: Mapping[str, _Values]) -> Breakdown:
     """
     # Each rank's own: a device times collectives on another clock than the host its computation.
     own = np.minimum(by_rank["hidden_ms"], by_rank["compute_ms"])
-    measured, forward, compute, overlapped, exposed, *spans_of, hidden = mean(
-        np.stack([*(by_rank[name] for name in BREAKDOWN), own])
-    )
-    forward, compute, hidden, exposed, overlapped = map(np.nan_to_num, (forward, compute, hidden, exposed, overlapped))
-    data, optimizer, accumulation = map(np.nan_to_num, spans_of)
+    measured, *told = mean(np.stack([by_rank[name] for name in BREAKDOWN]))
+    forward, compute, overlapped, exposed, data, optimizer, accumulation = np.nan_to_num(told)
+    hidden = np.nan_to_num(mean(own))
     spans = data + optimizer + accumulation
     other = np.maximum(np.nan_to_num(measured) - (forward + compute + exposed + spans), 0.0)
     alone = np.maximum(compute - hidden, 0.0)
@@ -381,8 +401,7 @@ class TypicalStep:
             step, values: shape ``[rows]``, a row for each rank and step; NaN where a value is unknown.
         """
         chosen = np.isin(step, self.usual)
-        of_steps = [mean(values[chosen & (step == number)]) for number in self.usual]
-        return self.factor * float(mean(np.array(of_steps, np.float64)))
+        return self.factor * float(mean(means_by_step(step[chosen], values[chosen])[1]))
 
     def named(self) -> list[tuple[str, float]]:
         """The names of the parts that add up to the step, and their milliseconds; those of the backward together."""

@@ -13,6 +13,7 @@ from ..analysis import findings
 from ..analysis.findings import Finding
 from ..analysis.step_metrics import PHASES, TypicalStep, typical
 from ..formatting import counted, ms, names, rate, size, step_range
+from ..timeline import judged_steps
 from ..timeline.tables import span_columns
 from ..timeline.tables.span_columns import Columns
 from ..timeline.timeline import Timeline
@@ -30,7 +31,7 @@ Table = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
 @dataclass(frozen=True)
 class ReportData:
     """The data of one model; columns as in `Timeline`, complete steps only: of the analysed steps, and `shown_steps`
-    of as many as pictures of the run show."""
+    of as many as pictures of the run show; `drawn`: see `judged_steps.step_to_draw`."""
 
     reducer: int
     module: str
@@ -48,6 +49,7 @@ class ReportData:
     findings: Sequence[Finding]
     headline: str
     last: Mapping[int, float]
+    drawn: tuple[int | None, str]
     tiles: Sequence[tuple[str, str]] = ()
     tables: Sequence[Table] = field(default_factory=list)
 
@@ -87,6 +89,7 @@ def gather(timeline: Timeline, reducer: int | None, last_steps: int) -> ReportDa
         findings=found,
         headline=findings.headline(judged, found),
         last=last,
+        drawn=judged_steps.step_to_draw(judged, timeline.held_steps(info.reducer)) or (None, ""),
         tiles=_tiles(judged.typical, steps),
         tables=[
             *_parts_table(timeline, info.reducer),

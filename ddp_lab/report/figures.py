@@ -15,7 +15,7 @@ from ..views.paint.palette import LABELS
 from ..views.parameter_groups import parameter_groups_scene
 from ..views.scene import Scene
 from ..views.scenes import gradients_scene, overlap_scene, stragglers_scene, sync_scene
-from ..views.timeline_scene import find_step, step_to_draw, timeline_scene
+from ..views.timeline_scene import find_step, timeline_scene
 from ..views.view_data import sync_of, waiting_of
 from .data import ReportData
 
@@ -41,7 +41,7 @@ def figures(timeline: Timeline, found: ReportData) -> Iterator[Figure]:
     if len(found.sync["step"]) and len(found.ranks) > 1:
         yield _waiting(found)
         yield _sync(found)
-    groups = parameter_groups_scene(timeline, found.reducer, step=step_to_draw(timeline, found.reducer)[0])
+    groups = parameter_groups_scene(timeline, found.reducer, step=found.drawn[0])
     if not groups.empty:
         yield replace(_of(groups, "Parameter groups", f"{groups.title}. {groups.summary}"), style="step")
     gradients = gradients_scene(gradient_facts(timeline, found.reducer))
@@ -63,7 +63,7 @@ def group_figures(timeline: Timeline) -> Iterator[Figure]:
 
 def _step(timeline: Timeline, found: ReportData) -> Figure:
     try:
-        frame, assignment = find_step(timeline, None, found.reducer)
+        frame, assignment = find_step(timeline, found.drawn[0], found.reducer)
     except ValueError as error:  # the other figures come from tables that reach further back
         return Figure("Timeline of a step", f"Not drawn: {error}.", "")
     words = found.words
@@ -78,8 +78,7 @@ def _step(timeline: Timeline, found: ReportData) -> Figure:
         del terms[LABELS["filling"]]
     legend = "; ".join(f"{part}: {term}" for part, term in terms.items())
     caption = f"One row per {words.unit} and rank. {legend[0].upper()}{legend[1:]}."
-    drawn, words_of_it = step_to_draw(timeline, found.reducer)
-    told = f"{words_of_it[0].upper()}{words_of_it[1:]}. " if drawn == frame.step else ""
+    told = f"{found.drawn[1][:1].upper()}{found.drawn[1][1:]}. " if found.drawn[1] else ""
     scene = timeline_scene(frame, assignment=assignment, tips=False)
     return replace(
         _of(scene, f"Timeline of step {frame.step}", f"{told}{caption} {scene.summary}".rstrip(" .") + "."),

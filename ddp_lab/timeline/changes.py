@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..analysis.step_metrics import mean
+from ..analysis.step_metrics import means_by_step
 from ..faults import mark_kind
 from .judged_steps import ANALYSED_STEPS, WARM_UP, alike
 from .tables.span_columns import Columns, step_columns
@@ -144,7 +144,6 @@ def _by_step(
     step: npt.NDArray[np.int64], ms: npt.NDArray[np.float64], most: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """The newest steps and the mean of each over its rows, without the first ones and those of unknown time."""
-    numbers = np.unique(step)[WARM_UP:]
-    means = np.array([mean(ms[step == number]) for number in numbers], np.float64)
-    known = np.isfinite(means)
+    numbers, means = means_by_step(step, ms)
+    known = np.isfinite(means) & (np.arange(len(means)) >= WARM_UP)
     return numbers[known][-most:], means[known][-most:]

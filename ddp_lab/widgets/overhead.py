@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ..analysis.step_metrics import typical
+from ..analysis.step_metrics import milliseconds, typical
 from ..timeline import judged_steps
-from ..timeline.tables.span_columns import step_columns
+from ..timeline.tables.span_columns import joined, step_time
+from ..timeline.tables.step_table import STEP_FIELDS
 from ..timeline.timeline import Timeline
 
 __all__ = ["Overhead"]
@@ -17,6 +18,7 @@ __all__ = ["Overhead"]
 _WINDOW_SECONDS = 10.0
 _READINGS = 20
 _FEW_STEPS = 20
+_BEGIN, _END = map(STEP_FIELDS.index, ("backward_begin", "backward_end"))
 
 
 class Overhead:
@@ -83,6 +85,9 @@ class Overhead:
         if layout is None:
             return None
         steps = layout.warm(judged_steps.WARM_UP, judged_steps.ANALYSED_STEPS)
-        columns = step_columns(self._timeline.views_of(reducer, steps))
-        found = [typical(columns["step"], columns[name]) for name in ("step_ms", "backward_ms")]
+        views = self._timeline.views_of(reducer, steps)
+        number = joined([one.step for one in views])
+        whole = joined([step_time(one.waits, milliseconds(one.steps[:, _END], one.previous_end)) for one in views])
+        backward = joined([milliseconds(one.steps[:, _END], one.steps[:, _BEGIN]) for one in views])
+        found = [typical(number, ms) for ms in (whole, backward)]
         return next((ms for ms in found if ms == ms), None)
