@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Iterable, Sequence
 
+_NUMBER = re.compile(r"(?<=[\]\d]) #\d+$")
 _PART = re.compile(r"(\d+)(?:\s*[-–:]\s*(\d+))?$")
 
 
@@ -82,8 +83,8 @@ def step_range(numbers: Sequence[int]) -> str:
 
 def line_name(file: str, line: int | None) -> str:
     """A line of a program: ``"%%distributed [3] line 4"`` of the file ``"<cell %%distributed [3]>"``, else
-    ``"train.py:4"``."""
-    return f"{file[6:-1]} line {line}" if file.startswith("<cell ") else f"{file}:{line}"
+    ``"train.py:4"``. A number that a rank gives to a second cell of a label is left out: another rank's may differ."""
+    return f"{_NUMBER.sub('', file[6:-1])} line {line}" if file.startswith("<cell ") else f"{file}:{line}"
 
 
 def label_of(ranks: Iterable[int]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddp_lab.diagnostics import calls, hangs
 from ddp_lab.diagnostics.calls import HANGS, hang_lesson
-from ddp_lab.diagnostics.flights import GroupFlights
+from ddp_lab.diagnostics.flights import Collective, GroupFlights, Mismatch
 from ddp_lab.diagnostics.hangs import diagnose
 from ddp_lab.diagnostics.rank_state import BucketStage, Call, Examined, Model, Place, label
 
@@ -33,6 +33,16 @@ def test_numbers_that_differ_by_messages() -> None:
     assert diagnose(pair).kind == "ahead"
     equally_far = (GroupFlights("0", "gloo", (0, 1), 12, None, 1, {}, (), 0),)
     assert diagnose([replace(one, flights=equally_far) for one in pair]).kind == "slow"
+
+
+def test_a_line_is_the_same_on_a_rank_that_has_run_fewer_cells() -> None:
+    """The number that a rank gives to a second cell of a label is its own: it makes no other line, and is not shown."""
+    files = ["<cell %%distributed [3] #40>", "<cell %%distributed [3] #39>"]
+    ranks = [replace(waiting(rank), entered_at=replace(LINE, file=file)) for rank, file in enumerate(files)]
+    tensors = {0: Collective("all_reduce", "float32 [4]", 16), 1: Collective("all_reduce", "int32 [4]", 16)}
+    found = calls.diagnose_mismatch(ranks, Mismatch("0", 2, tensors, sizes=True))
+    assert found.kind == "sizes"
+    assert "(int32 [4]) at %%distributed [3] line 4: the tensors differ." in found.sentence
 
 
 def test_a_rank_outside_the_group_is_not_waited_for() -> None:

@@ -30,6 +30,13 @@ def both_send() -> None:
     dist.recv(received, other)
 
 
+def _lives(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def leaves_before_it_is_sent() -> None:
     """A rank sends without waiting for it, and ends.
 
@@ -42,7 +49,7 @@ def leaves_before_it_is_sent() -> None:
     if rank == 0:
         dist.isend(torch.ones(4, 4), 1)
         sys.exit()
-    while psutil.pid_exists(processes[0]) and psutil.Process(processes[0]).status() != psutil.STATUS_ZOMBIE:
+    while _lives(processes[0]):
         pass  # it computes
     dist.recv(torch.zeros(4, 4), 0)
 
