@@ -32,7 +32,7 @@ def test_what_a_file_reaches(changed: str, reached: str) -> None:
 def test_a_changed_test_is_reached(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A test file reaches itself, and nothing else. It lists what is reached by what differs from a revision, and
     refuses what is not a revision."""
-    assert affected.affected(["tests/unit/test_affected.py"]) == ["tests/unit/test_affected.py"]
+    assert affected.affected(["tests/processes/test_affected.py"]) == ["tests/processes/test_affected.py"]
     assert affected.main("no-such-revision", "--list") == 2
     assert "no-such-revision is not a revision" in capsys.readouterr().err
     monkeypatch.setattr(affected, "changed", lambda revision: {"ddp_lab/bucketing.py", f"{revision}.txt"})
