@@ -31,7 +31,10 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 
 @pytest.fixture(scope="module")
 def lesson(request: pytest.FixtureRequest) -> Notebook:
-    """The lesson that a module of tests is about, run with its wrong answers, `WRONG`, and the solutions."""
+    """The lesson that a module of tests is about, run with its wrong answers, `WRONG`, and the solutions.
+
+    In place of what takes long there runs what is in `SHORTER`: `make docs` runs the lesson as it is.
+    """
     name = request.module.__name__.rpartition(".test_")[2]
     [found] = [path.stem for path in LESSONS if module_of(path.stem) == name]
-    return executed(found, request.module.WRONG)
+    return executed(found, request.module.WRONG, shorter=getattr(request.module, "SHORTER", None))

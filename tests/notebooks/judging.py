@@ -22,7 +22,10 @@ Wrong = Mapping[str, Mapping[str, str]]
 
 
 def executed(
-    lesson: str, wrong: Wrong, environment: Mapping[str, str] = running.KERNEL_ENVIRONMENT
+    lesson: str,
+    wrong: Wrong,
+    environment: Mapping[str, str] = running.KERNEL_ENVIRONMENT,
+    shorter: Mapping[str, str] | None = None,
 ) -> running.Notebook:
     """The lesson after "Run all", with answers.
 
@@ -30,8 +33,13 @@ def executed(
         lesson: the file's stem.
         wrong: answers to try.
         environment: of the kernel.
+        shorter: what takes long there -> what is run in its place.
     """
-    return running.execute(answered(lesson, wrong), LESSONS, environment)
+    notebook = answered(lesson, wrong)
+    for text, other in (shorter or {}).items():
+        [long] = [cell for cell in notebook.cells if text in cell.source]
+        long.source = long.source.replace(text, other)
+    return running.execute(notebook, LESSONS, environment)
 
 
 def answered(lesson: str, wrong: Wrong) -> running.Notebook:

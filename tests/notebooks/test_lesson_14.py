@@ -80,6 +80,8 @@ WRONG = {
     },
 }
 
+SHORTER = {"seconds=120": "seconds=20"}
+
 
 def test_the_faults_are_found(lesson: running.Notebook) -> None:
     """The late rank in the first run, the tiny buckets in the second, the unused head in the third.
