@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__ as __version__
-from .renamed import package_name
 
 # public name -> module that defines it
 _PUBLIC = {
@@ -40,6 +39,7 @@ _PUBLIC = {
     "serve_mcp": "assistants.kernel_server",
 }
 _MODULES = {"fault_injection": "parallel.live.fault_injection", "faults": "faults", "recording": "recording"}
+_SECOND = {"attach": "follow", "install": "replace_torch_ddp", "restore_from": "copy_state_from"}  # names of the same
 
 _NAMES = [*_PUBLIC, *_MODULES, "__version__", "load_ipython_extension", "unload_ipython_extension"]
 if not TYPE_CHECKING:  # type checkers understand a list of literals alone, and the names below without one
@@ -74,15 +74,15 @@ if TYPE_CHECKING:
     from .timeline.comparison import compare as compare
     from .timeline.timeline import Timeline as Timeline
 
-    attach, install, restore_from = follow, replace_torch_ddp, copy_state_from  # former names
+    attach, install, restore_from = follow, replace_torch_ddp, copy_state_from
 
 
 def __getattr__(name: str) -> Any:
-    present = package_name(name)
-    if present in _PUBLIC:
-        return getattr(importlib.import_module(f".{_PUBLIC[present]}", __name__), present)
-    if present in _MODULES:
-        return importlib.import_module(f".{_MODULES[present]}", __name__)
+    first = _SECOND.get(name, name)
+    if first in _PUBLIC:
+        return getattr(importlib.import_module(f".{_PUBLIC[first]}", __name__), first)
+    if first in _MODULES:
+        return importlib.import_module(f".{_MODULES[first]}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
         """Refuses unknown arguments in the command's own parser, whose help is named in the error."""
         given, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            known = [name for action in self._actions for name in action.option_strings]  # without former names
+            known = [name for action in self._actions for name in action.option_strings]
             kind = "option" if unknown[0].startswith("-") else "argument"
             self.error(f"unknown {kind} {unknown[0]!r}{_closest(unknown[0].split('=')[0], known)}")
         return given, unknown

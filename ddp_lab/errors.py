@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .renamed import package_name, with_former_names
-
 __all__ = [
     "BucketStateError",
     "CellError",
@@ -48,7 +46,6 @@ class FallbackWarning(UserWarning):
     """Something works in a different way than intended, usually more slowly; the message says what, and why."""
 
 
-@with_former_names
 @dataclass(frozen=True)
 class RankFailure:
     """How a cell ended on one rank that failed.
@@ -93,11 +90,3 @@ class CellError(DdpLabError):
 
     def _render_traceback_(self) -> list[str]:
         return (self.report or f"{type(self).__name__}: {self}").splitlines()
-
-
-def __getattr__(name: str) -> type:
-    present = package_name(name)
-    if present not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: type = globals()[present]
-    return found

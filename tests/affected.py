@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _SOURCES = ("ddp_lab", "tests", "tutorials")
 _ALL = ("pyproject.toml", "setup.py", "Makefile", "tests/conftest.py")  # reach every test
 # List modules for others: what names one of their entries is followed to the module.
-_LISTS = ("ddp_lab/__init__.py", "ddp_lab/protocol/entry_points.py", "ddp_lab/renamed/table.py")
+_LISTS = ("ddp_lab/__init__.py", "ddp_lab/protocol/entry_points.py")
 # Folders whose files no test imports -> the file through which they are reached.
 _HOLDERS = {
     "csrc/": "ddp_lab/native.py",

@@ -25,7 +25,6 @@ from ..output.board import Board
 from ..output.display import RunView, kernel_shell, write_line
 from ..output.status_table import status_tables
 from ..protocol.entry_points import RankFunction
-from ..renamed import with_former_names
 from ..timeline.timeline import Timeline
 from .cells import variables
 from .cells.run import CellOptions, CellResult
@@ -65,7 +64,6 @@ def _of_training(method: Callable[Concatenate[TrainingControl, _P], _R]) -> Call
     return forwarded
 
 
-@with_former_names
 class Cluster:
     """Ranks on this machine, one per GPU or CPU ranks if there is none; or on several hosts.
 
@@ -264,7 +262,7 @@ class Cluster:
         """Attaches to a detached cluster of this user on this machine; its ranks, variables and cells are unchanged.
 
         `missed_cells` then lists the cells that ran meanwhile. One that is still running can be interrupted; the next
-        cell waits for its end.
+        cell waits for its end. `Cluster.find` is the same method.
 
         Args:
             name: which cluster; None if there is only one.
@@ -296,7 +294,7 @@ class Cluster:
         cluster._is_up(session)
         return cluster
 
-    find = attach  # its former name
+    find = attach
 
     @staticmethod
     def detached() -> list[DetachedCluster]:

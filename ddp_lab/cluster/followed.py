@@ -182,7 +182,7 @@ class FollowedJob:
 def follow(address: str, token: str | None = None) -> FollowedJob:
     """Follows a job of `ddp-lab run` while it trains: its timeline and dashboard, live, from a notebook.
 
-    The ranks are not touched. Events recorded before are included.
+    The ranks are not touched. Events recorded before are included. `ddp_lab.attach` is the same function.
 
     Args:
         address: the folder of the run, if this process can read it, as on the same host; or ``"host:port"`` of a

@@ -20,7 +20,6 @@ from ..errors import CellError
 from ..output.board import SilentBoard, default_board
 from ..output.display import RunView
 from ..protocol.entry_points import RankFunction
-from ..renamed import with_former_names
 from .cells.failures import replaced_text
 from .cells.run import CellOptions, CellResult, CellRun
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 _clients = itertools.count(time.time_ns())  # ranks remember cells by their ids, so later clients must not reuse them
 
 
-@with_former_names
 class Runs(Mapping[str, CellRun]):
     """Name -> `CellRun` of the last cell of that name: while it runs and after it has ended, in whatever way."""
 

@@ -19,7 +19,6 @@ from ..output.board import SilentBoard
 from ..protocol import commands
 from ..protocol.commands import Command
 from ..protocol.entry_points import CHECK_DRIFT
-from ..renamed import with_former_names
 from ..timeline.changes import last_change
 from ..timeline.judged_steps import ANALYSED_STEPS
 from ..timeline.records import DriftRecord
@@ -46,7 +45,6 @@ class Owner(Protocol):
     def run(self, code: Any, *args: Any, **options: Any) -> Any: ...
 
 
-@with_former_names
 class TrainingControl:
     """Changes models while they train, and monitors their gradients and parameters.
 

@@ -39,6 +39,7 @@ def copy_state_from(source: int, *names: str) -> list[str]:
     Ranks that lack one of them get all of them. The others keep their objects, and load the states of modules,
     optimizers and other objects with `load_state_dict`. Models continue with their comm hooks and step numbers.
     Values of a rank's own are adapted: `rank` and `device` stay, and a `DistributedSampler` gets the rank's number.
+    `ddp_lab.restore_from` is the same function.
 
     Args:
         source: the rank that has them.

@@ -13,7 +13,6 @@ from .. import command_line
 from ..cluster.processes.host_commands import LAUNCHERS
 from ..formatting import parse_ranks
 from ..output.by_rank import VIEWS
-from ..renamed import former_options
 
 __all__ = [
     "Parser",
@@ -129,21 +128,25 @@ def add_start_options(start: argparse.ArgumentParser) -> None:
         "has allocated to this job (default: only this machine; with --launcher of a batch system, the allocation)",
     )
     start.add_argument(
-        "--launcher", choices=LAUNCHERS, default="ssh", help="how ranks on other hosts are started (default: ssh)"
+        "--launcher",
+        "--engines",
+        choices=LAUNCHERS,
+        default="ssh",
+        help="how ranks on other hosts are started (default: ssh)",
     )
     start.add_argument("--python", metavar="PATH", help="path of Python on other hosts (default: the same as here)")
     start.add_argument(
-        "--client-address", metavar="IP", help="address of this machine for the hosts (default: detected)"
+        "--client-address", "--address", metavar="IP", help="address of this machine for the hosts (default: detected)"
     )
     start.add_argument("--detach", action="store_true", help="the ranks outlive this notebook, until %%cluster stop")
     start.add_argument("--name", metavar="NAME", help="name of the cluster, also for `%%cluster attach NAME`")
     start.add_argument(
         "--idle-timeout",
+        "--lease",
         type=_seconds,
         metavar="S",
         help="seconds that a detached cluster lives while no notebook is attached (default: 3600)",
     )
-    former_options(start)
 
 
 def add_export_options(export: argparse.ArgumentParser) -> None:
@@ -182,7 +185,7 @@ def distributed_parser() -> Parser:
     parser.add_argument("--cluster", metavar="NAME", help="cluster to run on (default: the current one)")
     add_ranks(parser)
     parser.add_argument("--timeout", type=_seconds, metavar="S", help="interrupt the ranks after S seconds")
-    parser.add_argument("--dashboard", action="store_true", help="show the dashboard above the output")
+    parser.add_argument("--dashboard", "--watch", action="store_true", help="show the dashboard above the output")
     parser.add_argument(
         "--no-wait",
         action="store_true",
@@ -196,5 +199,4 @@ def distributed_parser() -> Parser:
         help="the ranks' output merged, in tabs or side-by-side (default: as chosen last)",
     )
     parser.add_argument("--quiet", action="store_true", help="show no outputs, only errors")
-    former_options(parser)
     return parser

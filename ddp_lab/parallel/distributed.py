@@ -33,7 +33,6 @@ from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocati
 
 from ..analysis.check_reports import DriftReport
 from ..protocol.commands import Change
-from ..renamed import with_former_names
 from .core import adaptation, arguments, process_groups, step_check
 from .core.arguments import BucketCaps, ReducerOptions
 from .core.buckets import BucketInfo, OrderFollower
@@ -58,7 +57,6 @@ __all__ = ["DistributedDataParallel"]
 _RUNTIME = ("_sync", "_monitors", "_live", "_precision", "logger", "device_mesh")
 
 
-@with_former_names
 class DistributedDataParallel(TorchDDP):
     """Trains one model on several ranks: each backward leaves the ranks' average in `param.grad`.
 

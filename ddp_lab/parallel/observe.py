@@ -23,7 +23,6 @@ from torch._C._dynamo import eval_frame
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from .. import native, recording
-from ..renamed import with_former_names
 from .core import agreement, buckets, comm_hooks, parameters, process_groups
 from .core.buffers import UnchangedBuffers
 from .core.outputs import find_tensors
@@ -40,7 +39,6 @@ _BUFFERS = _C.USES.index("buffers")
 _observations: weakref.WeakKeyDictionary[TorchDDP, Observation] = weakref.WeakKeyDictionary()
 
 
-@with_former_names
 class Observation:
     """The result of `observe`: `remove`, or the end of a ``with`` block, ends the recording of this model.
 

@@ -48,7 +48,7 @@ def replace_torch_ddp() -> Replacement:
     """Replaces `torch.nn.parallel.DistributedDataParallel` by our class in this process, in every module that has it.
 
     Call it in each rank before the model is wrapped, e.g. as the first lines of a training script. A second call
-    only changes modules that still have torch's class.
+    only changes modules that still have torch's class. `ddp_lab.install` is the same function.
 
     Returns:
         A context manager whose end undoes this call; it may be ignored.

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from ..analysis.comparison import LEVEL, Difference, Key, compare_series, largest
 from ..analysis.steps import Steps
 from ..formatting import counted
-from ..renamed import with_former_arguments
 from .judged_steps import WARM_UP, Layout, aligned
 from .records import ReducerInfo
 from .timeline import Timeline
@@ -124,7 +123,6 @@ def _change(one: Difference) -> str:
     return f"{times}, {one.change_percent:+.1f} % ({LEVEL} %: {one.low_percent:+.1f} to {one.high_percent:+.1f} %)"
 
 
-@with_former_arguments
 def compare(
     run_a: Timeline | str | os.PathLike[str],
     run_b: Timeline | str | os.PathLike[str],

@@ -21,7 +21,6 @@ from ..analysis.findings import Facts, Finding
 from ..analysis.step_parts import StepParts
 from ..files import replacing, write_text
 from ..protocol.journal import SUFFIX
-from ..renamed import with_former_names
 from ..simulation.memory import RecordedMemory
 from ..simulation.parameter_groups import Sharding, groups_by_name, numbered_modules
 from ..simulation.workload import Workload
@@ -62,7 +61,6 @@ __all__ = [
 _PARTED_STEPS = 500  # complete steps that their parts are taken from: samples are few
 
 
-@with_former_names
 class Timeline(TimelineModel):
     """Events of all ranks, by rank, model, step and bucket.
 

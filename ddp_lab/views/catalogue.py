@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FORMER_NAMES", "TABS", "VIEWS", "View"]
+__all__ = ["TABS", "VIEWS", "View"]
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,3 @@ TABS = tuple(
     if not view.beside
 )
 """The names of the views in each tab."""
-
-FORMER_NAMES = {"rehearsal": "fault_injection"}
-"""Names of views that are still accepted."""

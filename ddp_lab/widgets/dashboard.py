@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import traitlets
 
 from ..timeline.timeline import Timeline
-from ..views.catalogue import FORMER_NAMES, TABS, VIEWS
+from ..views.catalogue import TABS, VIEWS
 from . import bundle
 from .life import REPLACED, REPLACED_MODULE, CellEnds, publish, successor_of
 from .live_widget import LiveWidget
@@ -100,7 +100,7 @@ class Dashboard(LiveWidget):
             if not means and timeline.groups() and not timeline.reducers():  # a recording without anything else to see
                 tabs = tuple(sorted(tabs, key=lambda names: names != ("groups",)))
         else:
-            tabs = tuple((FORMER_NAMES.get(name, name),) for name in views)
+            tabs = tuple((name,) for name in views)
         if not tabs or not {name for names in tabs for name in names} <= set(VIEWS):
             raise ValueError(f"views={list(views or ())} is not valid; choose from {', '.join(VIEWS)}")
         self.player = player

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ddp_lab
+from ddp_lab.notebook.options import Parser, add_start_options, distributed_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,6 +33,20 @@ def test_public_names_are_frozen() -> None:
     """`ddp_lab.__all__` is exactly the documented list, and each name can be imported."""
     assert ddp_lab.__all__ == PUBLIC.split()
     assert all(getattr(ddp_lab, name) is not None for name in ddp_lab.__all__)
+
+
+def test_some_names_have_a_second_spelling() -> None:
+    """What the magics and scripts of earlier documents say is the same object or option."""
+    assert ddp_lab.attach is ddp_lab.follow
+    assert ddp_lab.install is ddp_lab.replace_torch_ddp
+    assert ddp_lab.restore_from is ddp_lab.copy_state_from
+    assert ddp_lab.Cluster.find == ddp_lab.Cluster.attach
+    start, parse = Parser("%cluster start", ""), distributed_parser().parse_args
+    add_start_options(start)
+    second = "--engines slurm --address 10.0.0.1 --lease 5"
+    first = "--launcher slurm --client-address 10.0.0.1 --idle-timeout 5"
+    assert start.parse_args(second.split()) == start.parse_args(first.split()) != start.parse_args([])
+    assert parse(["--watch"]) == parse(["--dashboard"]) != parse([])
 
 
 COMM = """

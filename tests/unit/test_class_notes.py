@@ -10,7 +10,6 @@ import re
 import ddp_lab
 from ddp_lab import teaching
 from ddp_lab.notebook import magics
-from ddp_lab.renamed import TABLE
 from tests.unit.conftest import SITE, SiteModule
 
 TEACH = SITE / "teach"
@@ -108,17 +107,15 @@ def test_handouts_name_what_exists(site_module: SiteModule) -> None:
 
 
 def test_handouts_leave_nothing_out(site_module: SiteModule) -> None:
-    """The magics' handout has each option of a cell and of a start, and each command, without former names.
+    """The magics' handout has each option of a cell and of a start, and each command.
 
     That of the timeline has each kind of bar.
     """
     page, parser_of = site_module("handouts").page, site_module("option_tables").parser_of
-    shown = set(re.findall(r"<code>([\w-]+)", page("magics")))
-    former = {row.old for row in TABLE if row.old.startswith("--")}
+    shown = set(re.findall(r"(?:<code>|, (?=--))([\w-]+)", page("magics")))
     for magic in ("%%distributed", "%cluster start"):
-        assert set(parser_of(magic)._option_string_actions) - former - {"-h", "--help"} <= shown
+        assert set(parser_of(magic)._option_string_actions) - {"-h", "--help"} <= shown
     [commands] = [one for one in parser_of("%cluster")._actions if isinstance(one, argparse._SubParsersAction)]
     assert set(commands.choices) <= shown
-    assert shown & former == set()
     assert "<code>--backend auto|nccl|gloo|shm|mpi</code>" in page("magics")
     assert re.findall(r"<td>(\d)</td>", page("timeline")) == [str(number) for number in range(1, 8)]

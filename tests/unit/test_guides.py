@@ -184,7 +184,7 @@ def test_the_configuration_page_has_every_option(site_module: SiteModule) -> Non
         assert all(re.fullmatch(r"\| `.+` \| .+ \| .+ \|", line) for line in lines[2:]), name
     cluster = option_tables.table("Cluster")
     assert "| `idle_timeout` | `3600.0` |" in cluster
-    assert "| `--idle-timeout S` | 3600 |" in option_tables.table("%cluster start")
+    assert "| `--idle-timeout, --lease S` | 3600 |" in option_tables.table("%cluster start")
     assert "<!-- options" not in option_tables.filled(page)
 
 

@@ -1,7 +1,7 @@
 """Tables from the code itself: `<!-- options of NAME -->` on a page is one of options with their defaults.
 
 NAME is a class of ddp_lab (the constructor's arguments, as its docstring describes them), a magic (`%cluster start`) or
-a command (`ddp-lab run`). `<!-- former names -->` is the table of renamed names.
+a command (`ddp-lab run`).
 """
 
 import argparse
@@ -11,24 +11,14 @@ import re
 import ddp_lab
 from ddp_lab.cli import main
 from ddp_lab.notebook import magics
-from ddp_lab.renamed import TABLE
 
 _PLACE = re.compile(r"^<!-- options of (.+) -->$", re.MULTILINE)
-_FORMER = "<!-- former names -->"
 _ARGUMENT = re.compile(r"^(\w+): ", re.MULTILINE)
 
 
 def filled(page):
     """A page's text with its tables."""
-    return _PLACE.sub(lambda found: table(found[1]), page).replace(_FORMER, former_names())
-
-
-def former_names():
-    """Every former name, with its present one."""
-    lines = ["| former name | name | warns |", "|---|---|---|"]
-    for row in TABLE:
-        lines.append(f"| `{row.spelled(row.old)}` | `{row.spelled(row.new)}` | {'no' if row.quiet else 'yes'} |")
-    return "\n".join(lines)
+    return _PLACE.sub(lambda found: table(found[1]), page)
 
 
 def table(name):
@@ -97,7 +87,7 @@ def options(parser):
         if one.help is argparse.SUPPRESS or one.dest in ("help", "help_torchrun"):
             continue
         value = "" if one.nargs == 0 else formatter._format_args(one, one.metavar or one.dest.upper())
-        named = ", ".join(f"{name} {value}".strip() for name in one.option_strings) or value
+        named = f"{', '.join(one.option_strings)} {value}".strip()
         meaning, default = _default(one, formatter._expand_help(one))
         yield named, default, meaning
 

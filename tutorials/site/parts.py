@@ -29,7 +29,6 @@ from sphinx.transforms import SphinxTransform
 
 from ddp_lab.cli import main
 from ddp_lab.notebook import magics
-from ddp_lab.renamed import TABLE
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SOURCE = re.compile(r"(?:ddp_lab|csrc|tests)/[\w./-]+\.(?:py|h|cpp|js|css)")
@@ -245,12 +244,6 @@ def reports(app, exception):
         gallery.write_reports(Path(app.outdir, target).with_suffix(""))
 
 
-def skip_former_names(app, what, name, documented, skip, options):
-    """Leaves former names out of the reference: what they lead to has another name."""
-    own = getattr(getattr(documented, "fget", documented), "__name__", None)
-    return True if own != name and any(row.old == name for row in TABLE) else None
-
-
 def setup(app):
     app.add_config_value("executed", "build/executed", "env", str)
     app.add_config_value("source_pages", True, "env", bool)
@@ -261,7 +254,6 @@ def setup(app):
     app.connect("env-merge-info", merge)
     app.connect("html-collect-pages", source_pages)
     app.connect("html-page-context", functools.partial(one_tree_a_folder, {}), priority=400)  # before Furo asks for it
-    app.connect("autodoc-skip-member", skip_former_names)
     app.connect("missing-reference", on_missing_reference)
     app.connect("build-finished", first_page)
     app.connect("build-finished", reports)

@@ -39,7 +39,6 @@ from ... import machine
 from ...errors import ClusterError
 from ...protocol import registry
 from ...protocol.entry_points import KEEPER
-from ...renamed import with_former_names
 from .launchers import Controller, ForkServer, check_client, make_run_dir, tail
 from .zygote import not_debugged, process_environment
 
@@ -47,7 +46,6 @@ _ANSWER_SECONDS = 10.0
 _END_SECONDS = 10.0
 
 
-@with_former_names
 @dataclass(frozen=True)
 class DetachedCluster:
     """A detached cluster that can be found by name.

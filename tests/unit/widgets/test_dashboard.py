@@ -408,7 +408,6 @@ def test_views_alone(make: Made) -> None:
         assert one.tabs == [[name]]
         drawn.add(one.svg())
     assert len(drawn) == len(names)
-    assert make(timeline, views=["rehearsal"]).tabs == [["fault_injection"]]  # its former name
     with pytest.raises(ValueError, match="choose from overview, timeline"):
         Dashboard(timeline, views=["histogram"])
 
