@@ -82,7 +82,7 @@ class Cluster:
             by host; ``"localhost"`` is this machine, ``"allocation"`` means the hosts and tasks that Slurm, PBS,
             LSF or Grid Engine has allocated to this job. Code, data and packages must exist there.
         launcher: how they are started: ``"ssh"``; inside an allocation, whose hosts are then the default, ``"slurm"``
-            (srun), ``"mpi"`` (mpiexec), ``"lsf"`` (blaunch) or ``"sge"`` (qrsh); or a command's words, for example
+            (srun) or ``"mpi"`` (mpiexec); or a command's words, for example ``["blaunch", "{host}"]`` (LSF) or
             ``["docker", "exec", "-i", "{host}"]``.
         python: path of the Python that runs ranks on other hosts; None: the same path as here.
         client_address: the address of this machine to which the hosts connect; None: found automatically.

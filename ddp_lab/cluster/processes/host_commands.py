@@ -29,8 +29,6 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
         "--export=ALL",
     ),
     "mpi": ("mpiexec", "-n", "1", "-host", _HOST, "-bind-to", "none"),
-    "lsf": ("blaunch", _HOST),
-    "sge": ("qrsh", "-inherit", _HOST),
 }
 LAUNCHERS = ("ssh", *_COMMANDS)
 """The commands that start ranks on other hosts, by name."""
@@ -50,7 +48,9 @@ def check_launcher(launcher: str | Sequence[str]) -> None:
     if isinstance(launcher, str):
         if launcher not in LAUNCHERS:
             known = ", ".join(LAUNCHERS)
-            raise ValueError(f'launcher={launcher!r}: choose one of {known}, or give a command (["kexec", "{_HOST}"])')
+            raise ValueError(
+                f'launcher={launcher!r}: choose one of {known}, or give a command (["blaunch", "{_HOST}"])'
+            )
     elif not any(_HOST in word for word in launcher):
         raise ValueError(f"launcher={list(launcher)}: a command needs {_HOST} where the host's name goes")
 

@@ -124,8 +124,7 @@ def test_ssh_can_ask_nothing() -> None:
     [
         ("slurm", "srun --nodelist=a --nodes=1 --ntasks=1 --overlap --unbuffered --cpu-bind=none --export=ALL"),
         ("mpi", "mpiexec -n 1 -host a -bind-to none"),
-        ("lsf", "blaunch a"),
-        ("sge", "qrsh -inherit a"),
+        (["qrsh", "-inherit", "{host}"], "qrsh -inherit a"),
         (["docker", "exec", "-i", "lab-{host}"], "docker exec -i lab-a"),
     ],
 )
@@ -188,8 +187,9 @@ def test_lsf(monkeypatch: pytest.MonkeyPatch) -> None:
     by_slots = {host.name: len(host.ranks) for host in parse_hosts("allocation")}
     assert by_slots == {"a": 4, "b": 4}
     assert {host.name: len(host.ranks) for host in parse_hosts("allocation", 4)} == {"a": 2, "b": 2}
-    assert Cluster(launcher="lsf").world_size == 8
-    assert Cluster(2, launcher="lsf").runs_on("a:1,b:1", None)
+    assert Cluster(launcher="mpi").world_size == 8
+    assert Cluster(2, launcher="mpi").runs_on("a:1,b:1", None)
+    assert Cluster(hosts="allocation", launcher=["blaunch", "{host}"]).world_size == 8
     with pytest.raises(ValueError, match="can't be divided evenly among a, b"):
         Cluster(3, hosts="allocation")
 
