@@ -10,8 +10,6 @@ calibrated for each of the two world sizes, and interpolated for those in betwee
 round's steps; the median over the rounds counts, so that changes of the machine's speed between rounds do less harm.
 [Note: the second look] explains how the predicted best cap is compared with the measured best one. `--mbit` trains over
 a link shaped to this many megabits per second (needs root). Run it on a quiet machine.
-
-`--sharding` scores predictions of `fully_shard` and ZeRO-1 instead, see `what_if_sharding.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from ..simulation.simulator import Configuration, simulate_many
 from ..simulation.workload import Workload
 from ..timeline import workloads
 from ..timeline.timeline import Timeline
-from . import what_if_ranks, what_if_sharding
+from . import what_if_ranks
 from .measuring import command, fresh_ranks
 from .measuring.command import option
 from .measuring.ratios import NOT_NEEDED, second_look, words
@@ -77,7 +75,6 @@ def measure(
     steps: int = 9,
     mbit: float | None = None,
     simulator: bool = False,
-    sharding: bool = False,
 ) -> dict[str, Any]:
     """Trains, predicts and scores; see the module.
 
@@ -91,15 +88,12 @@ def measure(
         steps: of a turn.
         mbit: shape the link to so many megabits a second.
         simulator: only time the simulator itself.
-        sharding: score sharded steps instead, on the smallest of `ranks`.
 
     Returns:
         What `_score` returns, with ``seconds`` and what was asked for.
     """
     if simulator:
         return _simulator_speed()
-    if sharding:
-        return what_if_sharding.measure(models, min(ranks), rounds, steps)
     began = time.monotonic()
     every = sorted({*caps, base, *fit})
     points: dict[int, list[Point]] = {}
@@ -312,8 +306,6 @@ def _simulator_speed(configurations: int = 1000, buckets: int = 200, *, ranks: i
 
 
 def _table(found: dict[str, Any]) -> str:
-    if "ways" in found:
-        return what_if_sharding.table(found)
     if "configurations" in found:
         return (
             f"{found['configurations']} configurations of {found['buckets']} buckets on {found['ranks']} ranks: "
@@ -354,6 +346,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         option("--steps", type=count, help="steps per turn"),
         command.MBIT,
         option("--simulator", action="store_true", help="only time the simulator itself"),
-        option("--sharding", action="store_true", help="predict fully_shard and ZeRO-1 from DDP, and other groups"),
     ]
     return command.run("what-if", __doc__, measure, _table, options, argv)

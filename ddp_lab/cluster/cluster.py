@@ -39,8 +39,6 @@ from .session import MissedCell, Session
 if TYPE_CHECKING:
     from ..simulation.link_model import CommModel
     from ..simulation.settings import Tuned
-    from ..simulation.sharding import ShardingCosts
-    from ..timeline.sharded.what_if import ShardedWhatIf
     from ..timeline.what_if import WhatIf
     from ..widgets.cluster_panel.panel import ClusterPanel
     from ..widgets.collectives import Collectives
@@ -100,7 +98,6 @@ class Cluster:
         timeline: `Timeline` of what the ranks record; it stays when the cluster stops.
         training: `TrainingControl`, which changes and inspects models while they train.
         link: the `CommModel` that `measure_communication` has fitted; None before.
-        sharding_costs: the `ShardingCosts` that `measure_sharding` has fitted; None before.
 
     Raises:
         ValueError: an argument is invalid here.
@@ -157,7 +154,6 @@ class Cluster:
         self.timeline = Timeline()
         self.training = TrainingControl(self)
         self.link: CommModel | None = None
-        self.sharding_costs: ShardingCosts | None = None
 
     # Life cycle
 
@@ -526,38 +522,17 @@ class Cluster:
         self.link = measure_communication(self, sizes, repeats)
         return self.link
 
-    def measure_sharding(self, optimizer: str = "AdamW", repeats: int = 8) -> ShardingCosts:
-        """Measures what `fully_shard` adds to a step: gathering and reducing groups of many sizes (about ten seconds).
-
-        Args:
-            optimizer: name of the class in `torch.optim` that updates the parameters; "" for none.
-            repeats: number of measurements of each group.
-
-        Raises:
-            CellError: `torch.optim` has no such optimizer, or a rank failed.
-        """
-        from ..control.tuning import measure_sharding
-
-        self.sharding_costs = measure_sharding(self, optimizer, repeats)
-        return self.sharding_costs
-
-    def simulate(
-        self, link: CommModel | ShardingCosts | None = None, *, model: int | None = None, **what: Any
-    ) -> WhatIf[Timeline] | ShardedWhatIf:
+    def simulate(self, link: CommModel | None = None, *, model: int | None = None, **what: Any) -> WhatIf[Timeline]:
         """Predicts the step of the model that trained last; see `Timeline.simulate`.
 
         Args:
-            link: how long an all-reduce takes, or what sharding costs; None: as measured by `measure_communication` or
-                `measure_sharding`, which is called if it was not.
+            link: how long an all-reduce takes; None: as measured by `measure_communication`, which is called if it was
+                not.
             model: which model; None for the most recently active.
             what: see `Timeline.simulate`.
         """
-        from ..timeline.sharded import what_if as sharded
         from ..timeline.what_if import what_if
 
-        if sharded.is_asked(self.timeline, model, what):
-            costs = link or self.sharding_costs or self.measure_sharding()
-            return sharded.what_if(self.timeline, costs, reducer=model, **what)
         if link is not None:
             return what_if(self.timeline, link, reducer=model, **what)
         own = self.link or self.measure_communication()

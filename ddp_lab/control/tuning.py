@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterError
 from ..output.board import SilentBoard
-from ..protocol.entry_points import MEASURE_LINK, MEASURE_SHARDING
+from ..protocol.entry_points import MEASURE_LINK
 from ..simulation.calibration import Measured, anchored, calibrated
 from ..simulation.link_model import LANES, CommModel
 from ..simulation.race import Confirmation, Race
 from ..simulation.settings import HOOKS, Setting, Tried, Tuned, candidates, spread
-from ..simulation.sharding import ShardingCosts
 from ..simulation.simulator import simulate_many
 from ..simulation.workload import Workload
 from ..timeline import workloads
@@ -50,13 +49,6 @@ def measure_communication(cluster: Ranks, sizes: Sequence[int] | None, repeats: 
     points = [(size, ns, measured["ranks"]) for size, ns in measured["points"]]
     made = CommModel.fitted(points, lanes=LANES.get(measured["backend"], 1))
     return replace(made, launch_ns=measured["launch_ns"], sharing=measured["sharing"] if made.lanes > 1 else 1.0)
-
-
-def measure_sharding(cluster: Ranks, optimizer: str, repeats: int) -> ShardingCosts:
-    """See `Cluster.measure_sharding`."""
-    code = CellText(f"{MEASURE_SHARDING.expression}({optimizer!r}, repeats={int(repeats)}, device=device)")
-    found: dict[int, Any] = cluster.run(code, label="measure sharding", board=SilentBoard()).values
-    return ShardingCosts.measured(found[min(found)])
 
 
 def tune(

@@ -21,12 +21,11 @@ the last one (`set_requires_gradient_sync`, `set_is_last_backward`); earlier one
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -41,7 +40,7 @@ from .core import agreement, process_groups
 from .monitoring import activity, group_collectives
 from .monitoring.accumulation import AccumulationWatch
 
-__all__ = ["ShardObservation", "observe_every_root", "observe_root", "state_of", "unobserved"]
+__all__ = ["ShardObservation", "observe_every_root", "observe_root", "state_of"]
 
 _C = native.load()
 _FORWARD, _FORWARD_AHEAD, _BACKWARD, _BACKWARD_AHEAD, _REDUCTION, _EVALUATION = map(
@@ -563,18 +562,7 @@ def _why_not(state: Any) -> str | None:
     return None
 
 
-_follows = _measures = False
-
-
-@contextlib.contextmanager
-def unobserved() -> Iterator[None]:
-    """Models that begin to train in the block are not observed: ours, that only measure."""
-    global _measures
-    _measures = True
-    try:
-        yield
-    finally:
-        _measures = False
+_follows = False
 
 
 def observe_every_root() -> Callable[[], None]:
@@ -598,7 +586,7 @@ def observe_every_root() -> Callable[[], None]:
         def lazy_init(state: Any) -> None:
             begins = state._is_root is None
             theirs(state)
-            if not begins or _measures:
+            if not begins:
                 return
             root = state._modules[0]
             if (reason := _why_not(state)) is None:

@@ -21,7 +21,6 @@ __all__ = [
     "HOST_SERVER",
     "KEEPER",
     "MEASURE_LINK",
-    "MEASURE_SHARDING",
     "RANK",
     "READ",
     "STAGE",
@@ -58,7 +57,6 @@ BIND = RankFunction("ddp_lab.engine.cells.variables", "bind")
 READ = RankFunction("ddp_lab.engine.cells.variables", "read")
 DEMONSTRATE = RankFunction("ddp_lab.parallel.monitoring.collectives", "demonstrate")
 MEASURE_LINK = RankFunction("ddp_lab.parallel.monitoring.link", "measure")
-MEASURE_SHARDING = RankFunction("ddp_lab.parallel.monitoring.sharding_cost", "measure")
 CHECK_DRIFT = RankFunction("ddp_lab.parallel.live.model", "check_replicas")
 APPLY_CHANGE = RankFunction("ddp_lab.parallel.live.model", "apply_change")
 

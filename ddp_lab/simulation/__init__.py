@@ -7,7 +7,6 @@ __all__ = [
     "parameter_groups",
     "race",
     "settings",
-    "sharding",
     "simulator",
     "step_times",
     "workload",

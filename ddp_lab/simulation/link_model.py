@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ALGORITHMS", "LANES", "CommModel", "Fit", "Point", "hops", "non_negative_fit", "traffic"]
+__all__ = ["ALGORITHMS", "LANES", "CommModel", "Fit", "Point", "hops", "traffic"]
 
 ALGORITHMS = ("ring", "tree", "halving_doubling", "one_host", "hierarchical")
 LANES = {"gloo": 2}
@@ -207,7 +207,7 @@ class CommModel:
         terms = np.array(
             [(several, hops(algorithm, n), one * traffic(algorithm, n)) for one, n in zip(size, ranks, strict=True)]
         )
-        overhead, latency, per_byte = non_negative_fit(terms, time)
+        overhead, latency, per_byte = _non_negative_fit(terms, time)
         made = cls(latency, per_byte, overhead, algorithm, lanes=lanes)
         predicted = np.array([float(made.time_ns(one, n)) for one, n in zip(size, ranks.tolist(), strict=True)])
         at = np.unique(size) if per_size else ()
@@ -230,7 +230,7 @@ def _medians(points: Iterable[Point]) -> tuple[_Floats, npt.NDArray[np.int64], _
     return np.array(sizes), np.array(worlds), np.array([np.median(groups[key]) for key in keys])
 
 
-def non_negative_fit(terms: _Floats, time: _Floats) -> tuple[float, float, float]:
+def _non_negative_fit(terms: _Floats, time: _Floats) -> tuple[float, float, float]:
     """Non-negative coefficients of three terms (shape ``[points, 3]``) with small relative errors."""
     weights = np.ones(len(time))
     found = np.zeros(terms.shape[1])

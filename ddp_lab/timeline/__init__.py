@@ -10,7 +10,6 @@ __all__ = [
     "model",
     "recorded",
     "records",
-    "sharded",
     "summary",
     "tables",
     "timeline",

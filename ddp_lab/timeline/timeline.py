@@ -32,8 +32,6 @@ from .models import NOTICED
 from .recorded import chrome_trace, merge, saved
 from .recorded.player import Player
 from .records import Inspection, Kept, LatePlace, RankStatus, ReducerInfo
-from .sharded import what_if as sharded
-from .sharded.what_if import ShardedWhatIf
 from .tables import memory, span_columns
 from .tables.collectives import GroupInfo
 from .tables.gradients import ALL_BUCKETS, drift_columns, gradient_columns, gradient_norm_columns, noise_scale
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
     from ipywidgets import DOMWidget
 
     from ..simulation.link_model import CommModel
-    from ..simulation.sharding import ShardingCosts
 
 __all__ = [
     "GroupInfo",
@@ -400,40 +397,28 @@ class Timeline(TimelineModel):
 
     def simulate(
         self,
-        link: CommModel | ShardingCosts | None = None,
+        link: CommModel | None = None,
         *,
         model: int | None = None,
         without_rank: int | None = None,
         **what: Any,
-    ) -> what_if.WhatIf[Timeline] | ShardedWhatIf:
-        """Predicts the step with other buckets, hooks, world sizes or links, or with sharded parameters.
+    ) -> what_if.WhatIf[Timeline]:
+        """Predicts the step with other buckets, hooks, world sizes or links.
 
         Args:
-            link: the communication model of an all-reduce; of a sharded step what sharding costs
-                (`Cluster.measure_sharding`). None: fitted to the recorded collectives.
+            link: the communication model of an all-reduce. None: fitted to the recorded collectives.
             model: which model; None for the most recently active.
             without_rank: a rank that is assumed to be as fast as the others: "without the straggler".
             what: fields of `ddp_lab.simulation.simulator.Configuration`: ``bucket_cap_mb`` (None: as recorded),
                 ``order``, ``hook``, ``sync_every``, ``world_size``, ``overlap``, ``jitter_ns``.
-                Of a model with `fully_shard`, or with ``sharding="fully_shard"`` or ``"zero-1"`` of a
-                DistributedDataParallel: ``groups``, ``reshard_after_forward``, ``prefetch``, ``world_size``.
-                ``groups`` has the names of modules, as for `fully_shard`: ``"layers.*"`` makes a group of each module
-                that it fits, ``("embedding", "head")`` one group of both; what is in none of them is the root's.
-                ``prefetch`` is how many groups ahead parameters are gathered. Of a model with `replicate`: ``groups``
-                and ``world_size``. What is left out stays as recorded, also the replicas of HSDP; of a
-                DistributedDataParallel, each module named with a number (``layers.3``) is a group.
 
         Raises:
-            ValueError: the model has no two consecutive steps; a value is not valid, or no module has such a name; the
-                model has `replicate` on a device, of which nothing tells what its forward computes.
+            ValueError: the model has no two consecutive steps, or no buckets (`fully_shard`); a value is not valid.
 
         Example:
             >>> timeline.simulate(bucket_cap_mb=5).step_ms
             >>> timeline.simulate(world_size=64, sync_every=4).timeline().figure()
-            >>> timeline.simulate(sharding="fully_shard", groups=["layers.*", "head"]).breakdown
         """
-        if sharded.is_asked(self, model, what):
-            return sharded.what_if(self, link, reducer=model, without_rank=without_rank, **what)
         return what_if.what_if(self, link, reducer=model, without_rank=without_rank, **what)
 
     def predicted_memory(
@@ -458,7 +443,9 @@ class Timeline(TimelineModel):
 
         Args:
             model: which model; None for the most recently active one that was measured.
-            groups: names of modules, as of `simulate`; None: all named with a number, for example ``layers.3``.
+            groups: names of modules, as for `fully_shard`: ``"layers.*"`` makes a group of each module that it fits,
+                ``("embedding", "head")`` one group of both; what is in none of them is the root's. None: each module
+                named with a number, for example ``layers.3``.
             reshard_after_forward: as of `fully_shard`, for the groups; the root's parameters stay.
             prefetch: how many groups ahead parameters are gathered, in forward and backward; None (or True): as torch
                 does by itself, one group ahead in the backward.

@@ -20,13 +20,13 @@ from .tables.span_columns import step_columns
 if TYPE_CHECKING:
     from .model import TimelineModel
 
-__all__ = ["RecordedStep", "all_reduces", "chosen_steps", "gradients_of", "recorded_step", "step_times", "workload"]
+__all__ = ["RecordedStep", "all_reduces", "recorded_step", "step_times", "workload"]
 
 _Floats = npt.NDArray[np.float64]
 _MEBIBYTE = 1024 * 1024
 
 
-def chosen_steps(
+def _chosen_steps(
     timeline: TimelineModel, reducer: int | None, generation: int | None = None, last_steps: int = ANALYSED_STEPS
 ) -> tuple[Any, SideBySide]:
     """The description of the analysed layout (or of one generation), and its newest consecutive steps."""
@@ -58,12 +58,9 @@ def workload(
     last_steps: int = ANALYSED_STEPS,
 ) -> Workload:
     """See `Timeline.workload`."""
-    description, steps = chosen_steps(timeline, reducer, generation, last_steps)
+    description, steps = _chosen_steps(timeline, reducer, generation, last_steps)
     if kind := description.get("kind"):
-        raise ValueError(
-            f"a model with {kind} has no buckets; lab.simulate(groups=…, reshard_after_forward=…, prefetch=…) predicts "
-            "fully_shard with other parameter groups"
-        )
+        raise ValueError(f"a model with {kind} has no buckets: how long its step would take can't be predicted")
     parameters = description["parameters"]
     begin = steps.field("backward_begin")
     members = [bucket["parameters"] for bucket in description["buckets"]]
@@ -71,7 +68,7 @@ def workload(
     if steps.on_device:
         ready, computed = _device_times(steps, members, size)
     else:
-        ready = _ready(gradients_of(steps, len(parameters)) - begin[:, :, None], members)
+        ready = _ready(_gradients_of(steps, len(parameters)) - begin[:, :, None], members)
         computed = np.median(steps.field("finalize") - begin, axis=1)
     caps = description.get("options", {}).get("bucket_cap_mb_list", [])
     in_buffers, on_link = shares(description)
@@ -121,7 +118,7 @@ def recorded_step(timeline: TimelineModel, found: Workload, reducer: int | None 
     Raises:
         ValueError: as `workload`.
     """
-    _, steps = chosen_steps(timeline, reducer)
+    _, steps = _chosen_steps(timeline, reducer)
     row = int((found.other_ns + found.forward_ns + found.computed_ns).argmax())
     columns = step_columns([steps.views[row]])
     after = columns["backward_ms"] - columns["compute_ms"] - np.nan_to_num(columns["exposed_ms"])
@@ -148,7 +145,7 @@ def _step_ns(steps: SideBySide) -> float:
 
 def step_times(timeline: TimelineModel, reducer: int | None = None, *, generation: int | None = None) -> _Floats:
     """Measured ns of each step of one generation, mean over the ranks, ``[steps]``; the steps that `workload` uses."""
-    _, steps = chosen_steps(timeline, reducer, generation, 1 << 30)
+    _, steps = _chosen_steps(timeline, reducer, generation, 1 << 30)
     return np.asarray((steps.field("backward_end") - steps.before).mean(axis=0))
 
 
@@ -158,7 +155,7 @@ def _bucket_sizes(description: Any) -> list[int]:
     return [sum(parameters[index]["bytes"] for index in one["parameters"]) for one in description["buckets"]]
 
 
-def gradients_of(steps: SideBySide, parameters: int) -> npt.NDArray[np.int64]:
+def _gradients_of(steps: SideBySide, parameters: int) -> npt.NDArray[np.int64]:
     """When each gradient was accumulated: shape ``[ranks, steps, parameters]``, 0 for one that never came.
 
     The steps hold as many as the last parameter that ever got one.
@@ -228,7 +225,7 @@ def all_reduces(timeline: TimelineModel, reducer: int | None = None) -> list[Poi
     launch to the last rank's end, if all before it were complete by then. On devices it takes as long as on the rank
     that was last; a backend that runs one at a time, such as NCCL, begins a queued one when the one before it ends.
     """
-    description, steps = chosen_steps(timeline, reducer)
+    description, steps = _chosen_steps(timeline, reducer)
     size = carried(description) or [float(one["bytes"]) for one in description["buckets"]]
     first, last = ("device_begin", "device_end") if steps.on_device else ("launched", "reduced")
     begun, ended = steps.bucket(first, len(size)), steps.bucket(last, len(size))

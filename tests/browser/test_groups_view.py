@@ -42,7 +42,10 @@ def test_parameter_groups(bare: Callable[..., BarePage]) -> None:
     page.get_by_role("button", name="Show me").first.click()
     made.says(".ddp-parameter_groups .ddp-summary", "Step ")
     made.open("What if")
-    made.says(".ddp-what-if", "What if: a model with fully_shard has no buckets; lab.simulate(groups=")
+    made.says(
+        ".ddp-what-if",
+        "What if: a model with fully_shard has no buckets: how long its step would take can't be predicted",
+    )
     made.open("Timeline")
     page.locator(".ddp-timeline canvas").hover(position={"x": 350, "y": 41})  # rank 0, the second lane
     made.says(".ddp-timeline .ddp-tip", "rank 0 · blocks.0")

@@ -10,5 +10,4 @@ __all__ = [
     "link",
     "memory",
     "monitors",
-    "sharding_cost",
 ]

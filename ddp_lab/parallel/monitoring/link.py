@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["DEFAULT_SIZES", "measure", "slowest"]
+__all__ = ["DEFAULT_SIZES", "measure"]
 
 DEFAULT_SIZES = tuple(4**power for power in range(5, 13))  # 1 KiB to 16 MiB
 _SHARED_BYTES = 4 * 1024 * 1024
@@ -45,7 +45,7 @@ def measure(
     points: list[tuple[int, float]] = []
     for turn in range(repeats + 1):
         for buffer in buffers:
-            taken = slowest(_time([buffer], group), group, where)
+            taken = _slowest(_time([buffer], group), group, where)
             if turn:
                 points.append((buffer.numel() * 4, taken))
     return {
@@ -74,7 +74,7 @@ def _synchronize(buffer: torch.Tensor) -> None:
         torch.cuda.synchronize(buffer.device)
 
 
-def slowest(taken: float, group: dist.ProcessGroup | None, device: torch.device) -> float:
+def _slowest(taken: float, group: dist.ProcessGroup | None, device: torch.device) -> float:
     """The longest of the ranks' times."""
     told = torch.tensor([taken], dtype=torch.float64, device=device)
     dist.all_reduce(told, dist.ReduceOp.MAX, group)
@@ -89,7 +89,7 @@ def _launch(group: Any, device: torch.device, repeats: int) -> float:
         work = group.allreduce([buffer])
         times.append(time.perf_counter_ns() - begin)
         work.wait()
-    return slowest(float(statistics.median(times)), group, device)
+    return _slowest(float(statistics.median(times)), group, device)
 
 
 def _sharing(group: dist.ProcessGroup | None, device: torch.device, repeats: int) -> float:
@@ -97,6 +97,6 @@ def _sharing(group: dist.ProcessGroup | None, device: torch.device, repeats: int
     times: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(repeats + 1):
         for count in (1, 2):
-            times[count].append(slowest(_time(pair[:count], group), group, device))
+            times[count].append(_slowest(_time(pair[:count], group), group, device))
     one, two = min(times[1][1:]), min(times[2][1:])
     return min(1.0, max(0.0, two / one - 1))

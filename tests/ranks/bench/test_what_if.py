@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from ddp_lab import DistributedDataParallel, observe, recording
-from ddp_lab.bench import what_if, what_if_sharding
+from ddp_lab.bench import what_if
 from ddp_lab.bench.measuring import fresh_ranks
 from ddp_lab.bench.measuring.shaped_link import ShapedLink
 from ddp_lab.bench.measuring.workloads import Transformer
@@ -75,14 +74,6 @@ def test_predicted_buckets_are_the_reducers(ranks: Ranks, tmp_path: Path) -> Non
     assert len({len(buckets) for buckets in real.values()}) > 2
     timeline = Timeline.load(tmp_path / "0.3.npz")
     assert timeline.workload().world_size == 2
-    whole, each = (timeline.simulate(sharding="fully_shard", groups=groups) for groups in ([], ["*"]))
-    assert [len(one.prediction.groups) for one in (whole, each)] == [1, 8]
-    assert each.step_ms > whole.step_ms > 0
-    zero, more = (timeline.simulate(sharding="zero-1", world_size=ranks) for ranks in (2, 64))
-    assert zero.breakdown["exposed"] > 0
-    assert more.breakdown["exposed"] > timeline.simulate(world_size=64).breakdown["exposed"]
-    with pytest.raises(ValueError, match="needs a CommModel"):
-        timeline.simulate(each.costs)
     for cap, buckets in real.items():
         predicted = timeline.simulate(CommModel(1e5, 1.0), bucket_cap_mb=cap)
         assert [sorted(bucket) for bucket in predicted.prediction.buckets] == [sorted(bucket) for bucket in buckets], (
@@ -113,26 +104,6 @@ def test_the_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert found["errors"]["all"]["cells"] == 5
     table = capsys.readouterr().out
     assert "5 steps: error" in table
-
-
-@pytest.mark.soak
-def test_sharded_steps_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each way to shard is trained, in the very groups that are predicted, and predicted from DDP and from groups."""
-    once = functools.partial(what_if_sharding.measure_sharding, repeats=1)
-    monkeypatch.setattr(what_if_sharding, "measure_sharding", once)
-    found = what_if_sharding.measure(["conv_net"], 2, 1, 2)
-    ways = {(one["source"], one["way"]) for one in found["ways"]}
-    grouped = {"merged", "whole", "kept", "ahead"}
-    assert ways == {
-        *{("DDP", one) for one in ("zero-1", "each", *grouped)},
-        *{("fully_shard", one) for one in grouped},
-        ("replicate", "copies merged"),
-    }
-    assert min(min(one["predicted"], one["measured"]) for one in found["ways"]) > 0
-    assert found["errors"]["DDP"]["all"]["cells"] == 6
-    assert found["best"][0]["way"] in grouped
-    assert found["best"][0]["cost"] >= 0
-    assert "from DDP: all             6 steps: error" in what_if_sharding.table(found)
 
 
 @on_ranks(2)

@@ -373,7 +373,7 @@ def test_a_late_rank_has_a_name() -> None:
 
 
 def test_collectives_that_are_no_longer_kept() -> None:
-    """A program that goes on with many other collectives takes their place: the view says so, and what-if, too. In a
+    """A program that goes on with many other collectives takes their place: the view says so. In a
     long run they have no exposed time; means, charts and the history of all steps leave no room for zeros."""
     steps, others = 8, 20_000
     timeline = recorded(steps=steps)
@@ -385,8 +385,6 @@ def test_collectives_that_are_no_longer_kept() -> None:
     for rank in range(2):
         timeline.extend(Batch(rank, 1, first, 0, _events(rows, first)))
     assert "no longer kept; train a few more steps" in parameter_groups_scene(timeline).empty
-    with pytest.raises(ValueError, match="no longer kept: train a few more steps"):
-        timeline.simulate()
     steps = 2_500  # of 8 collectives: more than a rank's table holds
     timeline = recorded(steps=steps)
     assert timeline.forgotten_collectives() > 0

@@ -18,6 +18,7 @@ from ddp_lab.timeline import what_if, workloads
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.widgets.step_feed import StepFeed
 from tests.unit.backwards import MS, Bucket, Recorder, assignment
+from tests.unit.timeline.test_parameter_groups import recorded as recorded_groups
 
 MIB = 1 << 20
 # Rank 1's last gradients come 3 ms late. Collectives: 2 to 6 ms (hidden), 10 or 13 to 15 (exposed).
@@ -71,6 +72,10 @@ def test_a_workload_holds_what_the_events_state() -> None:
         Timeline().workload()
     with pytest.raises(ValueError, match="train a few more"):
         recorded(1).workload()
+    with pytest.raises(ValueError, match="a model with fully_shard has no buckets: how long its step would take"):
+        recorded_groups().simulate()
+    with pytest.raises(ValueError, match="needs a CommModel"):
+        recorded().simulate(2.0)  # type: ignore[arg-type]
 
 
 def test_the_recorded_step_is_predicted() -> None:
