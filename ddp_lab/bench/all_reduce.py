@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 
 from ..command_line import count
-from . import pictures
 from .measuring import collectives, command, fresh_ranks, noise
 from .measuring.collectives import DTYPES, OPERATIONS, SHARED, Buffers
 from .measuring.command import option
@@ -205,4 +204,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         option("--rounds", type=count, help="blocks per backend in each set"),
         command.SETS,
     ]
-    return command.run("all-reduce", __doc__, measure, _table, options, argv, picture=pictures.collectives)
+    return command.run("ddp-lab bench all-reduce", __doc__, measure, _table, options, argv)

@@ -8,15 +8,20 @@ and those that are too noisy are not shown (`ddp_lab.bench.measuring.noise`).
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from jupyter_client.manager import start_new_kernel
+
 from ..command_line import count
-from .cell import kernel
+from ..errors import DdpLabError
 from .measuring import command, noise
 
-__all__ = ["main", "measure"]
+__all__ = ["kernel", "main", "measure"]
 
+_LIMIT_S = 120.0  # until a kernel answers
 _OURS = (
     "%load_ext ddp_lab\n%cluster start -n {ranks}",
     "%%distributed\nt = torch.ones(1); dist.all_reduce(t); assert t.item() == {ranks}",
@@ -42,6 +47,30 @@ _SIDES = {
     "ipyparallel, tuned": (_PLAIN, _TUNED),
     "ipyparallel": (_PLAIN, ""),
 }
+
+
+@contextmanager
+def kernel() -> Iterator[Callable[[str], float]]:
+    """A fresh Python kernel, driven as a notebook drives it.
+
+    Yields:
+        What runs a cell there, and returns its seconds until the kernel is idle again.
+    """
+    manager, client = start_new_kernel(startup_timeout=_LIMIT_S, kernel_name="python3")
+
+    def run(code: str) -> float:
+        begin = time.perf_counter()
+        reply = client.execute_interactive(code, timeout=_LIMIT_S, output_hook=lambda _: None)["content"]
+        seconds = time.perf_counter() - begin
+        if reply["status"] == "error":
+            raise DdpLabError(f"the cell {code.splitlines()[0]!r} failed: {reply['ename']}: {reply['evalue']}")
+        return seconds
+
+    try:
+        yield run
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel()
 
 
 def measure(ranks: int = 2, rounds: int = 5, tolerance: float = noise.TOLERANCE) -> dict[str, Any]:
@@ -95,4 +124,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.option("-n", "--ranks", type=count, help="number of ranks"),
         command.option("--rounds", type=count, help="number of measurements of each"),
     ]
-    return command.run("start", __doc__, measure, _table, options, argv)
+    return command.run("ddp-lab bench start", __doc__, measure, _table, options, argv)

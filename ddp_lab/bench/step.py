@@ -28,7 +28,6 @@ import torch
 import torch.distributed as dist
 
 from .. import command_line
-from . import pictures
 from .measuring import collectives, command, fresh_ranks, noise, ratios, recording_cost
 from .measuring.command import option
 from .measuring.workloads import CONTESTANTS, MODES, WORKLOADS, Step, training_step, wrappers
@@ -280,4 +279,4 @@ def _check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    return command.run("step", __doc__, measure, _table, _OPTIONS, argv, picture=pictures.steps, check=_check)
+    return command.run("ddp-lab bench step", __doc__, measure, _table, _OPTIONS, argv, check=_check)

@@ -38,14 +38,9 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 # benchmark -> what it compares; each is a module of ddp_lab.bench with a `main(argv) -> int`
 BENCHMARKS = {
     "all-reduce": "an all-reduce, or another collective, through shared memory and Gloo, with the limits of the memory",
-    "cell": "round trip of a trivial cell: %%distributed against %%px",
-    "memory": "peak memory of gradients and buckets: ours against torch's",
     "paper": "the DDP paper's figures 2 and 6 to 12: measured here, next to simulated and published values",
-    "predicted-memory": "peak memory of DDP, ZeRO-1 and fully_shard: predicted from a DDP run, and measured",
     "start": "%cluster start to the first collective, against plain ipyparallel",
     "step": "training step and its exposed communication: our DistributedDataParallel against torch's",
-    "tune": "tuned buckets against torch's default ones and against the best of a grid",
-    "what-if": "predicted steps against measured ones, over bucket size limits, models and world sizes",
 }
 
 

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from ddp_lab.bench import pictures
-from ddp_lab.bench.measuring import drawing
-from tests import made_up_benchmarks
 from tests.benchmarks.__main__ import run
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
 
 
 def _found(benchmark: str, folder: Path, *asked: str) -> dict[str, Any]:
@@ -70,28 +64,3 @@ def test_ranks_that_print_without_pause(tmp_path: Path, capsys: pytest.CaptureFi
     assert "2,502 lines not shown" in found["note"]
     assert found["printing"]["frames"] > 1
     assert "every line in order in log and result: True" in capsys.readouterr().out
-
-
-def test_pictures_of_benchmarks(page: Page, tmp_path: Path) -> None:
-    """The pages of `--picture` draw every line and bar, ask no network for anything and write no error."""
-    troubles: list[str] = []
-    page.on("console", lambda message: troubles.append(message.text))
-    page.on("pageerror", lambda error: troubles.append(str(error)))
-    page.on("request", lambda request: None if request.url.startswith("file:") else troubles.append(request.url))
-    sizes = [4, 4 << 10, 1 << 20]
-    drawing.write(pictures.collectives(made_up_benchmarks.collectives(sizes)), tmp_path / "lines.html")
-    page.goto((tmp_path / "lines.html").as_uri())
-    page.wait_for_selector(".legendtext")
-    assert page.locator(".scatterlayer .trace").count() == 10  # shm twice, Gloo and two limits, times two panels
-    assert page.locator(".legendtext").all_text_contents() == [
-        "shm, 2 ranks",
-        "shm shared, 2 ranks",
-        "gloo, 2 ranks",
-        "copy, 2 ranks at once",
-        "triad, 2 ranks at once",
-    ]
-    drawing.write(pictures.steps(made_up_benchmarks.step_cells(("mlp", "conv_net"))), tmp_path / "steps.html")
-    page.goto((tmp_path / "steps.html").as_uri())
-    page.wait_for_selector(".legendtext")
-    assert page.locator(".barlayer .point").count() == 16
-    assert troubles == []

@@ -1,4 +1,4 @@
-"""Benchmarks as commands: their options, and the output of table, picture and JSON."""
+"""Benchmarks as commands: their options, and the output of table and JSON."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...command_line import Parser, count, file_to_write, percent, positive, write_json
-from . import drawing, noise
+from ...command_line import Parser, count, file_to_write, percent, write_json
+from . import noise
 
-__all__ = ["MBIT", "RANKS", "SETS", "THREADS", "Option", "aligned", "new_parser", "option", "run", "show"]
+__all__ = ["RANKS", "SETS", "THREADS", "Option", "aligned", "new_parser", "option", "run", "show"]
 
 Option = tuple[tuple[str, ...], dict[str, Any]]
 """Names of an option, and how `argparse` treats it."""
@@ -26,14 +26,13 @@ def option(*names: str, **how: Any) -> Option:
 RANKS = option("--ranks", type=count, help="number of ranks")
 SETS = option("--sets", type=count, help="number of fresh sets of processes")
 THREADS = option("--threads", type=count, help="intra-op threads of each rank")
-MBIT = option("--mbit", type=positive, help="shape the link to this many megabits per second (needs root)")
 
 
 def new_parser(program: str, about: str | None) -> Parser:
     """A parser for a benchmark that knows ``--json``.
 
     Args:
-        program: how the benchmark is called, for example ``"ddp-lab bench cell"``.
+        program: how the benchmark is called, for example ``"ddp-lab bench step"``.
         about: the docstring of its module: the first line is shown; None: it has none, as under ``python -OO``.
     """
     parser = Parser(prog=program, description=about and about.split("\n")[0])
@@ -42,34 +41,32 @@ def new_parser(program: str, about: str | None) -> Parser:
 
 
 def run(
-    name: str,
+    program: str,
     about: str | None,
     measure: Callable[..., dict[str, Any]],
     table: Callable[..., str],
     options: Iterable[Option],
     argv: Sequence[str] | None,
     *,
-    picture: Callable[[dict[str, Any], bool], Any] | None = None,
     check: Callable[[Parser, argparse.Namespace], None] | None = None,
 ) -> int:
     """The command line of a benchmark.
 
     Args:
-        name: of the benchmark.
+        program: see `new_parser`.
         about: see `new_parser`.
         measure: its parameters have the names of the options, and hold their defaults; one that has a ``tolerance``
             judges its figures ([Note: too noisy to tell]).
         table: a result as text; of one that is judged it gets whether to tell what is too noisy, too.
-        options: its own, beside ``--json``, ``--keep-noise``, ``--tolerance`` and ``--picture``.
+        options: its own, beside ``--json`` and, if it is judged, ``--keep-noise`` and ``--tolerance``.
         argv: what was given; None: the process's.
-        picture: a result as a plotly figure; None: there is none.
         check: refuses values that do not go together.
 
     Returns:
         The exit code.
     """
-    parser = new_parser(f"ddp-lab bench {name}", about)
-    parser.set_defaults(keep_noise=False, picture=None)
+    parser = new_parser(program, about)
+    parser.set_defaults(keep_noise=False)
     parameters = inspect.signature(measure).parameters
     for names, how in options:
         added = parser.add_argument(*names, **how)
@@ -78,8 +75,6 @@ def run(
         added.help = _help(added)
     if "tolerance" in parameters:
         _add_noise(parser)
-    if picture is not None:
-        parser.add_argument("--picture", type=file_to_write, metavar="FILE.html", help="draw the result (HTML page)")
     given = parser.parse_args(argv)
     if check is not None:
         check(parser, given)
@@ -87,8 +82,6 @@ def run(
     keep = given.keep_noise
     told = table(found, keep) if "tolerance" in parameters else table(found)
     show(found, "\n".join([told, *noise.epilogue(found, keep)]), given.json)
-    if picture is not None and given.picture is not None:
-        drawing.write(picture(found, keep), given.picture)
     return noise.exit_code(found, keep)
 
 

@@ -1,20 +1,17 @@
-"""The common parts of benchmark pictures: panels, style, and HTML pages that need no network."""
+"""The common parts of the figures: panels and style."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from math import ceil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...files import write_text
 from . import noise
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["GREY", "Panels", "about", "faint", "points", "write"]
+__all__ = ["GREY", "Panels", "about", "faint", "points"]
 
 GREY, _LINE = "#808080", "rgba(128, 128, 128, 0.3)"
 _NOTHING = {
@@ -23,33 +20,6 @@ _NOTHING = {
     "showarrow": False,
     **{"x": 0.5, "xref": "paper", "y": 0.5, "yref": "paper"},
 }
-# The page follows the reader's light or dark theme; plotly writes its own colour on each text, hence the override.
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{title}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ margin: 12px; background: Canvas; color: CanvasText; font-family: system-ui, sans-serif; }}
-.js-plotly-plot .main-svg text:not(.bartext) {{ fill: CanvasText !important; }}
-.js-plotly-plot .hoverlayer text {{ fill: #fff !important; }}
-</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
-
-
-def write(figure: go.Figure, path: Path) -> None:
-    """Writes a figure as a page that carries plotly's script with it."""
-    body = figure.to_html(full_html=False, include_plotlyjs=True, config={"displaylogo": False, "responsive": True})
-    title = escape(figure.layout.title.text.split("<")[0])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, _PAGE.format(title=title, body=body))
 
 
 class Panels:

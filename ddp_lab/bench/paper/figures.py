@@ -245,4 +245,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         option("--delay-ms", type=float, help="figure 12: of what is sent over it"),
     ]
     about = "A figure of the DDP paper (Li et al., VLDB 2020), measured on this machine."
-    return command.run("paper", about, measure, rows.table, options, argv, picture=picture)
+    return command.run("ddp-lab bench paper", about, measure, rows.table, options, argv)

@@ -15,7 +15,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from ddp_lab import DistributedDataParallel, observe, recording
-from ddp_lab.bench import what_if
 from ddp_lab.bench.measuring import fresh_ranks
 from ddp_lab.bench.measuring.shaped_link import ShapedLink
 from ddp_lab.bench.measuring.workloads import Transformer
@@ -23,6 +22,7 @@ from ddp_lab.parallel.monitoring.link import measure
 from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.simulation.parameter_groups import groups_by_name
 from ddp_lab.timeline.timeline import Timeline
+from tests.benchmarks.__main__ import run
 from tests.ranks.compare import everywhere
 from tests.ranks.conftest import Ranks
 from tests.ranks.harness import on_ranks
@@ -83,10 +83,10 @@ def test_predicted_buckets_are_the_reducers(ranks: Ranks, tmp_path: Path) -> Non
 
 @pytest.mark.soak
 def test_the_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`bench what-if` predicts every step that it has not used, and says for which model and world."""
+    """`what-if` predicts every step that it has not used, and says for which model and world."""
     path = tmp_path / "found.json"
     asked = "--models small_tensors conv_net --ranks 2 --caps 0.1 1 --fit 0.5 --rounds 1 --steps 5"
-    assert what_if.main([*asked.split(), "--json", str(path)]) == 0
+    assert run("what-if", [*asked.split(), "--json", str(path)]) == 0
     found = json.loads(path.read_text())
     cells = {(one["model"], one["cap"]): one["held_out"] for one in found["cells"]}
     assert cells == {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.bench import tune
+from tests.benchmarks.__main__ import run
 from tests.ranks.launch.test_run import ENVIRONMENT, PROGRAMS, SCRIPT, TWO
 
 SLOW = str(PROGRAMS / "train_slow_hook.py")
@@ -54,10 +54,10 @@ def test_programs_that_cannot_be_tuned(what: str, code: int) -> None:
 
 @pytest.mark.soak
 def test_the_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`bench tune` tunes ranks that train, compares what was chosen with defaults and grid, and ends them."""
+    """`tune` tunes ranks that train, compares what was chosen with defaults and grid, and ends them."""
     path = tmp_path / "found.json"
     asked = "--model conv_net --caps 0.5 4 --rounds 1 --steps 3 --seconds 20"
-    assert tune.main([*asked.split(), "--json", str(path)]) == 0
+    assert run("tune", [*asked.split(), "--json", str(path)]) == 0
     found = json.loads(path.read_text())
     assert {"first 1, then 25 MiB", "0.5 MiB", "4 MiB", "first 1, then 4 MiB"} <= set(found["steps_ms"])
     assert found["chosen"] in found["steps_ms"]

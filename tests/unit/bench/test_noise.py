@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.bench import cell, start
+from ddp_lab.bench import start
 from ddp_lab.bench.measuring import noise
 from ddp_lab.bench.measuring.command import aligned
+from tests.benchmarks import cell
 
 
 def test_sets_that_agree_are_shown() -> None:
@@ -118,7 +119,7 @@ def test_turns_of_cells_are_judged_in_parts() -> None:
     found = cell._summaries({"%%distributed": growing, "%%px": [2 * turn for turn in growing]}, noise.TOLERANCE)
     assert found["%%px"]["parts"]["noisy"]
     assert not found["ratio of parts"]["noisy"]
-    table = cell._table({"ranks": 2, "turns": 10, "cells": {"x = 1": found}}, keep=False)
+    table = cell.table({"ranks": 2, "turns": 10, "cells": {"x = 1": found}}, keep=False)
     assert "too noisy" in table
     assert "0.50" in table
     seconds = {"ddp_lab": [1.0, 2.0, 3.0], "ipyparallel": [2.0, 4.0, 6.0]}

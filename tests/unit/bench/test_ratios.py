@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddp_lab.bench.measuring import ratios
-from ddp_lab.bench.measuring.ratios import NOT_NEEDED, second_look, words
+from tests.benchmarks.second_look import NOT_NEEDED, second_look, words
 
 
 def build(torch: list[float], ours: list[float], again: list[float]) -> ratios.Build:

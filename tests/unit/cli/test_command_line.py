@@ -38,9 +38,9 @@ WRONG = [
     (["check-install", "--json", "file/below"], "file is not a folder"),
     (["bench"], "NAME"),
     (["bench", "stp"], "; did you mean step?"),
-    (["bench", "cell", "--ranks", "0"], "'0' is not a whole number of at least 1"),
-    (["bench", "cell", "--turns", "x"], "'x' is not a whole number of at least 1"),
-    (["bench", "cell", "--trusn", "9"], "did you mean --turns?"),
+    (["bench", "start", "--ranks", "0"], "'0' is not a whole number of at least 1"),
+    (["bench", "start", "--rounds", "x"], "'x' is not a whole number of at least 1"),
+    (["bench", "start", "--ronuds", "9"], "did you mean --rounds?"),
     (["bench", "start", "--json", "empty"], "empty is a folder"),
 ]
 

@@ -24,22 +24,20 @@ from typing import Any
 
 import numpy as np
 
-from ..command_line import count, positive
-from ..parallel.monitoring.link import measure as measure_communication
-from ..simulation.calibration import Measured, anchored, calibrated
-from ..simulation.link_model import CommModel, Point
-from ..simulation.simulator import Configuration, simulate_many
-from ..simulation.workload import Workload
-from ..timeline import workloads
-from ..timeline.timeline import Timeline
-from . import what_if_ranks
-from .measuring import command, fresh_ranks
-from .measuring.command import option
-from .measuring.ratios import NOT_NEEDED, second_look, words
-from .measuring.shaped_link import shaped
-from .measuring.workloads import WORKLOADS
-
-__all__ = ["main", "measure"]
+from ddp_lab.bench.measuring import command, fresh_ranks
+from ddp_lab.bench.measuring.command import option
+from ddp_lab.bench.measuring.shaped_link import shaped
+from ddp_lab.bench.measuring.workloads import WORKLOADS
+from ddp_lab.command_line import count, positive
+from ddp_lab.parallel.monitoring.link import measure as measure_communication
+from ddp_lab.simulation.calibration import Measured, anchored, calibrated
+from ddp_lab.simulation.link_model import CommModel, Point
+from ddp_lab.simulation.simulator import Configuration, simulate_many
+from ddp_lab.simulation.workload import Workload
+from ddp_lab.timeline import workloads
+from ddp_lab.timeline.timeline import Timeline
+from tests.benchmarks import what_if_ranks
+from tests.benchmarks.second_look import NOT_NEEDED, second_look, words
 
 _MODELS = ("transformer", "small_tensors", "conv_net")
 _CAPS = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0)
@@ -305,7 +303,7 @@ def _simulator_speed(configurations: int = 1000, buckets: int = 200, *, ranks: i
     return {"seconds": statistics.median(times)} | asked
 
 
-def _table(found: dict[str, Any]) -> str:
+def table(found: dict[str, Any]) -> str:
     if "configurations" in found:
         return (
             f"{found['configurations']} configurations of {found['buckets']} buckets on {found['ranks']} ranks: "
@@ -334,17 +332,14 @@ def _table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of this benchmark."""
-    options = [
-        option("--models", nargs="+", choices=list(WORKLOADS), metavar="NAME", help=", ".join(WORKLOADS)),
-        option("--ranks", nargs="+", type=count, help="numbers of ranks"),
-        option("--caps", nargs="+", type=positive, help="bucket size limits, in MiB"),
-        option("--base", type=positive, help="cap with which workloads are recorded"),
-        option("--fit", nargs="+", type=positive, help="caps used to calibrate contention"),
-        option("--rounds", type=count, help="turns of each cap"),
-        option("--steps", type=count, help="steps per turn"),
-        command.MBIT,
-        option("--simulator", action="store_true", help="only time the simulator itself"),
-    ]
-    return command.run("what-if", __doc__, measure, _table, options, argv)
+OPTIONS = (
+    option("--models", nargs="+", choices=list(WORKLOADS), metavar="NAME", help=", ".join(WORKLOADS)),
+    option("--ranks", nargs="+", type=count, help="numbers of ranks"),
+    option("--caps", nargs="+", type=positive, help="bucket size limits, in MiB"),
+    option("--base", type=positive, help="cap with which workloads are recorded"),
+    option("--fit", nargs="+", type=positive, help="caps used to calibrate contention"),
+    option("--rounds", type=count, help="turns of each cap"),
+    option("--steps", type=count, help="steps per turn"),
+    option("--mbit", type=positive, help="shape the link to this many megabits per second (needs root)"),
+    option("--simulator", action="store_true", help="only time the simulator itself"),
+)

@@ -10,20 +10,14 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from jupyter_client.manager import start_new_kernel
+from ddp_lab.bench.measuring import command, noise
+from ddp_lab.bench.start import kernel
+from ddp_lab.command_line import count
 
-from ..command_line import count
-from ..errors import DdpLabError
-from .measuring import command, noise
-
-__all__ = ["kernel", "main", "measure"]
-
-_LIMIT_S = 120.0  # until a kernel answers
 _PAUSE_S = 0.02
 _PARTS = 5
 _CELLS = ("x = 1", "print(1)", "rank + 1")
@@ -39,30 +33,6 @@ _view.activate()
 """
 _OURS = "%load_ext ddp_lab\n%cluster start -n {ranks}"
 _END = "%cluster stop\n_plain.stop_cluster_sync()"
-
-
-@contextmanager
-def kernel() -> Iterator[Callable[[str], float]]:
-    """A fresh Python kernel, driven as a notebook drives it.
-
-    Yields:
-        What runs a cell there, and returns its seconds until the kernel is idle again.
-    """
-    manager, client = start_new_kernel(startup_timeout=_LIMIT_S, kernel_name="python3")
-
-    def run(code: str) -> float:
-        begin = time.perf_counter()
-        reply = client.execute_interactive(code, timeout=_LIMIT_S, output_hook=lambda _: None)["content"]
-        seconds = time.perf_counter() - begin
-        if reply["status"] == "error":
-            raise DdpLabError(f"the cell {code.splitlines()[0]!r} failed: {reply['ename']}: {reply['evalue']}")
-        return seconds
-
-    try:
-        yield run
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel()
 
 
 def measure(ranks: int = 2, turns: int = 50, tolerance: float = noise.TOLERANCE) -> dict[str, Any]:
@@ -114,7 +84,7 @@ def _parts(seconds: Sequence[float]) -> list[float]:
     return [statistics.median(seconds[a:b]) for a, b in itertools.pairwise(edges) if b > a]
 
 
-def _table(found: dict[str, Any], keep: bool) -> str:
+def table(found: dict[str, Any], keep: bool) -> str:
     lines = [["cell", "%%distributed", "p90", "%%px", "p90", "ratio"]]
     for name, of_cell in found["cells"].items():
         lines.append([name])
@@ -127,7 +97,7 @@ def _table(found: dict[str, Any], keep: bool) -> str:
     return "\n".join([about, *command.aligned(lines, left=1)])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of this benchmark."""
-    options = [command.RANKS, command.option("--turns", type=count, help="number of cells per kind and cluster")]
-    return command.run("cell", __doc__, measure, _table, options, argv)
+OPTIONS = (
+    command.RANKS,
+    command.option("--turns", type=count, help="number of cells per kind and cluster"),
+)

@@ -19,11 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..command_line import count
-from .measuring import command, fresh_ranks
-from .measuring.workloads import wrappers
-
-__all__ = ["main", "measure"]
+from ddp_lab.bench.measuring import command, fresh_ranks
+from ddp_lab.bench.measuring.workloads import wrappers
+from ddp_lab.command_line import count
 
 # name -> (the wrapper's arguments, set_to_none)
 CASES: dict[str, tuple[dict[str, bool], bool]] = {
@@ -136,7 +134,7 @@ def _least(figures: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: min(one[name] for one in figures) for name in figures[0]}
 
 
-def _table(found: dict[str, Any]) -> str:
+def table(found: dict[str, Any]) -> str:
     size = found["layers"] * (found["width"] + 1) * found["width"] * 4 / 2**20
     names = {"peak": "peak", "peak of the first steps": "first steps", "idle": "after zero_grad"}
     lines = [["case", *(f"{name}, {who}" for name in names.values() for who in ("torch", "ours")), "ours / torch"]]
@@ -155,13 +153,10 @@ def _table(found: dict[str, Any]) -> str:
     return "\n".join(told)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of this benchmark."""
-    options = [
-        command.option("--cases", nargs="+", choices=list(CASES), metavar="NAME", help="; ".join(CASES)),
-        command.option("--layers", type=count, help="number of linear layers of the model"),
-        command.option("--width", type=count, help="inputs and outputs of each layer"),
-        command.SETS,
-        command.RANKS,
-    ]
-    return command.run("memory", __doc__, measure, _table, options, argv)
+OPTIONS = (
+    command.option("--cases", nargs="+", choices=list(CASES), metavar="NAME", help="; ".join(CASES)),
+    command.option("--layers", type=count, help="number of linear layers of the model"),
+    command.option("--width", type=count, help="inputs and outputs of each layer"),
+    command.SETS,
+    command.RANKS,
+)

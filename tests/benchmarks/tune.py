@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..command_line import count, positive, seconds
-from ..control.training import TrainingControl
-from ..control.tuning import tune_live
-from ..control.turns import LiveTurns
-from ..errors import ClusterError, DdpLabError
-from ..launch.tune import Job
-from ..simulation.settings import Setting
-from .measuring import command, fresh_ranks
-from .measuring.command import option
-from .measuring.ratios import NOT_NEEDED, second_look, words
-from .measuring.shaped_link import shaped
-from .measuring.workloads import WORKLOADS, training_step
-
-__all__ = ["main", "measure"]
+from ddp_lab.bench.measuring import command, fresh_ranks
+from ddp_lab.bench.measuring.command import option
+from ddp_lab.bench.measuring.shaped_link import shaped
+from ddp_lab.bench.measuring.workloads import WORKLOADS, training_step
+from ddp_lab.command_line import count, positive, seconds
+from ddp_lab.control.training import TrainingControl
+from ddp_lab.control.tuning import tune_live
+from ddp_lab.control.turns import LiveTurns
+from ddp_lab.errors import ClusterError, DdpLabError
+from ddp_lab.launch.tune import Job
+from ddp_lab.simulation.settings import Setting
+from tests.benchmarks.second_look import NOT_NEEDED, second_look, words
 
 _GRID = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _DEFAULT = Setting((1.0, 25.0))
@@ -51,9 +48,9 @@ def _train(model: str, endpoint: Mapping[str, str]) -> int:
         model: of `WORKLOADS`.
         endpoint: of the wire over which it is changed and seen.
     """
-    from .. import DistributedDataParallel, recording
-    from ..engine import model_control
-    from ..engine.telemetry import Telemetry
+    from ddp_lab import DistributedDataParallel, recording
+    from ddp_lab.engine import model_control
+    from ddp_lab.engine.telemetry import Telemetry
 
     recording.enable()
     telemetry = Telemetry(endpoint, dist.get_rank(), dist.get_world_size())
@@ -79,7 +76,6 @@ def measure(
     rounds: int = 7,
     steps: int = 6,
     seconds: float = 300.0,
-    tell: Callable[[str], object] = lambda line: None,
 ) -> dict[str, Any]:
     """Trains, tunes and compares; see the module.
 
@@ -91,7 +87,6 @@ def measure(
         rounds: turns of each setting after tuning.
         steps: of a turn.
         seconds: that tuning may take.
-        tell: is told what happens.
 
     Returns:
         ``default``, ``chosen`` and ``best`` (settings as text), ``gain`` of the chosen one over the default (fraction
@@ -109,7 +104,7 @@ def measure(
                     lambda: fresh_ranks.run(_train, model, job.wire.endpoint(), ranks=ranks, prepare=prepare)
                 )
                 try:
-                    found = _tuned_and_compared(job, training, caps, rounds, steps, seconds, tell)
+                    found = _tuned_and_compared(job, training, caps, rounds, steps, seconds)
                 finally:
                     _end(training, job)
         finally:
@@ -129,6 +124,10 @@ def _begun(train: Callable[[], Any]) -> Future[Any]:
 
     threading.Thread(target=run, name="ddp_lab-bench", daemon=True).start()
     return training
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _check(training: Future[Any]) -> None:
@@ -156,7 +155,6 @@ def _tuned_and_compared(
     rounds: int,
     steps: int,
     seconds: float,
-    tell: Callable[[str], object],
 ) -> dict[str, Any]:
     deadline = time.monotonic() + _START_SECONDS
     while not job.timeline.reducers():
@@ -165,8 +163,8 @@ def _tuned_and_compared(
             raise DdpLabError(f"no model is training after {_START_SECONDS:.0f} s")
         time.sleep(0.05)
     control = TrainingControl(job)
-    tuned = tune_live(control, steps=steps, seconds=seconds, tell=tell)
-    tell(tuned.verdict)
+    tuned = tune_live(control, steps=steps, seconds=seconds, tell=_tell)
+    _tell(tuned.verdict)
     turns = LiveTurns(control, job.timeline.reducers()[-1].reducer, steps)
     chosen = tuned.best or _DEFAULT
     grid = [Setting((cap,)) for cap in caps] + [Setting((1.0, cap)) for cap in caps if cap > 1]
@@ -181,7 +179,7 @@ def _tuned_and_compared(
         first = number * max(1, len(settings) // rounds) % len(settings)
         for setting in settings[first:] + settings[:first]:
             times[setting].append(take(setting))
-        tell(f"grid: round {number + 1} of {rounds}")
+        _tell(f"grid: round {number + 1} of {rounds}")
     # Ratios within rounds, so that a machine that drifts does no harm.
     table = {setting: np.array(values) for setting, values in times.items()}
     relative = {setting: float(np.median(values / table[chosen])) for setting, values in table.items()}
@@ -202,7 +200,7 @@ def _tuned_and_compared(
     }
 
 
-def _table(found: dict[str, Any]) -> str:
+def table(found: dict[str, Any]) -> str:
     link = "over loopback" if found["mbit"] is None else f"over links shaped to {found['mbit']:g} Mbit/s"
     lines = [f"{found['model']} on {found['ranks']} Gloo ranks {link}", found["tuned"], ""]
     lines.append(f"{found['rounds']} rounds of {found['steps']} steps, interleaved:")
@@ -214,16 +212,12 @@ def _table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of this benchmark."""
-    options = [
-        option("--model", choices=list(WORKLOADS)),
-        command.RANKS,
-        command.MBIT,
-        option("--caps", nargs="+", type=positive, help="the grid of size limits, in MiB"),
-        option("--rounds", type=count, help="turns of each setting of the grid"),
-        option("--steps", type=count, help="steps per turn"),
-        option("--seconds", type=seconds, help="longest time for tuning"),
-    ]
-    told = partial(measure, tell=lambda line: print(line, file=sys.stderr, flush=True))
-    return command.run("tune", __doc__, told, _table, options, argv)
+OPTIONS = (
+    option("--model", choices=list(WORKLOADS)),
+    command.RANKS,
+    option("--mbit", type=positive, help="shape the link to this many megabits per second (needs root)"),
+    option("--caps", nargs="+", type=positive, help="the grid of size limits, in MiB"),
+    option("--rounds", type=count, help="turns of each setting of the grid"),
+    option("--steps", type=count, help="steps per turn"),
+    option("--seconds", type=seconds, help="longest time for tuning"),
+)

@@ -19,19 +19,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .. import recording
-from ..command_line import count
-from ..formatting import size
-from ..parallel.distributed import DistributedDataParallel
-from ..parallel.monitoring.memory import measure_memory
-from ..simulation.parameter_groups import numbered_modules
-from ..timeline.tables.memory import STRATEGIES
-from ..timeline.timeline import Timeline
-from .measuring import command, fresh_ranks
-from .measuring.command import option
-from .measuring.workloads import WORKLOADS
-
-__all__ = ["main", "measure"]
+from ddp_lab import recording
+from ddp_lab.bench.measuring import command, fresh_ranks
+from ddp_lab.bench.measuring.command import option
+from ddp_lab.bench.measuring.workloads import WORKLOADS
+from ddp_lab.command_line import count
+from ddp_lab.formatting import size
+from ddp_lab.parallel.distributed import DistributedDataParallel
+from ddp_lab.parallel.monitoring.memory import measure_memory
+from ddp_lab.simulation.parameter_groups import numbered_modules
+from ddp_lab.timeline.tables.memory import STRATEGIES
+from ddp_lab.timeline.timeline import Timeline
 
 _RECORDED = "recorded"
 _STEPS = 4  # before one is measured: buckets are rebuilt, the optimizer's state is made
@@ -139,7 +137,7 @@ def measure(
     return {"torch": torch.__version__, "keep": keep, "pairs": pairs, "cases": cases, "medians": medians}
 
 
-def _table(found: dict[str, Any]) -> str:
+def table(found: dict[str, Any]) -> str:
     lines = [["model", "ranks", "strategy", "predicted", "measured", "error", "where, predicted", "measured"]]
     for case in found["cases"]:
         for name, one in case["strategies"].items():
@@ -153,12 +151,9 @@ def _table(found: dict[str, Any]) -> str:
     return "\n".join([about, *command.aligned(lines, left=3), f"median of |error|: {medians}"])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of this benchmark."""
-    options = [
-        option("--models", nargs="+", choices=list(WORKLOADS), metavar="NAME", help=", ".join(WORKLOADS)),
-        option("--ranks", nargs="+", type=count, metavar="N", help="world sizes"),
-        option("--keep", action="store_true", help="fully_shard with reshard_after_forward=False"),
-        option("--pairs", action="store_true", help="fully_shard of two modules at once"),
-    ]
-    return command.run("predicted-memory", __doc__, measure, _table, options, argv)
+OPTIONS = (
+    option("--models", nargs="+", choices=list(WORKLOADS), metavar="NAME", help=", ".join(WORKLOADS)),
+    option("--ranks", nargs="+", type=count, metavar="N", help="world sizes"),
+    option("--keep", action="store_true", help="fully_shard with reshard_after_forward=False"),
+    option("--pairs", action="store_true", help="fully_shard of two modules at once"),
+)

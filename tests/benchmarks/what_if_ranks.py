@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from ..protocol.events import Batch
-from ..timeline.timeline import Timeline
-from .measuring.workloads import WORKLOADS, training_step
+from ddp_lab.bench.measuring.workloads import WORKLOADS, training_step
+from ddp_lab.protocol.events import Batch
+from ddp_lab.timeline.timeline import Timeline
 
 __all__ = ["WARM_UP", "drained", "load", "save", "train"]
 
@@ -35,7 +35,7 @@ def train(model: str, caps_mb: Sequence[float], rounds: int, steps: int, path: s
     Returns:
         Generation of the buckets (as text, for JSON) -> the cap that made them.
     """
-    from .. import DistributedDataParallel, recording
+    from ddp_lab import DistributedDataParallel, recording
 
     recording.enable()
     torch.manual_seed(0)
@@ -61,7 +61,7 @@ def train(model: str, caps_mb: Sequence[float], rounds: int, steps: int, path: s
 
 
 def drained(cursor: int) -> tuple[list[npt.NDArray[np.void]], int]:
-    from .. import recording
+    from ddp_lab import recording
 
     parts = []
     while cursor < recording.statistics().recorded:
