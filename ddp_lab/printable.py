@@ -21,8 +21,8 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text of several lines, which stay lines."""
-    return "\n".join(printable(line) for line in text.split("\n"))
+    """The same for a text of several lines, which stay lines; tabs become spaces."""
+    return "\n".join(printable(line.expandtabs(4)) for line in text.split("\n"))
 
 
 def printable_json(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...printable import printable, printable_json
+from ...printable import printable, printable_json, printable_lines
 from ...protocol import descriptions, events, journal
 
 __all__ = ["Decoder", "End", "Opening"]
@@ -208,7 +208,7 @@ def _end(message: dict[str, Any]) -> End:
     _COUNT(ended_ns, "when it ended")
     if recorded is not None:
         _COUNT(recorded, "the number of recorded events")
-    return End(printable(message["how"]), missing, printable(why), recorded, ended_ns, printable(last_words))
+    return End(printable_lines(message["how"]), missing, printable(why), recorded, ended_ns, printable(last_words))
 
 
 class _OtherSchema(ValueError):

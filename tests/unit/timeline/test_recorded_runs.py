@@ -13,6 +13,7 @@ from ddp_lab import follow
 from ddp_lab.cli import main
 from ddp_lab.protocol import events, journal
 from ddp_lab.protocol.events import Batch
+from ddp_lab.report import page
 from ddp_lab.timeline.recorded.merge import find_files
 from ddp_lab.timeline.timeline import Timeline, read_run
 from tests import journals
@@ -281,17 +282,24 @@ def test_what_was_taken_back_is_not_missed(tmp_path: Path) -> None:
 
 def test_the_first_to_fail_is_named_first(tmp_path: Path) -> None:
     """The rank whose error brought down the others, whatever its number; one that was killed could not say when. A
-    journal whose disk was full at the end says so in its last message, or in its first one; the notice has it."""
-    ends = {0: ("RuntimeError: Connection closed by peer", 2), 1: ("ValueError: no data", 1), 2: None}
+    journal whose disk was full at the end says so in its last message, or in its first one; the notice has it. A
+    notice has the first line of an error, the page all of them."""
+    ends = {
+        0: ("RuntimeError: Connection closed by peer", 2),
+        1: ("ValueError: no data\n\tin a.csv (train.py:3)", 1),
+        2: None,
+    }
     for rank, end in ends.items():
         said = [] if end is None else [journal.json_frames("end", how=end[0], ended_ns=end[1])]
         path = journal.path_of(tmp_path, rank)
         path.write_bytes(journals.written([journals.opening(rank=rank, world_size=3), *said]))
-    assert [notice for notice in read_run([tmp_path]).notices if "ended early" in notice] == [
-        "rank 1 ended early: ValueError: no data",
+    run = read_run([tmp_path])
+    assert [notice for notice in run.notices if "ended early" in notice] == [
+        "rank 1 ended early: ValueError: no data (train.py:3)",
         "rank 0 ended early: RuntimeError: Connection closed by peer",
         "rank 2 ended early: killed",
     ]
+    assert "<p>Rank 1 failed: ValueError: no data\n    in a.csv (train.py:3)</p>" in page.page(run.timeline)
     end = {"how": "finished", "missing": 1234, "why": "No space left on device"}
     for number, messages in enumerate(
         ([journals.opening(), journal.json_frames("end", **end)], [journals.opening(**end)])
