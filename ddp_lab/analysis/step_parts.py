@@ -146,11 +146,15 @@ class StepParts:
         return {part: seconds for part, seconds in found.items() if seconds > 0}
 
     @property
+    def total(self) -> float:
+        """Seconds of the mean step, to which the parts add up: not those of the median one, if a few are far longer."""
+        return sum(self.mean.values())
+
+    @property
     def named(self) -> float:
         """The share of the step that has a name, 0 to 1; NaN without steps."""
-        found = self.mean
-        total = sum(found.values())
-        return 1 - found.get("unnamed", 0.0) / total if total > 0 else float("nan")
+        total = self.total
+        return 1 - self.mean.get("unnamed", 0.0) / total if total > 0 else float("nan")
 
 
 def step_parts(by_rank: Mapping[int, RankSteps], places: Sequence[Place]) -> StepParts:

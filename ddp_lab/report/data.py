@@ -125,7 +125,8 @@ def _tiles(one: TypicalStep | None, steps: Columns) -> list[tuple[str, str]]:
 def _parts_table(timeline: Timeline, reducer: int) -> list[Table]:
     parts = timeline.parts(reducer)
     (first, *head), rows = parts_table(parts)
-    title = f"Parts of a step (means of {counted(parts.steps, 'step')}; indented lines belong to the part above)"
+    steps = f"means of {counted(parts.steps, 'step')}; the mean step takes {ms(1e3 * parts.total)}"
+    title = f"Parts of a step ({steps}; indented lines belong to the part above)"
     return [(title, [f"{first}:", *head], rows)] if rows else []
 
 

@@ -32,6 +32,7 @@ UNTOLD = "with this backend nothing tells when a rank waits"
 _MOST_NAMES = 2
 _MOST_PARTS = 5
 _NAMED = 0.99
+_OTHER_MEAN = 0.1  # of the median step: by more than that the mean one differs
 _IN_THE_FIRST_SENTENCE = ("forward", "alone", "hidden", "exposed")
 _TOGETHER_MS = 0.1
 _WORTH_TELLING = 2.0  # percent of the step
@@ -71,7 +72,7 @@ def incomplete(info: ReducerInfo, dropped: int) -> str:
 def summary(facts: Facts) -> str:
     """Returns the sentences, one per line."""
     sync = facts.sync
-    lines = [_cost(facts), _parts(facts.parts), _communication(facts)]
+    lines = [_cost(facts), _parts(facts), _communication(facts)]
     if len(facts.info.ranks) > 1 and len(sync["step"]):
         lines += [] if _has_groups(facts) else [_longest(facts, sync), _last(facts)]
         lines += [_late(facts, one) for one in facts.late[:2] if one.cost_percent >= _LEAST_COST]
@@ -97,19 +98,23 @@ def _cost(facts: Facts) -> str:
     return f"{where}, {span}: {whole} (median){of_which}."
 
 
-def _parts(parts: StepParts | None) -> str:
+def _parts(facts: Facts) -> str:
     """Where the rest of the step goes: what is neither forward nor backward nor communication."""
+    parts = facts.parts
     mean = parts.mean if parts is not None else {}
     rest = {part: one for part, one in mean.items() if part not in _IN_THE_FIRST_SENTENCE and part != "unnamed"}
-    total, largest = sum(mean.values()), sorted(rest, key=lambda part: -rest[part])[:_MOST_PARTS]
+    largest = sorted(rest, key=lambda part: -rest[part])[:_MOST_PARTS]
     if parts is None or not largest:
         return ""
-    told = [f"{PARTS[part]} {ms(1e3 * rest[part])} ({100 * rest[part] / total:.0f} %)" for part in largest]
+    told = [f"{PARTS[part]} {ms(1e3 * rest[part])} ({100 * rest[part] / parts.total:.0f} %)" for part in largest]
     lines = [(place, sum(by_rank.values()) / len(parts.by_rank)) for place, by_rank in parts.lines("code")]
     longest = f" The longest other line: {lines[0][0]}, {ms(1e3 * lines[0][1])}." if lines else ""
     left = f"; unaccounted: {100 * (1 - parts.named):.0f} %" if parts.named < _NAMED else ""
-    steps = counted(parts.steps, "step")
-    return f"Besides forward, backward and communication (means of {steps}): {enumeration(told)}{left}.{longest}"
+    median = typical(facts.steps["step"], facts.steps["step_ms"])
+    differs = abs(1e3 * parts.total - median) > _OTHER_MEAN * median
+    whole = f"; the mean step takes {ms(1e3 * parts.total)}" if differs else ""
+    of = f"means of {counted(parts.steps, 'step')}{whole}"
+    return f"Besides forward, backward and communication ({of}): {enumeration(told)}{left}.{longest}"
 
 
 def _communication(facts: Facts) -> str:

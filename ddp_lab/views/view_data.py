@@ -89,7 +89,7 @@ def parts_table(found: StepParts) -> tuple[list[str], list[list[Any]]]:
     `_MOST_RANKS` ranks the largest and its rank instead. Rows of lines begin with two spaces.
     """
     ranks, mean = list(found.by_rank), found.mean
-    total = sum(mean.values())
+    total = found.total
     few = len(ranks) <= _MOST_RANKS
     head = ["part", "ms", "%", *([f"rank {rank}" for rank in ranks] if few else ["most", "on rank"])]
     rows: list[list[Any]] = []
@@ -107,8 +107,7 @@ def parts_table(found: StepParts) -> tuple[list[str], list[list[Any]]]:
 
 def parts_words(found: StepParts) -> str:
     """Returns where the time of a step goes in one sentence; "" without steps."""
-    mean = found.mean
-    total = sum(mean.values())
+    mean, total = found.mean, found.total
     if not total:
         return ""
     named = sorted(((part, one) for part, one in mean.items() if part != "unnamed"), key=lambda one: -one[1])

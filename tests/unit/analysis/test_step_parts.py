@@ -90,6 +90,19 @@ def test_spans_and_samples_add_up_to_the_step() -> None:
     assert str(found.places[0][0].place) == "train.py:7 (time.sleep(1))"
 
 
+def test_the_mean_step_is_told_where_a_part_may_be_longer_than_the_median() -> None:
+    """One step of 400 ms among a few of 20, as in a run that failed early: the parts add up to the mean of all."""
+    one = Rank.alone()
+    for number in range(5):
+        one.step(number)
+    one.recorder.backward(5, (5 + 20) * 20 * MS + 15 * MS, [BUCKET], 2.5)
+    one.send()
+    summary = one.timeline.summary()
+    assert "20.0 ms per step (median)" in summary
+    assert "(means of 3 steps; the mean step takes 146.7 ms): data loading 2.7 ms (2 %)" in summary
+    assert "mean step" not in recorded().summary()
+
+
 def test_how_many_samples_name_a_blank() -> None:
     """A blank with a handful of samples has no name, and the sentence says how much has one. A blank of 2 ms in steps
     of 20 has the name of four samples, which would say too little about one of 10 ms."""
