@@ -37,10 +37,11 @@ struct Readable {
 
 c10::intrusive_ptr<c10d::Backend> make_backend(Segment& segment, const c10::intrusive_ptr<c10d::Backend>& gloo,
                                                int rank, const std::vector<int>& pids,
-                                               const std::vector<Readable>& pools, std::chrono::milliseconds timeout) {
+                                               const std::vector<int>& global, const std::vector<Readable>& pools,
+                                               std::chrono::milliseconds timeout) {
   std::vector<PoolView> views;
   std::transform(pools.begin(), pools.end(), std::back_inserter(views), [](const Readable& pool) { return pool.view; });
-  auto group = std::make_unique<Group>(std::move(segment), rank, static_cast<int>(pids.size()), pids, std::move(views));
+  auto group = std::make_unique<Group>(std::move(segment), rank, pids, global, std::move(views));
   return shared_memory::make_backend(std::move(group), gloo, timeout);
 }
 
@@ -114,8 +115,8 @@ void bind_comm(py::module_& module) {
           "This process's own pool: its descriptor and its size.");
   module.def("shared_memory_bytes", &Group::bytes_for, "Size in bytes of a group's segment.", py::arg("size"));
   module.def("shared_memory_backend", &make_backend, "The c10d backend; the segment is taken from its owner.",
-             py::arg("segment"), py::arg("gloo"), py::arg("rank"), py::arg("pids"), py::arg("pools"),
-             py::arg("timeout"));
+             py::arg("segment"), py::arg("gloo"), py::arg("rank"), py::arg("pids"), py::arg("global"),
+             py::arg("pools"), py::arg("timeout"));
   module.def("flights", &dump_flights,
              "The newest operations of our own backends, in the form of torch's Flight Recorder.", py::arg("frames"));
   module.def(

@@ -96,7 +96,7 @@ def _create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     if why_not:
         return ProcessGroupGloo(within, rank, size, timeout=timeout)
     gloo = gloo_of_one_thread(within, rank, size, timeout)
-    return _C.shared_memory_backend(segment, gloo, rank, meeting.pids, meeting.pools, timeout)
+    return _C.shared_memory_backend(segment, gloo, rank, meeting.pids, meeting.ranks, meeting.pools, timeout)
 
 
 def gloo_of_one_thread(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroupGloo:
@@ -140,6 +140,7 @@ class _Meeting:
         why_not: why this rank can't use it.
         why_no_pools: why this rank can't read the others' pools; after `agree`, why any rank can't.
         on_one_host: whether all ranks are.
+        ranks: of the group, as the job counts them: messages name these.
         pids: of all ranks; 0 for a rank that shows that it is alive by a lock on the memory.
         pools: those of all ranks; none if a rank can't read them all.
     """
@@ -152,16 +153,20 @@ class _Meeting:
         self._agreements = 0
         self.why_not = self.why_no_pools = ""
         self.on_one_host = False
+        own = dist.get_rank() if dist.is_initialized() else rank  # the first group to be made is the default one
+        self._own, self._called = own, f"rank {own}"
+        self.ranks: list[int] = []
         self.pids: list[int] = []
         self.pools: list[Any] = []
 
     def segment(self) -> Any:
         """The group's memory, None if this rank can't use it."""
         mine: dict[str, Any] = {"host": _host(), "namespace": _process_namespace(), "pid": os.getpid()}
+        mine["rank"] = self._own
         try:
             mine["pool"] = _C.Pool.own()
         except RuntimeError as error:  # then there are no pools in this group
-            mine["why_no_pool"] = f"rank {self._rank} can't create memory for tensors: {error}"
+            mine["why_no_pool"] = f"{self._called} can't create memory for tensors: {error}"
         made = None
         if self._rank == 0:
             try:
@@ -171,25 +176,28 @@ class _Meeting:
                 mine["why_not"] = str(error)
         self._store.set(f"rank {self._rank}", json.dumps(mine))
         ranks = [json.loads(self._store.get(f"rank {rank}")) for rank in range(self._size)]
-        self.pids = [one["pid"] for one in ranks]
+        self.pids, self.ranks = ([one[name] for one in ranks] for name in ("pid", "rank"))
+        first = f"rank {self.ranks[0]}"
         others = [rank for rank, one in enumerate(ranks) if one["host"] != ranks[0]["host"]]
         if others:
-            self.why_not = f"ranks 0 and {others[0]} are on different hosts"
+            self.why_not = f"ranks {self.ranks[0]} and {self.ranks[others[0]]} are on different hosts"
             return None
         self.on_one_host = True
         strangers = [rank for rank, one in enumerate(ranks) if one["namespace"] != ranks[0]["namespace"]]
         if strangers:
-            self.why_not = self.why_no_pools = f"ranks 0 and {strangers[0]} can't see each other's processes"
+            self.why_not = self.why_no_pools = (
+                f"ranks {self.ranks[0]} and {self.ranks[strangers[0]]} can't see each other's processes"
+            )
             return None
         if "descriptor" not in ranks[0]:
-            self.why_not = self.why_no_pools = f"rank 0 can't create shared memory: {ranks[0]['why_not']}"
+            self.why_not = self.why_no_pools = f"{first} can't create shared memory: {ranks[0]['why_not']}"
             return None
         self.why_no_pools = next((one["why_no_pool"] for one in ranks if "why_no_pool" in one), "")
         if not self.why_no_pools:
             try:
                 self.pools = [_C.Pool.of_process(one["pid"], *one["pool"]) for one in ranks]
             except RuntimeError as error:
-                self.why_no_pools = f"rank {self._rank} can't read the tensors of another one: {error}"
+                self.why_no_pools = f"{self._called} can't read the tensors of another one: {error}"
         if made is not None:
             return made
         try:
@@ -197,7 +205,7 @@ class _Meeting:
                 os.close(os.pidfd_open(pid))  # by which a rank notices that another one has failed
             return _C.Segment.attach(ranks[0]["pid"], ranks[0]["descriptor"], self._bytes)
         except (OSError, RuntimeError, AttributeError) as error:  # Python for old kernels has no pidfd_open
-            self.why_not = f"rank {self._rank} can't open the memory of rank 0: {error}"
+            self.why_not = f"{self._called} can't open the memory of {first}: {error}"
             return None
 
     def named_segment(self) -> Any:
@@ -218,7 +226,7 @@ class _Meeting:
             if segment is not None:
                 segment.hold(self._rank)
         except RuntimeError as error:
-            self.why_not = f"rank {self._rank} can't open named shared memory: {error}"
+            self.why_not = f"{self._called} can't open named shared memory: {error}"
             if self._rank == 0 and not self._name:
                 self._store.set("name", "")
         return segment

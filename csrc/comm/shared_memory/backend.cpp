@@ -160,7 +160,7 @@ class Backend final : public c10d::Backend, public PiecewiseBackend {
   std::chrono::milliseconds timeout() { return queue_.timeout(); }
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return queue_.given() + gloo_->getSequenceNumberForGroup(); }
-  void abort() override { group_->break_off("rank " + std::to_string(rank_) + " aborted the group"); }
+  void abort() override { group_->break_off(group_->name(rank_) + " aborted the group"); }
   bool broken() const { return group_->broken(); }
 
   // See [Note: tensors that other ranks read].

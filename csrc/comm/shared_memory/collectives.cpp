@@ -275,8 +275,9 @@ void all_to_all(Group& group, const std::vector<Piece>& inputs, const std::vecto
       const std::uint64_t sent = of_rank[from][to];
       const std::uint64_t expected = of_rank[to][ranks + from];
       if (sent != expected) {
-        group.fail("rank " + std::to_string(from) + " sends " + std::to_string(sent) + " B to rank " +
-                   std::to_string(to) + ", which expects " + std::to_string(expected) + " B, in all_to_all");
+        group.fail(group.name(static_cast<int>(from)) + " sends " + std::to_string(sent) + " B to " +
+                   group.name(static_cast<int>(to)) + ", which expects " + std::to_string(expected) +
+                   " B, in all_to_all");
       }
       largest = std::max(largest, sent);
     }

@@ -50,21 +50,6 @@ bool reached(std::uint32_t stage, std::uint32_t round) { return static_cast<std:
 
 }  // namespace
 
-std::string words(const Call& call) {
-  std::ostringstream text;
-  text << kNames.at(static_cast<std::size_t>(call.kind)) << " #" << call.number;
-  if (call.kind != Kind::kBarrier) {
-    text << " of " << call.bytes << " B of " << c10::toString(static_cast<c10::ScalarType>(call.dtype));
-  }
-  if (reduces(call.kind)) {
-    text << " (" << kReductions.at(call.reduction) << ")";
-  }
-  if (call.root >= 0) {
-    text << (call.kind == Kind::kReduce || call.kind == Kind::kGather ? " to rank " : " from rank ") << call.root;
-  }
-  return text.str();
-}
-
 struct alignas(128) Group::Member {
   std::atomic<std::uint32_t> stage;     // rounds it has published; peers sleep on it
   std::atomic<std::uint32_t> sleepers;  // how many do
@@ -82,11 +67,13 @@ std::size_t Group::bytes_for(int size) {
   return whole_pages(head) + 2 * static_cast<std::size_t>(size) * kSlotBytes;
 }
 
-Group::Group(Segment segment, int rank, int size, const std::vector<int>& pids, std::vector<PoolView> pools)
+Group::Group(Segment segment, int rank, const std::vector<int>& pids, std::vector<int> global,
+             std::vector<PoolView> pools)
     : segment_(std::move(segment)),
       rank_(rank),
-      size_(size),
-      spins_(static_cast<unsigned>(size) > std::thread::hardware_concurrency() ? kSpinsCrowded : kSpins),
+      size_(static_cast<int>(pids.size())),
+      global_(std::move(global)),
+      spins_(static_cast<unsigned>(size_) > std::thread::hardware_concurrency() ? kSpinsCrowded : kSpins),
       peers_(pids, segment_.descriptor()),
       pools_(std::move(pools)) {}
 
@@ -196,28 +183,43 @@ void Group::check(int rank, const Patience& patience) {
     throw_broken();
   }
   if (peers_.ended(rank) && !reached(member(rank).stage.load(), rounds_)) {
-    fail("rank " + std::to_string(rank) + " ended while rank " + std::to_string(rank_) + " waited for it in " +
-         words(call_));
+    fail(name(rank) + " ended while " + name(rank_) + " waited for it in " + words(call_));
   }
   if (std::chrono::steady_clock::now() > patience.deadline) {
-    fail("Timed out waiting " + std::to_string(patience.timeout.count()) + "ms: rank " + std::to_string(rank_) +
-         " waited for rank " + std::to_string(rank) + " in " + words(call_));
+    fail("Timed out waiting " + std::to_string(patience.timeout.count()) + "ms: " + name(rank_) + " waited for " +
+         name(rank) + " in " + words(call_));
   }
   if (patience.look) {
     try {
       patience.look();
     } catch (...) {
-      break_off("rank " + std::to_string(rank_) + " was interrupted in " + words(call_));
+      break_off(name(rank_) + " was interrupted in " + words(call_));
       throw;
     }
   }
 }
 
+// "all_reduce #3 of 1024 B of float (SUM)"
+std::string Group::words(const Call& call) const {
+  std::ostringstream text;
+  text << kNames.at(static_cast<std::size_t>(call.kind)) << " #" << call.number;
+  if (call.kind != Kind::kBarrier) {
+    text << " of " << call.bytes << " B of " << c10::toString(static_cast<c10::ScalarType>(call.dtype));
+  }
+  if (reduces(call.kind)) {
+    text << " (" << kReductions.at(call.reduction) << ")";
+  }
+  if (call.root >= 0) {
+    text << (call.kind == Kind::kReduce || call.kind == Kind::kGather ? " to " : " from ") << name(call.root);
+  }
+  return text.str();
+}
+
 void Group::compare(int rank) {
   const Call theirs = member(rank).calls[call_.number % 2];
   if (theirs != call_) {
-    fail("ranks called different operations: rank " + std::to_string(rank_) + " " + words(call_) + ", rank " +
-         std::to_string(rank) + " " + words(theirs));
+    fail("ranks called different operations: " + name(rank_) + " " + words(call_) + ", " + name(rank) + " " +
+         words(theirs));
   }
 }
 

@@ -53,9 +53,6 @@ struct Call {
   bool operator==(const Call&) const = default;
 };
 
-// "all_reduce #3 of 1024 B of float (SUM)"
-std::string words(const Call& call);
-
 // The group can't be used any more; the message says why.
 class GroupError : public std::runtime_error {
  public:
@@ -75,13 +72,17 @@ class Group {
 
   static std::size_t bytes_for(int size);
 
-  // `pids`: of all ranks, to see when one dies; see Peers. `pools`: of all ranks, or none.
-  Group(Segment segment, int rank, int size, const std::vector<int>& pids, std::vector<PoolView> pools);
+  // `pids`: of all ranks, to see when one dies; see Peers. `global`: their numbers in the job, by which messages call
+  // them. `pools`: of all ranks, or none.
+  Group(Segment segment, int rank, const std::vector<int>& pids, std::vector<int> global, std::vector<PoolView> pools);
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+
+  // "rank 3": as the program counts, which may not know its number in the group.
+  std::string name(int rank) const { return "rank " + std::to_string(global_.at(static_cast<std::size_t>(rank))); }
 
   // Enters an operation; its number is set here. Ranks that have its `data` in their pools say so; null: not.
   void enter(Call call, const void* data = nullptr);
@@ -124,12 +125,14 @@ class Group {
   void wait_for(int rank, const Patience& patience);
   void check(int rank, const Patience& patience);
   void compare(int rank);
+  std::string words(const Call& call) const;
   void wake(Member& member);
   [[noreturn]] void throw_broken() const;
 
   Segment segment_;
   int rank_;
   int size_;
+  std::vector<int> global_;
   int spins_;
   Peers peers_;
   std::vector<PoolView> pools_;

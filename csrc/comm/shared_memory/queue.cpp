@@ -26,7 +26,7 @@ Queue::~Queue() {
     const std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
     if (executing_ || !queue_.empty()) {
-      group_.break_off("rank " + std::to_string(group_.rank()) + " destroyed the group with operations in flight");
+      group_.break_off(group_.name(group_.rank()) + " destroyed the group with operations in flight");
     }
   }
   changed_.notify_all();
