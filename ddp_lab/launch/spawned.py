@@ -6,7 +6,8 @@ these they would wait forever for a store that nobody serves. So each child forg
 not set them itself. A child may also load data, or write logs. It is a rank when it makes its first process group: from
 then on it writes a journal under the number that it has there. Where there are such journals, readers ignore that of
 the script itself. What examines ranks that hang, and what keeps the last events of a rank that is killed, know only the
-processes of the agent.
+processes of the agent. Ranks that the script starts as commands forget the agent, too; they are not recorded, and that
+is told.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import functools
 import multiprocessing.process
 import os
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..command_line import tell
 from ..diagnostics.torch_calls import is_library
 from ..errors import DdpLabError
 from ..formatting import line_name
@@ -140,6 +143,35 @@ def record_children(folder: Path, script: str) -> None:
         start(process)
 
     of_process.start = started
+    if given.get("WORLD_SIZE") == "1":
+        _let_commands_be_ranks(given)
+
+
+def _let_commands_be_ranks(given: Mapping[str, str]) -> None:
+    """From now on, commands that the script starts as other ranks than its own are without the agent's variables, with
+    which they would wait for its store; the first is told.
+
+    Args:
+        given: the variables of torch's agent.
+    """
+    of_command: Any = subprocess.Popen
+    make, untold = of_command.__init__, ["once"]
+
+    @functools.wraps(make)
+    def made(process: Any, *args: Any, **named: Any) -> None:
+        own = dict(os.environ if named.get("env") is None else named["env"])
+        if own.get("RANK") and any(own.get(name) != given.get(name) for name in ("RANK", "WORLD_SIZE")):
+            named["env"] = {name: value for name, value in own.items() if not name.startswith("TORCHELASTIC_")}
+            if untold:
+                untold.clear()
+                tell(
+                    f"the script starts ranks as commands of its own{_line()}: these are not recorded. To record them, "
+                    f"let torch's agent start them: `ddp-lab run --standalone --nproc-per-node "
+                    f"{own.get('WORLD_SIZE', 'N')}`, then what each of these commands runs"
+                )
+        make(process, *args, **named)
+
+    of_command.__init__ = made
 
 
 def _line() -> str:

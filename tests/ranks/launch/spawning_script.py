@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 from typing import Any
 
@@ -38,6 +39,13 @@ if __name__ == "__main__":
     store, [how] = os.path.abspath("store"), sys.argv[1:]
     if how in ("spawn", "fails"):
         mp.spawn(worker, args=(2, store, how == "fails"), nprocs=2)
+    elif how == "a command":
+        worker(int(os.environ["RANK"]), 2, "", False)
+    elif how == "commands":
+        own = {**os.environ, "WORLD_SIZE": "2", "MASTER_PORT": str(free_port())}
+        command = [sys.executable, __file__, "a command"]
+        commands = [subprocess.Popen(command, env={**own, "RANK": str(rank)}) for rank in range(2)]
+        sys.exit(max(one.wait() for one in commands))
     else:
         context = mp.get_context(how.removesuffix(" by variables"))
         if how.endswith(" by variables"):

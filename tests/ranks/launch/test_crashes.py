@@ -208,6 +208,15 @@ def test_a_script_that_starts_its_ranks_itself(tmp_path: Path, how: str) -> None
     assert steps.groupby("rank").size().to_dict() == {0: 6, 1: 6}
 
 
+def test_a_script_that_starts_its_ranks_as_commands(tmp_path: Path) -> None:
+    """They run as without ddp-lab; that they are not recorded is told at once, with what records them."""
+    done = _spawns(tmp_path, str(SPAWNING), "commands")
+    assert done.returncode == 0, done.stderr
+    line = next(at for at, words in enumerate(SPAWNING.read_text().splitlines(), 1) if "subprocess.Popen(" in words)
+    assert f"starts ranks as commands of its own ({SPAWNING}:{line}): these are not recorded" in done.stderr
+    assert done.stderr.count("`ddp-lab run --standalone --nproc-per-node 2`") == 1
+
+
 @pytest.mark.soak
 def test_a_rank_that_a_script_has_started_fails(tmp_path: Path) -> None:
     done = _spawns(tmp_path, str(SPAWNING), "fails")
