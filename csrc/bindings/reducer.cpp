@@ -13,6 +13,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/hooks.h"
+#include "reduce/warnings.h"
 
 namespace py = pybind11;
 using namespace pybind11::literals;
@@ -115,6 +116,16 @@ void check_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
+// The end of a backward on a thread of torch's has no line of the program: torch repeats the warning where it returns.
+void warn_at_users_line(const std::string& text) {
+  const py::gil_scoped_acquire gil;
+  if (PyEval_GetFrame() == nullptr) {
+    TORCH_WARN(text);
+  } else {
+    py::module_::import("ddp_lab.parallel.core.arguments").attr("warn_user")(text);
+  }
+}
+
 void set_breakpoints(Reducer& reducer, const Breakpoints::Points& points, std::vector<std::size_t> parameters,
                      std::vector<std::size_t> buckets) {
   reducer.set_pause_check(check_signals);
@@ -207,6 +218,7 @@ void bind_live(ReducerClass& reducer) {
 }  // namespace
 
 void bind_reducer(py::module_& module) {
+  warn_at_line = &warn_at_users_line;
   ReducerClass reducer(module, "Reducer", "See csrc/reduce/reducer.h.");
   reducer
       .def(py::init(&make_reducer), py::kw_only(), py::arg("parameters"), py::arg("names"), py::arg("assignment"),

@@ -6,6 +6,9 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
+
+#include "reduce/warnings.h"
 
 namespace ddp_lab {
 
@@ -160,17 +163,19 @@ void Reducer::end_of_task(int task, std::uint64_t number) {
   Lock lock = gate_.enter();
   TORCH_CHECK(!backward_.given_up(number), messages::given_up(backward_.where(-1)));
   if (number != backward_.number() || !backward_.tasks.leave(task)) return;
-  if (phase().armed() && !phase().in_flight()) return warn_of_no_gradient();
+  if (phase().armed() && !phase().in_flight()) return warn_of_no_gradient(lock);
   if (!phase().in_flight() || phase().finalizing() || !backward_.flush()) return;
   if (manual_) return backward_.await_caller();
   finalize(lock);
 }
 
-void Reducer::warn_of_no_gradient() {
+void Reducer::warn_of_no_gradient(Lock& lock) {
   const auto trained = [](const at::Tensor& parameter) { return parameter.requires_grad(); };
   if (unaveraged_.warned_of_none || std::none_of(parameters_.begin(), parameters_.end(), trained)) return;
   unaveraged_.warned_of_none = true;
-  TORCH_WARN(messages::no_gradient(backward_.where()));
+  const std::string text = messages::no_gradient(backward_.where());
+  lock.unlock();
+  warn_user(text);
 }
 
 void Reducer::finalize(Lock& lock) {

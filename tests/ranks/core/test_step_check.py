@@ -123,8 +123,9 @@ def test_a_backward_without_the_models_parameters(rank: int, size: int) -> None:
     net = _net()
     model = DistributedDataParallel(net)
     net.forward = copy.deepcopy(net).forward  # type: ignore[method-assign]
-    with pytest.warns(UserWarning, match="no parameter of the model got a gradient, so nothing was averaged"):
+    with pytest.warns(UserWarning, match="no parameter of the model got a gradient, so nothing was averaged") as told:
         model(_batch(rank, 0)).sum().backward()
+    assert [one.filename for one in told] == [__file__]
 
 
 @on_ranks(2)
