@@ -36,9 +36,8 @@ struct Readable {
 };
 
 c10::intrusive_ptr<c10d::Backend> make_backend(Segment& segment, const c10::intrusive_ptr<c10d::Backend>& gloo,
-                                               int rank, const std::vector<int>& pids,
-                                               const std::vector<int>& global, const std::vector<Readable>& pools,
-                                               std::chrono::milliseconds timeout) {
+                                               int rank, const std::vector<int>& pids, const std::vector<int>& global,
+                                               const std::vector<Readable>& pools, std::chrono::milliseconds timeout) {
   std::vector<PoolView> views;
   std::transform(pools.begin(), pools.end(), std::back_inserter(views), [](const Readable& pool) { return pool.view; });
   auto group = std::make_unique<Group>(std::move(segment), rank, pids, global, std::move(views));
@@ -115,8 +114,8 @@ void bind_comm(py::module_& module) {
           "This process's own pool: its descriptor and its size.");
   module.def("shared_memory_bytes", &Group::bytes_for, "Size in bytes of a group's segment.", py::arg("size"));
   module.def("shared_memory_backend", &make_backend, "The c10d backend; the segment is taken from its owner.",
-             py::arg("segment"), py::arg("gloo"), py::arg("rank"), py::arg("pids"), py::arg("global"),
-             py::arg("pools"), py::arg("timeout"));
+             py::arg("segment"), py::arg("gloo"), py::arg("rank"), py::arg("pids"), py::arg("global"), py::arg("pools"),
+             py::arg("timeout"));
   module.def("flights", &dump_flights,
              "The newest operations of our own backends, in the form of torch's Flight Recorder.", py::arg("frames"));
   module.def(
@@ -144,6 +143,15 @@ void bind_comm(py::module_& module) {
       },
       "Ends them, and sends and receives; returns the number of collectives.", py::arg("group"), py::arg("why"),
       NoGil());
+  module.def(
+      "awaited_message",
+      [](unsigned long thread) -> py::object {
+        const std::optional<Message> found = awaited_message(thread);
+        return found ? py::object(py::make_tuple(found->sends, found->peer, found->group)) : py::none();
+      },
+      "Of the send or receive on Gloo that a thread waits for: whether it sends, the peer's place in the group, the "
+      "group's name.",
+      py::arg("thread"));
   module.def("round_robin_backend", &make_round_robin, "The c10d backend that gives collectives to `groups` in turn.",
              py::arg("groups"));
 }

@@ -1,6 +1,7 @@
 #include "comm/endable_work.h"
 
 #include <cxxabi.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
@@ -30,8 +31,11 @@ struct Opened : Work {
 // What is known of a work until Gloo has completed it; who waits may hold nothing of it but its future.
 class Ending {
  public:
-  Ending(Made made, const c10d::ProcessGroup& group) : made_(std::move(made)), group_(&group) {
-    if (c10d::isP2POp(made_->retrieveOpType())) return;  // these have no future
+  Ending(Made made, const c10d::ProcessGroup& group, int peer) : made_(std::move(made)), group_(&group) {
+    if (c10d::isP2POp(made_->retrieveOpType())) {  // these have no future
+      message_ = {made_->retrieveOpType() == c10d::OpType::SEND, peer, group.getGroupName()};
+      return;
+    }
     const auto gloos = made_->getFuture();
     future_ = c10::make_intrusive<Future>(gloos->elementType(), gloos->devices());
   }
@@ -78,14 +82,35 @@ class Ending {
 
   Work& made() const { return *made_; }
   const c10::intrusive_ptr<Future>& future() const { return future_; }
+  const Message& message() const { return message_; }  // of a send or receive
+
+  // Which thread waits for it, by its number in Python: of a send or receive, 0 if none does.
+  std::atomic<unsigned long> awaited_by{0};
 
  private:
   const Made made_;
   const c10d::ProcessGroup* const group_;  // to tell it from others; it may be gone
   c10::intrusive_ptr<Future> future_;
+  Message message_;
   std::atomic<bool> told_{false};  // the future has its word
   mutable std::mutex mutex_;
   std::exception_ptr error_;
+};
+
+// While it exists, this thread waits for a send or receive.
+class Awaiting {
+ public:
+  explicit Awaiting(Ending& ending) : awaited_by_(ending.is_collective() ? nullptr : &ending.awaited_by) {
+    if (awaited_by_ != nullptr) *awaited_by_ = static_cast<unsigned long>(pthread_self());
+  }
+  ~Awaiting() {
+    if (awaited_by_ != nullptr) *awaited_by_ = 0;
+  }
+  Awaiting(const Awaiting&) = delete;
+  Awaiting& operator=(const Awaiting&) = delete;
+
+ private:
+  std::atomic<unsigned long>* const awaited_by_;
 };
 
 class EndableWork final : public Work, public TellsWaits {
@@ -108,6 +133,7 @@ class EndableWork final : public Work, public TellsWaits {
 
   bool wait(std::chrono::milliseconds timeout) override {
     const Waiting waiting(*this, isCompleted());
+    const Awaiting awaiting(*ending_);
     if (made().wait(timeout)) {
       if (!has_future()) tell_ended();
       return true;
@@ -215,7 +241,7 @@ WorkKind kind_of(const Work& work) {
 }
 
 // What the caller of a collective gets in the place of the work that its backend made.
-Made endable(Made made, const c10d::ProcessGroup& group) {
+Made endable(Made made, const c10d::ProcessGroup& group, int peer) {
   switch (kind_of(*made)) {
     case WorkKind::kOther:
       return made;
@@ -224,7 +250,7 @@ Made endable(Made made, const c10d::ProcessGroup& group) {
     case WorkKind::kGloos:
       break;
   }
-  auto ending = std::make_shared<Ending>(std::move(made), group);
+  auto ending = std::make_shared<Ending>(std::move(made), group, peer);
   Ending::follow(ending);
   keep(ending);
   return c10::make_intrusive<EndableWork>(std::move(ending));
@@ -245,6 +271,14 @@ std::size_t end_gloo_works(const c10d::ProcessGroup& group, const std::string& w
   const auto all = open_ones(group);
   return static_cast<std::size_t>(
       std::count_if(all.begin(), all.end(), [&](const auto& one) { return one->end(error); }));
+}
+
+std::optional<Message> awaited_message(unsigned long thread) {
+  const std::lock_guard<std::mutex> lock(endings_mutex);
+  for (const auto& weak : endings()) {
+    if (const auto one = weak.lock(); one && one->awaited_by.load() == thread) return one->message();
+  }
+  return std::nullopt;
 }
 
 }  // namespace ddp_lab

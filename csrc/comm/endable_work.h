@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -30,5 +31,16 @@ std::size_t count_gloo_works(const c10d::ProcessGroup& group);
 // Ends them, sends and receives, too: their waits and their futures fail with a RuntimeError that says `why`. Any
 // thread. Returns how many collectives there were.
 std::size_t end_gloo_works(const c10d::ProcessGroup& group, const std::string& why);
+
+// A send or a receive.
+struct Message {
+  bool sends = false;
+  int peer = -1;        // rank in the group; -1: any
+  std::string group{};  // its name
+};
+
+// The one that a thread waits for, by its number in Python: nothing else tells, as the handle may have no name there.
+// Any thread.
+std::optional<Message> awaited_message(unsigned long thread);
 
 }  // namespace ddp_lab

@@ -58,9 +58,11 @@ c10::DispatchKeySet behind(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
 }
 
-Made handed_on(Made made, Watches watches, const c10d::ProcessGroup& group) {
+Made handed_on(Made made, Watches watches, const c10d::ProcessGroup& group, int peer) {
   if (made) {
-    if (const Replace replace = replace_made.load(std::memory_order_relaxed)) made = replace(std::move(made), group);
+    if (const Replace replace = replace_made.load(std::memory_order_relaxed)) {
+      made = replace(std::move(made), group, peer);
+    }
     if (!watches.empty()) follow(std::move(watches), *made);
   } else {
     tell_ended(watches, false);  // it was over when it returned
@@ -98,9 +100,11 @@ class Kernel final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const GroupPointer group = torch::jit::peek(*stack, group_, arguments_).toCustomClass<c10d::ProcessGroup>();
+    const int peer = peer_ ? static_cast<int>(torch::jit::peek(*stack, *peer_, arguments_).toInt()) : -1;
     Watches watches;
     if (is_watched()) {
       Passing passing{name_.c_str(), *group};
+      passing.peer = peer;
       read(*stack, passing);
       watches = watch(passing);
     }
@@ -110,7 +114,7 @@ class Kernel final : public c10::OperatorKernel {
       return;
     }
     c10::IValue& last = stack->back();
-    last = c10::IValue(handed_on(last.toCustomClass<Work>(), std::move(watches), *group));
+    last = c10::IValue(handed_on(last.toCustomClass<Work>(), std::move(watches), *group, peer));
   }
 
  private:
@@ -120,7 +124,6 @@ class Kernel final : public c10::OperatorKernel {
     };
     for (const std::size_t index : tensors_) passing.add(bytes_of(argument(index), passing.first));
     if (reduction_) passing.reduction = argument(*reduction_).toCustomClass<c10d::ReduceOp>()->op_;
-    if (peer_) passing.peer = static_cast<int>(argument(*peer_).toInt());
   }
 
   const std::string name_;
@@ -179,7 +182,7 @@ struct Typed<kName, Returned(Arguments...)> {
     }
     Returned made = call_watched(watches, [&] { return operation.redispatch(behind(keys), arguments...); });
     Made& work = std::get<1>(made);
-    work = handed_on(std::move(work), std::move(watches), *group);
+    work = handed_on(std::move(work), std::move(watches), *group, /*peer=*/-1);
     return made;
   }
 };

@@ -146,8 +146,9 @@ class TellsWaits {
 // Puts the kernels there. They stay. Any thread.
 void let_all_pass();
 // What callers get in the place of the `Work` that a backend made; null: as it is. See endable_work.h.
-using Replace = c10::intrusive_ptr<c10d::Work> (*)(c10::intrusive_ptr<c10d::Work> made,
-                                                   const c10d::ProcessGroup& group);
+// `peer`: as that of `Passing`.
+using Replace = c10::intrusive_ptr<c10d::Work> (*)(c10::intrusive_ptr<c10d::Work> made, const c10d::ProcessGroup& group,
+                                                   int peer);
 void replace_works(Replace replace);
 
 }  // namespace ddp_lab

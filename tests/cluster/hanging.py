@@ -67,6 +67,11 @@ HANGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "peer",
         ("rank 0 (", "waits for a message from rank 1", "time.sleep(600)"),
     ),
+    "no sender, by a handle without a name": (
+        "import time\nif rank == 0: dist.irecv(torch.ones(1), 1).wait()\nelse: time.sleep(600)",
+        "peer",
+        ("rank 0 (", "waits for a message from rank 1", "time.sleep(600)"),
+    ),
     "group by some": (
         "if rank == 0: dist.new_group([0, 1])\nelse: dist.all_reduce(torch.ones(1))",
         "group",

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined, unused-ignore]
 from torch.distributed import distributed_c10d as c10d
 
+from ... import native
 from ...diagnostics.rank_state import UNNAMED, Examined
 from ...diagnostics.torch_calls import COLLECTIVE, GROUP, POINT_TO_POINT, entered
 from ...parallel.live.model import LiveModel, live_models
@@ -30,6 +31,7 @@ from ..cells.tracebacks import is_users
 from ..groups import registry
 from . import flights
 
+_C = native.load()
 _WAIT = re.compile(r"(\w+)\.wait\(")  # of a Work
 _FUNCTIONAL = c10d.__file__.replace("distributed_c10d", "_functional_collectives")
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
@@ -65,7 +67,7 @@ def examine(thread: int, running: str | None, began: tuple[str, int] | None, *, 
         "cell": running,
         "seconds": (time.monotonic_ns() - began[1]) / 1e9 if began is not None and began[0] == running else 0.0,
         "stack": [_described(one) for one in (*frames, *outer)] if running is not None else [],
-        "call": _call(frames) if running is not None else None,
+        "call": _call(frames, thread) if running is not None else None,
         "sequences": registry.sequences(),
         "flights": flights.flights(began[1] if began is not None else None) if whole else [],
         "last_cell": began[0] if began is not None else None,
@@ -122,11 +124,11 @@ def _text(frame: FrameType) -> str:
     return line.strip()
 
 
-def _call(frames: list[FrameType]) -> dict[str, Any] | None:
-    """The outermost function of torch.distributed that the thread is in."""
+def _call(frames: list[FrameType], thread: int | None = None) -> dict[str, Any] | None:
+    """The outermost function of torch.distributed that the thread is in, or what it waits for by a handle."""
     found = entered((one.f_code.co_filename, one.f_code.co_name) for one in frames)
     if found is None:
-        return (_work(frames[0]) or _functional(frames)) if frames else None
+        return (_message(thread) or _work(frames[0]) or _functional(frames)) if frames else None
     name, kind, given = found.name, found.kind, dict(frames[found.place].f_locals)
     group = given.get("group") if kind != GROUP else None
     tensors = list(_tensors(given))
@@ -172,6 +174,17 @@ def _entered(name: str, kind: str, group: Any) -> dict[str, Any]:
         "sequence": record.sequence if record is not None else None,
         "description": "" if record is None else flights.description_of(record),
     }
+
+
+def _message(thread: int | None) -> dict[str, Any] | None:
+    """A send or receive whose handle the thread waits for, e.g. in ``dist.irecv(tensor, 0).wait()``."""
+    awaited = None if thread is None else _C.awaited_message(thread)
+    if awaited is None:
+        return None
+    sends, peer, group = awaited
+    record = next((one for one in registry.alive() if one.name == group), None)
+    call = _entered("send" if sends else "recv", POINT_TO_POINT, record and record.group)
+    return {**call, "peer": call["ranks"][peer] if 0 <= peer < len(call["ranks"]) else None}
 
 
 def _work(frame: FrameType) -> dict[str, Any] | None:

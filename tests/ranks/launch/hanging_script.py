@@ -232,7 +232,7 @@ def pipeline() -> None:
         if rank == 0:
             dist.send(ones, 1, group=made)
         else:
-            dist.recv(ones, 0, group=made)
+            dist.irecv(ones, 0, group=made).wait()
     if rank == 0:
         time.sleep(EVER)
 
