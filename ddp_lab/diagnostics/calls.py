@@ -103,9 +103,15 @@ def with_places(ranks: Sequence[Examined], ask: Ask) -> list[Examined]:
 def diagnose_mismatch(ranks: Sequence[Examined], found: Mismatch) -> Diagnosis:
     """The diagnosis of ranks that entered different collectives under the same number."""
     places = {one.rank: f" at {one.entered_at}" for one in ranks if one.entered_at is not None}
+    modules = {
+        one.rank: f" for {one.call.module}"
+        for one in ranks
+        if one.call is not None and one.call.module and one.call.sequence == found.number
+    }
     by_call: dict[str, list[int]] = {}
     for rank, call in found.calls.items():
-        by_call.setdefault(f"{call.called(found.number)}{found.where}{places.get(rank, '')}", []).append(rank)
+        called = f"{call.called(found.number)}{modules.get(rank, '')}"
+        by_call.setdefault(f"{called}{found.where}{places.get(rank, '')}", []).append(rank)
     (first, who), *others = by_call.items()
     words = ", ".join([f"{label(who)} entered {first}", *(f"{label(which)} {call}" for call, which in others)])
     other_lines = len(places) == len(found.calls) and len(set(places.values())) > 1  # so they are other calls
@@ -114,8 +120,8 @@ def diagnose_mismatch(ranks: Sequence[Examined], found: Mismatch) -> Diagnosis:
     told, remedy = count_backwards(ranks)
     if remedy is SKIP:
         return Diagnosis("backward", f"{words}. {told}", SKIP)
-    called = {one.rank for one in ranks if one.within(IN_FORWARD)}
-    if any(call.name == "broadcast" and rank in called for rank, call in found.calls.items()):
+    forward = {one.rank for one in ranks if one.within(IN_FORWARD)}
+    if any(call.name == "broadcast" and rank in forward for rank, call in found.calls.items()):
         return Diagnosis("mismatch", f"{words}.", BUFFERS_ARE_BROADCAST)
     saving = {rank for rank, place in places.items() if _CHECKPOINT in place}
     return Diagnosis("mismatch", f"{words}.", ASYNC_SAVE if 0 < len(saving) < len(found.calls) else SAME_CALLS)

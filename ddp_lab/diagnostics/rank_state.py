@@ -55,6 +55,7 @@ class Call:
         members: of the group that is being created, if they are known; `ranks` are those that must take part.
         joins: of ``init_process_group``, as which rank, and of how many; empty if unknown.
         address: of ``init_process_group``, where it looks for the others; "" if the launcher says it.
+        module: whose parameters `fully_shard` gathers or reduces with it; "" if it is none of its collectives.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Call:
     members: tuple[int, ...] = ()
     joins: tuple[int, ...] = ()
     address: str = ""
+    module: str = ""
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Call:
@@ -85,7 +87,8 @@ class Call:
         if self.joins:
             return f"{self.name} as rank {self.joins[0]} of {self.joins[1]}{self.address and f' at {self.address}'}"
         root = f" with root {self.peer}" if self.peer is not None else ""
-        return f"{self.name}{number}{of_bytes}{on_group(self.description, self.ranks)}{root}"
+        carried = f" for {self.module}" if self.module else ""
+        return f"{self.name}{number}{of_bytes}{carried}{on_group(self.description, self.ranks)}{root}"
 
 
 @dataclass(frozen=True)

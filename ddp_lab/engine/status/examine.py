@@ -35,6 +35,7 @@ _C = native.load()
 _WAIT = re.compile(r"(\w+)\.wait\(")  # of a Work
 _FUNCTIONAL = c10d.__file__.replace("distributed_c10d", "_functional_collectives")
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+_FULLY_SHARDS = os.path.join("_fully_shard", "_fsdp_param_group.py")
 _FRAMES = 40  # at most, innermost first
 _DEEPEST, _USERS = 1_000, 4  # frames among which, and of which at most so many of the user's are looked for further out
 
@@ -54,8 +55,8 @@ def examine(thread: int, running: str | None, began: tuple[str, int] | None, *, 
         known) and ``users`` (whether it is the user's own code); ``call``: the function of torch.distributed in which
         it is, or None: ``name``, ``kind`` (``"collective"``, ``"point to point"`` or ``"group"``), ``group`` (its
         name), ``ranks`` of the group, ``what`` (sizes and types of the tensors), ``bytes``, ``peer`` (source or
-        destination), ``sequence`` (on its group), ``members`` (of a group that is being created), ``joins`` and
-        ``address`` (of ``init_process_group``, see `Call`); ``sequences``: group -> collectives entered; ``flights``:
+        destination), ``sequence`` (on its group), ``members`` (of a group that is being created), ``joins``,
+        ``address`` and ``module`` (see `Call`); ``sequences``: group -> collectives entered; ``flights``:
         the value of `flights.flights`, ``last_cell`` the cell from which it counts; ``models``: for each ``reducer``,
         ``module``, ``forwards`` (pairs, see `Model`) and the value of `breakpoints.stage`.
     """
@@ -135,9 +136,18 @@ def _call(frames: list[FrameType], thread: int | None = None) -> dict[str, Any] 
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     call = _entered(name, kind, group)
     made = {**call, "what": _what(tensors), "bytes": size, "peer": _peer(given, call["ranks"])}
+    made["module"] = _sharded_module(frames[found.place :])
     if name == "init_process_group":
         made |= _joined(given)
     return {**made, **_being_made(frames[: found.place])} if kind == GROUP else made
+
+
+def _sharded_module(frames: list[FrameType]) -> str:
+    """The module whose parameters `fully_shard` gathers or reduces with this call; "" if it is not one of its own."""
+    for one in frames:
+        if one.f_code.co_filename.endswith(_FULLY_SHARDS):
+            return str(getattr(one.f_locals.get("self"), "_module_fqn", None) or "")
+    return ""
 
 
 def _joined(given: dict[str, Any]) -> dict[str, Any]:

@@ -142,6 +142,10 @@ HANGS: dict[str, Sequence[Examined]] = {
     "calls that differ": [
         replace(waiting(0), flights=(flights(9),)), replace(running(1), flights=(flights(8, n7=COPY),))
     ],
+    "calls that differ, one for a module": [
+        replace(waiting(0, replace(CALL, sequence=7, module="experts.1")), flights=(flights(7),)),
+        replace(running(1), flights=(flights(8, n7=COPY),)),
+    ],
     "buffers of a forward on one rank": [
         replace(
             running(0, replace(LINE, function="DistributedDataParallel._pre_forward"), LINE),

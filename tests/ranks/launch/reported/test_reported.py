@@ -183,7 +183,8 @@ PROGRAMS = {
         "(<<DistributedDataParallel(nn.Sequential(>>)",
     ],
     "messages.experts_as_units": [
-        "rank 0 entered all_gather #28 of 144 B (float32 [36]) at <<model(torch.randn(4, 8), {0} if>>, rank 1",
+        "rank 0 entered all_gather #28 of 144 B (float32 [36]) for experts.1 at <<model(torch.randn(4, 8), {0} if>>, "
+        "rank 1",
         SAME_CALLS,
     ],
     "messages.checkpointed_twice": ["'layer.bias' is ready a second time", "use_reentrant=False", "static_graph=True"],
