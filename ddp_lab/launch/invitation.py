@@ -1,13 +1,24 @@
-"""How a rank that torch's agent starts finds who watches it."""
+"""How a rank finds who watches it, and lets it examine the rank."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..control.wire import Wire
+from .recorded_rank import number
 
-__all__ = ["invite"]
+if TYPE_CHECKING:
+    from ..control.wire import Wire
+    from ..engine.telemetry import Telemetry
+
+__all__ = ["AGENT_EXITED", "invite", "let_examine", "started"]
+
+AGENT_EXITED = "the agent exited"
+"""How a rank ended: nobody watches it any more."""
 
 
 def invite(wire: Wire, folder: Path) -> Path:
@@ -21,3 +32,30 @@ def invite(wire: Wire, folder: Path) -> Path:
     made.touch(mode=0o600)
     made.write_text(json.dumps(wire.endpoint()))
     return made
+
+
+def let_examine(invitation: Path) -> Callable[[str], None]:
+    """Connects to the process that made this file, which can then ask what this rank does."""
+    from ..engine.status import script
+    from ..engine.telemetry import Telemetry
+
+    telemetry = Telemetry(json.loads(invitation.read_text()), number("RANK"), publishes=False)
+    fail = script.install(telemetry, invitation.parent)
+    stop = started(telemetry)
+
+    def end(how: str) -> None:
+        if how == AGENT_EXITED:
+            shutil.rmtree(invitation.parent, ignore_errors=True)
+        elif how == "finished":  # who says goodbye has
+            stop(how)
+        else:
+            fail()
+
+    return end
+
+
+def started(telemetry: Telemetry) -> Callable[[str], None]:
+    """Starts it; returns what ends it, in this process alone."""
+    telemetry.start()
+    pid = os.getpid()
+    return lambda how: telemetry.stop() if os.getpid() == pid else None

@@ -9,29 +9,24 @@ import argparse
 import json
 import os
 import runpy
-import shutil
 import signal
 import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..command_line import tell
 from ..engine.groups import script_interrupt
 from ..engine.processes.parent_watch import on_parent_exit
 from ..machine import no_collector
 from .black_boxes import leave_in
+from .invitation import AGENT_EXITED, let_examine, started
 from .recorded_rank import about_me, begin_journal, number, reach_models, that_ends
 from .spawned import record_children
 
-if TYPE_CHECKING:
-    from ..engine.telemetry import Telemetry
-
 __all__ = ["main"]
 
-_AGENT_EXITED = "the agent exited"
 _GRACE_SECONDS = 10.0
 
 
@@ -57,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if given.control is not None:
             ending.append(_let_control(given.control))
         if given.doctor is not None:
-            ending.insert(0, _let_examine(given.doctor))
+            ending.insert(0, let_examine(given.doctor))
     if given.agent is not None:
         _end_with_agent(given.agent, ending)
     with that_ends(ending):
@@ -85,34 +80,7 @@ def _let_control(invitation: Path) -> Callable[[str], None]:
 
     telemetry = Telemetry(json.loads(invitation.read_text()), number("RANK"), number("WORLD_SIZE", 1))
     model_control.install(telemetry)
-    return _started(telemetry)
-
-
-def _let_examine(invitation: Path) -> Callable[[str], None]:
-    """Connects to the process that made this file, which can then ask what this rank does."""
-    from ..engine.status import script
-    from ..engine.telemetry import Telemetry
-
-    telemetry = Telemetry(json.loads(invitation.read_text()), number("RANK"), publishes=False)
-    fail = script.install(telemetry, invitation.parent)
-    stop = _started(telemetry)
-
-    def end(how: str) -> None:
-        if how == _AGENT_EXITED:
-            shutil.rmtree(invitation.parent, ignore_errors=True)
-        elif how == "finished":  # who says goodbye has
-            stop(how)
-        else:
-            fail()
-
-    return end
-
-
-def _started(telemetry: Telemetry) -> Callable[[str], None]:
-    """Starts it; returns what ends it, in this process alone."""
-    telemetry.start()
-    pid = os.getpid()
-    return lambda how: telemetry.stop() if os.getpid() == pid else None
+    return started(telemetry)
 
 
 def _end_with_agent(agent: int, finish: Sequence[Callable[[str], None]]) -> None:
@@ -128,7 +96,7 @@ def _end_with_agent(agent: int, finish: Sequence[Callable[[str], None]]) -> None
     def end() -> None:
         tell(f"the agent (process {agent}) exited, so this rank ends too")
         for call in finish:
-            call(_AGENT_EXITED)
+            call(AGENT_EXITED)
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(_GRACE_SECONDS)
         os.kill(os.getpid(), signal.SIGKILL)
