@@ -85,7 +85,7 @@ def that_ends(ending: Sequence[Callable[[str], None]]) -> Iterator[None]:
     except SystemExit as end:
         how = "finished" if end.code in (None, 0) else f"exit code {end.code}{_where(end)}"
         raise
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, GeneratorExit):  # the latter if another signal's handler raised as the block was left
         how = "interrupted"
         _show_from_the_program_on()
         raise
