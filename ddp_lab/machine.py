@@ -94,6 +94,11 @@ def stopped(pid: int) -> bool:
     return process_status(pid)[:1] in (["T"], ["t"])
 
 
+def ended(pid: int) -> bool:
+    """Whether a process has ended, also if its parent has not yet taken note of that."""
+    return process_status(pid)[:1] in ([], ["Z"], ["X"])
+
+
 def process_status(pid: int) -> list[str]:
     """The kernel's fields on a process (proc_pid_stat(5)) from its state on; empty if there is no such process."""
     try:

@@ -426,8 +426,10 @@ def run_agent(given: argparse.Namespace, watch: HangWatch | None = None, boxes: 
             boxes.note(failed.failures)
         rank, first = failed.get_first_failure()
         how = f"was killed by {first.signal_name()}" if first.exitcode < 0 else f"ended with exit code {first.exitcode}"
-        tell(f"rank {rank} (process {first.pid}) {how}, so torch's agent ended the run")
-        if watch is not None and first.exitcode < 0:  # it has shown no traceback
+        starts_ranks = boxes is not None and boxes.script_started_ranks
+        who = "the script" if starts_ranks else f"rank {rank}"
+        tell(f"{who} (process {first.pid}) {how}, so torch's agent ended the run")
+        if watch is not None and first.exitcode < 0 and not starts_ranks:  # it has shown no traceback
             watch.tell_seen(rank)
         return 1
     except KeyboardInterrupt:

@@ -3,12 +3,19 @@
 The process of torch's agent makes a file in memory for each rank of this host. A rank opens its own through /proc and
 records into it. When the run has ended, what a journal lacks is appended to it. A rank that torch's agent has started
 again does that for its predecessor, before it uses the file itself.
+
+For ranks that a script starts there are further files, empty until one of these ranks takes the first that is free: it
+keeps a lock on it while it lives. The script, which knows how its processes ended, completes their journals.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import signal
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .. import machine
 from ..command_line import tell
 from ..protocol import black_box, events, journal
 from ..protocol.black_box import BlackBox, description_key, with_ranks_of_groups
@@ -26,13 +34,19 @@ if TYPE_CHECKING:
 
     from ..timeline.recorded.journal_messages import Opening
 
-__all__ = ["BlackBoxes", "leave_in"]
+__all__ = ["BlackBoxes", "complete_children", "leave_in"]
+
+_OF_SCRIPT = 64  # ranks that a script starts: at most so many at a time leave something
+_END_S, _LOOK_S = 25.0, 0.05  # for their processes, which end themselves when the script has ended
 
 _How = Callable[["Opening"], str]  # how the process of a journal ended that does not say it
 
 
 class BlackBoxes:
-    """Files in memory, one for each rank of this host.
+    """Files in memory, one for each rank of this host, and further ones for those that a script may start.
+
+    Args:
+        ranks: how many torch's agent starts; a single one may be a script that starts ranks.
 
     Attributes:
         option: what a rank is told about them.
@@ -41,59 +55,142 @@ class BlackBoxes:
 
     def __init__(self, ranks: int) -> None:
         self._files = [os.memfd_create(f"ddp_lab-rank{number}") for number in range(ranks)]
-        self.option = ",".join(map(str, self._files))
+        self._of_script = [os.memfd_create("ddp_lab-of-script") for _ in range(_OF_SCRIPT if ranks == 1 else 0)]
+        self.option = ",".join(map(str, (*self._files, *self._of_script)))
         self.exited: set[int] = set()
         self._how: _How | None = None  # None: not known
 
     def note(self, failures: Mapping[int, ProcessFailure]) -> None:
         """Takes what torch's agent says of the ranks that failed; it has ended the others, with SIGTERM."""
         first = min(failures, key=lambda rank: failures[rank].timestamp, default=-1)
-        killed = {rank: one.signal_name() for rank, one in failures.items() if one.exitcode < 0}
-        killed = {rank: name for rank, name in killed.items() if name != "SIGTERM" or rank == first}
-        exits = {rank: one.exitcode for rank, one in failures.items() if one.exitcode > 0}
-        ends = {rank: f"exit code {code} {BEFORE_ITS_END}" for rank, code in exits.items()}
-        ends |= {rank: f"killed by {name}" for rank, name in killed.items()}
-        self._how = lambda one: EXITED if one.pid in self.exited else ends.get(one.rank, ENDED_WITH_RUN)
+        ends: dict[int | None, str] = {one.pid: _words(one.exitcode) for one in failures.values()}
+        ends |= {one.pid: ENDED_WITH_RUN for rank, one in failures.items() if _is_terminated(one) and rank != first}
+        self._how = lambda one: EXITED if one.pid in self.exited else ends.get(one.pid, ENDED_WITH_RUN)
+
+    @property
+    def script_started_ranks(self) -> bool:
+        """Whether one of its processes has used a file."""
+        return any(os.fstat(file).st_size for file in self._of_script)
 
     def complete(self, folder: Path) -> None:
-        """Appends to the journals in a folder what they lack: the last events, and how the process ended."""
-        for file in self._files:
-            _complete(folder, file, self._how)
+        """Appends to the journals in a folder what they lack: the last events, and how the process ended. Waits before
+        that until the ranks that the script has started have ended, too."""
+        self._wait()
+        for file in (*self._files, *self._of_script):
+            if (left := black_box.read(file)) is not None:
+                _complete(folder, left, self._how)
 
     def close(self) -> None:
-        for file in self._files:
+        for file in (*self._files, *self._of_script):
             os.close(file)
 
+    def _wait(self) -> None:
+        deadline = time.monotonic() + _END_S
+        while time.monotonic() < deadline and any(_is_used(file) for file in self._of_script):
+            time.sleep(_LOOK_S)
 
-def leave_in(agent: int, option: str, folder: Path) -> None:
+
+def leave_in(agent: int, option: str, folder: Path, *, of_script: bool = False) -> None:
     """Lets this rank leave what it records; call it before anything is recorded.
 
     Args:
         agent: process id of who made the files.
         option: of `BlackBoxes`.
         folder: that of the run.
+        of_script: the script has started it, not torch's agent.
     """
     from .. import native
 
-    number = option.split(",")[int(os.environ.get("LOCAL_RANK", 0))]
+    numbers = option.split(",")
     try:
-        file = os.open(f"/proc/{agent}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+        if of_script:
+            file = _first_free(agent, numbers[1:])
+        else:
+            file = _opened(agent, numbers[int(os.environ.get("LOCAL_RANK", 0))])
     except OSError as error:
         tell(f"if this rank is killed, its last events are lost: can't open its file in memory: {error.strerror}")
         return
     try:
-        _complete(folder, file, None)
+        if (left := black_box.read(file)) is not None:
+            _complete(folder, left, None)
         native.load().leave_in(file)
     except OSError as error:
         tell(f"if this rank is killed, its last events are lost: {error.strerror}")
     finally:
+        if not of_script:  # else it keeps the lock
+            os.close(file)
+
+
+def complete_children(agent: int, option: str, folder: Path, exits: Mapping[int, int]) -> None:
+    """Completes the journals of ranks that this script has started, and that have ended; else as `leave_in`.
+
+    Args:
+        agent: process id of who made the files.
+        option: of `BlackBoxes`.
+        folder: that of the run.
+        exits: process id -> its exit code, or minus the number of the signal that has ended it.
+    """
+    for number in option.split(",")[1:]:
+        try:
+            file = _opened(agent, number)
+        except OSError:  # the agent has ended
+            return
+        try:
+            left = black_box.read(file) if black_box.pid_of(file) in exits else None
+        finally:
+            os.close(file)
+        if left is not None:
+            _complete(folder, left, lambda one: _words_of_child(exits[one.pid or 0]))
+
+
+def _opened(agent: int, number: str) -> int:
+    return os.open(f"/proc/{agent}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+
+
+def _first_free(agent: int, numbers: Iterable[str]) -> int:
+    """Opens and locks the first file that no living process uses.
+
+    Raises:
+        OSError: all are in use, or can't be opened.
+    """
+    for number in numbers:
+        file = _opened(agent, number)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
         os.close(file)
+    raise BlockingIOError(None, "all are in use")
 
 
-def _complete(folder: Path, file: int, how: _How | None) -> None:
-    left = black_box.read(file)
-    if left is None:
-        return
+def _is_used(file: int) -> bool:
+    """Whether the process that has taken it lives; forked ones that still have its lock do not count."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return (pid := black_box.pid_of(file)) is None or not machine.ended(pid)
+    return False
+
+
+def _words(code: int) -> str:
+    """How a process ended that has not said it itself."""
+    if code == 0:
+        return EXITED
+    if code > 0:
+        return f"exit code {code} {BEFORE_ITS_END}"
+    known = {int(one): one.name for one in signal.Signals}
+    return f"killed by {known.get(-code, f'signal {-code}')}"
+
+
+def _words_of_child(code: int) -> str:
+    """The same of a rank that a script has started, which ends the others itself when one of them has failed."""
+    return ENDED_WITH_RUN if code == -signal.SIGTERM else _words(code)
+
+
+def _is_terminated(failed: ProcessFailure) -> bool:
+    return failed.exitcode == -signal.SIGTERM
+
+
+def _complete(folder: Path, left: BlackBox, how: _How | None) -> None:
     for path in folder.glob(f"*{journal.SUFFIX}"):
         try:
             _append_to(path, left, how)

@@ -131,7 +131,7 @@ class HangWatch:
     def _ends(self, ranks: Sequence[Examined]) -> bool:
         """Whether torch's agent ends the run, and says why: the ranks stop in any order."""
         asked_to_end = bool(select.select([self._signals], [], [], 0)[0])
-        return asked_to_end or any(one.state == "lost" for one in ranks)
+        return asked_to_end or (not self._ranks.are_of_script and any(one.state == "lost" for one in ranks))
 
     def _wait_of_all(self, job: Job, ranks: Sequence[Examined], waited: float) -> float | None:
         """The same for all nodes; None if another node judges: then this one repeats what that one says."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from .recorded_rank import number
 
 if TYPE_CHECKING:
     from ..control.wire import Wire
@@ -34,13 +32,29 @@ def invite(wire: Wire, folder: Path) -> Path:
     return made
 
 
-def let_examine(invitation: Path) -> Callable[[str], None]:
-    """Connects to the process that made this file, which can then ask what this rank does."""
+def let_examine(
+    invitation: Path, rank: int, given: Mapping[str, str], ranks_of_script: int = 0
+) -> Callable[[str], None]:
+    """Connects to the process that made this file, which can then ask what this rank does.
+
+    Args:
+        invitation: the file.
+        rank: this one.
+        given: the variables of torch's agent.
+        ranks_of_script: if the script has started the ranks, how many there are. Then this one's name on the wire is
+            its process id: the agent's only rank, the script itself, has the name 0.
+
+    Returns:
+        What ends it: to be called with how the program ended.
+    """
     from ..engine.status import script
     from ..engine.telemetry import Telemetry
 
-    telemetry = Telemetry(json.loads(invitation.read_text()), number("RANK"), publishes=False)
-    fail = script.install(telemetry, invitation.parent)
+    job, name = script.job_of(given), rank
+    if ranks_of_script:
+        job, name = {**job, "world_size": ranks_of_script, "of_script": True}, os.getpid()
+    telemetry = Telemetry(json.loads(invitation.read_text()), name, publishes=False)
+    fail = script.install(telemetry, invitation.parent, rank, job)
     stop = started(telemetry)
 
     def end(how: str) -> None:
@@ -49,7 +63,7 @@ def let_examine(invitation: Path) -> Callable[[str], None]:
         elif how == "finished":  # who says goodbye has
             stop(how)
         else:
-            fail()
+            fail(how)
 
     return end
 

@@ -44,6 +44,7 @@ class Job:
         nodes: how many there are.
         world_size: number of ranks.
         attempt: the run's id and how often it was restarted.
+        of_script: the script has started the ranks, not the agents.
     """
 
     host: str
@@ -52,6 +53,7 @@ class Job:
     nodes: int
     world_size: int
     attempt: str
+    of_script: bool = False
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ class Nodes:
 def made(told: Mapping[str, Any]) -> Examined:
     """The rank, from what `LocalRanks.look` of its node says of it."""
     if told["answer"] is not None:
-        return Examined.of(told["rank"], told["state"], told["answer"], runs="script")
+        return Examined.of(told["rank"], told["state"], told["answer"], why=told["why"], runs="script")
     return Examined(told["rank"], told["state"], why=told["why"], runs="script")
 
 

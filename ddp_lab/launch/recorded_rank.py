@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +22,11 @@ from ..formatting import line_name
 from ..protocol import journal
 from .journal_writer import KEEP_EVENTS, JournalWriter
 
-__all__ = ["about_me", "begin_journal", "number", "of_worker", "reach_models", "that_ends"]
+__all__ = ["GRACE_SECONDS", "about_me", "begin_journal", "end_this_process", "number", "of_worker", "reach_models"]
+__all__ += ["that_ends"]
 
+GRACE_SECONDS = 10.0
+"""For a process to end after SIGTERM."""
 _LONGEST_LOGGED = 200  # characters
 
 
@@ -97,6 +102,13 @@ def that_ends(ending: Sequence[Callable[[str], None]]) -> Iterator[None]:
     finally:
         for finish in ending:
             finish(how)
+
+
+def end_this_process() -> None:
+    """Ends this process as torch's agent would: SIGTERM, then SIGKILL. Called on another thread than the main one."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait(GRACE_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _show_from_the_program_on() -> None:

@@ -4,10 +4,14 @@
 Torch's agent starts such a script once, as a rank that it is not. Its children inherit the agent's variables: with
 these they would wait forever for a store that nobody serves. So each child forgets them first, as far as the script has
 not set them itself. A child may also load data, or write logs. It is a rank when it makes its first process group: from
-then on it writes a journal under the number that it has there. Where there are such journals, readers ignore that of
-the script itself. What examines ranks that hang, and what keeps the last events of a rank that is killed, know only the
-processes of the agent. Ranks that the script starts as commands forget the agent, too; they are not recorded, and that
-is told.
+then on it writes a journal under the number that it has there, leaves its last events in a file of the agent, and
+answers who watches the run. Where there are such ranks, the script itself is none: readers ignore its journal, and the
+watch what it answers. While not all ranks of their group are known, or the script runs several jobs at the same time,
+the watch says nothing: it does not notice ranks that wait for each other before they make their first group.
+
+Torch's agent knows the script alone: how its children ended is noted by the script, as it ends. They get the signals
+that the agent sends to the script, because it sends them to its session; and they end when the script has ended,
+however it did. Ranks that the script starts as commands forget the agent, too; they are not recorded, and that is told.
 """
 
 from __future__ import annotations
@@ -15,22 +19,28 @@ from __future__ import annotations
 import functools
 import multiprocessing.process
 import os
+import signal
 import subprocess
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..command_line import tell
 from ..diagnostics.torch_calls import is_library
+from ..engine.groups import script_interrupt
+from ..engine.processes.parent_watch import on_exit
 from ..errors import DdpLabError
 from ..formatting import line_name
 from ..machine import no_collector
-from .recorded_rank import about_me, begin_journal, reach_models, that_ends
+from .black_boxes import complete_children, leave_in
+from .invitation import let_examine
+from .recorded_rank import GRACE_SECONDS, about_me, begin_journal, end_this_process, reach_models, that_ends
 
-__all__ = ["ChildProcess", "record_children"]
+__all__ = ["ChildProcess", "record_children", "variables_of_agent"]
 
 _OF_THE_AGENT = ("TORCHELASTIC_", "GROUP_", "ROLE_", "LOCAL_", "MASTER_", "RANK", "WORLD_SIZE")  # as names begin
 _LOADS_DATA = "torch.utils.data"
@@ -44,12 +54,18 @@ class ChildProcess:
         folder: for its journal.
         script: that is run. A child has imported it before: torch's own classes are observed, not replaced.
         given: the variables of torch's agent.
+        agent: process id of who made the files for the last events; None if there are none.
+        boxes: what is told about these files, see `BlackBoxes`.
+        doctor: file with which a rank can connect to who examines it; None if nobody does.
         place: where the script starts the child, to follow other words; "" if that is not known.
     """
 
     folder: Path
     script: str
     given: Mapping[str, str]
+    agent: int | None = None
+    boxes: str | None = None
+    doctor: Path | None = None
     place: str = ""
 
     @property
@@ -103,7 +119,7 @@ class ChildProcess:
         c10d.rendezvous = checked
 
     def _record_as_a_rank(self, ending: list[Callable[[str], None]]) -> None:
-        """Begins the journal when the first process group is made."""
+        """Begins when the first process group is made."""
         from torch.distributed import distributed_c10d
 
         c10d: Any = distributed_c10d
@@ -114,37 +130,123 @@ class ChildProcess:
         def first(size: int, rank: int, *args: Any, **named: Any) -> Any:
             c10d._new_process_group_helper = make
             with no_collector():
-                about = {**about_me(self.script), "rank": rank, "world_size": size}
-                ending.append(begin_journal(self.folder, about, size, of_child=True))
+                self._begin(rank, size, ending)
+                script_interrupt.install(_port_of([*args, *named.values()]))
                 reach_models(observe=True)
             return c10d._new_process_group_helper(size, rank, *args, **named)
 
         c10d._new_process_group_helper = first
 
+    def _begin(self, rank: int, size: int, ending: list[Callable[[str], None]]) -> None:
+        if self.agent is not None and self.boxes is not None:
+            leave_in(self.agent, self.boxes, self.folder, of_script=True)
+        about = {**about_me(self.script), "rank": rank, "world_size": size}
+        ending.append(begin_journal(self.folder, about, size, of_child=True))
+        if self.doctor is not None:
+            try:
+                ending.insert(0, let_examine(self.doctor, rank, self.given, ranks_of_script=size))
+            except OSError as error:
+                tell(f"hangs of rank {rank} are not noticed: can't read {error.filename}: {error.strerror}")
+        _end_with_script()
 
-def record_children(folder: Path, script: str) -> None:
-    """From now on, processes that the script starts record what they do as ranks; see `ChildProcess`."""
+
+def variables_of_agent() -> dict[str, str]:
+    """Those with which torch's agent has started this process."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_OF_THE_AGENT)}
+
+
+def record_children(child: ChildProcess) -> Callable[[str], None]:
+    """From now on, processes that the script starts record what they do as ranks; see `ChildProcess`.
+
+    Args:
+        child: what they do, but for their places.
+
+    Returns:
+        What notes how they ended: to be called with how the script ended.
+    """
     spawning: Any = sys.modules["torch.multiprocessing.spawn"]
-    given = {name: value for name, value in os.environ.items() if name.startswith(_OF_THE_AGENT)}
     of_process: Any = multiprocessing.process.BaseProcess
-    start = of_process.start
+    start, children = of_process.start, _Children()
 
     @functools.wraps(start)
     def started(process: Any) -> None:
         target: Any = getattr(process, "_target", None)
-        child = ChildProcess(folder, script, given, _line())
+        here, can_be_rank = replace(child, place=_line()), True
         if target is spawning._wrap:
-            if child.is_started_often:
-                raise DdpLabError(child.too_many)
+            if here.is_started_often:
+                raise DdpLabError(here.too_many)
             # It calls the first of the arguments, and keeps its error from who looks from outside.
-            process._args = (functools.partial(child.run, process._args[0]), *process._args[1:])
+            process._args = (functools.partial(here.run, process._args[0]), *process._args[1:])
         elif target is not None and not str(getattr(target, "__module__", "")).startswith(_LOADS_DATA):
-            process._target = functools.partial(child.run, target)
+            process._target = functools.partial(here.run, target)
+        else:
+            can_be_rank = False
         start(process)
+        if can_be_rank:
+            children.add(process)
+
+    def end(how: str) -> None:
+        if child.agent is not None and child.boxes is not None:
+            complete_children(child.agent, child.boxes, child.folder, children.exits())
 
     of_process.start = started
-    if given.get("WORLD_SIZE") == "1":
-        _let_commands_be_ranks(given)
+    if child.given.get("WORLD_SIZE") == "1":
+        _let_commands_be_ranks(child.given)
+    return end
+
+
+class _Children:
+    """How the processes that this one has started ended; it keeps none of them longer than multiprocessing does."""
+
+    def __init__(self) -> None:
+        self._own, self._running = os.getpid(), list[Any]()
+        self._exits: dict[int, int] = {}
+
+    def add(self, process: Any) -> None:
+        """Notes that it was started."""
+        self.exits()
+        self._running.append(process)
+
+    def exits(self) -> dict[int, int]:
+        """Process id -> exit code, or minus the number of a signal; of those that have ended."""
+        if os.getpid() != self._own:  # forked: they are not its own
+            return {}
+        for one in list(self._running):
+            try:
+                code = one.exitcode
+            except ValueError:  # the script has closed it
+                self._running.remove(one)
+                continue
+            if code is not None:
+                self._exits[one.pid] = code
+                self._running.remove(one)
+        return self._exits
+
+
+def _end_with_script() -> None:
+    """Makes this process end soon after the script, whose end it may not have noticed."""
+    parent = multiprocessing.process.parent_process()
+    script = None if parent is None else parent.pid
+
+    def end() -> None:
+        tell(f"the script (process {script}) exited, so this rank ends too")
+        if callable(signal.getsignal(signal.SIGTERM)):  # it may be running for the one that has ended the script
+            threading.Event().wait(GRACE_SECONDS)
+        end_this_process()
+
+    if script is not None:
+        on_exit(script, end)
+
+
+def _port_of(arguments: Iterable[Any]) -> int:
+    """The port of the rendezvous store among these; 0 if it has none."""
+    from torch import distributed
+
+    dist: Any = distributed
+    store = next((one for one in arguments if isinstance(one, dist.Store)), None)
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return int(getattr(store, "port", 0))
 
 
 def _let_commands_be_ranks(given: Mapping[str, str]) -> None:

@@ -9,9 +9,7 @@ import argparse
 import json
 import os
 import runpy
-import signal
 import sys
-import threading
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,12 +20,10 @@ from ..engine.processes.parent_watch import on_parent_exit
 from ..machine import no_collector
 from .black_boxes import leave_in
 from .invitation import AGENT_EXITED, let_examine, started
-from .recorded_rank import about_me, begin_journal, number, reach_models, that_ends
-from .spawned import record_children
+from .recorded_rank import about_me, begin_journal, end_this_process, number, reach_models, that_ends
+from .spawned import ChildProcess, record_children, variables_of_agent
 
 __all__ = ["main"]
-
-_GRACE_SECONDS = 10.0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -52,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if given.control is not None:
             ending.append(_let_control(given.control))
         if given.doctor is not None:
-            ending.insert(0, let_examine(given.doctor))
+            ending.insert(0, let_examine(given.doctor, number("RANK"), os.environ))
     if given.agent is not None:
         _end_with_agent(given.agent, ending)
     with that_ends(ending):
@@ -60,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             script_interrupt.install(number("MASTER_PORT"))
             reach_models(observe=given.observe)
             if given.folder is not None:
-                record_children(given.folder.absolute(), given.program)
+                ending.append(record_children(_child(given)))
         try:
             _run(given.program, given.arguments, module=given.module)
         except RuntimeError:
@@ -83,6 +79,17 @@ def _let_control(invitation: Path) -> Callable[[str], None]:
     return started(telemetry)
 
 
+def _child(given: argparse.Namespace) -> ChildProcess:
+    return ChildProcess(
+        folder=given.folder.absolute(),
+        script=given.program,
+        given=variables_of_agent(),
+        doctor=given.doctor,
+        agent=given.agent,
+        boxes=given.black_boxes,
+    )
+
+
 def _end_with_agent(agent: int, finish: Sequence[Callable[[str], None]]) -> None:
     """Makes this process end soon after its agent, as the agent would end it: SIGTERM, then SIGKILL.
 
@@ -97,9 +104,7 @@ def _end_with_agent(agent: int, finish: Sequence[Callable[[str], None]]) -> None
         tell(f"the agent (process {agent}) exited, so this rank ends too")
         for call in finish:
             call(AGENT_EXITED)
-        os.kill(os.getpid(), signal.SIGTERM)
-        threading.Event().wait(_GRACE_SECONDS)
-        os.kill(os.getpid(), signal.SIGKILL)
+        end_this_process()
 
     if os.getppid() == agent:
         on_parent_exit(agent, end)

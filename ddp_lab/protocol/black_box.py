@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .events import DTYPE
 
-__all__ = ["BlackBox", "description_key", "read", "with_ranks_of_groups"]
+__all__ = ["BlackBox", "description_key", "pid_of", "read", "with_ranks_of_groups"]
 
 # magic, process id, offset of the slots, their number, bytes of one, offset of the texts, how many bytes they have
 _HEADER = struct.Struct("<8sQQQQQQ")
@@ -54,6 +54,12 @@ def read(file: int) -> BlackBox | None:
         raise ValueError("what the rank has left was written by another version of ddp_lab")
     texts = os.pread(file, text_bytes, texts_at).splitlines()
     return BlackBox(pid, _events(os.pread(file, slots * slot_bytes, slots_at)), [json.loads(one) for one in texts])
+
+
+def pid_of(file: int) -> int | None:
+    """The process that has begun to use the file; None if none has."""
+    header = os.pread(file, _HEADER.size, 0)
+    return int(_HEADER.unpack(header)[1]) or None if len(header) == _HEADER.size else None
 
 
 def with_ranks_of_groups(descriptions: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

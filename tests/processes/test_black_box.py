@@ -82,7 +82,8 @@ def test_a_journal_is_completed(boxes: BlackBoxes, tmp_path: Path) -> None:
     path = tmp_path / "rank0.journal"
     with path.open("ab") as file:
         file.write(journal.pack(journal.json_frames("describe", descriptions=[]), 3)[:30])  # a message that was cut
-    boxes.note({0: SimpleNamespace(exitcode=-9, timestamp=1, signal_name=lambda: "SIGKILL")})  # type: ignore[dict-item]
+    pid = black_box.pid_of(boxes._files[0])
+    boxes.note({0: SimpleNamespace(exitcode=-9, timestamp=1, pid=pid)})  # type: ignore[dict-item]
     boxes.complete(tmp_path)
     size = path.stat().st_size
     boxes.complete(tmp_path)

@@ -30,7 +30,8 @@ _waits = threading.Event()  # it had not when a signal had come
 
 
 def install(store_port: int) -> None:
-    """Starts the thread; call it on the main thread, before the program makes a group.
+    """Starts the thread; call it before the program makes a group. It is not started by another thread than the main
+    one, nor if the program itself uses what it needs.
 
     Args:
         store_port: of the rendezvous store, whose connections belong to no group.
@@ -39,6 +40,8 @@ def install(store_port: int) -> None:
 
     registry.install(seals=False)
     registry.exclude_port(store_port)
+    if threading.current_thread() is not threading.main_thread() or _is_used():
+        return
     noted, note = os.pipe()
     os.set_blocking(note, False)
     signal.signal(_PROBE, _reach)
@@ -56,6 +59,14 @@ def ended_wait(interrupt: BaseException) -> BaseException | None:
             return error
         error = error.__context__
     return None
+
+
+def _is_used() -> bool:
+    """Whether the program has a handler for our signal, or is written its signals' numbers itself."""
+    descriptor = signal.set_wakeup_fd(-1)
+    if descriptor != -1:
+        signal.set_wakeup_fd(descriptor)
+    return descriptor != -1 or signal.getsignal(_PROBE) not in (signal.SIG_DFL, signal.SIG_IGN, _reach)
 
 
 def _reach(*_: object) -> None:

@@ -16,35 +16,37 @@ from . import examine, flights
 _SCRIPT = "script"  # in the place of a cell's id
 
 
-def install(telemetry: Telemetry, folder: Path) -> Callable[[], None]:
-    """Answers the client's examinations; call it on the main thread, before the script makes a group.
+def install(telemetry: Telemetry, folder: Path, rank: int, job: Mapping[str, Any]) -> Callable[[str], None]:
+    """Answers the client's examinations; call it before the script makes a group.
 
     Args:
         telemetry: connection to the client.
         folder: where a folder with a socket may be created.
+        rank: this one.
+        job: see `job_of`.
 
     Returns:
-        What to call when the script has failed: from then on the rank says so.
+        What to call when the script has failed, with how it did: from then on the rank says so.
     """
     flights.install(folder, smaller=False)
-    main, began, failed = threading.get_ident(), (_SCRIPT, time.monotonic_ns()), threading.Event()
-
-    job = _job()
+    main, began, failed = threading.main_thread().ident or 0, (_SCRIPT, time.monotonic_ns()), [""]
 
     def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         registry.adopt()
-        state = "lost" if failed.is_set() else "running"
+        state = {"state": "lost" if failed[0] else "running", "why": failed[0]}
         seen = examine.examine(main, _SCRIPT, began, whole=bool(request.get("whole")))
-        return {"state": state, "pid": os.getpid(), "job": job, **seen}
+        return {**state, "rank": rank, "pid": os.getpid(), "job": job, **seen}
+
+    def fail(how: str) -> None:
+        failed[0] = how
 
     telemetry.on_control("examine", answer)
     telemetry.on_control("entered_at", examine.entered_at)
-    return failed.set
+    return fail
 
 
-def _job() -> dict[str, Any]:
-    """What torch's agent has said of the job: where its store is, this node and all ranks."""
-    given = os.environ
+def job_of(given: Mapping[str, str]) -> dict[str, Any]:
+    """What torch's agent has said of the job in these variables: where its store is, this node and all ranks."""
     return {
         "host": given.get("MASTER_ADDR", ""),
         "port": int(given.get("MASTER_PORT", 0)),
@@ -52,4 +54,5 @@ def _job() -> dict[str, Any]:
         "nodes": int(given.get("GROUP_WORLD_SIZE", 1)),
         "world_size": int(given.get("WORLD_SIZE", 1)),
         "attempt": f"{given.get('TORCHELASTIC_RUN_ID', '')}/{given.get('TORCHELASTIC_RESTART_COUNT', '0')}",
+        "of_script": False,
     }
