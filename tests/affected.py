@@ -22,7 +22,7 @@ import ddp_lab
 from ddp_lab.protocol import entry_points
 
 ROOT = Path(__file__).resolve().parents[1]
-_SOURCES = ("ddp_lab", "tests", "tutorials")
+_SOURCES = ("ddp_lab", "notebooks", "tests", "tutorials")
 _ALL = ("pyproject.toml", "setup.py", "Makefile", "tests/conftest.py")  # reach every test
 # List modules for others: what names one of their entries is followed to the module.
 _LISTS = ("ddp_lab/__init__.py", "ddp_lab/protocol/entry_points.py")
@@ -132,7 +132,8 @@ def _files_of(dotted: str) -> Iterator[str]:
         parts = ["ddp_lab", *public.split(".")] if public else parts
     for length in range(len(parts), 0, -1):
         path = "/".join(parts[:length])
-        found = [file for file in (f"{path}.py", f"{path}/__init__.py") if file in _python_files()]
+        files = (f"{folder}{path}{end}" for folder in ("", "notebooks/") for end in (".py", "/__init__.py"))
+        found = [file for file in files if file in _python_files()]
         if found:
             yield found[0]
             return

@@ -38,7 +38,6 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 # benchmark -> what it compares; each is a module of ddp_lab.bench with a `main(argv) -> int`
 BENCHMARKS = {
     "all-reduce": "an all-reduce, or another collective, through shared memory and Gloo, with the limits of the memory",
-    "paper": "the DDP paper's figures 2 and 6 to 12: measured here, next to simulated and published values",
     "start": "%cluster start to the first collective, against plain ipyparallel",
     "step": "training step and its exposed communication: our DistributedDataParallel against torch's",
 }

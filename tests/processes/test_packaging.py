@@ -122,9 +122,10 @@ def test_only_our_notebooks_are_installed(tmp_path: Path) -> None:
     call(sys.executable, "setup.py", "--quiet", "install_data", "--install-dir", installed, cwd=tree)
     share = installed / "share" / "ddp_lab"
     assert {path.relative_to(share) for path in share.glob("*/*.ipynb")} == ours
-    beside = tuple(f"tutorials/{folder}/" for folder in ("checks", "images", "recordings"))
+    beside = ("notebooks/paper/", *(f"tutorials/{folder}/" for folder in ("checks", "images", "recordings")))
     needed = {Path(name) for name in listed if name.startswith(beside)}
-    assert {path.relative_to(share) for path in share.glob("tutorials/*/*")} == needed
+    found = [*share.glob("notebooks/paper/*"), *share.glob("tutorials/*/*")]
+    assert {path.relative_to(share) for path in found} == needed
 
 
 def test_mpi_is_built_when_it_is_asked_for(tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ def test_public_names_of_comm_are_frozen() -> None:
 
 
 REPORT = "import ddp_lab; ddp_lab.Timeline.load('tutorials/recordings/run-1.npz').report('/dev/null')"
-PAPER = """from ddp_lab.bench import paper
+PAPER = """import sys; sys.path.append("notebooks")
+import paper
 about = {'data': 'digits', 'batch': 8, 'lr': 0.02, 'held_out': 1, 'accuracy': 1}
 found = paper.result(11, [[about | {'every': 1, 'losses': [1.0] * 20}]])
 paper.picture(found), paper.table(found)"""

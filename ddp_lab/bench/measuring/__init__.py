@@ -3,7 +3,6 @@
 __all__ = [
     "collectives",
     "command",
-    "drawing",
     "fresh_ranks",
     "noise",
     "ratios",

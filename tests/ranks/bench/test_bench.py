@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import paper
 import pytest
 
-from ddp_lab.bench import all_reduce, paper, step
+from ddp_lab.bench import all_reduce, step
 from ddp_lab.bench.measuring import recording_cost
 from ddp_lab.bench.measuring.collectives import OPERATIONS, lacks
 from tests.benchmarks.__main__ import run
@@ -50,7 +51,7 @@ def test_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [(6, 6), (7, 14), (9, 4), (10, 8), (12, 3)],
 )
 def test_paper(figure: int, variants: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`bench paper` times every variant of a figure in turns, against the one that it names."""
+    """`python -m paper` times every variant of a figure in turns, against the one that it names."""
     path = tmp_path / "paper.json"
     asked = f"--figure {figure} --models conv_net --sets 1 --seconds 0.02 --mbit 0 --keep-noise --ranks 2"
     assert paper.main([*asked.split(), "--json", str(path)]) == 0

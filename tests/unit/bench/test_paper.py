@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import paper
 import pytest
-
-from ddp_lab.bench import paper
-from ddp_lab.bench.paper import figures, hardware, settings
+from paper import figures, hardware, settings
 
 SETTINGS = paper.Settings()
 STEPS = list(settings.SERIES)

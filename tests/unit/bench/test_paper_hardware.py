@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from ddp_lab.bench.paper import hardware
+from paper import hardware
 
 CAPS_MB = [0, 1, 2, 5, 10, 25, 50, 100, 200, 5000]
 

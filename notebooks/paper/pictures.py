@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...views.paint.palette import PHASES
-from ..measuring.drawing import GREY, Panels, about, faint, points
+from ddp_lab.views.paint.palette import PHASES
+
+from .drawing import GREY, Panels, about, faint, points
 from .rows import link, over, values
 from .settings import PARTS
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..measuring import noise
-from ..measuring.command import aligned
+from ddp_lab.bench.measuring import noise
+from ddp_lab.bench.measuring.command import aligned
+
 from .settings import PARTS, Series
 
 __all__ = ["breakdown", "link", "of_communication", "of_convergence", "of_steps", "over", "table", "values"]

@@ -33,9 +33,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...simulation.link_model import CommModel
-from ...simulation.simulator import Configuration, Predictions, simulate, simulate_many
-from ...simulation.workload import Workload
+from ddp_lab.simulation.link_model import CommModel
+from ddp_lab.simulation.simulator import Configuration, Predictions, simulate, simulate_many
+from ddp_lab.simulation.workload import Workload
+
 from .settings import EVERY, GROUPS, PARTS
 
 __all__ = ["GAINS", "MODELS", "bucket_sweep", "gain", "scaling", "simulated", "skip_sync", "steps_of"]

@@ -21,7 +21,7 @@ class Settings:
     """The extent of a measurement.
 
     Attributes:
-        models: of `ddp_lab.bench.measuring.workloads.PAPER_MODELS`.
+        models: of `paper.models.PAPER_MODELS`.
         backends: of the process groups. Figure 12 uses the first one.
         seconds: for each model and variant (figure 2: each size of a call).
         parameters: figure 2: how many float32 are all-reduced.

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..measuring.fresh_ranks import rank_zeros
-from ..measuring.workloads import PAPER_MODELS
+from ddp_lab.bench.measuring.fresh_ranks import rank_zeros
+
+from .models import PAPER_MODELS
 from .settings import Settings
 
 __all__ = ["on_ranks"]
@@ -35,7 +36,7 @@ def on_ranks(settings: Settings, seed: int) -> dict[str, Any]:
         would take) and ``ready`` (model -> ``parameters``: how many, ``backward`` and ``forward``: when they were
         ready and used, ms since each began).
     """
-    from ... import comm
+    from ddp_lab import comm
 
     comm.register()
     groups = {backend: dist.new_group(backend=backend) for backend in settings.backends}

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ... import command_line
-from ..measuring import command, noise
-from ..measuring.command import option
+from ddp_lab import command_line
+from ddp_lab.bench.measuring import command, noise
+from ddp_lab.bench.measuring.command import option
+
 from . import hardware, rows
 from .settings import SERIES, Settings, series
 
@@ -199,8 +200,8 @@ def measure(
     """
     import torch
 
-    from ..measuring import fresh_ranks
-    from ..measuring.shaped_link import shaped
+    from ddp_lab.bench.measuring import fresh_ranks
+    from ddp_lab.bench.measuring.shaped_link import shaped
 
     asked = Settings(tuple(models), tuple(backends), seconds, parameters, backwards)
     world = ranks or (_most_ranks() if figure == 9 else 2)
@@ -222,8 +223,9 @@ def _most_ranks() -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    from ..measuring import collectives
-    from ..measuring.workloads import PAPER_MODELS
+    from ddp_lab.bench.measuring import collectives
+
+    from .models import PAPER_MODELS
 
     options = [
         option(
@@ -245,4 +247,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         option("--delay-ms", type=float, help="figure 12: of what is sent over it"),
     ]
     about = "A figure of the DDP paper (Li et al., VLDB 2020), measured on this machine."
-    return command.run("ddp-lab bench paper", about, measure, rows.table, options, argv)
+    return command.run("python -m paper", about, measure, rows.table, options, argv)

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..measuring.fresh_ranks import take_turns
-from ..measuring.workloads import PAPER_MODELS
+from ddp_lab.bench.measuring.fresh_ranks import take_turns
+
+from .models import PAPER_MODELS
 from .settings import PARTS, Series, Settings, Variant
 
 __all__ = ["TimedStep", "on_ranks"]
@@ -75,7 +76,7 @@ class _Groups:
 
     def of(self, variant: Variant) -> Any:
         """This rank's group for a variant."""
-        from ...comm import round_robin_process_group
+        from ddp_lab.comm import round_robin_process_group
 
         ranks = dist.get_world_size()
         world = variant.world or ranks
@@ -102,7 +103,7 @@ def on_ranks(series: Sequence[Series], settings: Settings, seed: int) -> dict[st
         JSON-able: model -> variant -> ``turns`` (median step of each turn, ms), ``steps`` (all that were counted, ms)
         and ``parts`` (part -> median ms).
     """
-    from ... import comm
+    from ddp_lab import comm
 
     comm.register()
     groups, found = _Groups(), {}
@@ -117,7 +118,7 @@ def on_ranks(series: Sequence[Series], settings: Settings, seed: int) -> dict[st
 def _take_turns(
     model: str, variants: Mapping[str, Variant], seconds: float, groups: _Groups, shuffle: random.Random
 ) -> dict[str, Any]:
-    from ... import DistributedDataParallel
+    from ddp_lab import DistributedDataParallel
 
     torch.manual_seed(0)
     module, batch = PAPER_MODELS[model]()

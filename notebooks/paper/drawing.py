@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from . import noise
+from ddp_lab.bench.measuring import noise
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -15,7 +15,7 @@ __all__ = ["GREY", "Panels", "about", "faint", "points"]
 
 GREY, _LINE = "#808080", "rgba(128, 128, 128, 0.3)"
 _NOTHING = {
-    "text": "All values were too noisy to show: the machine was busy.<br>--keep-noise draws them anyway.",
+    "text": "All values were too noisy to show: the machine was busy.<br>keep=True draws them anyway.",
     "font": {"size": 16},
     "showarrow": False,
     **{"x": 0.5, "xref": "paper", "y": 0.5, "yref": "paper"},

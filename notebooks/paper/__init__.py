@@ -1,8 +1,8 @@
-"""`ddp-lab bench paper --figure N`: the evaluation of the DDP paper (Li et al., VLDB 2020), on this machine.
+"""The evaluation of the DDP paper (Li et al., VLDB 2020), on this machine: what the notebooks beside it measure.
 
 Each figure of the paper has three kinds of points, which are kept apart and marked wherever they are shown: *measured*
-for the ranks at hand, *simulated* for the paper's cluster (`ddp_lab.bench.paper.hardware`), and *published* ones
-(`ddp_lab.bench.paper.figures`).
+for the ranks at hand, *simulated* for the paper's cluster (`paper.hardware`), and *published* ones
+(`paper.figures`).
 
 - 2: all-reduce of the same number of parameters with different call sizes, and readiness of gradients in a backward.
 - 6: step time breakdown, with and without overlap.
@@ -14,7 +14,8 @@ for the ranks at hand, *simulated* for the paper's cluster (`ddp_lab.bench.paper
 
 A figure is made in these steps: `on_ranks` measures, on all ranks of the default group at the same time; `result` makes
 rows from the results of one or several sets of processes, with simulated and published values; `table` and `picture`
-show them. `measure` starts fresh sets of processes for it; the notebooks `paper_*.ipynb` call `on_ranks` in a cell.
+show them. The notebooks `paper_*.ipynb` call `on_ranks` in a cell. `measure` starts fresh sets of processes for it: the
+command `python -m paper --figure N` in their folder.
 
 This package imports torch only on the ranks, so that a notebook's kernel can use it.
 """

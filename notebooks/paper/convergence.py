@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from ..measuring.workloads import Transformer, resnet
+from ddp_lab.bench.measuring.workloads import Transformer
+
+from .models import resnet
 from .settings import EVERY, Settings
 
 __all__ = ["CASES", "on_ranks"]
@@ -87,7 +89,7 @@ def on_ranks(settings: Settings, seed: int) -> list[dict[str, Any]]:
 
 
 def _train(case: Case, every: int, backwards: int, seed: int) -> dict[str, Any]:
-    from ... import DistributedDataParallel
+    from ddp_lab import DistributedDataParallel
 
     load, make = _DATA[case.data]
     torch.manual_seed(seed)
