@@ -36,6 +36,7 @@ from ..engine.processes.parent_watch import on_exit
 from ..errors import DdpLabError
 from ..formatting import line_name
 from ..machine import no_collector
+from ..protocol import journal
 from .black_boxes import complete_children, leave_in
 from .invitation import let_examine
 from .recorded_rank import GRACE_SECONDS, about_me, begin_journal, end_this_process, reach_models, that_ends
@@ -140,7 +141,7 @@ class ChildProcess:
     def _begin(self, rank: int, size: int, ending: list[Callable[[str], None]]) -> None:
         if self.agent is not None and self.boxes is not None:
             leave_in(self.agent, self.boxes, self.folder, of_script=True)
-        about = {**about_me(self.script), "rank": rank, "world_size": size}
+        about = {**about_me(self.script), "rank": rank, "world_size": size, "restart": _begun_before(self.folder, rank)}
         ending.append(begin_journal(self.folder, about, size, of_child=True))
         if self.doctor is not None:
             try:
@@ -148,6 +149,19 @@ class ChildProcess:
             except OSError as error:
                 tell(f"hangs of rank {rank} are not noticed: can't read {error.filename}: {error.strerror}")
         _end_with_script()
+
+
+def _begun_before(folder: Path, rank: int) -> int:
+    """How many processes of the script have been this rank before: it may start its ranks again. The journal that comes
+    then is this process's own."""
+    before = 0
+    while True:
+        try:
+            journal.path_of(folder, rank, before, of_child=True).touch(mode=0o600, exist_ok=False)
+        except FileExistsError:
+            before += 1
+        else:
+            return before
 
 
 def variables_of_agent() -> dict[str, str]:

@@ -47,16 +47,20 @@ if __name__ == "__main__":
         commands = [subprocess.Popen(command, env={**own, "RANK": str(rank)}) for rank in range(2)]
         sys.exit(max(one.wait() for one in commands))
     else:
+        times = 2 if how.startswith("twice ") else 1
+        how = how.removeprefix("twice ")
         context = mp.get_context(how.removesuffix(" by variables"))
-        if how.endswith(" by variables"):
-            os.environ.update(MASTER_ADDR=os.environ["MASTER_ADDR"], MASTER_PORT=str(free_port()))
-            store = ""
-        queue = context.Queue()
-        started = [context.Process(target=worker, args=(rank, 2, store, False)) for rank in range(2)]
-        started.append(context.Process(target=listen, args=(queue,)))
-        for process in started:
-            process.start()
-        queue.put("done")
-        for process in started:
-            process.join()
-        sys.exit(max(process.exitcode for process in started))
+        for _ in range(times):
+            if how.endswith(" by variables"):
+                os.environ.update(MASTER_ADDR=os.environ["MASTER_ADDR"], MASTER_PORT=str(free_port()))
+                store = ""
+            queue = context.Queue()
+            started = [context.Process(target=worker, args=(rank, 2, store, False)) for rank in range(2)]
+            started.append(context.Process(target=listen, args=(queue,)))
+            for process in started:
+                process.start()
+            queue.put("done")
+            for process in started:
+                process.join()
+            if any(process.exitcode for process in started):
+                sys.exit(1)

@@ -194,18 +194,20 @@ def _spawns(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     "how",
     [
         pytest.param("spawn", marks=pytest.mark.soak),
-        "fork by variables",
+        "twice fork by variables",
         *(pytest.param(f"{how} by variables", marks=pytest.mark.soak) for how in ("spawn", "forkserver")),
     ],
 )
 def test_a_script_that_starts_its_ranks_itself(tmp_path: Path, how: str) -> None:
     """It runs as it is, whether torch.multiprocessing.spawn or a process for each starts its ranks, which are recorded.
-    The process that the agent has started is none, nor is one that only waits."""
+    The process that the agent has started is none, nor is one that only waits. A script may start its ranks again."""
     done = _spawns(tmp_path, str(SPAWNING), how)
     assert done.returncode == 0, done.stderr
     assert "Linear on 2 ranks" in done.stdout
     steps = Timeline.load(tmp_path / "run").steps()
-    assert steps.groupby("rank").size().to_dict() == {0: 6, 1: 6}
+    models = range(2 if how.startswith("twice") else 1)
+    expected = {(model, rank): 6 for model in models for rank in range(2)}
+    assert steps.groupby(["reducer", "rank"]).size().to_dict() == expected
 
 
 def test_a_script_that_starts_its_ranks_as_commands(tmp_path: Path) -> None:
