@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "reduce/messages.h"
+#include "reduce/warnings.h"
 
 namespace ddp_lab {
 namespace {
@@ -117,7 +118,7 @@ bool AutogradHooks::gradients_wanted(const std::vector<std::string>& names, bool
       any = true;
     } else if (!warned_ && may_warn) {
       warned_ = true;
-      TORCH_WARN(messages::own_gradients(names[i]));
+      warnings().add(messages::own_gradients(names[i]));
     }
   }
   return any;

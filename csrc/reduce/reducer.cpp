@@ -91,13 +91,14 @@ void Reducer::fail_unfinished() {
 }
 
 void Reducer::arm(const std::vector<at::Tensor>& outputs, bool sync) {
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
   if (hooks_.empty() || phase().in_flight() || !sync)
     return;  // in flight: a forward inside the backward, as activation checkpointing runs it
   backward_.arm_after(outputs);
   AutogradHooks::watch(outputs, [self = weak_from_this(), epoch = hooks_.epoch()] {
     if (const auto reducer = self.lock()) reducer->on_output_gradient(epoch);
   });
+  say_warnings(lock);
 }
 
 // [Note: which backward is synchronised]
@@ -108,9 +109,9 @@ void Reducer::arm(const std::vector<at::Tensor>& outputs, bool sync) {
 // avg(avg(g1) + g2) = avg(g1 + g2). Inside no_sync() nothing is armed anew, since the user has asked for it; inside
 // join() it is refused, because ranks that have run out of inputs take part in one backward for each forward.
 void Reducer::on_output_gradient(std::uint64_t epoch) {
-  const Lock lock = gate_.enter();
+  Lock lock = gate_.enter();
   if (hooks_.empty() || epoch != hooks_.epoch() || phase().finalizing()) return;
-  if (!hooks_.gradients_wanted(options_.names, /*may_warn=*/!no_sync_.inside)) return;
+  if (!hooks_.gradients_wanted(options_.names, /*may_warn=*/!no_sync_.inside)) return say_warnings(lock);
   if (phase().awaits_caller()) fail(messages::not_ended(backward_.where()));
   if (!phase().armed()) {
     if (no_sync_.inside) return;
@@ -163,19 +164,27 @@ void Reducer::end_of_task(int task, std::uint64_t number) {
   Lock lock = gate_.enter();
   TORCH_CHECK(!backward_.given_up(number), messages::given_up(backward_.where(-1)));
   if (number != backward_.number() || !backward_.tasks.leave(task)) return;
-  if (phase().armed() && !phase().in_flight()) return warn_of_no_gradient(lock);
+  if (phase().armed() && !phase().in_flight()) {
+    warn_of_no_gradient();
+    return say_warnings(lock);
+  }
   if (!phase().in_flight() || phase().finalizing() || !backward_.flush()) return;
   if (manual_) return backward_.await_caller();
   finalize(lock);
 }
 
-void Reducer::warn_of_no_gradient(Lock& lock) {
+void Reducer::warn_of_no_gradient() {
   const auto trained = [](const at::Tensor& parameter) { return parameter.requires_grad(); };
   if (unaveraged_.warned_of_none || std::none_of(parameters_.begin(), parameters_.end(), trained)) return;
   unaveraged_.warned_of_none = true;
-  const std::string text = messages::no_gradient(backward_.where());
+  warnings().add(messages::no_gradient(backward_.where()));
+}
+
+void Reducer::say_warnings(Lock& lock) {
+  if (!warnings().waiting()) return;
   lock.unlock();
-  warn_user(text);
+  warnings().say();
+  lock.lock();
 }
 
 void Reducer::finalize(Lock& lock) {
@@ -202,6 +211,7 @@ void Reducer::finalize(Lock& lock) {
   if (const Inspector::Callback callback = inspector_.take(step)) callback(step, buckets_.inspect(step));
   backward_.release_buffers();
   tell_watch(lock, step);
+  say_warnings(lock);
 }
 
 // See [Note: watching gradients].

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "comm/passing.h"
+#include "reduce/warnings.h"
 
 namespace ddp_lab {
 namespace {
@@ -43,9 +44,9 @@ at::Tensor fit(at::Tensor reduced, CommHook* hook, const Bucket& bucket, std::si
   const at::ScalarType dtype = complex ? c10::toRealValueType(buffer.scalar_type()) : buffer.scalar_type();
   if (reduced.scalar_type() != dtype) {
     if (hook && !hook->warned) {
-      TORCH_WARN("The comm hook '", name, "' returned ", reduced.scalar_type(), " for ", describe(bucket, index),
-                 ", whose gradients are ", dtype, ": it is converted. Convert it in the hook, e.g. by copying it to ",
-                 "bucket.buffer().");
+      warnings().add(c10::str("The comm hook '", name, "' returned ", reduced.scalar_type(), " for ",
+                              describe(bucket, index), ", whose gradients are ", dtype,
+                              ": it is converted. Convert it in the hook, e.g. by copying it to ", "bucket.buffer()."));
     }
     if (hook) hook->warned = true;
     reduced = reduced.to(dtype);

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "reduce/messages.h"
+#include "reduce/warnings.h"
 
 namespace ddp_lab {
 
@@ -130,7 +131,7 @@ void ParameterUse::find_unused(const std::vector<at::Tensor>& outputs, std::vect
   if (!searched_) return;
   RECORD_FUNCTION("ddp_lab::search_unused_parameters", std::vector<c10::IValue>());
   walk_->find_unused(outputs, unused);
-  if (!walked_ && unused.empty()) TORCH_WARN(messages::needless_walk());
+  if (!walked_ && unused.empty()) warnings().add(messages::needless_walk());
   same_ = same_ && (!walked_ || unused == last_unused_);
   last_unused_ = unused;
   walked_ = true;

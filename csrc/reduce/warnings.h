@@ -1,10 +1,13 @@
-// A warning to the user, at the line of the program that it is about.
+// Warnings to the user, at the line of the program that they are about.
 #pragma once
 
 #include <c10/util/Exception.h>
 
 #include <atomic>
+#include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace ddp_lab {
 
@@ -13,10 +16,44 @@ using Warn = void (*)(const std::string& text);
 
 inline std::atomic<Warn> warn_at_line{nullptr};
 
-// To be called without a lock: Python may run. Where nothing of Python is there, as in a test of C++, torch warns.
-inline void warn_user(const std::string& text) {
-  if (const Warn warn = warn_at_line.load()) return warn(text);
-  TORCH_WARN(text);
+// What is to be said when no lock is held any more: Python may run then. Any thread.
+class Warnings {
+ public:
+  void add(std::string text) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    texts_.push_back(std::move(text));
+    waiting_ = true;
+  }
+
+  bool waiting() const noexcept { return waiting_; }
+
+  // To be called without a lock. Where nothing of Python is there, as in a test of C++, torch warns.
+  void say() {
+    for (const std::string& text : take()) {
+      if (const Warn warn = warn_at_line.load()) {
+        warn(text);
+      } else {
+        TORCH_WARN(text);
+      }
+    }
+  }
+
+ private:
+  std::vector<std::string> take() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    waiting_ = false;
+    return std::exchange(texts_, {});
+  }
+
+  std::mutex mutex_;
+  std::vector<std::string> texts_;
+  std::atomic<bool> waiting_{false};
+};
+
+// Of all models: the parts of a reducer that find something do not know whose they are.
+inline Warnings& warnings() {
+  static Warnings all;
+  return all;
 }
 
 }  // namespace ddp_lab
