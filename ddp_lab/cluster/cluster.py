@@ -108,8 +108,6 @@ class Cluster:
         {0: 2.0, 1: 2.0}
     """
 
-    takes_cells = True
-
     def __init__(
         self,
         n: int | None = None,
@@ -580,10 +578,8 @@ class Cluster:
         from ..control import tuning
 
         return tuning.tune(
-            self.training,
+            self,
             step,
-            self.link,
-            self.measure_communication,
             reducer=model,
             steps=steps,
             lossy=lossy,

@@ -37,12 +37,12 @@ class Owner(Protocol):
     """The owner of the ranks: a cluster, or a program that `ddp-lab tune` runs."""
 
     timeline: Timeline
-    takes_cells: bool  # a program's ranks take none
 
     @property
     def wire(self) -> Wire: ...
+    @property
+    def run(self) -> Callable[..., Any] | None: ...  # runs a cell; None: the ranks run a program
     def busy_ranks(self) -> set[int]: ...
-    def run(self, code: Any, *args: Any, **options: Any) -> Any: ...
 
 
 class TrainingControl:
@@ -361,7 +361,7 @@ class TrainingControl:
         ranks = self.ranks_of(number)
         before = self.timeline.inspection_count(number)
         deadline = time.monotonic() + timeout
-        if self.owner.busy_ranks() & set(ranks):
+        if self.owner.run is None or self.owner.busy_ranks() & set(ranks):
             self._look(number, commands.Look(check=True))
         else:
             own = {str(rank): of_rank for rank, of_rank in self.timeline.own_numbers(number).items()}

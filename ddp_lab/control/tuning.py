@@ -51,27 +51,19 @@ def measure_communication(cluster: Ranks, sizes: Sequence[int] | None, repeats: 
     return replace(made, launch_ns=measured["launch_ns"], sharing=measured["sharing"] if made.lanes > 1 else 1.0)
 
 
-def tune(
-    control: TrainingControl,
-    step: str | None,
-    link: CommModel | None,
-    measure_communication: Callable[[], CommModel],
-    *,
-    reducer: int | None,
-    steps: int | None,
-    **options: Any,
-) -> Tuned:
+def tune(cluster: Ranks, step: str | None, *, reducer: int | None, steps: int | None, **options: Any) -> Tuned:
     """See `Cluster.tune`."""
+    control = cluster.training
     if step is None:
-        return tune_live(control, reducer, steps=steps, link=link, **options)
+        return tune_live(control, reducer, steps=steps, link=cluster.link, **options)
     if _recorded(control, reducer) < _FIRST_STEPS:
-        control.owner.run(
+        cluster.run(
             CellText(f"_tuned_step = {step!r}\nfor _ in range({_FIRST_STEPS}): exec(_tuned_step, globals())"),
             label="tune",
             board=SilentBoard(),
         )
-    turns = CellTurns(control, control.model(reducer), steps, step)
-    return _Session(turns, link or measure_communication(), **options).run()
+    turns = CellTurns(cluster, control.model(reducer), steps, step)
+    return _Session(turns, cluster.link or cluster.measure_communication(), **options).run()
 
 
 def tune_live(

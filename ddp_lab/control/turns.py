@@ -19,6 +19,7 @@ from .records import CellText
 
 if TYPE_CHECKING:
     from ..timeline.model import TimelineModel
+    from .ranks import Ranks
     from .training import TrainingControl
 
 
@@ -271,15 +272,15 @@ class CellTurns(Turns):
     """Trains itself: each turn is a cell that runs the user's step.
 
     Args:
-        control: see `Turns`.
+        cluster: whose ranks train.
         reducer: see `Turns`.
         steps: see `Turns`.
         code: one training step, as the text of a cell.
     """
 
-    def __init__(self, control: TrainingControl, reducer: int, steps: int | None, code: str) -> None:
-        super().__init__(control, reducer, steps)
-        self.code = code
+    def __init__(self, cluster: Ranks, reducer: int, steps: int | None, code: str) -> None:
+        super().__init__(cluster.training, reducer, steps)
+        self.cluster, self.code = cluster, code
 
     def take(self, setting: Setting) -> npt.NDArray[np.float64]:
         """See `LiveTurns.take`."""
@@ -291,7 +292,7 @@ class CellTurns(Turns):
         change, before = self._begin(setting), self._last_step
         loop = f"_tuned_step = compile({self.code!r}, 'the step that is tuned', 'exec')\n"
         loop += f"for _tuned_turn in range({WARM_UP + count}): exec(_tuned_step, globals())\n"
-        self.control.owner.run(CellText(_text(self, change) + loop), label="tune", board=SilentBoard())
+        self.cluster.run(CellText(_text(self, change) + loop), label="tune", board=SilentBoard())
         self.present = setting
         self.steps += WARM_UP + count
         last = self._last_step
@@ -319,10 +320,10 @@ def apply_in_cell(turns: Turns, setting: Setting) -> bool:
         CellError: a rank refuses it.
     """
     change = turns._change(setting)
-    owner = turns.control.owner
-    if change and owner.takes_cells:
+    run = turns.control.owner.run
+    if change and run is not None:
         try:
-            owner.run(CellText(_text(turns, change)), label="tune", board=SilentBoard())
+            run(CellText(_text(turns, change)), label="tune", board=SilentBoard())
         except CellError:
             turns.present = None
             raise

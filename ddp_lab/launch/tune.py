@@ -14,7 +14,6 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..command_line import Parser, count, file_to_write, seconds, write_json
 from ..control.training import TrainingControl
@@ -43,7 +42,7 @@ class Job:
         invitation: file with which a worker connects to it.
     """
 
-    takes_cells = False
+    run = None  # its ranks run a program, not cells
 
     def __init__(self, folder: Path) -> None:
         self.timeline = Timeline()
@@ -55,10 +54,6 @@ class Job:
     def busy_ranks(self) -> set[int]:
         """Empty: the ranks run a program, not cells."""
         return set()
-
-    def run(self, code: Any, *args: Any, **options: Any) -> Any:
-        """Raises: ranks that run a program can't run cells."""
-        raise ClusterError("cells can't be run on these ranks: they run a program")
 
 
 class _Tuner:

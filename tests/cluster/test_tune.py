@@ -185,7 +185,7 @@ def test_steps_that_are_forgotten(lab: Lab, tmp_path: Path) -> None:
 
 def test_turns_of_a_length_that_fits(kept: Lab) -> None:
     """Without a number of steps a turn has as many as fit, and a setting is had by a cell where nothing trains."""
-    turns = tune_turns.CellTurns(kept.training, kept.timeline.reducers()[-1].reducer, None, "step()")
+    turns = tune_turns.CellTurns(kept, kept.timeline.reducers()[-1].reducer, None, "step()")
     times = turns.take(Setting((0.02,)))
     assert turns.count is not None
     assert 5 <= turns.count <= 60
