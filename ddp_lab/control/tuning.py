@@ -63,7 +63,7 @@ def tune(cluster: Ranks, step: str | None, *, reducer: int | None, steps: int | 
             board=SilentBoard(),
         )
     turns = CellTurns(cluster, control.model(reducer), steps, step)
-    return _Session(turns, cluster.link or cluster.measure_communication(), **options).run()
+    return Session(turns, cluster.link or cluster.measure_communication(), **options).run()
 
 
 def tune_live(
@@ -83,14 +83,14 @@ def tune_live(
         steps: per turn, see `Turns`.
         link: how long an all-reduce takes; None: fitted to recorded ones.
         first_seconds: how long to wait for the first steps.
-        options: arguments of `_Session`.
+        options: arguments of `Session`.
 
     Raises:
         ClusterError: the model is not training.
     """
     _wait_first_steps(control, reducer, first_seconds)
     turns = LiveTurns(control, control.model(reducer), steps)
-    return _Session(turns, link, **options).run()
+    return Session(turns, link, **options).run()
 
 
 def _recorded(control: TrainingControl, reducer: int | None) -> int:
@@ -116,8 +116,8 @@ def _wait_first_steps(control: TrainingControl, reducer: int | None, seconds: fl
         time.sleep(0.02)
 
 
-class _Session:
-    """One tuning.
+class Session:
+    """One tuning, or one comparison of a given setting (the dashboard's *Run it*).
 
     Args:
         turns: how settings are tried.
@@ -160,7 +160,8 @@ class _Session:
             if len(self.turns.ranks) > 1:
                 self._prepare()
                 self._race()
-                self._confirm()
+                if self.winner != 0:
+                    self._confirm(Confirmation())
             else:
                 ended = "The model trains on one rank, so nothing is communicated."
             if self.confirmation is not None and self.confirmation.clear and self.apply:
@@ -170,6 +171,14 @@ class _Session:
         finally:
             self.turns.settle(left)
         return self._tuned(ended, left)
+
+    def compare(self, setting: Setting, rounds: int) -> Confirmation:
+        """Alternates a setting with the user's, which the model then has again; raises `TrainingEnded`."""
+        self.settings, self.winner = [self.turns.users, setting], 1
+        try:
+            return self._confirm(Confirmation(most_rounds=rounds, fewest_rounds=rounds))
+        finally:
+            self.turns.settle(self.turns.users)
 
     # ---- what to try
 
@@ -246,15 +255,14 @@ class _Session:
             )
         self.winner = self.race.best
 
-    def _confirm(self) -> None:
-        if self.winner == 0:
-            return
-        made = self.confirmation = Confirmation()
+    def _confirm(self, made: Confirmation) -> Confirmation:
+        self.confirmation, users, winner = made, self.settings[0], self.settings[self.winner]
         while not made.over and not self._late(1.0):
             order = (self.winner, 0) if made.winner_first else (0, self.winner)
             turns = {number: self._take(number) for number in order}
             made.add(turns[0], turns[self.winner])
-            self.tell(f"confirming {self.settings[self.winner]}: {made.gain.percent:+.1f} % in {made.rounds} rounds")
+            self.tell(f"{winner} against {users}, after round {made.rounds}: saves {made.gain.percent:.1f} %")
+        return made
 
     def _take(self, number: int) -> Any:
         return self.turns.take(self.settings[number])

@@ -167,12 +167,12 @@ class Confirmation:
 
     def __init__(self, *, most_rounds: int = 12, fewest_rounds: int = 4) -> None:
         self.most_rounds, self.fewest_rounds = most_rounds, fewest_rounds
-        self._logs: list[float] = []
+        self._turns: list[tuple[float, float]] = []  # medians: the user's setting, the winner
 
     @property
     def rounds(self) -> int:
         """Complete ones."""
-        return len(self._logs)
+        return len(self._turns)
 
     @property
     def winner_first(self) -> bool:
@@ -181,7 +181,7 @@ class Confirmation:
 
     def add(self, users: Sequence[float] | _Floats, winners: Sequence[float] | _Floats) -> None:
         """A round: the times of the steps of both turns."""
-        self._logs.append(math.log(float(np.median(winners)) / float(np.median(users))))
+        self._turns.append((float(np.median(users)), float(np.median(winners))))
 
     @property
     def over(self) -> bool:
@@ -196,9 +196,14 @@ class Confirmation:
         return self.rounds >= self.fewest_rounds and self.gain.low_percent > 0
 
     @property
+    def winner_ms(self) -> float:
+        """Typical step of the winner: the median of its turns."""
+        return float(np.median([winner for _, winner in self._turns]))
+
+    @property
     def gain(self) -> Gain:
         """The current result; the bounds are infinite before the second round."""
-        logs = np.array(self._logs)
+        logs = np.array([math.log(winner / user) for user, winner in self._turns])
         mean = float(logs.mean()) if len(logs) else 0.0
         reach = math.inf
         if len(logs) >= 2:

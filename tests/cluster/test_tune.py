@@ -15,6 +15,7 @@ import pytest
 
 from ddp_lab import CellError, ClusterError
 from ddp_lab.control import turns as tune_turns
+from ddp_lab.control.tuning import Session
 from ddp_lab.simulation.settings import Setting
 from tests.cluster.conftest import Lab
 from tests.cluster.test_live_control import LOOP
@@ -78,9 +79,21 @@ def test_the_faster_caps_are_found_and_applied(slow: Lab) -> None:
     assert _settings(slow)["buckets"] < 8
     assert found.arguments in str(found)
     assert "bucket_cap_mb" in found.arguments
-    assert any(line.startswith("confirming") for line in told)
+    assert any(line.startswith(f"{found.best} against {found.users}, after round 1: saves ") for line in told)
     assert {one.note for one in found.tried} == {"", "yours"}
     assert not {"tune", "measure the link"} & set(slow.results), "these are not the user's cells"
+
+
+def test_a_given_setting_is_compared(slow: Lab) -> None:
+    """As many rounds as asked for, each told, say what it saves; then the model has what it had."""
+    before, told = _settings(slow), list[str]()
+    turns = tune_turns.CellTurns(slow, slow.timeline.reducers()[-1].reducer, 3, "step()")
+    compared = Session(turns, None, tell=told.append).compare(Setting((4.0,)), 3)
+    assert compared.rounds == 3
+    assert [line.split(":")[0] for line in told] == [f"4 MiB against {turns.users}, after round {n}" for n in (1, 2, 3)]
+    assert compared.winner_ms > 20
+    assert compared.gain.percent > 0
+    assert _settings(slow) == before
 
 
 def test_while_a_cell_trains_an_interrupt_puts_all_back(kept: Lab, tmp_path: Path) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from ...control.tuning import Session
 from ...control.turns import LiveTurns, TrainingEnded
 from ...errors import DdpLabError
 from ...simulation.settings import Setting
 
 if TYPE_CHECKING:
     from ...control.training import TrainingControl
+    from ...simulation.race import Confirmation
 
 __all__ = ["Trial"]
 
@@ -60,19 +61,21 @@ class Trial:
         if self._training is None or (self._thread is not None and self._thread.is_alive()):
             return
         self._tell("running", "waiting for the ranks …")
-        arguments = (self._training, reducer, cap_mb, predicted_ms, present_ms)
+        arguments = (self._training, reducer, Setting((cap_mb,)), predicted_ms, present_ms)
         self._thread = threading.Thread(target=self._run, args=arguments, name="ddp_lab what-if", daemon=True)
         self._thread.start()
 
     def _run(
-        self, training: TrainingControl, reducer: int, cap_mb: float, predicted_ms: float, present_ms: float
+        self, training: TrainingControl, reducer: int, setting: Setting, predicted_ms: float, present_ms: float
     ) -> None:
         try:
             turns = LiveTurns(training, reducer, None, _PATIENCE_SECONDS)
             if not turns.training:
                 self._tell("failed", _IDLE)
                 return
-            times = self._turns(turns, Setting((cap_mb,)))
+            self._tell("running", f"{setting} against {turns.users}: round 1 of {_ROUNDS} …")
+            session = Session(turns, None, seconds=float("inf"), tell=partial(self._tell, "running"))
+            compared = session.compare(setting, _ROUNDS)
         except TrainingEnded as ended:
             self._tell("failed", f"{ended} The model keeps its current setting.")
         except DdpLabError as error:
@@ -80,26 +83,10 @@ class Trial:
         except BaseException as error:  # noqa: BLE001 - the thread's top: shown in the view
             self._tell("failed", f"{type(error).__name__}: {error}")
         else:
-            self._score(Setting((cap_mb,)), times, predicted_ms, present_ms)
+            self._score(setting, compared, predicted_ms, present_ms)
 
-    def _turns(self, turns: LiveTurns, setting: Setting) -> list[tuple[float, float]]:
-        """(current, tried) milliseconds of each round; restores the model's current setting afterwards."""
-        made = []
-        try:
-            for number in range(_ROUNDS):
-                self._tell("running", f"{setting} against {turns.users}: round {number + 1} of {_ROUNDS} …")
-                order = (turns.users, setting) if number % 2 == 0 else (setting, turns.users)
-                medians = {one: float(np.median(turns.take(one))) for one in order}
-                made.append((medians[turns.users], medians[setting]))
-        finally:
-            turns.settle(turns.users)
-        return made
-
-    def _score(
-        self, setting: Setting, times: list[tuple[float, float]], predicted_ms: float, present_ms: float
-    ) -> None:
-        measured = float(np.median([tried for _, tried in times]))
-        ratio = float(np.median([tried / own for own, tried in times]))
+    def _score(self, setting: Setting, compared: Confirmation, predicted_ms: float, present_ms: float) -> None:
+        measured = compared.winner_ms
         with self._lock:
             score = {
                 "setting": str(setting),
@@ -107,7 +94,7 @@ class Trial:
                 "measured": measured,
                 "error": 100 * (predicted_ms / measured - 1),
                 "gainPredicted": 100 * (1 - predicted_ms / present_ms),
-                "gainMeasured": 100 * (1 - ratio),
+                "gainMeasured": compared.gain.percent,
             }
             self._scores = [*self._scores, score][-_KEPT:]
         self._tell("idle", "")

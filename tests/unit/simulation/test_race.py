@@ -128,5 +128,6 @@ def test_a_confirmation_spends_its_bound() -> None:
     assert made.over
     assert made.clear
     assert made.gain.percent == pytest.approx(10, abs=0.1)
+    assert made.winner_ms == pytest.approx(9.0)
     assert widths[5] < widths[3]
     assert not np.isfinite(widths[0])
