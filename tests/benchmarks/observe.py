@@ -8,7 +8,7 @@ blocks. Not observed against itself says how quiet the machine was; nothing is s
 step costs where ranks fill all cores. Waits are not in it; on a small machine it is no steadier than the duration.
 
 What happens once is not measured: the first step of a block, in which places of the program are met for the first time,
-and the first seconds of a process, in which its stack is looked at more often (see `stacks`).
+and the first seconds of a process, in which its stack is looked at more often (see `activity`).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 import ddp_lab
 from ddp_lab import recording
-from ddp_lab.parallel.monitoring import activity, stacks
+from ddp_lab.parallel.monitoring import activity
 from tests.ranks.harness import on_ranks
 
 Ranks = Callable[..., list[Any]]
@@ -285,7 +285,7 @@ def test_the_sampler_ends_with_the_last_model(rank: int, size: int, off: bool) -
 
     monkeypatch = pytest.MonkeyPatch()
     activity.install(_Net())  # with the first model of this process, whose setting stays; the harness switches it off
-    monkeypatch.setattr(activity, "_sampler", stacks.Sampler(later=activity.describe_process))
+    monkeypatch.setattr(activity, "_sampler", activity.Sampler(later=activity.describe_process))
     with recording.suspended() if off else contextlib.nullcontext():
         for _ in range(2):
             models = [ddp_lab.DistributedDataParallel(_Net()), torch.nn.parallel.DistributedDataParallel(_Net())]
