@@ -1,4 +1,4 @@
-"""Cells on their way to the ranks and back, and answers to `input()` on ranks.
+"""Cells on their way to the ranks and back, answers to `input()` on ranks, and the messages of cells' widgets.
 
 See [Note: one wire] in `ddp_lab.engine.cells.delivery`.
 """
@@ -6,8 +6,10 @@ See [Note: one wire] in `ddp_lab.engine.cells.delivery`.
 from __future__ import annotations
 
 import getpass
+import importlib
 import json
 import pickle
+import sys
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +19,6 @@ from ...control.interrupts import held_back, let_through
 from ...control.records import CellText
 from ...control.wire import Wire
 from ...protocol.entry_points import CALL, RankFunction
-from .comms import CommRelay
 
 QUESTION = "ddp_lab_question"
 _NOBODY = "input() can't be answered because the notebook does not wait for this cell: run it without --no-wait"
@@ -176,3 +177,53 @@ class Answers:
 
     def _answer(self, rank: int, question: Mapping[str, Any], **answer: str) -> None:
         self._send(rank, {"op": "answer", "number": question["number"], **answer})
+
+
+class CommRelay:
+    """Shows widgets that cells make on ranks in the notebook; used by the wire's thread.
+
+    A widget talks to its page through a comm of its kernel. The page knows only the notebook's kernel. So each comm
+    that a rank opens gets a proxy there, which passes messages on, both ways.
+
+    Args:
+        send: sends a rank a message with data.
+    """
+
+    def __init__(self, send: Callable[[int, Mapping[str, Any], Sequence[bytes]], None]) -> None:
+        self._send = send
+
+    def take(self, rank: int, kind: str, frames: Sequence[bytes]) -> None:
+        """Passes a message of a rank on to the page; drops it if there is no notebook.
+
+        Args:
+            rank: who says it.
+            kind: ``"comm_open"``, ``"comm_msg"`` or ``"comm_close"``.
+            frames: content and metadata as JSON, and buffers.
+        """
+        ipython = sys.modules.get("IPython")  # a notebook has it
+        kernel = None if ipython is None else getattr(ipython.get_ipython(), "kernel", None)
+        if kernel is None:
+            return
+        content, metadata, buffers = json.loads(frames[0]), json.loads(frames[1]), list(frames[2:])
+        if kind == "comm_open":
+            self._open(kernel, rank, content["comm_id"])
+        kernel.session.send(
+            kernel.iopub_socket,
+            kind,
+            content=content,
+            metadata=metadata,
+            buffers=buffers,
+            parent=kernel.get_parent("shell"),
+        )
+
+    def _open(self, kernel: Any, rank: int, comm_id: str) -> None:
+        comm = importlib.import_module("ipykernel.comm").Comm(comm_id=comm_id, primary=False)
+
+        def pass_on(message: Mapping[str, Any]) -> None:
+            told = {"type": message["header"]["msg_type"], "content": message["content"]}
+            buffers = [bytes(buffer) for buffer in message.get("buffers") or ()]
+            self._send(rank, {"op": "comm", **told, "metadata": message.get("metadata") or {}}, buffers)
+
+        comm.on_msg(pass_on)
+        comm.on_close(pass_on)
+        kernel.comm_manager.register_comm(comm)
