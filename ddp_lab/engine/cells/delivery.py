@@ -16,12 +16,16 @@ metadata as JSON, and buffers, also after the cell.
 from __future__ import annotations
 
 import asyncio
+import codecs
+import contextlib
 import contextvars
 import importlib
+import io
 import json
 import logging
 import os
 import pickle
+import select
 import sys
 import threading
 import time
@@ -33,7 +37,6 @@ from typing import Any, TypeVar
 
 from ..telemetry import Telemetry
 from . import cell
-from .file_output import FileOutput
 from .stdin import QUESTION
 
 _PARENT = "ddp_lab_cell"  # type of the message that a cell's outputs refer to
@@ -41,6 +44,7 @@ _OUTPUTS = {"stream", "display_data", "execute_result", "update_display_data", "
 _DELIMITER = b"<IDS|MSG>"
 _FLUSH_S = 10.0  # at most, as ipykernel's own
 _AGAIN_S = 0.1
+_CHUNK = 1 << 16  # bytes
 _PIECE = 32 << 20  # bytes of a frame; the client refuses larger ones
 
 _log = logging.getLogger(__name__)
@@ -212,3 +216,64 @@ def _failure(error: BaseException) -> dict[str, Any]:
         "message": cell.text_of(error),
         "traceback": "".join(traceback.format_exception(error)),
     }
+
+
+class _File:
+    """One of the files: its stream, and where else its text goes."""
+
+    def __init__(self, number: int, stream: Any) -> None:
+        self.stream = stream
+        try:
+            self._copy = int(stream.fileno())  # where the file led before ipykernel read it
+        except io.UnsupportedOperation:  # it does not
+            self._copy = os.dup(number)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.reader, writer = os.pipe()
+        os.dup2(writer, number)
+        os.close(writer)
+        os.set_blocking(self.reader, False)
+
+    def read(self) -> bool:
+        """Passes a chunk on; whether there was one."""
+        try:
+            data = os.read(self.reader, _CHUNK)
+        except BlockingIOError:
+            return False
+        self.stream.write(self._decoder.decode(data))
+        with contextlib.suppress(OSError):  # e.g. a full disk: the text is shown all the same
+            os.write(self._copy, data)
+        return True
+
+
+class FileOutput:
+    """Makes text of the streams of what this process, and processes that it starts, write to its files 1 and 2.
+
+    ipykernel reads these files in a thread of its own, of which nobody knows whether it has read all: text that a
+    process wrote just before a cell's end came too late for the cell. Here the reader can be overtaken: `drain`. It is
+    made on the main thread, before cells run.
+
+    Args:
+        streams: file number -> ipykernel's stream, which shows its text.
+    """
+
+    def __init__(self, streams: Mapping[int, Any]) -> None:
+        self._lock = threading.Lock()  # held while text is neither in a pipe nor in its stream
+        self._files = [_File(number, stream) for number, stream in streams.items()]
+        threading.Thread(target=self._read_for_ever, name="ddp_lab-files", daemon=True).start()
+
+    def drain(self) -> None:
+        """Returns when all that has been written is text of the streams."""
+        with self._lock:
+            for file in self._files:
+                while file.read():
+                    pass
+
+    def _read_for_ever(self) -> None:
+        poller = select.poll()
+        of_reader = {file.reader: file for file in self._files}
+        for reader in of_reader:
+            poller.register(reader, select.POLLIN)
+        while True:
+            for reader, _ in poller.poll():
+                with self._lock:
+                    of_reader[reader].read()

@@ -26,7 +26,7 @@ def test_libraries_that_are_installed_elsewhere(tmp_path: Path) -> None:
 
 _PROGRAM = """
 import io, os, sys
-from ddp_lab.engine.cells.file_output import FileOutput
+from ddp_lab.engine.cells.delivery import FileOutput
 os.dup2(os.open("/dev/full", os.O_WRONLY), 1)  # where nothing can be written
 stream = io.StringIO()
 files = FileOutput({1: stream})
