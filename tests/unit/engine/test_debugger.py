@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_lab.engine.debugger.places import lines_of_code
+from ddp_lab.engine.debugger.rank_debugger import lines_of_code
 from ddp_lab.notebook.debugger import FrontEnd
 
 
