@@ -6,7 +6,7 @@ answers the same way on standard output:
     {"op": "fork", "connection": {...}, "ranks": [{"rank": 0, "env": {...}, "log": "...", "client": {...},
       "folder": "...", "gives_way": true}, ...]}
     {"op": "signal", "rank": 0, "signal": 15}
-    {"op": "ping"}, and the questions of `ddp_lab.engine.processes.reach`, with an "id"
+    {"op": "ping"}, and the questions of `Meeting`, with an "id"
 
 The end of its input ends every rank.
 
@@ -37,6 +37,7 @@ import os
 import select
 import selectors
 import signal
+import socket
 import sys
 import threading
 import time
@@ -45,10 +46,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ... import machine
 from ...machine import no_collector, visible_gpus
 from ...protocol import entry_points
 from . import parent_watch
-from .reach import Meeting
 
 _TERM_SECONDS = 0.5
 _NICE = 5  # of a rank that gives way: it gets a third of what another busy process gets
@@ -211,6 +212,55 @@ class ForkServer:
             rank = self._ranks.pop(pid)
             code = os.waitstatus_to_exitcode(status)
             self.send("exited", rank=rank, pid=pid, code=code, **self._last_words(rank))
+
+
+class Meeting:
+    """Answers a client's questions about the network before ranks start; it holds a socket until the next `meet`.
+
+    Host names are not reliable: a name may resolve to loopback, to an address of another network, or not at all. So the
+    system is asked which address it would send from (`route`), and connections to listeners are tried (`meet`,
+    `reach`).
+    """
+
+    def __init__(self) -> None:
+        self._listener: socket.socket | None = None
+
+    def answer(self, command: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The answer to a command, None if it is not such a question.
+
+        ``route``: ``address`` and ``interface`` from which this host reaches ``to``. ``meet``: the ``port`` of a socket
+        that listens on ``address`` (None: the former one is closed). ``reach``: whether (``targets``: pairs of address
+        and port) can be connected to within ``seconds``. A failure is returned as ``error``.
+        """
+        kinds = {"route": self._route, "meet": self._meet, "reach": self._reach}
+        if command["op"] not in kinds:
+            return None
+        try:
+            return kinds[command["op"]](command)
+        except OSError as error:
+            return {"error": error.strerror or str(error)}
+
+    def _route(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        address = machine.local_address(command["to"])
+        return {"address": address, "interface": machine.interface_of(address)}
+
+    def _meet(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        if command["address"] is None:
+            return {}
+        self._listener = socket.create_server((command["address"], 0))
+        return {"port": self._listener.getsockname()[1]}
+
+    def _reach(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        for address, port in command["targets"]:
+            try:
+                with contextlib.closing(socket.create_connection((address, port), command["seconds"])):
+                    pass
+            except OSError as error:
+                return {"error": error.strerror or str(error), "target": [address, port]}
+        return {}
 
 
 def _give_way() -> None:
