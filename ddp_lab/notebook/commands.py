@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,17 +18,20 @@ from ..cluster.cells.failures import replaced_text
 from ..control.records import CellText
 from ..errors import ClusterError, DdpLabError
 from ..formatting import enumeration, label_of
-from ..output.display import FollowedCell, kernel_shell, write_line
+from ..output.board import Board, OutputBoard, default_board
+from ..output.by_rank import VIEWS, KeptCells, OutputByRank, SwitchableBoard
+from ..output.display import FollowedCell, KernelDisplay, kernel_shell, write_line
 from ..output.progress import ProgressLine
 from ..output.status_table import cells_of, status_tables, tables
 from ..protocol.entry_points import ASSISTANTS, CLUSTER
-from . import debugger, output_views
+from . import debugger
 from .scripts import export_executed, export_notebook
 from .scripts import import_script as write_notebook_of
 
 if TYPE_CHECKING:
     from ..cluster.cells.run import CellRun
     from ..cluster.cluster import Cluster
+    from ..widgets.output_views import OutputViews
 
 __all__ = [
     "attach",
@@ -56,6 +60,9 @@ __all__ = [
 
 _VIEW_WORDS = {"merged": "merged", "tabs": "in tabs", "side-by-side": "side by side"}
 _VALUES = 60  # characters of a cell's values in the table of results
+_kept_cells = KeptCells()
+_view_switch: OutputViews | None = None
+_making_switch = threading.Lock()
 
 
 def start(
@@ -295,8 +302,8 @@ def view(name: str | None) -> None:
         _say("outside a notebook there is one view: lines with their rank")
         return
     if name is not None:
-        output_views.choose(name)
-    _say(f"cells show the ranks' output {_VIEW_WORDS[output_views.chosen()]}")
+        _choose_view(name)
+    _say(f"cells show the ranks' output {_VIEW_WORDS[_chosen_view()]}")
 
 
 def doctor(cluster: Cluster) -> None:
@@ -376,7 +383,7 @@ def run_cell(
     if dashboard:
         _watch(cluster)
     chosen = list(range(cluster.world_size)) if ranks is None else list(ranks)
-    board = output_views.board_of(chosen, quiet, view)
+    board = _board_of(chosen, quiet, view)
     progress = _LineView() if kernel_shell() is None else None
     cluster.run(code, ranks=chosen, wait=wait, timeout=timeout, label=label, board=board, view=progress)
 
@@ -472,3 +479,49 @@ def _show(text: str, page: str) -> None:
 
 def _say(line: str) -> None:
     write_line("stdout", line)
+
+
+def _board_of(ranks: Sequence[int], quiet: bool, view: str | None) -> Board:
+    """The board of a cell, with the switch where it makes sense.
+
+    Args:
+        ranks: where the cell runs.
+        quiet: show nothing.
+        view: one of `VIEWS`; None for the view that was chosen last.
+    """
+    shell = kernel_shell()
+    if quiet or shell is None or len(ranks) < 2:
+        return default_board(ranks, quiet)
+    display = KernelDisplay(shell)
+
+    def place(cell: OutputByRank) -> None:
+        name = _kept_cells.add(cell)
+        named = {"kernel": _kept_cells.token, "cell": name, "view": view or _chosen_view()}
+        attributes = "".join(f' data-{key}="{value}"' for key, value in named.items())
+        element = f"<ddp-lab-output{attributes}></ddp-lab-output>"
+        display.publish(f"ddp_lab-{name}", {"text/html": element, "text/plain": ""}, {}, False)
+        if _view_switch is None:  # 0.2 s for its libraries, for which no cell waits
+            threading.Thread(target=_the_view_switch, name="ddp_lab output views", daemon=True).start()
+
+    return SwitchableBoard(OutputBoard(display), OutputByRank(ranks), place)
+
+
+def _chosen_view() -> str:
+    """The view with which further cells begin."""
+    return VIEWS[0] if _view_switch is None else str(_view_switch.view)
+
+
+def _choose_view(view: str) -> None:
+    """Begins further cells with this view."""
+    _the_view_switch().view = view
+
+
+def _the_view_switch() -> OutputViews:
+    """The widget, made at the first call."""
+    global _view_switch
+    with _making_switch:
+        if _view_switch is None:
+            from ..widgets.output_views import OutputViews
+
+            _view_switch = OutputViews(_kept_cells)
+        return _view_switch
