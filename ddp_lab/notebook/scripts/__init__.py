@@ -1,7 +1,7 @@
 """A notebook's cells as a script for torchrun, and a script as a notebook.
 
-`cells` says which cells there are and how they ended, `plain_code` translates one of them, `imports` gathers imports,
-`export` puts the script together inside its `frame`. `split` makes cells of a script. `files` reads and writes.
+`cells` says which cells there are and how they ended, `imports` gathers imports, `export` translates the cells and puts
+the script together inside its `frame`. `split` makes cells of a script. `files` reads and writes.
 """
 
 from . import cells
