@@ -16,7 +16,7 @@ from ..control.records import CellText
 from ..errors import CellError, DdpLabError
 from ..output import quick_nbformat
 from ..output.by_rank import VIEWS
-from . import brief_errors, commands, completion, debugger, syntax
+from . import brief_errors, commands, completion, debugger
 from .options import (
     Parser,
     add_export_options,
@@ -96,7 +96,7 @@ def _distributed(shell: Any, options: argparse.Namespace, cell: str) -> None:
     name = options.name or "%%distributed"
     label = f"{name} [{number}]" if number > 0 else name
     text = _text_of(shell, cell, options.name)
-    syntax.check(shell, text, label)
+    brief_errors.check_syntax(shell, text, label)
     commands.run_cell(
         text,
         cluster_name=options.cluster,

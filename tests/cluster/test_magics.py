@@ -225,7 +225,7 @@ def test_syntax_errors(notebook: Notebook, cell: str, line: int, name: str) -> N
     shown = notebook.run(f"%%distributed\n{cell}")
     assert (shown.status, shown.error[0]) == ("error", name)
     assert shown.error[1].endswith(f"line {line})")
-    assert "notebook/syntax.py" not in shown.error[2]
+    assert "notebook/brief_errors.py" not in shown.error[2]
     assert notebook.run("%%distributed\nsent").text == "ranks 0–1 → 0"
 
 
