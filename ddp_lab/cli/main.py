@@ -13,23 +13,25 @@ import shutil
 import sys
 import tempfile
 import time
+import webbrowser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import lesson_files
+from .. import documentation, lesson_files
 from .._version import __version__
-from ..command_line import Parser, file_to_write, folder_to_write, percent, write_json
+from ..command_line import Parser, count, file_to_write, folder_to_write, percent, tell, write_json
 from ..errors import DdpLabError
 from ..files import write_text
 from ..printable import printable_lines
-from . import docs, doctor, lessons, mcp, scripts
+from . import doctor, lessons
 
 __all__ = ["main", "run_notebook"]
 
 _NETWORK_SCRIPT = re.compile(r"<script[^>]*\ssrc=['\"]https?://[^>]*>\s*</script>")
 # The exporter's own style breaks lines within words.
 _WHOLE_WORDS = "<style>.jp-RenderedText pre { word-break: normal !important; overflow-wrap: anywhere }</style>"
+_INTERRUPTED = 130  # exit code after Ctrl-C
 _SLOWER = 3  # exit code of `compare`
 _USAGE = 2  # exit code of an invalid command line
 _EXPECTED = "expected a folder from `ddp-lab run` or a file from `lab.timeline.save(path)`"
@@ -230,6 +232,57 @@ def check_install(arguments: argparse.Namespace) -> int:
     return importlib.import_module(".check_install", __package__).show(arguments.json)  # type: ignore[no-any-return]
 
 
+def docs(arguments: argparse.Namespace) -> int:
+    path, heading = documentation.page(arguments.page)
+    if arguments.only_print:
+        print(path)
+        return 0
+    address = documentation.address(path, heading)
+    print(address, flush=True)
+    if not webbrowser.open(address):
+        print("ddp-lab: no browser can be opened here: open this address in yours", file=sys.stderr)
+    return 0
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Writes a notebook's script, and prints what was written and what was left out."""
+    from ..notebook.scripts import export_notebook
+
+    print("\n".join(export_notebook(arguments.notebook, arguments.script, force=arguments.force)))
+    return 0
+
+
+def import_(arguments: argparse.Namespace) -> int:
+    """Writes a script's notebook, and prints what was written."""
+    from ..notebook.scripts import import_script
+
+    lines = import_script(arguments.script, arguments.output, n=arguments.n, force=arguments.force)
+    print("\n".join(lines))
+    return 0
+
+
+def mcp(arguments: argparse.Namespace, parser: Parser) -> int:
+    """Serves until the assistant closes the input."""
+    from ..assistants import stdio
+
+    if arguments.recording is not None and (arguments.process is not None or arguments.allow_run):
+        parser.error("--recording serves files: --process and --allow-run are for a notebook")
+    if sys.stdin.isatty():
+        tell("waits for an assistant on standard input; Ctrl-D ends it (`ddp-lab docs how_to/assistants` explains it)")
+    try:
+        if arguments.recording is not None:
+            stdio.serve_recording(arguments.recording)
+        else:
+            stdio.serve_notebook(arguments.process, arguments.allow_run)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except FileNotFoundError as error:
+        raise DdpLabError(f"{error.filename or arguments.recording} does not exist") from error
+    except (ValueError, OSError) as error:
+        raise DdpLabError(str(error)) from error
+    return 0
+
+
 def _parser() -> Parser:
     parser = Parser(
         prog="ddp-lab",
@@ -242,15 +295,15 @@ def _parser() -> Parser:
         _add_demo,
         _add_lab,
         lessons.add,
-        scripts.add,
+        _add_export_and_import,
         _add_run_and_tune,
         doctor.add,
         _add_report,
         _add_compare,
-        mcp.add,
+        _add_mcp,
         _add_check_install,
         _add_bench,
-        docs.add,
+        _add_docs,
     ):
         add(commands)
     return parser
@@ -284,6 +337,39 @@ def _add_lab(commands: Any) -> None:
     )
     made.add_argument("place", nargs="?", metavar="PLACE", help="a folder or a notebook (the lessons)")
     made.set_defaults(call=lab)
+
+
+def _add_export_and_import(commands: Any) -> None:
+    made = commands.add_parser(
+        "export",
+        help="write a notebook's cells as a script for torchrun",
+        description="Writes the %%distributed cells of a notebook as a script for torchrun. Plain cells are left out, "
+        "unless their first line is `# export`. Exit code 1: nothing was written, and why.",
+        examples=("ddp-lab export train.ipynb train.py", "ddp-lab export train.ipynb train.py --force"),
+    )
+    made.add_argument("notebook", type=Path, metavar="NOTEBOOK", help="the notebook to read")
+    made.add_argument("script", type=file_to_write, metavar="SCRIPT", help="the script to write")
+    made.add_argument("--force", action="store_true", help="replace an existing file")
+    made.set_defaults(call=export)
+    made = commands.add_parser(
+        "import",
+        help="write a training script's cells as a notebook",
+        description="Writes a notebook that starts a cluster and runs a training script in %%distributed cells. Exit "
+        "code 1: nothing was written, and why.",
+        examples=("ddp-lab import train.py", "ddp-lab import train.py --output cells.ipynb -n 4"),
+    )
+    made.add_argument("script", type=Path, metavar="SCRIPT", help="the script to read")
+    made.add_argument(
+        "--output", type=file_to_write, metavar="FILE", help="the notebook to write (default: SCRIPT with .ipynb)"
+    )
+    made.add_argument(
+        "-n",
+        type=count,
+        metavar="N",
+        help="number of ranks (default: as the script's text says, else one per GPU, else 2)",
+    )
+    made.add_argument("--force", action="store_true", help="replace an existing file")
+    made.set_defaults(call=import_)
 
 
 def _add_run_and_tune(commands: Any) -> None:
@@ -331,6 +417,31 @@ def _add_compare(commands: Any) -> None:
     made.set_defaults(call=compare)
 
 
+def _add_mcp(commands: Any) -> None:
+    made = commands.add_parser(
+        "mcp",
+        help="let an assistant read a notebook's cluster or a recorded run",
+        description="Serves tools over the Model Context Protocol, on standard input and output: an assistant starts "
+        "this command. It finds the notebook in which you ran `%cluster mcp`. Reading is all that it allows, unless "
+        "both this command and the notebook got --allow-run. Exit code 1: the recording can't be read, or the `mcp` "
+        "library is missing.",
+        examples=("ddp-lab mcp", "ddp-lab mcp --recording run-a", "ssh gpu-server ddp-lab mcp"),
+    )
+    made.add_argument(
+        "--recording",
+        type=Path,
+        metavar="PATH",
+        help="serve a recorded run instead: a folder of `ddp-lab run` or a file of `lab.timeline.save(path)`",
+    )
+    made.add_argument(
+        "--process", type=count, metavar="PID", help="process id of the notebook's kernel, if several serve assistants"
+    )
+    made.add_argument(
+        "--allow-run", action="store_true", help="offer the tool that runs a cell, if the notebook allows it"
+    )
+    made.set_defaults(call=lambda arguments: mcp(arguments, made))
+
+
 def _add_check_install(commands: Any) -> None:
     made = commands.add_parser(
         "check-install",
@@ -363,6 +474,27 @@ def _add_bench(commands: Any) -> None:
     )
     made.add_argument("name", choices=sorted(BENCHMARKS), metavar="NAME", help="name of the benchmark")
     made.set_defaults(call=bench)
+
+
+def _add_docs(commands: Any) -> None:
+    made = commands.add_parser(
+        "docs",
+        help="open the documentation in the browser",
+        description="Opens the documentation, which needs no network, in the browser. A wheel of `make wheel` contains "
+        "it; in a clone, `make site` builds it. Exit code 1: it is not there, or has no such page.",
+        examples=("ddp-lab docs", "ddp-lab docs guide/dashboard", "ddp-lab docs troubleshooting#firewall"),
+    )
+    made.add_argument(
+        "page",
+        nargs="?",
+        default="index",
+        metavar="PAGE",
+        help="a page, and a heading of it, as in links of the site (the first page)",
+    )
+    made.add_argument(
+        "--print", action="store_true", dest="only_print", help="print the path of its file and open nothing"
+    )
+    made.set_defaults(call=docs)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
