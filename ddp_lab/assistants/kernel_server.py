@@ -117,7 +117,7 @@ class KernelServer:
     def _made_server(self, token: str) -> uvicorn.Server:
         with needed():
             from .cluster_tools import ClusterTools
-            from .http_server import http_server
+            from .http_transport import http_server
             from .timeline_tools import Read, TimelineTools
 
         def read() -> Read:

@@ -52,7 +52,7 @@ def serve_notebook(pid: int | None = None, allow_run: bool = False) -> None:
     """
     with needed():
         from .cluster_tools import CellTool, ClusterTools
-        from .kernel_client import call_kernel
+        from .http_transport import call_kernel
         from .protocol import describe, failed, no_such_tool, server_of
         from .timeline_tools import TimelineTools
     tools: list[Any] = [*ClusterTools(_elsewhere).all(), *TimelineTools(_elsewhere).all()]
