@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from .copies import copy_lessons, copy_support
 from .lessons import Lesson, lessons, source
-from .marks import ERROR, NO_CHECK, NOT_RUN, NOT_YET, PASSED, Mark
-from .results import as_csv, as_json, as_text
-from .run import Limits
-from .submissions import Judged, judge
+from .submissions import (
+    ERROR,
+    NO_CHECK,
+    NOT_RUN,
+    NOT_YET,
+    PASSED,
+    Judged,
+    Limits,
+    Mark,
+    as_csv,
+    as_json,
+    as_text,
+    judge,
+)
 
 __all__ = [
     "ERROR",

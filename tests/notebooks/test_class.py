@@ -18,7 +18,7 @@ import pytest
 import ddp_lab
 from ddp_lab import teaching
 from ddp_lab.cli.main import main
-from ddp_lab.teaching import run
+from ddp_lab.teaching import submissions
 from tests.waiting import wait_until
 from tutorials import checks
 
@@ -156,7 +156,7 @@ def test_nothing_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A hang is interrupted; a hang that ignores it, a dead kernel and a broken file end their notebook alone."""
-    monkeypatch.setattr(run, "_ANSWERS_WITHIN", 5)
+    monkeypatch.setattr(submissions, "_ANSWERS_WITHIN", 5)
     stubborn = (
         "import time\nwhile True:\n    try:\n        time.sleep(600)\n    except KeyboardInterrupt:\n        pass"
     )

@@ -16,8 +16,7 @@ from ddp_lab import lesson_files, teaching
 from ddp_lab.cli.main import main
 from ddp_lab.lesson_files import VERDICT
 from ddp_lab.teaching.lessons import source, tags
-from ddp_lab.teaching.marks import last_check, marks
-from ddp_lab.teaching.run import Run
+from ddp_lab.teaching.submissions import Run, last_check, marks
 
 TUTORIALS = Path(__file__).resolve().parents[2] / "tutorials"
 
