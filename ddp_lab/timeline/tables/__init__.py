@@ -4,7 +4,6 @@ __all__ = [
     "activity",
     "collectives",
     "gradients",
-    "groups",
     "memory",
     "parameter_groups",
     "span_columns",
