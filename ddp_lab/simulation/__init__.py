@@ -8,6 +8,5 @@ __all__ = [
     "race",
     "settings",
     "simulator",
-    "step_times",
     "workload",
 ]

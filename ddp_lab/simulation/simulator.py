@@ -17,8 +17,7 @@ from .._schedule import Replay
 from ..analysis.step_metrics import covered
 from ..bucketing import assign_buckets
 from .link_model import CommModel
-from .step_times import StepTimes
-from .workload import Workload
+from .workload import StepTimes, Workload
 
 __all__ = ["Assignment", "Configuration", "Hook", "Prediction", "Predictions", "caps_of", "simulate", "simulate_many"]
 

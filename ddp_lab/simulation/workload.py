@@ -1,4 +1,4 @@
-"""Workload: the computation of a model's training step, the readiness of its gradients, and the bytes it sends."""
+"""Workload: a training step's computation, the readiness of its gradients, the bytes it sends; and a step's parts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,40 @@ import numpy.typing as npt
 
 from ..analysis.step_metrics import covered
 
-__all__ = ["Workload", "carried", "shares"]
+__all__ = ["StepTimes", "Workload", "carried", "shares"]
 
 _Floats = npt.NDArray[np.float64]
 _BY_RANK = ("ready_ns", "computed_ns", "forward_ns", "other_ns", "busy_ns")
 _HALVED = re.compile(r"\b(fp16|bf16)_compress(_hook)?$", re.IGNORECASE)  # also as c10d's built-in hooks are called
 _UNKNOWN = re.compile(r"powersgd|quantization|wrapper", re.IGNORECASE)
 _HALF = 2  # bytes of a number that such a hook has rounded
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """A step by parts; ``step_ns = forward_ns + compute_ns + exposed_ns + other_ns``.
+
+    Attributes:
+        step_ns: the step.
+        forward_ns: the forward.
+        compute_ns: the backward's own computation.
+        hidden_ns: communication beside computation (not a part of the sum).
+        exposed_ns: waiting for communication.
+        other_ns: the rest: optimizer, input data.
+    """
+
+    step_ns: float
+    forward_ns: float
+    compute_ns: float
+    hidden_ns: float
+    exposed_ns: float
+    other_ns: float
+
+    @property
+    def parts_ms(self) -> dict[str, float]:
+        """Milliseconds by part; all but ``hidden`` add up to the step."""
+        parts = ("forward", "compute", "hidden", "exposed", "other")
+        return {part: getattr(self, f"{part}_ns") / 1e6 for part in parts}
 
 
 @dataclass(frozen=True)

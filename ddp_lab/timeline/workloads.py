@@ -12,8 +12,7 @@ import numpy.typing as npt
 from ..analysis.step_metrics import mean, median
 from ..analysis.steps import SLOWEST_COPY
 from ..simulation.link_model import LANES, Point
-from ..simulation.step_times import StepTimes
-from ..simulation.workload import Workload, carried, shares
+from ..simulation.workload import StepTimes, Workload, carried, shares
 from .judged_steps import ANALYSED_STEPS, WARM_UP, SideBySide, newest
 from .tables.span_columns import step_columns
 
