@@ -14,12 +14,11 @@ from ..analysis.parameter_groups import ModelCollectives
 from ..analysis.step_parts import StepParts, step_parts
 from ..diagnostics.crashes import Failure
 from ..protocol import descriptions, events
-from .history import StepHistory
+from .history import EventStore, StepHistory
 from .judged_steps import FEWEST_STEPS, Layout, layouts, newest
 from .models import FLEETING, ReducerBook
 from .recorded.saved import Saved
 from .records import DriftRecord, Inspection, Kept, RankStatus, ReducerInfo
-from .store import EventStore
 from .tables import span_columns
 from .tables.activity import ActivityTable
 from .tables.collectives import CollectiveTable, GroupInfo, collective_columns

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddp_lab.analysis.step_parts import SPANS
 from ddp_lab.protocol.events import DTYPE, MOST_BUCKETS, MOST_PARAMETERS, Kind
-from ddp_lab.timeline.store import EventStore
+from ddp_lab.timeline.history import EventStore
 from ddp_lab.timeline.tables import step_table
 from ddp_lab.timeline.tables.activity import _MOST, ActivityTable
 from ddp_lab.timeline.tables.span_columns import view_of
