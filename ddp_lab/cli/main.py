@@ -20,11 +20,12 @@ from typing import Any
 
 from .. import documentation, lesson_files
 from .._version import __version__
-from ..command_line import Parser, count, file_to_write, folder_to_write, percent, tell, write_json
+from ..command_line import Parser, count, file_to_write, folder_to_write, percent, seconds, tell, write_json
+from ..doctor.command import EXIT_CODES, doctor
 from ..errors import DdpLabError
 from ..files import write_text
 from ..printable import printable_lines
-from . import doctor, lessons
+from . import lessons
 
 __all__ = ["main", "run_notebook"]
 
@@ -297,7 +298,7 @@ def _parser() -> Parser:
         lessons.add,
         _add_export_and_import,
         _add_run_and_tune,
-        doctor.add,
+        _add_doctor,
         _add_report,
         _add_compare,
         _add_mcp,
@@ -377,6 +378,35 @@ def _add_run_and_tune(commands: Any) -> None:
     made.set_defaults(call=run)
     made = commands.add_parser("tune", help="run a training script as torchrun does and tune its bucket size limits")
     made.set_defaults(call=tune)
+
+
+def _add_doctor(commands: Any) -> None:
+    made = commands.add_parser(
+        "doctor",
+        help="say why a training that was started without ddp_lab hangs",
+        description="Says which rank waits where and for whom, in a job that was started without ddp_lab: from dumps "
+        f"of torch's Flight Recorder, from torch's debug server, or from its processes on this host. {EXIT_CODES}",
+        examples=(
+            "ddp-lab doctor /tmp/dumps          # files of TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+            "ddp-lab doctor node7:25999         # torch's debug server, or ddp_lab.serve_doctor()",
+            "ddp-lab doctor $(pgrep torchrun)   # its ranks, read by py-spy",
+        ),
+    )
+    made.add_argument(
+        "of",
+        nargs="+",
+        metavar="JOB",
+        help="a folder or files with dumps, HOST:PORT of a debug server, or ids of processes: ranks, or their launcher",
+    )
+    made.add_argument(
+        "--seconds",
+        type=seconds,
+        default=3.0,
+        metavar="S",
+        help="how long to observe a running job; ranks that move meanwhile are not stuck (default: %(default)g)",
+    )
+    made.add_argument("--json", action="store_true", help="print the result as JSON")
+    made.set_defaults(call=doctor)
 
 
 def _add_report(commands: Any) -> None:
