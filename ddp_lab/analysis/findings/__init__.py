@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from ...formatting import counted, step_range
-from . import buckets, mesh, options, parameter_groups, program, ranks
+from . import buckets, options, parameter_groups, program, ranks
 from .facts import Accumulation, Facts, Finding, MeshDimension, UnchangedBuffers
 
 __all__ = [
@@ -49,7 +49,7 @@ _OF_THE_PROGRAM: Final[tuple[_Rule, ...]] = (
     program.values_read,
     program.copies,
     program.contexts,
-    mesh.between_hosts,
+    options.mesh_between_hosts,
 )
 _OF_A_RANK: Final[tuple[_Rule, ...]] = (
     options.unused_parameters,

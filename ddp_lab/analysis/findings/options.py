@@ -1,18 +1,29 @@
-"""Findings about how the model was built: unused parameters, options, communication, copies."""
+"""Findings about how the model was built: unused parameters, options, communication, copies, its device mesh."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Final
 
 import numpy as np
 
-from ...formatting import counted, ms, names, size
+from ...formatting import counted, ms, names, rate, size
 from ..steps import SLOWEST_COPY, fit_line
 from .facts import Accumulation, Facts, Finding
 
-__all__ = ["ALWAYS", "accumulation_words", "communication", "copies", "reduced_in_each_backward", "search_of_unused"]
-__all__ += ["small_tensors", "unchanged_buffers", "unused_parameters"]
+__all__ = [
+    "ALWAYS",
+    "accumulation_words",
+    "communication",
+    "copies",
+    "mesh_between_hosts",
+    "reduced_in_each_backward",
+    "search_of_unused",
+    "small_tensors",
+    "unchanged_buffers",
+    "unused_parameters",
+]
 
 ALWAYS: Final = (
     *("find-unused-for-nothing", "static-graph-possible", "unused-parameters"),
@@ -24,6 +35,8 @@ _SEARCH_NS = 500.0  # to find one parameter in the graph; measured: 300 to 600 n
 _EXPOSED_PERCENT = 5.0
 _SMALL_BYTES = 16_384
 _FEWEST_SMALL = 20
+_FASTER_WITHIN = 1.5  # the links within a host than those between hosts, at least
+_MESH_PERCENT = 3.0  # of the step that another order of the mesh saves, at least
 
 
 def unused_parameters(facts: Facts) -> Iterator[Finding]:
@@ -220,3 +233,29 @@ def small_tensors(facts: Facts) -> Iterator[Finding]:
         + " small layers into larger ones (for example, one weight for query, key and value).",
         gain_percent=facts.percent(len(small) * each),
     )
+
+
+def mesh_between_hosts(facts: Facts) -> Iterator[Finding]:
+    """A dimension that crosses the network, though it sends more than another one that does not.
+
+    If both changed places, each would send its bytes at the rate of the other one. At most the waits are saved: where
+    they are not known (NCCL, but for `fully_shard`), nothing is found.
+    """
+    for outer, inner in product(facts.dimensions, facts.dimensions):
+        if not (outer.between_hosts and not inner.between_hosts and outer.bytes > inner.bytes > 0):
+            continue
+        slow, fast = outer.bytes / outer.ns, inner.bytes / inner.ns  # bytes per ns are GB/s
+        saved = (outer.bytes - inner.bytes) * (1 / slow - 1 / fast)
+        gain = facts.percent(min(saved, outer.waited_ns))
+        if fast < _FASTER_WITHIN * slow or gain < _MESH_PERCENT:
+            continue
+        yield Finding(
+            kind="mesh-dimension-between-hosts",
+            title=f"The mesh dimension {outer.name} sends more than {inner.name}, but its ranks are on several hosts.",
+            evidence=f"In each step it sends {size(outer.bytes)} over each link at {rate(slow)} and {inner.name} "
+            f"{size(inner.bytes)} at {rate(fast)}; a rank waits {ms(outer.waited_ns / 1e6)} for it.",
+            remedy=f"Make {outer.name} the last dimension of init_device_mesh(), whose ranks are neighbours, and "
+            "number the ranks host by host.",
+            gain_percent=gain,
+        )
+        return

@@ -29,7 +29,6 @@ from ddp_lab.analysis.findings import (
     buckets,
     findings,
     headline,
-    mesh,
     options,
     parameter_groups,
 )
@@ -316,7 +315,7 @@ def test_dimensions_otherwise() -> None:
         outer = replace(SHARD, bytes=sent, ns=ns, waited_ns=wait)
         inner = replace(REPLICATE, bytes=1e6, ns=1e6 / sent * ns / fast)
         for pair in ((outer, inner), (inner, outer)):
-            found = list(mesh.between_hosts(replace(known, dimensions=pair)))
+            found = list(options.mesh_between_hosts(replace(known, dimensions=pair)))
             told += [f"{sent:g} {ns:g} {wait:g} {fast}: {one}" for one in found]
     pairs = {
         "alone": (SHARD,),
@@ -328,7 +327,9 @@ def test_dimensions_otherwise() -> None:
         "overlapped": (replace(SHARD, waited_ns=0.0), REPLICATE),
         "names": (REPLICATE, SHARD),
     }
-    told += [f"{name}: {list(mesh.between_hosts(replace(known, dimensions=pair)))}" for name, pair in pairs.items()]
+    told += [
+        f"{name}: {list(options.mesh_between_hosts(replace(known, dimensions=pair)))}" for name, pair in pairs.items()
+    ]
     approved("dimensions otherwise", "\n".join(told))
 
 
