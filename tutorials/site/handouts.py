@@ -48,7 +48,8 @@ def options(magic):
     rows = []
     for named, default, meaning in option_tables.options(option_tables.parser_of(magic)):
         shown = f" (default: {default})" if default not in ("off", "none", "required") else ""
-        short = re.sub(r"\{(.+?)\}", lambda one: one[1].replace(",", "|"), named)
+        first = re.sub(r"(--[\w-]+), --[\w-]+", r"\1", named)  # of two long names
+        short = re.sub(r"\{(.+?)\}", lambda one: one[1].replace(",", "|"), first)
         rows.append((_inline(f"`{short}`"), _inline(f"{meaning}{shown}")))
     return _table(rows)
 
