@@ -13,15 +13,18 @@ import pytest
 
 from ddp_lab.output.terminal import plain
 from tests.cluster.pages import Notebook, notebook_with_cluster
+from tests.waiting import DEADLINE_S
 
 REPLACES_PROCESSES = True
 
 
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
-    """A kernel with the magics and a running cluster of two ranks."""
+    """A kernel with the magics and a running cluster of two ranks, which have time to answer who presses Tab."""
     with notebook_with_cluster() as (kernel, started):
         assert "cluster ready: ranks 0–1 · cpu · shm in " in started.text
+        kernel.run("from ddp_lab.notebook import completion as c")
+        kernel.run(f"c._COMPLETE_SECONDS = c._INSPECT_SECONDS = {DEADLINE_S}; del c")
         yield kernel
 
 
