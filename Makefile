@@ -131,7 +131,7 @@ $(SOAK_PACKAGES): $(TEST_PACKAGES)
 	@$(INSTALL) '$(TORCH)' '' notebooks soak
 	@touch $@
 
-quick: build $(TEST_PACKAGES)  ## what a developer runs after each change (about 2 minutes on 2 cores)
+quick: build $(TEST_PACKAGES)  ## what a developer runs after each change (1 to 2 minutes on 2 cores)
 	$(PYTEST) -q $(QUICK) $(PYTEST_ARGS)
 
 SINCE ?= HEAD
