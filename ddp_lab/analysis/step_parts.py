@@ -147,7 +147,7 @@ class StepParts:
 
     @property
     def total(self) -> float:
-        """Seconds of the mean step, to which the parts add up: not those of the median one, if a few are far longer."""
+        """Seconds of the mean step. The parts add up to it; the median step is shorter if a few are far longer."""
         return sum(self.mean.values())
 
     @property
