@@ -18,7 +18,7 @@ from tests.benchmarks.browser import chromium_browser
 from tests.browser.bare_page import DARK, BarePage
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks" / "images"
-WIDTH, HEIGHT, FRAME_MS = 900, 500, 125
+WIDTH, HEIGHT, FRAME_MS = 860, 500, 125
 SCENES = (("Timeline", 6.0), ("Findings", 4.0))  # tab, seconds
 MODEL = """
 import statistics, time
@@ -33,7 +33,7 @@ steps = []
 while len(steps) < 400:
     began = time.perf_counter()
     model.zero_grad()
-    model(torch.randn(256, 512)).square().mean().backward()
+    model(torch.randn(64, 512)).square().mean().backward()
     steps.append(time.perf_counter() - began)
 """
 
