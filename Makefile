@@ -123,7 +123,7 @@ batch:
 	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge >/dev/null; }; } || \
 	  echo "missing slurmctld, slurmd or munged (Debian: apt install slurmctld slurmd slurm-client munge)"
 
-test: build browser hosts mpi $(TEST_PACKAGES)  ## the whole suite (12 minutes on 2 fast cores, 26 on slow ones)
+test: build browser hosts mpi $(TEST_PACKAGES)  ## the whole suite (10 to 25 minutes on 2 cores, by their speed)
 	$(PYTEST) --again $(PYTEST_ARGS)
 
 # Trainers that the soak alone tries.
