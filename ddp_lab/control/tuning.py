@@ -261,7 +261,9 @@ class Session:
             order = (self.winner, 0) if made.winner_first else (0, self.winner)
             turns = {number: self._take(number) for number in order}
             made.add(turns[0], turns[self.winner])
-            self.tell(f"{winner} against {users}, after round {made.rounds}: saves {made.gain.percent:.1f} %")
+            saved = made.gain.percent
+            by = f"saves {saved:.1f} %" if saved >= 0 else f"costs {-saved:.1f} %"
+            self.tell(f"{winner} against {users}, after round {made.rounds}: {by}")
         return made
 
     def _take(self, number: int) -> Any:

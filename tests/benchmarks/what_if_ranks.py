@@ -1,4 +1,4 @@
-"""The rank side of `ddp-lab bench what-if`: trains one model with bucket caps in turns, and keeps all events."""
+"""The rank side of the benchmark `what-if`: trains one model with bucket caps in turns, and keeps all events."""
 
 from __future__ import annotations
 
