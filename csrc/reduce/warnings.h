@@ -4,10 +4,11 @@
 #include <c10/util/Exception.h>
 
 #include <atomic>
+#include <deque>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 namespace ddp_lab {
 
@@ -27,26 +28,30 @@ class Warnings {
 
   bool waiting() const noexcept { return waiting_; }
 
-  // To be called without a lock. Where nothing of Python is there, as in a test of C++, torch warns.
+  // To be called without a lock. If one throws, the others wait for the next call. Where nothing of Python is there, as
+  // in a test of C++, torch warns.
   void say() {
-    for (const std::string& text : take()) {
+    while (const std::optional<std::string> text = take()) {
       if (const Warn warn = warn_at_line.load()) {
-        warn(text);
+        warn(*text);
       } else {
-        TORCH_WARN(text);
+        TORCH_WARN(*text);
       }
     }
   }
 
  private:
-  std::vector<std::string> take() {
+  std::optional<std::string> take() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    waiting_ = false;
-    return std::exchange(texts_, {});
+    if (texts_.empty()) return std::nullopt;
+    std::string text = std::move(texts_.front());
+    texts_.pop_front();
+    waiting_ = !texts_.empty();
+    return text;
   }
 
   std::mutex mutex_;
-  std::vector<std::string> texts_;
+  std::deque<std::string> texts_;
   std::atomic<bool> waiting_{false};
 };
 

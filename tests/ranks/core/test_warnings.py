@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -100,6 +101,23 @@ def test_create_graph(rank: int, size: int) -> None:
     texts = [text for text in warned(steps) if "DistributedDataParallel" in text]
     assert len(texts) == 1
     assert texts[0].startswith("Using DistributedDataParallel with create_graph=True")
+
+
+@on_ranks(2)
+def test_a_warning_that_is_an_error_hides_no_other(rank: int, size: int) -> None:
+    """Of two that one backward finds, the second is raised by the next; the averages are there after each."""
+    model = _model(_Transposed())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Grad strides|Using DistributedDataParallel")
+        warnings.filterwarnings("ignore", message="Using backward|grad and param")
+        for words in ("Grad strides", "Using DistributedDataParallel"):
+            model.zero_grad()
+            model.module.odd.grad = torch.zeros(3, 4).t()
+            with pytest.raises(UserWarning, match=words):
+                _step(model, rank, create_graph=True)
+            same = model.module.odd.grad.detach().clone()
+            dist.all_reduce(same)
+            torch.testing.assert_close(same / size, model.module.odd.grad.detach())
 
 
 @pytest.mark.parametrize(
