@@ -29,7 +29,7 @@ _LISTS = ("ddp_lab/__init__.py", "ddp_lab/protocol/entry_points.py")
 # Folders whose files no test imports -> the file through which they are reached.
 _HOLDERS = {
     "csrc/": "ddp_lab/native.py",
-    "ddp_lab/widgets/static/": "ddp_lab/widgets/bundle.py",
+    "ddp_lab/dashboard/static/": "ddp_lab/dashboard/bundle.py",
     "notebooks/": "tests/notebooks/running.py",
     "tutorials/": "tests/notebooks/running.py",
 }

@@ -30,7 +30,7 @@ from ..documentation import with_help
 from ..errors import DdpLabError, FallbackWarning
 from ..machine import visible_gpus
 from ..native import built_for
-from ..serialization.parcels import LARGE
+from ..protocol.parcels import LARGE
 
 __all__ = ["CHECKS", "Check", "check_all", "show"]
 

@@ -21,7 +21,7 @@ from typing import Any
 from .. import documentation, lesson_files
 from .._version import __version__
 from ..command_line import Parser, count, file_to_write, folder_to_write, percent, seconds, tell, write_json
-from ..doctor.command import EXIT_CODES, doctor
+from ..diagnosis.command import EXIT_CODES, doctor
 from ..errors import DdpLabError
 from ..files import write_text
 from ..printable import printable_lines

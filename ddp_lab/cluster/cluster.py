@@ -18,7 +18,7 @@ from ..control.collectives import DEFAULT_BYTES
 from ..control.records import CellText, RankHealth, RankRecord
 from ..control.training import TrainingControl
 from ..control.wire import Wire
-from ..diagnostics.hang_report import HangReport
+from ..diagnosis.hang_report import HangReport
 from ..errors import ClusterError
 from ..formatting import enumeration, label_of
 from ..output.board import Board
@@ -37,12 +37,12 @@ from .runner import CellRunner, Runs
 from .session import MissedCell, Session
 
 if TYPE_CHECKING:
+    from ..dashboard.cluster_panel.panel import ClusterPanel
+    from ..dashboard.collectives import Collectives
+    from ..dashboard.dashboard import Dashboard
     from ..simulation.link_model import CommModel
     from ..simulation.settings import Tuned
     from ..timeline.what_if import WhatIf
-    from ..widgets.cluster_panel.panel import ClusterPanel
-    from ..widgets.collectives import Collectives
-    from ..widgets.dashboard import Dashboard
 
 
 _P = ParamSpec("_P")
@@ -596,7 +596,7 @@ class Cluster:
         It shows state, device, memory, CPU and GPU use, newest step, and seconds since the rank was last heard from,
         also while a cell runs. A cluster that is the last expression of a notebook's cell shows it.
         """
-        from ..widgets.cluster_panel.panel import ClusterPanel
+        from ..dashboard.cluster_panel.panel import ClusterPanel
 
         if self._panel is None or self._panel.comm is None:  # it was closed
             self._panel = ClusterPanel(self)
@@ -618,7 +618,7 @@ class Cluster:
                 ``"step"`` (through a backward), ``"fault_injection"``, ``"what_if"`` (sliders),
                 ``"gradients"``, ``"groups"`` (every collective) and ``"collectives"``; none: all.
         """
-        from ..widgets.dashboard import Dashboard
+        from ..dashboard.dashboard import Dashboard
 
         return Dashboard(self.timeline, views=views or None, **self.dashboard_means())
 
@@ -655,7 +655,7 @@ class Cluster:
             >>> lab.animate_collective("broadcast", "tree").shown.table()
         """
         from ..control.collectives import run_collective
-        from ..widgets.collectives import Collectives
+        from ..dashboard.collectives import Collectives
 
         shown = run_collective(self, collective, algorithm, bytes)
         made = Collectives(self.timeline, **self.dashboard_means())
@@ -732,7 +732,7 @@ class Cluster:
         """The view of a cell's progress; for a cell that is waited for, on pages opened meanwhile."""
         if kernel_shell() is None:
             return None
-        from ..widgets.background_cell import BackgroundCell
+        from ..dashboard.background_cell import BackgroundCell
 
         after = "its ranks ended with it"
         if self._attached:

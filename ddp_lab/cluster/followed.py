@@ -23,7 +23,7 @@ from ..timeline.recorded.merge import check_ranks
 from ..timeline.timeline import Timeline
 
 if TYPE_CHECKING:
-    from ..widgets.dashboard import Dashboard
+    from ..dashboard.dashboard import Dashboard
 
 
 INTERVAL = 0.05  # seconds between two requests while there is nothing new
@@ -129,7 +129,7 @@ class FollowedJob:
 
     def dashboard(self) -> Dashboard:
         """The live dashboard of the job; without controls, because it does not touch the ranks."""
-        from ..widgets import dashboard
+        from ..dashboard import dashboard
 
         return dashboard.of_recording(self.timeline)
 

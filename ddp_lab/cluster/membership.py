@@ -25,9 +25,9 @@ from ..control.examination import with_places
 from ..control.interrupts import held_back
 from ..control.records import RankHealth, RankRecord
 from ..control.wire import Wire
-from ..diagnostics.calls import Diagnosis
-from ..diagnostics.flights import in_flight_words
-from ..diagnostics.rank_state import Examined
+from ..diagnosis.calls import Diagnosis
+from ..diagnosis.flights import in_flight_words
+from ..diagnosis.rank_state import Examined
 from ..errors import ClusterError, FallbackWarning, RankFailure
 from ..formatting import exit_words, label_of
 from ..protocol import black_box

@@ -6,9 +6,9 @@ from typing import Any
 
 from ..control.collectives import choices, run_collective
 from ..control.ranks import Ranks
+from ..dashboard.controls.collectives import CollectiveStage
 from ..errors import ClusterError
 from ..formatting import label_of
-from ..widgets.controls.collectives import CollectiveStage
 
 
 def dashboard_means(cluster: Ranks) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..diagnostics import calls
-from ..diagnostics.rank_state import Examined
+from ..diagnosis import calls
+from ..diagnosis.rank_state import Examined
 from .wire import Wire
 
 __all__ = ["with_places"]

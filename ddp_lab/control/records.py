@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..diagnostics.rank_state import BucketStage
+from ..diagnosis.rank_state import BucketStage
 
 __all__ = ["BucketStage", "CellText", "RankHealth", "RankRecord", "Reconfigured", "StepState"]
 

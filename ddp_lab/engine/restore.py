@@ -27,7 +27,7 @@ from torch.utils.data import DistributedSampler
 from ..parallel.core.synchronizer import GradientSynchronizer
 from ..parallel.distributed import DistributedDataParallel
 from ..parallel.live.model import live_models
-from ..serialization.functions import Pickler
+from ..protocol.functions import Pickler
 
 _NAMESPACE = "namespace"
 _Models = (DistributedDataParallel, TorchDDP)

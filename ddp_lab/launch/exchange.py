@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..diagnostics.calls import with_places
-from ..diagnostics.rank_state import Examined
+from ..diagnosis.calls import with_places
+from ..diagnosis.rank_state import Examined
 from .local_ranks import LocalRanks
 from .nodes import CUT_S, Job, Nodes, alone, everyone, made
 

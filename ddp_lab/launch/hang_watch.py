@@ -19,10 +19,10 @@ from pathlib import Path
 from ..cluster.processes.launchers import make_run_dir
 from ..command_line import tell
 from ..control.wire import Wire
-from ..diagnostics.calls import Diagnosis, with_places
-from ..diagnostics.hang_report import HangReport, brief
-from ..diagnostics.hangs import BUSY, diagnose, different_calls, wait_of
-from ..diagnostics.rank_state import Examined
+from ..diagnosis.calls import Diagnosis, with_places
+from ..diagnosis.hang_report import HangReport, brief
+from ..diagnosis.hangs import BUSY, diagnose, different_calls, wait_of
+from ..diagnosis.rank_state import Examined
 from .exchange import Exchange
 from .invitation import invite
 from .local_ranks import LocalRanks

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from ..diagnostics.rank_state import Examined
+from ..diagnosis.rank_state import Examined
 from ..formatting import enumeration
 
 __all__ = ["CUT_S", "Job", "Nodes", "alone", "everyone", "made"]
@@ -30,7 +30,7 @@ _PERIOD_S = 0.5
 _LOOK_S = 0.05
 _ANSWER_S = 5.0  # for an answer of the other nodes
 _CONNECT = timedelta(seconds=30)
-_PREFIX = "ddp_lab/doctor"
+_PREFIX = "ddp_lab/diagnosis/sources"
 
 
 @dataclass(frozen=True)

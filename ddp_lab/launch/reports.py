@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..command_line import tell
-from ..diagnostics.hang_report import brief
+from ..diagnosis.hang_report import brief
 from ..printable import printable_lines
 from ..timeline.timeline import RecordedRun, read_run
 

@@ -31,7 +31,7 @@ from .scripts import import_script as write_notebook_of
 if TYPE_CHECKING:
     from ..cluster.cells.run import CellRun
     from ..cluster.cluster import Cluster
-    from ..widgets.output_views import OutputViews
+    from ..dashboard.output_views import OutputViews
 
 __all__ = [
     "attach",
@@ -521,7 +521,7 @@ def _the_view_switch() -> OutputViews:
     global _view_switch
     with _making_switch:
         if _view_switch is None:
-            from ..widgets.output_views import OutputViews
+            from ..dashboard.output_views import OutputViews
 
             _view_switch = OutputViews(_kept_cells)
         return _view_switch

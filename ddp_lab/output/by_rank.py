@@ -3,7 +3,7 @@
 [Note: views of a cell's output]
 A notebook stores the merged output as ordinary displays: every reader can show it, and its cost does not depend on
 other views. Once two ranks have said something, the cell also displays a *place*: an empty HTML element that names the
-kernel and the cell. One widget of the kernel (`ddp_lab.widgets.output_views`) draws a switch there. Without it, in
+kernel and the cell. One widget of the kernel (`ddp_lab.dashboard.output_views`) draws a switch there. Without it, in
 saved notebooks, exported pages and other readers, the element stays empty. Only when a page asks for a cell's output by
 rank, that is built from the messages that this module has kept; then changes are sent while the cell runs. A cell that
 nobody looks at by rank costs the element, and references to its messages.

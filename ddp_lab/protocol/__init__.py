@@ -1,3 +1,15 @@
-"""The formats of sockets and files: events, messages, journals, the registry of clusters."""
+"""What crosses a socket or stands in a file: events, messages, journals, parcels, the registry of clusters."""
 
-__all__ = ["black_box", "commands", "descriptions", "entry_points", "events", "journal", "registry"]
+__all__ = [
+    "black_box",
+    "commands",
+    "descriptions",
+    "entry_points",
+    "events",
+    "functions",
+    "journal",
+    "parcels",
+    "registry",
+    "shared_memory",
+    "unpicklable",
+]

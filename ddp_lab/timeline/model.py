@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..analysis.parameter_groups import ModelCollectives
 from ..analysis.step_parts import StepParts, step_parts
-from ..diagnostics.crashes import Failure
+from ..diagnosis.crashes import Failure
 from ..protocol import descriptions, events
 from .history import EventStore, StepHistory
 from .judged_steps import FEWEST_STEPS, Layout, layouts, newest

@@ -491,7 +491,7 @@ class Timeline(TimelineModel):
         Example:
             >>> ddp_lab.Timeline.load("run.npz").dashboard()
         """
-        return _above("widgets.dashboard").of_recording(self, views)
+        return _above("dashboard.dashboard").of_recording(self, views)
 
     def replay(self, *views: str, speed: float = 1.0) -> DOMWidget:
         """Returns a dashboard that replays the recording as if it were live, with controls to pause and to go back.
@@ -510,7 +510,7 @@ class Timeline(TimelineModel):
             >>> ddp_lab.Timeline.load("run.npz").replay(speed=0.1)
         """
         player = Player(self, speed=speed)
-        return _above("widgets.dashboard").of_recording(player.timeline, views, player)
+        return _above("dashboard.dashboard").of_recording(player.timeline, views, player)
 
     def what_if(self) -> DOMWidget:
         """Returns a widget that predicts the step for the settings of its sliders, beside the recorded step."""
@@ -525,7 +525,7 @@ class Timeline(TimelineModel):
             hangs: why ranks made no progress, in sentences that the page begins with.
         """
         target = Path(path)
-        write_text(target, _above("report.page").page(self, model, hangs=hangs))
+        write_text(target, _above("dashboard.report.page").page(self, model, hangs=hangs))
         return target
 
     def figure(self, view: str = "timeline", *, model: int | None = None, **options: Any) -> Any:
@@ -535,9 +535,9 @@ class Timeline(TimelineModel):
             view: ``"timeline"`` (the spans of a step), ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``,
                 ``"findings"``, ``"parameter_groups"``, ``"gradients"`` or ``"groups"`` (which shows no model).
             model: which model; None for the most recently active.
-            options: see `ddp_lab.views.figures.figure`.
+            options: see `ddp_lab.dashboard.views.figures.figure`.
         """
-        return _above("views.figures").figure(self, view, model=model, **options)
+        return _above("dashboard.views.figures").figure(self, view, model=model, **options)
 
     # ---- out --------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_lab.views.paint.palette import PHASES
+from ddp_lab.dashboard.paint.palette import PHASES
 
 from .drawing import GREY, Panels, about, faint, points
 from .rows import link, over, values

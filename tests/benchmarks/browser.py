@@ -20,8 +20,8 @@ import nbformat
 import psutil
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
+from ddp_lab.dashboard.views.catalogue import VIEWS
 from ddp_lab.errors import DdpLabError
-from ddp_lab.views.catalogue import VIEWS
 from tests.waiting import DEADLINE_S, wait_until
 
 __all__ = ["PROJECT", "Lab", "NotebookPage", "chromium", "chromium_browser", "jupyterlab", "need_chromium"]

@@ -31,7 +31,7 @@ dashboard
 # The ranks' steps, {rate} a second, as so many ranks; these go on until the end.
 _SHOW_SENDERS = """
 from tests.benchmarks.replayed_ranks import ReplayedRanks
-from ddp_lab.widgets.dashboard import Dashboard
+from ddp_lab.dashboard.dashboard import Dashboard
 _ = lab.run('train(3.0, {rate})')
 replayed = ReplayedRanks(lab.timeline, {senders})
 dashboard = Dashboard(replayed.timeline)

@@ -10,11 +10,11 @@ from typing import Any
 from playwright.sync_api import Browser, Page
 from playwright.sync_api import TimeoutError as NotThere
 
+from ddp_lab.dashboard import bundle
+from ddp_lab.dashboard.dashboard import Dashboard
+from ddp_lab.dashboard.live_widget import LiveWidget
+from ddp_lab.dashboard.views.catalogue import VIEWS
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.views.catalogue import VIEWS
-from ddp_lab.widgets import bundle
-from ddp_lab.widgets.dashboard import Dashboard
-from ddp_lab.widgets.live_widget import LiveWidget
 from tests.benchmarks.browser import open_tab
 from tests.waiting import DEADLINE_S, wait_until
 

@@ -21,7 +21,7 @@ FEED = """
 import json, time
 from tests.training_events import Training
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.widgets.dashboard import Dashboard
+from ddp_lab.dashboard.dashboard import Dashboard
 timeline, training, steps = Timeline(), Training(2, 3, delays={(1, 1): 2.0}), iter(range(10**9))
 asked = []
 dashboard = Dashboard(timeline, request_inspection=lambda *question: asked.append(question))

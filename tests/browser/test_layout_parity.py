@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from ddp_lab.dashboard import bundle
+from ddp_lab.dashboard.paint.palette import PARTS
+from ddp_lab.dashboard.scene import Spans
+from ddp_lab.dashboard.step_messages import encode_steps
+from ddp_lab.dashboard.views.step_frames import StepFrame, StepFrames
+from ddp_lab.dashboard.views.timeline_scene import timeline_scene
 from ddp_lab.protocol.events import Kind
-from ddp_lab.views.paint.palette import PARTS
-from ddp_lab.views.scene import Spans
-from ddp_lab.views.step_frames import StepFrame, StepFrames
-from ddp_lab.views.timeline_scene import timeline_scene
-from ddp_lab.widgets import bundle
-from ddp_lab.widgets.step_messages import encode_steps
 from tests.training_events import Training
 
 if TYPE_CHECKING:

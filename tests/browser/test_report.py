@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.training_events import Training
-from tests.unit.views.test_gradients_view import watched
+from tests.unit.dashboard.test_gradients_view import watched
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -13,14 +13,14 @@ from playwright.sync_api import Browser, Page
 
 from ddp_lab.analysis.step_parts import SPANS
 from ddp_lab.control.collectives import DEFAULT_BYTES, choices
+from ddp_lab.dashboard import bundle
+from ddp_lab.dashboard.controls.collectives import CollectiveStage, no_ranks
+from ddp_lab.dashboard.paint.palette import PHASES
+from ddp_lab.dashboard.views import view_data
+from ddp_lab.dashboard.views.model_map import cell_rows, map_cells
 from ddp_lab.protocol.events import DTYPE, Batch, Kind
 from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.views import view_data
-from ddp_lab.views.model_map import cell_rows, map_cells
-from ddp_lab.views.paint.palette import PHASES
-from ddp_lab.widgets import bundle
-from ddp_lab.widgets.controls.collectives import CollectiveStage, no_ranks
 from tests.browser.bare_page import DARK, BarePage, bare_page
 from tests.training_events import Training
 from tests.waiting import wait_until

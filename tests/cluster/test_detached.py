@@ -19,10 +19,10 @@ import pytest
 
 from ddp_lab import CellError, ClusterError, machine
 from ddp_lab.cluster.cluster import running_clusters
+from ddp_lab.dashboard.cluster_panel.panel import ClusterPanel
 from ddp_lab.notebook import commands
 from ddp_lab.output.board import SilentBoard
 from ddp_lab.protocol import registry
-from ddp_lab.widgets.cluster_panel.panel import ClusterPanel
 from tests import leftovers
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import held, kill_controller

@@ -12,8 +12,8 @@ import pytest
 
 from ddp_lab import ClusterError
 from ddp_lab.cluster.processes import zygote
-from ddp_lab.diagnostics.hang_report import HangReport
-from ddp_lab.diagnostics.rank_state import Examined, Place
+from ddp_lab.diagnosis.hang_report import HangReport
+from ddp_lab.diagnosis.rank_state import Examined, Place
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import APART, HANGS, MODEL, Announced, diagnosed, impatient, running, settled, told_apart
 from tests.waiting import wait_until

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ddp_lab import CellError, ClusterError, faults
+from ddp_lab.dashboard.controls.controls import Controls
 from ddp_lab.simulation.workload import shares
-from ddp_lab.widgets.controls.controls import Controls
 from tests.cluster.conftest import Lab
 from tests.waiting import DEADLINE_S, wait_until
 

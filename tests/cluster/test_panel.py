@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from IPython.core.formatters import DisplayFormatter
 
+from ddp_lab.dashboard.cluster_panel.panel import ClusterPanel
 from ddp_lab.engine.status.gpu import Gpu
-from ddp_lab.widgets.cluster_panel.panel import ClusterPanel
 from tests.cluster.conftest import Lab
 from tests.waiting import wait_until
 

@@ -17,7 +17,7 @@ import pytest
 
 from ddp_lab import CellError
 from ddp_lab.errors import FallbackWarning
-from ddp_lab.serialization.shared_memory import Segments
+from ddp_lab.protocol.shared_memory import Segments
 from tests.benchmarks import push
 from tests.cluster.conftest import Lab
 

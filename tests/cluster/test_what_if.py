@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from ddp_lab.dashboard.controls.buckets import compared
+from ddp_lab.dashboard.controls.what_if import WhatIfStage
+from ddp_lab.dashboard.slow_facts import SlowFacts
 from ddp_lab.errors import CellError
 from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.widgets.controls.buckets import compared
-from ddp_lab.widgets.controls.what_if import WhatIfStage
-from ddp_lab.widgets.slow_facts import SlowFacts
 from tests.cluster.conftest import Lab
 from tests.waiting import wait_until
 

@@ -20,9 +20,9 @@ from torch.multiprocessing.spawn import spawn
 
 import ddp_lab
 from ddp_lab import recording
+from ddp_lab.dashboard.views.parameter_groups import parameter_groups_scene, parameter_groups_trait
 from ddp_lab.engine.groups.registry import bound_to
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.views.parameter_groups import parameter_groups_scene, parameter_groups_trait
 from tests.ranks.monitoring.test_parameter_groups import Recorded, recorded, rows_of
 
 pytestmark = [

@@ -70,7 +70,7 @@ import paper
 about = {'data': 'digits', 'batch': 8, 'lr': 0.02, 'held_out': 1, 'accuracy': 1}
 found = paper.result(11, [[about | {'every': 1, 'losses': [1.0] * 20}]])
 paper.picture(found), paper.table(found)"""
-CLIENT = "ddp_lab, ddp_lab.cluster.cluster, ddp_lab.notebook.magics, ddp_lab.widgets.dashboard, ddp_lab.cli.main"
+CLIENT = "ddp_lab, ddp_lab.cluster.cluster, ddp_lab.notebook.magics, ddp_lab.dashboard.dashboard, ddp_lab.cli.main"
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from ddp_lab.dashboard.views.gradients import gradient_facts
 from ddp_lab.protocol.events import DTYPE
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.views.gradients import gradient_facts
 from tests.training_events import Training
 
 VALUES = st.sampled_from(

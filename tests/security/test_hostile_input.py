@@ -30,12 +30,12 @@ from ddp_lab.cli import main
 from ddp_lab.cluster.followed import _Connection
 from ddp_lab.control import wire_sockets
 from ddp_lab.control.wire import JSON_FRAME, Wire
+from ddp_lab.dashboard.views import pictures
+from ddp_lab.dashboard.views.timeline_scene import find_step
 from ddp_lab.launch.serve import JournalServer
 from ddp_lab.protocol import events, journal
 from ddp_lab.timeline.comparison import compare
 from ddp_lab.timeline.timeline import Timeline, read_run
-from ddp_lab.views import pictures
-from ddp_lab.views.timeline_scene import find_step
 from tests import journals
 from tests.security import hostile
 from tests.training_events import Training

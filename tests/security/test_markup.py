@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.diagnostics.hang_report import HangReport
-from ddp_lab.diagnostics.rank_state import Call, Examined, Place
+from ddp_lab.dashboard.saved_picture import SavedPicture
+from ddp_lab.dashboard.views import figures, pictures
+from ddp_lab.dashboard.views.timeline_scene import find_step
+from ddp_lab.diagnosis.hang_report import HangReport
+from ddp_lab.diagnosis.rank_state import Call, Examined, Place
 from ddp_lab.output import status_table
 from ddp_lab.timeline.comparison import compare
-from ddp_lab.views import figures, pictures
-from ddp_lab.views.timeline_scene import find_step
-from ddp_lab.widgets.saved_picture import SavedPicture
 from tests.security.markup import NAME, TEXT, assert_text_alone, training
 
 

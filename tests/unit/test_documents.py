@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.diagnostics.flights import Collective, Flight, GroupFlights
-from ddp_lab.diagnostics.hang_report import HangReport
-from ddp_lab.diagnostics.rank_state import BucketStage, Examined, Model, Place
+from ddp_lab.diagnosis.flights import Collective, Flight, GroupFlights
+from ddp_lab.diagnosis.hang_report import HangReport
+from ddp_lab.diagnosis.rank_state import BucketStage, Examined, Model, Place
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("tutorials/*.md")])

@@ -27,7 +27,7 @@ def texts() -> dict[str, str]:
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 said.append(node.value)
         made[str(path.relative_to(ROOT))] = "\n".join(said)
-    for folder, suffixes in (("ddp_lab/widgets/static", (".js",)), ("csrc", (".h", ".cpp"))):
+    for folder, suffixes in (("ddp_lab/dashboard/static", (".js",)), ("csrc", (".h", ".cpp"))):
         for path in sorted((ROOT / folder).rglob("*.*")):
             if path.suffix in suffixes:
                 source = path.read_text(encoding="utf-8")

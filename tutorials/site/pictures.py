@@ -15,13 +15,13 @@ import ddp_lab
 from ddp_lab.analysis.collectives import CollectiveStep, schedule
 from ddp_lab.control.collectives import ShownCollective
 from ddp_lab.control.records import BucketStage, StepState
+from ddp_lab.dashboard.controls import stepping
+from ddp_lab.dashboard.controls.what_if import WhatIfStage
+from ddp_lab.dashboard.paint import scene_svg
+from ddp_lab.dashboard.scene import Spans
+from ddp_lab.dashboard.views import pictures, scenes
+from ddp_lab.dashboard.views.timeline_scene import find_step, timeline_scene
 from ddp_lab.protocol.events import DTYPE, Batch, Kind
-from ddp_lab.views import pictures, scenes
-from ddp_lab.views.paint import scene_svg
-from ddp_lab.views.scene import Spans
-from ddp_lab.views.timeline_scene import find_step, timeline_scene
-from ddp_lab.widgets.controls import stepping
-from ddp_lab.widgets.controls.what_if import WhatIfStage
 
 _RECORDINGS = Path(__file__).resolve().parents[1] / "recordings"
 _ORIGIN_NS = 10**12

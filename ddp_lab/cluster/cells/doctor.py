@@ -1,6 +1,6 @@
 """The doctor of cells: watches running cells for hangs.
 
-The ranks answer with `ddp_lab.engine.status.examine`; [Note: who waits for whom] in `ddp_lab.diagnostics.hangs` says
+The ranks answer with `ddp_lab.engine.status.examine`; [Note: who waits for whom] in `ddp_lab.diagnosis.hangs` says
 what follows from that. Ranks are not stopped for it; one that does not answer within a second is called silent.
 """
 
@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from ...diagnostics.calls import Diagnosis, diagnose_ahead, hang_lesson
-from ...diagnostics.flights import Distance, Distances
-from ...diagnostics.hang_report import brief
-from ...diagnostics.hangs import BUSY, diagnose, different_calls
-from ...diagnostics.rank_state import Examined
+from ...diagnosis.calls import Diagnosis, diagnose_ahead, hang_lesson
+from ...diagnosis.flights import Distance, Distances
+from ...diagnosis.hang_report import brief
+from ...diagnosis.hangs import BUSY, diagnose, different_calls
+from ...diagnosis.rank_state import Examined
 from ...errors import DdpLabError
 
 _SURE_SECONDS = 2.0  # a rank waits for one that was not sent the cell: only another cell changes that

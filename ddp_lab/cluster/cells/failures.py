@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...diagnostics.calls import BUFFERS_ARE_BROADCAST, IN_FORWARD, Diagnosis
-from ...diagnostics.hang_report import brief
+from ...diagnosis.calls import BUFFERS_ARE_BROADCAST, IN_FORWARD, Diagnosis
+from ...diagnosis.hang_report import brief
 from ...documentation import more
 from ...errors import CellError, RankFailure
 from ...formatting import duration, enumeration, label_of

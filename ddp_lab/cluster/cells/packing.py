@@ -1,7 +1,7 @@
 """Client side: objects, and functions of the notebook, as parcels for ranks.
 
 Functions, closures and classes that ranks can't import travel by value (cloudpickle); see [Note: names of a function
-that was brought] in `ddp_lab.serialization.functions`. With DDP_LAB_SHARED_MEMORY=0 in the environment, large buffers
+that was brought] in `ddp_lab.protocol.functions`. With DDP_LAB_SHARED_MEMORY=0 in the environment, large buffers
 travel in messages.
 """
 
@@ -21,10 +21,10 @@ from typing import Any
 from ...control.interrupts import held_back
 from ...documentation import with_help
 from ...errors import ClusterError, FallbackWarning
-from ...serialization.functions import RANKS_OWN, Pickler, rank_globals
-from ...serialization.parcels import UNPICKLABLE, Parcel, Pickled, TensorBuffers, Unsent, pickled, unpack, why_not
-from ...serialization.shared_memory import Segments
-from ...serialization.unpicklable import culprit
+from ...protocol.functions import RANKS_OWN, Pickler, rank_globals
+from ...protocol.parcels import UNPICKLABLE, Parcel, Pickled, TensorBuffers, Unsent, pickled, unpack, why_not
+from ...protocol.shared_memory import Segments
+from ...protocol.unpicklable import culprit
 from .results import RemoteValue
 
 _SEND_SEGMENTS = 32

@@ -1,7 +1,7 @@
 """Variables to and from ranks.
 
 Large arrays and tensors travel through memory that client and ranks share; see [Note: how objects travel] in
-`ddp_lab.serialization.parcels`. Pushed objects arrive unchanged: arrays, tensors (those of a GPU on the host), models
+`ddp_lab.protocol.parcels`. Pushed objects arrive unchanged: arrays, tensors (those of a GPU on the host), models
 and classes of the notebook. Pulled objects are loaded by a process that may have no torch. Tensors of any device arrive
 as tensors only if this process has imported torch itself, else as numpy arrays (bfloat16 and float8 as float32, a 0-dim
 tensor as a numpy scalar). For a model, an optimizer or a scheduler, its `state_dict()` arrives. An object of a class

@@ -17,8 +17,8 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from ...serialization.functions import Pickler
-from ...serialization.parcels import UNPICKLABLE
+from ...protocol.functions import Pickler
+from ...protocol.parcels import UNPICKLABLE
 
 _REMEDY = "use multiprocessing_context='fork', or define it in a module that the process can import"
 

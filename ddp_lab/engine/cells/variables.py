@@ -22,10 +22,10 @@ import types
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ...serialization import parcels
-from ...serialization.functions import collected
-from ...serialization.shared_memory import opened
-from ...serialization.unpicklable import culprit
+from ...protocol import parcels
+from ...protocol.functions import collected
+from ...protocol.shared_memory import opened
+from ...protocol.unpicklable import culprit
 
 _SMALL_BYTES = 1 << 16
 _SMALL_ITEMS = 1_000

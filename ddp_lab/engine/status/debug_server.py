@@ -17,9 +17,9 @@ from urllib.parse import quote
 import torch
 import torch.distributed as dist
 
-from ...diagnostics.calls import with_places
-from ...diagnostics.hang_report import HangReport
-from ...diagnostics.rank_state import Examined
+from ...diagnosis.calls import with_places
+from ...diagnosis.hang_report import HangReport
+from ...diagnosis.rank_state import Examined
 from ...errors import DdpLabError
 from ..groups import registry
 from . import examine

@@ -24,8 +24,8 @@ from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined, unus
 from torch.distributed import distributed_c10d as c10d
 
 from ... import native
-from ...diagnostics.rank_state import UNNAMED, Examined
-from ...diagnostics.torch_calls import COLLECTIVE, GROUP, POINT_TO_POINT, entered
+from ...diagnosis.rank_state import UNNAMED, Examined
+from ...diagnosis.torch_calls import COLLECTIVE, GROUP, POINT_TO_POINT, entered
 from ...parallel.live.model import LiveModel, live_models
 from ..cells.tracebacks import is_users
 from ..groups import registry

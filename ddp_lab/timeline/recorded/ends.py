@@ -1,4 +1,4 @@
-"""How the ranks of a recorded run ended, and why: the source of `ddp_lab.diagnostics.crashes`."""
+"""How the ranks of a recorded run ended, and why: the source of `ddp_lab.diagnosis.crashes`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...diagnostics.backwards import Steps
-from ...diagnostics.calls import Diagnosis
-from ...diagnostics.crashes import Entered, Failure, Group, RankAtEnd, diagnose_crash, without_noise
+from ...diagnosis.backwards import Steps
+from ...diagnosis.calls import Diagnosis
+from ...diagnosis.crashes import Entered, Failure, Group, RankAtEnd, diagnose_crash, without_noise
 from ...protocol.black_box import BlackBox, with_ranks_of_groups
 from ...protocol.events import OF_GROUPS, Batch, Kind
 from ...protocol.journal import ENDED_WITH_RUN, EXITED

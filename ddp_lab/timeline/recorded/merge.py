@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...analysis.clocks import ClockOffset, Moments, clock_offset
-from ...diagnostics.crashes import Failure, first_sentence
+from ...diagnosis.crashes import Failure, first_sentence
 from ...formatting import label_of, label_of_ranges
 from ...protocol.events import Batch, Kind
 from ...protocol.journal import SUFFIX, files_in, is_journal

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from ddp_lab.cli import main
-from ddp_lab.diagnostics.hang_report import HangReport
-from ddp_lab.doctor.command import examined
+from ddp_lab.diagnosis.command import examined
+from ddp_lab.diagnosis.hang_report import HangReport
 from ddp_lab.errors import DdpLabError
 from tests import leftovers
 from tests.waiting import wait_until

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_lab.bench.measuring import fresh_ranks
+from ddp_lab.dashboard.slow_facts import SlowFacts
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.widgets.slow_facts import SlowFacts
 from tests.benchmarks import stragglers
 from tests.benchmarks.stragglers import Delay
 

@@ -22,15 +22,15 @@ import ddp_lab
 from ddp_lab.analysis.findings import Facts
 from ddp_lab.analysis.step_metrics import PHASES
 from ddp_lab.assistants.timeline_tools import Read, TimelineTools
+from ddp_lab.dashboard.overhead import Overhead
+from ddp_lab.dashboard.report import page
+from ddp_lab.dashboard.slow_facts import SlowFacts
+from ddp_lab.dashboard.views import view_data
+from ddp_lab.dashboard.views.overview import overview
+from ddp_lab.dashboard.views.scenes import SCENES
 from ddp_lab.formatting import ms, rate, step_range
-from ddp_lab.report import page
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.timeline.workloads import recorded_step, workload
-from ddp_lab.views import view_data
-from ddp_lab.views.overview import overview
-from ddp_lab.views.scenes import SCENES
-from ddp_lab.widgets.overhead import Overhead
-from ddp_lab.widgets.slow_facts import SlowFacts
 from tests.ranks.conftest import Ranks
 from tests.ranks.observing import timeline_of
 

@@ -9,11 +9,11 @@ import pytest
 
 from ddp_lab.analysis.collectives import ALGORITHMS, CollectiveStep, Holds, schedule
 from ddp_lab.control.collectives import ShownCollective, choices
+from ddp_lab.dashboard.controls.collectives import CollectiveStage
+from ddp_lab.dashboard.paint.figure import to_plotly
+from ddp_lab.dashboard.views import pictures
+from ddp_lab.dashboard.views.scenes import collective_scene
 from ddp_lab.errors import ClusterError
-from ddp_lab.views import pictures
-from ddp_lab.views.paint.figure import to_plotly
-from ddp_lab.views.scenes import collective_scene
-from ddp_lab.widgets.controls.collectives import CollectiveStage
 from tests.waiting import DEADLINE_S, wait_until
 
 CASES = [(collective, algorithm) for collective, known in ALGORITHMS.items() for algorithm in known]

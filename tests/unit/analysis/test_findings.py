@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from ddp_lab.analysis.findings.facts import Finding
 from ddp_lab.bucketing import assign_buckets
+from ddp_lab.dashboard.slow_facts import SlowFacts
 from ddp_lab.protocol.events import Batch
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.widgets.slow_facts import SlowFacts
 from tests.unit.step_model import StepModel
 
 MB = 1_000_000

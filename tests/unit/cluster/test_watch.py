@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from ddp_lab.cluster.cells.doctor import Watch
-from ddp_lab.diagnostics.calls import Diagnosis
-from ddp_lab.diagnostics.rank_state import Examined, Place
-from tests.unit.diagnostics.test_hangs import waiting
+from ddp_lab.diagnosis.calls import Diagnosis
+from ddp_lab.diagnosis.rank_state import Examined, Place
+from tests.unit.diagnosis.test_hangs import waiting
 from tests.waiting import wait_until
 
 IMPORT = Place("<frozen importlib._bootstrap>", 7, "_load", "", users=False)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from ddp_lab.analysis.step_metrics import PHASES, Breakdown
+from ddp_lab.dashboard.views.overview import overview
 from ddp_lab.timeline.history import COLUMNS, StepHistory
 from ddp_lab.timeline.tables.span_columns import step_columns, typical_step
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.views.overview import overview
 from tests.training_events import Training
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddp_lab.report.data import gather
+from ddp_lab.dashboard.controls.buckets import compared
+from ddp_lab.dashboard.controls.what_if import WhatIfStage
+from ddp_lab.dashboard.report.data import gather
+from ddp_lab.dashboard.slow_facts import SlowFacts
 from ddp_lab.timeline.judged_steps import layouts, newest
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.widgets.controls.buckets import compared
-from ddp_lab.widgets.controls.what_if import WhatIfStage
-from ddp_lab.widgets.slow_facts import SlowFacts
 from tests.unit.step_model import History, StepModel
 
 MB = 1_000_000

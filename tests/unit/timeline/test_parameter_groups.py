@@ -11,11 +11,11 @@ import pytest
 
 from ddp_lab import native
 from ddp_lab.analysis.parameter_groups import REDUCE_SCATTER, late_groups
+from ddp_lab.dashboard.views.parameter_groups import parameter_groups_scene, parameter_groups_trait
+from ddp_lab.dashboard.views.view_data import breakdown
 from ddp_lab.protocol.events import Batch, Kind
 from ddp_lab.timeline.tables.parameter_groups import USES
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.views.parameter_groups import parameter_groups_scene, parameter_groups_trait
-from ddp_lab.views.view_data import breakdown
 from tests.unit.backwards import rows as events_of
 
 STEP = 100.0  # ms from the end of a step to the end of the next

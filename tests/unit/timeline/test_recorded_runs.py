@@ -11,9 +11,9 @@ import pytest
 
 from ddp_lab import follow
 from ddp_lab.cli import main
+from ddp_lab.dashboard.report import page
 from ddp_lab.protocol import events, journal
 from ddp_lab.protocol.events import Batch
-from ddp_lab.report import page
 from ddp_lab.timeline.recorded.merge import find_files
 from ddp_lab.timeline.timeline import Timeline, read_run
 from tests import journals

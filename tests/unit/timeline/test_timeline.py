@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from ddp_lab.dashboard.views.step_frames import StepFrames
 from ddp_lab.protocol.events import Kind
 from ddp_lab.timeline import history
 from ddp_lab.timeline.tables.span_columns import SPAN_COLUMNS, STEP_COLUMNS, SYNC_COLUMNS
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.views.step_frames import StepFrames
 from tests.unit.backwards import MS, Bucket, Recorder, assignment
 
 # Rank 1's gradients of bucket 1 come 4 ms late; both ranks' computation ends at 6 and 10 ms.

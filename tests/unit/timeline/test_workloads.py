@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ddp_lab.analysis.steps import SLOWEST_COPY
+from ddp_lab.dashboard.step_feed import StepFeed
 from ddp_lab.protocol.events import Kind
 from ddp_lab.simulation.calibration import Measured, calibrated, errors
 from ddp_lab.simulation.link_model import CommModel
@@ -16,7 +17,6 @@ from ddp_lab.simulation.simulator import Configuration, simulate
 from ddp_lab.simulation.workload import Workload
 from ddp_lab.timeline import what_if, workloads
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.widgets.step_feed import StepFeed
 from tests.unit.backwards import MS, Bucket, Recorder, assignment
 from tests.unit.timeline.test_parameter_groups import recorded as recorded_groups
 

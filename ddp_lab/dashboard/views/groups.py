@@ -1,0 +1,232 @@
+"""Collectives by group: a lane for each rank of each process group, over the newest time; in numbers and as a scene."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...formatting import ms, rate, size
+from ...timeline import group_words
+from ...timeline.group_words import GroupFacts
+from ...timeline.tables.collectives import purpose_of
+from ...timeline.tables.span_columns import Columns
+from ...timeline.timeline import Timeline
+from ..paint.palette import LABELS
+from ..scene import Axis, Panel, Scene, Spans, Table
+
+__all__ = ["GroupLanes", "group_lanes", "groups_scene", "groups_trait", "table_trait"]
+
+_NEWEST = 2_000  # operations of a rank that are looked at
+_WINDOW = 60  # operations of the busiest rank that are drawn
+_MOST_ROWS = 50
+_EMPTY = "no collective has been recorded yet"
+_TRANSFER = "in flight"
+_ROLES = {"bad": "not ended, or failed", "waiting": LABELS["waiting"], "reducing": _TRANSFER}  # as they are painted
+
+
+@dataclass(frozen=True)
+class GroupLanes:
+    """What is drawn: lanes from top to bottom, a heading above those of each group.
+
+    Attributes:
+        lanes: their names.
+        headings: places of the headings among them.
+        notes: what a reader is told about each lane; "" for nothing.
+        lane, begin, end, role, row: of each span: its lane, milliseconds since the first one, key of `_ROLES`, and the
+            operation as a row of `columns`.
+        columns: the operations.
+        facts: of each group.
+        words: sentences about them.
+    """
+
+    lanes: list[str]
+    headings: list[int]
+    notes: list[str]
+    lane: npt.NDArray[np.int64]
+    begin: npt.NDArray[np.float64]
+    end: npt.NDArray[np.float64]
+    role: npt.NDArray[Any]
+    row: npt.NDArray[np.int64]
+    columns: Columns
+    facts: Sequence[GroupFacts]
+    words: Sequence[str]
+
+    def lines(self, row: int) -> list[str]:
+        """A tooltip: what is known about one operation."""
+        told = {name: values[row] for name, values in self.columns.items()}
+        peer = f" with rank {told['peer']}" if told["peer"] >= 0 else ""
+        lines = [f"rank {told['rank']}: {told['operation']} {told['sequence']:,}{peer}"]
+        what = (size(float(told["bytes"])), told["dtype"], told["reduction"], purpose_of(self.columns, row))
+        lines.append(", ".join(str(one) for one in what if one))
+        if told["place"]:
+            lines.append(str(told["place"]) + (f" in {told['function']}" if told["function"] else ""))
+        if told["last_rank"] >= 0 and told["ranks"] > 1:
+            lines.append(f"last to enter: rank {told['last_rank']}; this rank waited {ms(float(told['wait_ms']))}")
+        if told["transfer_ms"] == told["transfer_ms"]:
+            lines.append(
+                f"{_TRANSFER}: {ms(float(told['transfer_ms']))}, {rate(float(told['bus_gb_s']))} over each link"
+            )
+        if told["waited_ms"] > 0:
+            lines.append(f"a thread waited {ms(float(told['waited_ms']))} for it")
+        return lines if told["state"] == "complete" else [*lines, f"state: {told['state']}"]
+
+
+def group_lanes(timeline: Timeline, newest: int | None = None) -> GroupLanes:
+    """Reads a timeline.
+
+    Args:
+        timeline: the source of the operations.
+        newest: how many operations of the busiest rank to draw; None for the default.
+    """
+    columns = timeline.collective_columns(_NEWEST)
+    facts = group_words.group_facts(columns, timeline.groups())
+    said = group_words.words(facts, columns, timeline.forgotten_collectives())
+    lanes, headings, notes, lane_of = _lanes(facts, columns)
+    shown, origin = _window(columns, newest or _WINDOW)
+    entered, ended = columns["entered_ns"][shown], columns["ended_ns"][shown]
+    latest = max(int(entered.max(initial=0)), int(ended.max(initial=0)))
+    known = columns["last_rank"][shown] >= 0
+    wait = np.where(known, np.nan_to_num(columns["wait_ms"][shown]), 0.0)
+    begin, last = np.maximum(entered - origin, 0) / 1e6, np.maximum((entered - origin) / 1e6 + wait, 0)
+    done, unseen = (columns["state"][shown] == state for state in ("complete", "unseen"))
+    end = np.where(ended > 0, (ended - origin) / 1e6, (latest - origin) / 1e6)
+    lane = np.array([lane_of[group, rank] for group, rank in _pairs(columns, shown)], np.int64)
+    parts = [
+        (known & (wait > 0) & (last > begin), begin, np.minimum(last, end), "waiting"),
+        (done, np.where(known, np.minimum(last, end), begin), end, "reducing"),
+        (~done & ~unseen, np.where(known, last, begin), np.maximum(end, begin), "bad"),
+    ]
+    of = [np.flatnonzero(chosen) for chosen, *_ in parts]
+    return GroupLanes(
+        lanes=lanes,
+        headings=headings,
+        notes=notes,
+        lane=np.concatenate([lane[one] for one in of]),
+        begin=np.concatenate([left[one] for one, (_, left, _, _) in zip(of, parts, strict=True)]),
+        end=np.concatenate([right[one] for one, (_, _, right, _) in zip(of, parts, strict=True)]),
+        role=np.repeat(np.array([role for *_, role in parts], object), [len(one) for one in of]),
+        row=np.concatenate([shown[one] for one in of]),
+        columns=columns,
+        facts=facts,
+        words=said,
+    )
+
+
+def _pairs(columns: Columns, rows: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    return list(zip(columns["group"][rows].tolist(), columns["rank"][rows].tolist(), strict=True))
+
+
+def _lanes(
+    facts: Sequence[GroupFacts], columns: Columns
+) -> tuple[list[str], list[int], list[str], dict[tuple[int, int], int]]:
+    lanes: list[str] = []
+    headings, notes, lane_of = [], [], {}
+    for one in facts:
+        headings.append(len(lanes))
+        lanes.append(str(one.group))
+        notes.append("no rate yet" if one.bus_gb_s != one.bus_gb_s else f"{rate(one.bus_gb_s)} over each link")
+        present = np.unique(columns["rank"][columns["group"] == one.group.group]).tolist()
+        for rank in present:
+            lane_of[one.group.group, rank] = len(lanes)
+            lanes.append(f"rank {rank}")
+            is_last = rank == one.last_rank and one.late_ms >= 0.1
+            notes.append(f"last in {100 * one.last_share:.0f} %" if is_last else "")
+    return lanes, headings, notes, lane_of
+
+
+def _window(columns: Columns, newest: int) -> tuple[npt.NDArray[np.int64], int]:
+    """Rows of the newest time, in which the busiest rank has so many operations; its begin in ns."""
+    firsts = []
+    for rank in np.unique(columns["rank"]).tolist():
+        entered = columns["entered_ns"][columns["rank"] == rank]
+        firsts.append(int(np.sort(entered)[max(0, len(entered) - newest)]))
+    begin = max(firsts, default=0)
+    known = np.isin(columns["group"], np.unique(columns["group"][columns["group"] >= 0]))
+    reaches = (columns["entered_ns"] >= begin) | (columns["ended_ns"] > begin) | (columns["state"] == "running")
+    shown = np.flatnonzero(known & reaches)
+    return shown, begin
+
+
+def groups_scene(found: GroupLanes) -> Scene:
+    """Returns the lanes with their spans, and a table of the groups."""
+    if not len(found.row):  # none, or none whose group is known
+        return Scene("Collectives by group", empty=_EMPTY)
+    spans = []
+    for role, name in _ROLES.items():
+        of = np.flatnonzero(found.role == role)
+        if len(of):
+            tips = ["\n".join(found.lines(row)) for row in found.row[of].tolist()]
+            spans.append(Spans(name, role, found.lane[of], found.begin[of], found.end[of], tips=tips))
+    top = float(found.end.max(initial=0.0)) or 1.0
+    x = Axis("milliseconds", top=1.02 * top)
+    lanes = [f"{name}: {found.notes[at]}" if at in found.headings else name for at, name in enumerate(found.lanes)]
+    return Scene(
+        "Collectives by group: the newest operations of each rank",
+        (Panel(x, Axis("", lanes, headings=found.headings), spans),),
+        Table(_HEAD, _table(found.facts)),
+        summary=" ".join(found.words),
+    )
+
+
+_HEAD = ("group:", "backend:", "operations:", "bytes:", "last rank", "last, %", "late ms", "in flight ms", "GB/s (bus)")
+
+
+def _table(facts: Sequence[GroupFacts]) -> list[list[object]]:
+    return [
+        [
+            str(one.group),
+            one.group.backend,
+            ", ".join(f"{count:,} {name}" for name, count in one.operations.items()),
+            size(one.bytes),
+            one.last_rank if one.last_rank >= 0 else float("nan"),
+            100 * one.last_share if one.last_rank >= 0 else float("nan"),
+            one.late_ms,
+            one.transfer_ms,
+            one.bus_gb_s,
+        ]
+        for one in facts[:_MOST_ROWS]
+    ]
+
+
+def groups_trait(found: GroupLanes) -> dict[str, Any]:
+    """Returns the same in the form that `groups.js` reads.
+
+    Returns:
+        ``words``: sentences; ``lanes``: [name, note, whether it is a heading]; ``keys``: [role, name]; ``spans``:
+        [lane, begin, end, place in ``keys``, place in ``tips``], times in ms; ``tips``: lines of each operation;
+        and the table, see `table_trait`.
+    """
+    rows, tip = np.unique(found.row, return_inverse=True)
+    roles = list(_ROLES)
+    spans = zip(
+        found.lane.tolist(), found.begin.tolist(), found.end.tolist(), found.role.tolist(), tip.tolist(), strict=True
+    )
+    return {
+        "words": list(found.words),
+        "lanes": [
+            [name, note, place in found.headings]
+            for place, (name, note) in enumerate(zip(found.lanes, found.notes, strict=True))
+        ],
+        "keys": [[role, name] for role, name in _ROLES.items()],
+        "spans": [
+            [lane, round(begin, 4), round(end, 4), roles.index(role), of] for lane, begin, end, role, of in spans
+        ],
+        "tips": [found.lines(row) for row in rows.tolist()],
+        **table_trait(Table(_HEAD, _table(found.facts))),
+    }
+
+
+def table_trait(table: Table) -> dict[str, Any]:
+    """Returns a table in the form that `groups.js` reads: ``head``, where names of columns of texts end in a colon, and
+    ``table``, the texts of its rows."""
+    return {"head": list(table.head), "table": [[_text(value) for value in row] for row in table.rows]}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return "–" if value != value else f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
+    return str(value)

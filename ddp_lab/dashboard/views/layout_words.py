@@ -1,0 +1,102 @@
+"""The words of views for the parts in which a model's gradients are reduced, and for the collective that does it.
+
+A DistributedDataParallel has buckets, which have numbers. A model with `fully_shard` or `replicate` has parameter
+groups, which have the names of their modules. `bundle` hands `LAYOUT_WORDS` to the browser, where `kernel_facts.js`
+chooses from it as `layout_words` does here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..paint.palette import TITLES
+
+__all__ = ["BUCKETS", "LAYOUT_WORDS", "LayoutWords", "layout_words"]
+
+_BUCKETS = {"unit": "bucket", "column": "bucket", "order": "in launch order", "exposed": TITLES["exposed"]}
+_GROUPS = {
+    "unit": "parameter group",
+    "column": "module",
+    "order": "in the order of their modules",
+    "exposed": "the rank waits for it: it adds to the step time",
+}
+LAYOUT_WORDS: Final[dict[str, dict[str, Any]]] = {
+    "": {**_BUCKETS, "reductions": ("all-reduce",)},
+    # The second is for a mesh of several dimensions (HSDP): a reduce-scatter, then an all-reduce.
+    "fully_shard": {**_GROUPS, "reductions": ("reduce-scatter", "reduction")},
+    "replicate": {**_GROUPS, "reductions": ("all-reduce",)},
+}
+"""Kind of a model -> its words; `reductions` by the number of dimensions of its mesh, the last one for more."""
+
+
+@dataclass(frozen=True)
+class LayoutWords:
+    """The words for one bucket layout.
+
+    Attributes:
+        unit: what its gradients are reduced in: ``"bucket"`` or ``"parameter group"``.
+        column: the title of a column with their names.
+        order: the order of their numbers.
+        exposed: what exposed communication is.
+        reduction: the collective that reduces them.
+        grouped: whether they are parameter groups.
+        modules: number -> name of the module; empty for buckets.
+    """
+
+    unit: str
+    column: str
+    order: str
+    exposed: str
+    reduction: str
+    grouped: bool
+    modules: Mapping[int, str]
+
+    def name(self, number: int) -> str:
+        """``"bucket 2"``, or the name of the module."""
+        return self.modules.get(number, f"{self.unit} {number}")
+
+    def where(self, number: int) -> str:
+        """``"bucket 2"``, or ``"parameter group blocks.1"``."""
+        return f"{self.unit} {self.cell(number)}"
+
+    def cell(self, number: int) -> str:
+        """The same in a column whose title is `column`."""
+        return self.modules.get(number, str(number))
+
+    @property
+    def head(self) -> str:
+        """`column` as the head of a `Table`."""
+        return f"{self.column}:" if self.grouped else self.column
+
+    @property
+    def title(self) -> str:
+        """The unit as the first word of a sentence."""
+        return self.unit[:1].upper() + self.unit[1:]
+
+
+def layout_words(assignment: Mapping[str, Any] | None) -> LayoutWords:
+    """Returns the words for a bucket layout.
+
+    Args:
+        assignment: its description (see tutorials/site/descriptions.md); None or empty if it is not known.
+    """
+    described = assignment or {}
+    kind, buckets = str(described.get("kind", "")), described.get("buckets", ())
+    words = LAYOUT_WORDS.get(kind, LAYOUT_WORDS[""])
+    dimensions = max([len(one.get("mesh", ())) for one in buckets], default=0)
+    of_mesh = words["reductions"]
+    return LayoutWords(
+        words["unit"],
+        words["column"],
+        words["order"],
+        words["exposed"],
+        of_mesh[min(max(dimensions, 1), len(of_mesh)) - 1],
+        words is not LAYOUT_WORDS[""],
+        {one["bucket"]: one["name"] for one in buckets if one.get("name")},
+    )
+
+
+BUCKETS: Final = layout_words(None)
+"""The words for a layout that is not known."""

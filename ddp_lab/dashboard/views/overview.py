@@ -1,0 +1,134 @@
+"""The overview: how the training does in a sentence, what a step consists of, and the whole run as a strip."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...analysis.findings import Facts
+from ...analysis.step_metrics import PHASES, TypicalStep
+from ...formatting import ms, step_range
+from ...timeline import history
+from ...timeline.judged_steps import ANALYSED_STEPS
+from ...timeline.summary import UNTOLD
+from ...timeline.timeline import Timeline
+from ..paint.palette import PHASES as LOOKS
+from ..scene import Axis, Bars, Panel, Scene, Table
+
+__all__ = ["overview", "overview_scene", "strip"]
+
+_BLOCKS = 300  # of the strip
+_MOST_RANKS = 16  # in a picture
+_POINTS = 200  # of a line
+_UNLIKE = 0.1  # share by which a step takes longer or shorter than usual
+_UNKNOWN = f"how much of a step is exposed communication is not known: {UNTOLD}"
+_NONE = "No step is complete on every rank yet."
+
+
+def overview(timeline: Timeline, facts: Facts | None, reducer: int, whole: bool = True) -> dict[str, Any]:
+    """Returns what the browser shows first: ``text``, ``logged`` (see `_logged`), and for the analysed steps ``first``,
+    ``last``, ``total`` (ms), ``parts`` (ms, in the order of `PHASES`) and ``ranks``: pairs of a rank and its parts.
+
+    Args:
+        timeline: the source of the numbers.
+        facts: of the analysed steps; None if there are none.
+        reducer: which model.
+        whole: the steps are the newest ones, which can be compared with all before them.
+    """
+    if facts is None or not len(facts.steps):
+        return {"text": _NONE}
+    found = facts.typical
+    if found is None or not found.ranks:
+        return {"text": f"{_UNKNOWN[0].upper()}{_UNKNOWN[1:]}."}
+    words = [_words(found), _trend(timeline, reducer, found) if whole else ""]
+    ranks = [[rank, np.round(parts, 6).tolist()] for rank, parts in zip(found.ranks, found.by_rank_ms, strict=True)]
+    return {
+        "text": " ".join(filter(None, words)),
+        "first": int(found.steps[0]),
+        "last": int(found.steps[-1]),
+        "total": found.total_ms,
+        "parts": np.round(found.parts_ms, 6).tolist(),
+        "ranks": ranks,
+        "logged": _logged(timeline, reducer),
+    }
+
+
+def overview_scene(timeline: Timeline, reducer: int | None, last_steps: int | None) -> Scene:
+    """Returns a step as a bar of named parts, and below it those of the first 16 ranks."""
+    facts = timeline.judgement(reducer, last_steps or ANALYSED_STEPS)
+    if facts is None or not len(facts.steps):
+        return Scene("Overview", empty="no step is complete on every rank yet")
+    found = facts.typical
+    if found is None or not found.ranks:
+        return Scene("Overview", empty=_UNKNOWN)
+    rows = np.concatenate([found.parts_ms[None], found.by_rank_ms[:_MOST_RANKS]])
+    lanes = ["a step", *(f"rank {rank}" for rank in found.ranks[:_MOST_RANKS])]
+    ends = [ms(total) for total in rows.sum(axis=1)]
+    bars = [
+        Bars(LOOKS[key][1], key, np.arange(len(rows)), rows[:, part], ends if key == PHASES[-1] else ())
+        for part, key in enumerate(PHASES)
+    ]
+    table = [[lane, *map(float, row)] for lane, row in zip(lanes, rows, strict=True)]
+    return Scene(
+        f"Overview: {_words(found)}",
+        (Panel(Axis("ms"), Axis("", lanes), bars),),
+        Table(["", *(f"{LOOKS[key][1]}, ms" for key in PHASES)], table),
+    )
+
+
+def strip(timeline: Timeline, reducer: int) -> dict[str, Any]:
+    """Returns the run since its start as at most 300 blocks of steps: a list for each of `history.COLUMNS`."""
+    blocks = timeline.history(reducer).blocks(_BLOCKS)
+    return {name: np.round(values, 3).tolist() for name, values in zip(history.COLUMNS, blocks.T, strict=True)}
+
+
+def _logged(timeline: Timeline, reducer: int) -> list[dict[str, Any]]:
+    """What the program logged: for each ``name`` the newest ``value`` as text, and ``step`` and ``values`` of at most
+    200 points, each the mean over the ranks and over neighbouring steps; values that are not finite are left out."""
+    rows = timeline.history(reducer).blocks(_BLOCKS)
+    if not len(rows):
+        return []
+    first, began = (rows[:, history.COLUMNS.index(name)] for name in ("first", "began"))
+    by_name: dict[str, list[tuple[int, float]]] = {}
+    for _, at_ns, name, value in timeline.logged():
+        by_name.setdefault(name, []).append((at_ns, value))
+    made = []
+    for name, known in by_name.items():
+        at, values = np.array([one for one, _ in known]) / 1e9, np.array([value for _, value in known])
+        order = np.argsort(at, kind="stable")
+        order = order[np.isfinite(values[order])]
+        pieces: list[npt.NDArray[np.intp]] = [piece for piece in np.array_split(order, _POINTS) if len(piece)]
+        place = np.maximum(np.searchsorted(began, at[[int(piece[-1]) for piece in pieces]], "right") - 1, 0)
+        made.append(
+            {
+                "name": name,
+                "value": f"{known[-1][1]:.5g}",
+                "step": first[place].astype(int).tolist(),
+                "values": [float(values[piece].mean()) for piece in pieces],
+            }
+        )
+    return made
+
+
+def _words(found: TypicalStep) -> str:
+    steps = f"(median of {step_range(found.steps.tolist())})"
+    what = "A step takes" if found.is_whole else "A forward and a backward take"
+    share = found.ms("exposed") / found.total_ms if found.total_ms > 0 else 0.0
+    return f"{what} {ms(found.total_ms)} {steps}; {100 * share:.0f} % of it is exposed communication."
+
+
+def _trend(timeline: Timeline, reducer: int, found: TypicalStep) -> str:
+    """Whether the newest steps take longer or shorter than those before them."""
+    before = timeline.history(reducer).blocks(_BLOCKS)
+    before = before[before[:, history.COLUMNS.index("last")] < found.steps[0]]
+    usual = float(np.median(before[:, history.COLUMNS.index("median")])) if len(before) else float("nan")
+    change = found.total_ms / usual - 1 if usual > 0 else 0.0
+    if abs(change) < _UNLIKE:
+        return ""
+    first, last = int(before[0, history.COLUMNS.index("first")]), int(before[-1, history.COLUMNS.index("last")])
+    return (
+        f"That is {100 * abs(change):.0f} % {'longer' if change > 0 else 'shorter'} than in "
+        f"{step_range(range(first, last + 1))} ({ms(usual)})."
+    )

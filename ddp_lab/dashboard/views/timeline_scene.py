@@ -1,0 +1,229 @@
+"""The bucket timeline of one step as a scene: the states of each bucket on each rank over time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...analysis.step_metrics import EDGES
+from ...formatting import counted, size
+from ...timeline import judged_steps
+from ...timeline.timeline import Timeline
+from ..paint.palette import LABELS, PARTS, TITLES
+from ..scene import Axis, Panel, Rule, Scene, Spans
+from .layout_words import LayoutWords, layout_words
+from .step_frames import BEGIN, END, FINALIZE, FORWARD_BEGIN, FORWARD_END, PREVIOUS_END, StepFrame, StepFrames
+
+__all__ = ["Phase", "find_step", "phases", "step_to_draw", "timeline_scene"]
+
+Marks = Sequence[tuple[int, int, str]]  # of `Timeline.marks`: rank, host time in ns, name
+_KINDS = ("other", "forward", "backward", "finalize")
+
+
+def step_to_draw(timeline: Timeline, reducer: int) -> tuple[int | None, str]:
+    """Returns the step that stands for the analysed ones and what it is, see `judged_steps.step_to_draw`; None and ""
+    if there is none."""
+    facts = timeline.judgement(reducer)
+    found = None if facts is None else judged_steps.step_to_draw(facts, timeline.held_steps(reducer))
+    return (None, "") if found is None else found
+
+
+def find_step(timeline: Timeline, step: int | None, reducer: int | None) -> tuple[StepFrame, dict[str, Any]]:
+    """Returns the step (None: one that stands for the analysed ones) and the description of its buckets.
+
+    Raises:
+        ValueError: there is no such step.
+    """
+    frames, info = StepFrames(timeline), timeline.model(reducer)
+    chosen = -1 if info is None else info.reducer
+    wanted = step_to_draw(timeline, chosen)[0] if step is None and info is not None else step
+    frame = frames.latest(chosen) if wanted is None else frames.frame(chosen, wanted)
+    if frame is None:
+        held = timeline.held_steps(chosen)
+        known = f"choose from steps {held[0]} to {held[-1]}" if len(held) else "no step has been recorded"
+        raise ValueError(f"there are no events of step {step} of model {reducer}; {known}")
+    try:
+        return frame, timeline.assignment(chosen, frame.generation)
+    except ValueError:
+        return frame, {}
+
+
+def timeline_scene(
+    frame: StepFrame,
+    module: str | None = None,
+    *,
+    rows: Sequence[int] | None = None,
+    marks: Marks | None = None,
+    assignment: dict[str, Any] | None = None,
+    tips: bool = True,
+) -> Scene:
+    """Returns a lane for each rank's backward, and below it a lane for each of its buckets.
+
+    Args:
+        frame: the step.
+        module: name of the model's class.
+        rows: which of its ranks; None for all.
+        marks: the program's annotations, to show the time from the end of the previous step; None: start at the
+            backward.
+        assignment: description of the buckets, for tooltips of the bars and names of parameter groups; None: neither.
+        tips: whether bars have tooltips.
+    """
+    chosen = list(range(len(frame.ranks)) if rows is None else rows)
+    buckets = frame.shape[1]
+    heads = np.arange(len(chosen)) * (buckets + 1)
+    words = layout_words(assignment)
+    names = [words.name(one) for one in range(buckets)]
+    lanes = [name for row in chosen for name in (f"rank {frame.ranks[row]}", *names)]
+    edges, extent = frame.milliseconds(frame.edges_ns())[chosen], frame.extent_ms()[chosen]
+    known = extent[~np.isnan(extent)]
+    latest = float(known.max()) if len(known) else 1.0
+    found = [(int(head), one) for head, row in zip(heads, chosen, strict=True) for one in phases(frame, row, marks)]
+    titles = _titles(words)
+    told = None if assignment is None or not tips else _tips(frame, chosen, edges, latest, assignment, titles)
+    spans = [*_parts(edges, latest, heads, told, titles), *_phase_spans(found, lanes)]
+    bounds = frame.milliseconds(frame.bounds_ns)[chosen]
+    ends = [
+        Rule("line", float(at), "end of the rank's backward computation", (int(head), int(head) + buckets))
+        for head, at in zip(heads, bounds[:, FINALIZE], strict=True)
+        if at == at
+    ]
+    first = min([0.0, *known.tolist(), *(one.begin for _, one in found)])
+    x = Axis("milliseconds since the first rank's backward began", low=first, top=1.02 * max(latest, 1e-3))
+    share = frame.overlap().hidden_share
+    return Scene(
+        f"{words.title} timeline{f' of {module}' if module else ''}: step {frame.step}",
+        (Panel(x, Axis("", lanes, headings=heads.tolist()), (*spans, *ends)),),
+        summary="" if math.isnan(share) else f"{share:.0%} of the communication overlapped",
+    )
+
+
+def _titles(words: LayoutWords) -> dict[str, tuple[str, str]]:
+    """Names of the parts of the buckets' time, and what they mean.
+
+    Of a parameter group no single gradient is recorded, so it is never seen filling.
+    """
+    named, meant = {**LABELS, "reducing": words.reduction}, {**TITLES, "exposed": words.exposed}
+    return {part: (named[part], meant[part]) for part in PARTS if part != "filling" or not words.grouped}
+
+
+def _parts(
+    edges: Any, latest: float, heads: Any, tips: list[list[str]] | None, titles: Mapping[str, tuple[str, str]]
+) -> Iterator[Spans]:
+    """Yields the parts of the buckets' time; `edges` of shape ``[ranks, buckets, 6]``; open parts end at `latest`."""
+    for index, part in enumerate(PARTS):
+        if part not in titles:
+            continue
+        first, last = (EDGES.index("exposed_from"), EDGES.index("reduced")) if part == "exposed" else (index, index + 1)
+        begin, end = edges[..., first], edges[..., last]
+        end = np.where(np.isnan(end), latest, end)
+        # A part that took no time is not drawn, except filling and ready: a single gradient fills its bucket at once.
+        row, bucket = np.nonzero((end > begin) | (~np.isnan(begin) & (index < PARTS.index("waiting"))))
+        about = [] if tips is None else [tips[a][b] for a, b in zip(row, bucket, strict=True)]
+        lane = heads[row] + 1 + bucket
+        at = (begin[row, bucket], end[row, bucket])
+        name, meaning = titles[part]
+        yield Spans(name, part, lane, *at, thin=part == "exposed", tips=about, about=meaning)
+
+
+def _tips(
+    frame: StepFrame,
+    rows: Sequence[int],
+    edges: Any,
+    latest: float,
+    assignment: dict[str, Any],
+    titles: Mapping[str, tuple[str, str]],
+) -> list[list[str]]:
+    """Returns the tooltip of each bucket on each rank."""
+    sizes = {entry["bucket"]: len(entry["parameters"]) for entry in assignment.get("buckets", ())}
+    words = layout_words(assignment)
+    last, reached = frame.last_rank(frame.sync()), np.where(np.isnan(edges), latest, edges)
+    made = []
+    for index, row in enumerate(rows):
+        of_rank = []
+        for bucket in range(frame.shape[1]):
+            at = reached[index, bucket]
+            lengths = [*np.diff(at[:5]), at[4] - at[5]]
+            lines = [
+                f"step {frame.step}, rank {frame.ranks[row]}, {words.name(bucket)}",
+                f"{size(frame.bucket_bytes[bucket])}"
+                + (f", {counted(sizes[bucket], 'parameter')}" if bucket in sizes else ""),
+                *(
+                    f"{titles[part][0]}: {ms:.2f} ms"
+                    for part, ms in zip(PARTS, lengths, strict=True)
+                    if ms > 0 and part in titles
+                ),
+            ]
+            of_rank.append(
+                "\n".join([*lines, *([f"last to launch: rank {last[bucket]}"] if last[bucket] >= 0 else [])])
+            )
+        made.append(of_rank)
+    return made
+
+
+def _phase_spans(found: Sequence[tuple[int, Phase]], lanes: Sequence[str]) -> Iterator[Spans]:
+    for kind in _KINDS:
+        chosen = [(int(lane), one) for lane, one in found if one.kind == kind]
+        if chosen:
+            texts = [f"{one.name} {one.end - one.begin:.2f} ms" for _, one in chosen]
+            yield Spans(
+                "",
+                f"phase-{kind}",
+                np.array([lane for lane, _ in chosen]),
+                np.array([one.begin for _, one in chosen]),
+                np.array([one.end for _, one in chosen]),
+                texts=texts,
+                tips=[f"{lanes[lane]}: {text}" for (lane, _), text in zip(chosen, texts, strict=True)],
+            )
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase: milliseconds of the step's common axis; `kind`: other, forward, backward or finalize."""
+
+    name: str
+    kind: str
+    begin: float
+    end: float
+
+
+def phases(frame: StepFrame, row: int, marks: Marks | None = ()) -> list[Phase]:
+    """Returns the phases of one rank, from the end of the previous step to the end of the backward.
+
+    Args:
+        frame: the step.
+        row: which of its ranks.
+        marks: annotations; outside the model, each names the time until the next mark or phase. None: start at the
+            backward.
+    """
+    bounds, outside = frame.milliseconds(frame.bounds_ns)[row], frame.milliseconds(frame.outside_ns)[row]
+    begin, finalize, end = float(bounds[BEGIN]), float(bounds[FINALIZE]), float(bounds[END])
+    found: list[Phase] = []
+    if marks is not None:
+        own = sorted(((at - frame.origin_ns) / 1e6, name) for rank, at, name in marks if rank == frame.ranks[row])
+        forward = not math.isnan(outside[FORWARD_BEGIN]) and not math.isnan(outside[FORWARD_END])
+        first = float(outside[FORWARD_BEGIN]) if forward else begin
+        found = _named(own, float(outside[PREVIOUS_END]), first, "optimizer, rest")
+        if forward:
+            found.append(Phase("forward", "forward", first, float(outside[FORWARD_END])))
+            found += _named(own, float(outside[FORWARD_END]), begin, "loss, rest")
+    if not math.isnan(begin):
+        now = float(np.nanmax(frame.extent_ms()[:, 1]))
+        done = next((at for at in (finalize, end, now) if at == at), begin)
+        found += [
+            Phase("backward", "backward", begin, done),
+            Phase("finalize", "finalize", done, now if end != end else end),
+        ]
+    return [one for one in found if one.end > one.begin]
+
+
+def _named(marks: Sequence[tuple[float, str]], begin: float, end: float, first: str) -> list[Phase]:
+    """The time from `begin` to `end`, divided and named by the marks in between; empty if either is NaN."""
+    if math.isnan(begin) or math.isnan(end):
+        return []
+    points = [(begin, first), *((at, name) for at, name in marks if begin <= at < end), (end, "")]
+    return [Phase(name, "other", at, until) for (at, name), (until, _) in itertools.pairwise(points)]

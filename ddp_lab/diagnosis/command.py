@@ -1,0 +1,101 @@
+"""`ddp-lab doctor`: one command for jobs that we did not start, whatever is known of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import DdpLabError
+from ..formatting import duration
+from ..printable import printable_lines
+from .dumps import diagnose_dumps
+from .hang_report import HangReport
+from .rank_state import Examined
+from .sources import dump_files
+from .sources.debug_server import DebugServer
+from .sources.processes import Processes
+
+__all__ = ["EXIT_CODES", "doctor", "examined"]
+
+EXIT_CODES = (
+    "Exit code 0: nothing is stuck; 1: ranks are stuck, and the sentence says why; 2: the job can't be examined."
+)
+_STUCK, _FAILED = 1, 2
+_ADDRESS = re.compile(r"^(\[.+\]|[^/:]+):\d+$")
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Examines the job, prints why it hangs, and returns the exit code."""
+    try:
+        report = examined(arguments.of, arguments.seconds)
+    except DdpLabError as error:
+        print(f"ddp-lab doctor: {printable_lines(str(error))}", file=sys.stderr)
+        return _FAILED
+    waited = _waited(report, arguments.seconds)
+    if arguments.json:
+        print(json.dumps(_as_dict(report, waited), indent=2))
+    else:
+        since = f"no progress for {duration(waited)}: " if report.diagnosis.stuck and waited else ""
+        print(printable_lines(f"{since}{report}"))
+    return _STUCK if report.diagnosis.stuck else 0
+
+
+def examined(of: Sequence[str], seconds: float) -> HangReport:
+    """The report on a job.
+
+    Args:
+        of: files or folders with dumps, one ``HOST:PORT`` of torch's debug server, or ids of processes.
+        seconds: for which a job that runs is looked at.
+
+    Raises:
+        DdpLabError: the job can't be examined, and why.
+    """
+    if all(Path(one).exists() for one in of):
+        return HangReport(*diagnose_dumps(dump_files.read([Path(one) for one in of])))
+    if all(one.isdigit() for one in of):
+        return HangReport.of(Processes([int(one) for one in of]).examine(seconds))
+    if len(of) == 1 and _ADDRESS.match(of[0]):
+        server = DebugServer(of[0])
+        before = server.examine()
+        time.sleep(seconds)
+        return HangReport.of(server.examine(), before)
+    missing = next((one for one in of if not Path(one).exists() and not one.isdigit()), of[0])
+    raise DdpLabError(
+        f"{missing!r} is not a file or folder, HOST:PORT or a process id; give arguments of one of these kinds"
+    )
+
+
+def _waited(report: HangReport, seconds: float) -> float:
+    """For how many seconds a rank has waited, at least; 0 if its dump says it in the sentence, or none waits."""
+    waiting = [one for one in report.ranks if one.waits]
+    known = [flight.seconds for one in waiting for group in one.flights for flight in group.open]
+    return max(known, default=seconds if waiting else 0.0)
+
+
+def _as_dict(report: HangReport, waited: float) -> dict[str, Any]:
+    found = report.diagnosis
+    return {
+        "stuck": found.stuck,
+        "kind": found.kind,
+        "sentence": found.sentence,
+        "remedy": found.remedy,
+        "seconds": waited,
+        "ranks": [_rank(one) for one in report.ranks],
+    }
+
+
+def _rank(one: Examined) -> dict[str, Any]:
+    return {
+        "rank": one.rank,
+        "state": one.state,
+        "does": str(one),
+        "waits": one.waits,
+        "in_flight": one.in_flight,
+        "stack": [{"file": each.file, "line": each.line, "function": each.function} for each in one.stack],
+    }
