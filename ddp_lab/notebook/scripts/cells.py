@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,9 @@ from typing import Any
 
 from ...errors import DdpLabError
 from ...files import open_regular
+from ...output import quick_nbformat
 
-__all__ = ["NotebookCell", "executed_cells", "load", "read_cells", "unload"]
+__all__ = ["NotebookCell", "executed_cells", "load", "read_cells", "read_notebook", "unload"]
 
 _LOSES_VARIABLES = re.compile(r"^\s*%cluster\s+(?:stop|restart)\b", re.MULTILINE)
 _ON_RANKS = "%%distributed"
@@ -129,7 +130,7 @@ def _last_restart(runs: Sequence[_Run]) -> int:
 
 
 def read_cells(path: Path) -> list[NotebookCell]:
-    """The code cells of a notebook's file, in its order.
+    """The code cells of a notebook's file, in its order; of any format that jupytext reads.
 
     Left out are those whose stored output is an error, and those tagged ``raises-exception`` that have not run.
 
@@ -138,20 +139,41 @@ def read_cells(path: Path) -> list[NotebookCell]:
     """
     try:
         with open_regular(path) as file:
-            notebook = json.load(file)
-        cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+            notebook = read_notebook(file.read().decode(), path.suffix)
+        cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
         return [_of_file(cell, number) for number, cell in enumerate(cells, start=1)]
     except FileNotFoundError as error:
         raise DdpLabError(f"{path} does not exist: give the file of a notebook") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DdpLabError(f"{path} is not a notebook of format 4 (.ipynb): save it as one in JupyterLab") from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DdpLabError(f"{path} is not a notebook: save it as .ipynb, or as a format of jupytext") from error
 
 
-def _of_file(cell: dict[str, Any], number: int) -> NotebookCell:
-    source = cell["source"]
-    outputs, tags = cell.get("outputs", []), cell.get("metadata", {}).get("tags", [])
-    failed = any(output.get("output_type") == "error" for output in outputs)
+def read_notebook(text: str, extension: str, **how: Any) -> Any:
+    """The notebook that a text is.
+
+    Args:
+        text: the file's content.
+        extension: of the file: ``".ipynb"``, or that of a format of jupytext.
+        how: options of that format.
+
+    Raises:
+        ValueError: it is none.
+    """
+    quick_nbformat.install()
+    import jupytext
+    from nbformat import ValidationError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # of what is no notebook of today
+            return jupytext.reads(text, {"extension": extension, **how})
+    except (ValidationError, UserWarning) as error:
+        raise ValueError(str(error)) from error
+
+
+def _of_file(cell: Any, number: int) -> NotebookCell:
+    failed = any(output.output_type == "error" for output in cell.outputs)
     why = "it failed" if failed else ""
-    if not failed and "raises-exception" in tags and cell.get("execution_count") is None:
+    if not failed and "raises-exception" in cell.metadata.get("tags", []) and cell.execution_count is None:
         why = "it is tagged raises-exception"
-    return NotebookCell(source if isinstance(source, str) else "".join(source), f"cell {number}", why)
+    return NotebookCell(cell.source, f"cell {number}", why)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any
 from ...errors import DdpLabError
 from ...files import open_regular, write_text
 from ...machine import visible_gpus
+from ...output import quick_nbformat
 from .cells import NotebookCell, executed_cells, read_cells
 from .export import export
 from .settings import settings_of
@@ -108,20 +108,14 @@ def _as_notebook(made: SplitScript, name: str, n: int | None) -> str:
     start += "".join(f" --env {shlex.quote(f'{key}={value}')}" for key, value in made.env.items())
     cells = [(f"Imported from `{name}` by ddp_lab.", True), ("%load_ext ddp_lab", False), (start, False)]
     cells += [(cell.text if cell.markdown else f"%%distributed\n{cell.text}", cell.markdown) for cell in made.cells]
-    written = []
-    for number, (text, markdown) in enumerate(cells, start=1):
-        source = text.splitlines(keepends=True)
-        cell: dict[str, Any] = {"cell_type": "markdown" if markdown else "code", "id": f"cell-{number}", "metadata": {}}
-        further: dict[str, Any] = {} if markdown else {"execution_count": None, "outputs": []}
-        written.append({**cell, **further, "source": source})
+    quick_nbformat.install()
+    from nbformat import v4, writes
+
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-    notebook = {
-        "cells": written,
-        "metadata": {"kernelspec": kernel, "language_info": {"name": "python"}},
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
-    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+    new_cell: dict[bool, Any] = {True: v4.new_markdown_cell, False: v4.new_code_cell}
+    written = [new_cell[markdown](text, id=f"cell-{at}") for at, (text, markdown) in enumerate(cells, start=1)]
+    notebook = v4.new_notebook(cells=written, metadata={"kernelspec": kernel, "language_info": {"name": "python"}})
+    return f"{writes(notebook)}\n"
 
 
 def _check_new(path: Path, force: bool) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import DdpLabError
+from .cells import read_notebook
 from .frame import OURS
 from .source_text import Edit, dedented, replaced, segment
 
 __all__ = ["ScriptCell", "SplitScript", "split"]
 
-_MARKER = re.compile(r"^#[ \t]?%%(?!%)[ \t]*(.*)$", re.MULTILINE)
-_MARKDOWN = re.compile(r"(.*)\[(?:markdown|md)\]\s*(.*)")
+_MARKER = re.compile(r"^# ?%%(?:[ \t]|$)", re.MULTILINE)
 _RANKS = re.compile(r"--nproc[-_]per[-_]node[= ](\d+)")
 _OUR_BACKEND = re.compile(r'"--backend", default="(\w+)"')
 _OUR_VARIABLE = re.compile(r"dest=\"env_(\w+)\", default=('[^']*'|\"[^\"]*\")")
@@ -123,17 +123,12 @@ def _notes(tree: ast.Module) -> Iterator[str]:
 
 def _sections(text: str) -> Iterator[ScriptCell]:
     """The parts between the lines with ``# %%``, without the sections that an export adds."""
-    markers = list(_MARKER.finditer(text))
-    ours = any(one[1].startswith(OURS) for one in markers)
-    if not ours:
-        yield ScriptCell(text[: markers[0].start()])
-    for marker, following in itertools.zip_longest(markers, markers[1:]):
-        body = text[marker.end() + 1 : following.start() if following is not None else len(text)]
-        is_text = _MARKDOWN.match(marker[1])
-        if is_text is not None:
-            yield ScriptCell("\n".join(re.sub(r"^#[ \t]?", "", line) for line in body.splitlines()), markdown=True)
-        elif not marker[1].startswith(OURS):
-            yield ScriptCell(body)
+    cells = read_notebook(text, ".py", format_name="percent", comment_magics=False).cells
+    is_ours = [str(cell.metadata.get("title", "")).startswith(OURS) for cell in cells]
+    first = is_ours.index(True) if any(is_ours) else 0  # above an export's sections is its header
+    for cell, ours in list(zip(cells, is_ours, strict=True))[first:]:
+        if not ours:
+            yield ScriptCell(cell.source, markdown=cell.cell_type != "code")
 
 
 def _natural(text: str, tree: ast.Module) -> Iterator[ScriptCell]:

@@ -336,6 +336,16 @@ def test_a_file_has_its_cells_and_their_outputs(tmp_path: Path) -> None:
     ]
 
 
+def test_a_notebook_may_be_a_text_of_jupytext(tmp_path: Path) -> None:
+    """The blocks of a Markdown file and the sections of a script are cells, with their magics."""
+    markdown = tmp_path / "a.md"
+    markdown.write_text("# Title\n\n```python\n%%distributed\na = 1\n```\n\nwords\n\n```python\nb = 2\n```\n")
+    assert [cell.text for cell in cell_sources.read_cells(markdown)] == ["%%distributed\na = 1", "b = 2"]
+    script = tmp_path / "a.py"
+    script.write_text("# %%\n# %%distributed\na = 1\n\n# %% [markdown]\n# words\n\n# %%\nb = 2\n")
+    assert [cell.text for cell in cell_sources.read_cells(script)] == ["%%distributed\na = 1", "b = 2"]
+
+
 def test_the_command_writes_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`ddp-lab export` reports what it wrote, and replaces a file only with --force; errors say what to do."""
     path = _notebook(tmp_path / "a.ipynb", {"source": "%%distributed\na = 1"})
