@@ -13,13 +13,12 @@ import importlib.resources
 import json
 import posixpath
 import re
-from dataclasses import asdict
 from graphlib import TopologicalSorter
 
 from ..analysis.step_metrics import EDGES
 from ..analysis.step_parts import SPANS
 from .paint import palette
-from .step_messages import BLOCKS
+from .step_feed import BLOCKS
 from .views.catalogue import VIEWS
 from .views.layout_words import LAYOUT_WORDS
 
@@ -48,8 +47,8 @@ _GENERATED = {
     "RAMP": palette.RAMP,
     "RAMP_ON_DARK": palette.RAMP_ON_DARK,
     "RANK_COLOURS": palette.RANK_COLOURS,
-    "VIEWS": {name: asdict(view) for name, view in VIEWS.items()},
 }
+_OF_VIEW = ("title", "about", "question", "beside", "steps", "model", "ranks", "groups")
 _IMPORT = re.compile(r'^import \{[^}]*\} from "([./a-z_]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:const|class|function) (\w+))", re.MULTILINE)
 
@@ -92,5 +91,7 @@ def style_text(*names: str) -> str:
 def _read(path: str) -> str:
     """Returns the text of a file below `static/`; `generated.js` is made here."""
     if path == "generated.js":
-        return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in _GENERATED.items())
+        views = {name: {field: getattr(view, field) for field in _OF_VIEW} for name, view in VIEWS.items()}
+        made = {**_GENERATED, "VIEWS": views}
+        return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in made.items())
     return (importlib.resources.files(__package__) / "static" / path).read_text(encoding="utf-8")

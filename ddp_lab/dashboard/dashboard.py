@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import traitlets
@@ -11,10 +11,10 @@ import traitlets
 from ..timeline.timeline import Timeline
 from . import bundle
 from .life import REPLACED, REPLACED_MODULE, CellEnds, publish, successor_of
+from .live import DashboardStatistics, ShownTraining
 from .live_widget import LiveWidget
 from .saved_picture import SavedPicture
-from .shown_training import DashboardStatistics, ShownTraining
-from .views.catalogue import TABS, VIEWS
+from .views.catalogue import VIEWS, tabs
 
 if TYPE_CHECKING:
     from ..timeline.recorded.player import Player
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Dashboard", "of_recording"]
 
 RATE = 30.0  # refreshes per second while events arrive
+_OF_PARTS = {"facts", "models", "status"}  # traits with a key for each part
 _WORD_SECONDS = 0.5  # between two messages that tell a page that the kernel is alive
 _CALM_SECONDS = 5.0  # without news, after which nothing is sent: servers cull idle kernels
 
@@ -58,34 +59,15 @@ class Dashboard(LiveWidget):
 
     _esm = bundle.module_text("app/dashboard.js")
     _css = bundle.style_text("dashboard")
-    assignments = traitlets.Dict().tag(sync=True)
-    ranks: Any = traitlets.List().tag(sync=True)
     tabs: Any = traitlets.List().tag(sync=True)
-    inspection = traitlets.Dict().tag(sync=True)
-    overview = traitlets.Dict().tag(sync=True)
-    strip = traitlets.Dict().tag(sync=True)
-    findings = traitlets.Dict().tag(sync=True)
-    late = traitlets.Dict().tag(sync=True)
-    readiness = traitlets.Dict().tag(sync=True)
-    links = traitlets.Dict().tag(sync=True)
-    collective = traitlets.Dict().tag(sync=True)
-    overhead = traitlets.Dict().tag(sync=True)
+    facts = traitlets.Dict().tag(sync=True)  # by view or control; see `send_state`
+    models = traitlets.Dict().tag(sync=True)  # their bucket layouts, and the times that the link needs for each bucket
+    ranks: Any = traitlets.List().tag(sync=True)
+    status = traitlets.Dict().tag(
+        sync=True
+    )  # overhead, playback, what has ended, the cluster's name, what ranks can do
     control = traitlets.Dict().tag(sync=True)
-    stepping = traitlets.Dict().tag(sync=True)
-    injection = traitlets.Dict().tag(sync=True)
-    reconfiguration = traitlets.Dict().tag(sync=True)
-    watching = traitlets.Dict().tag(sync=True)
-    norms = traitlets.Dict().tag(sync=True)
-    groups = traitlets.Dict().tag(sync=True)
-    parameter_groups = traitlets.Dict().tag(sync=True)
-    parts = traitlets.Dict().tag(sync=True)
-    prediction = traitlets.Dict().tag(sync=True)
-    trial = traitlets.Dict().tag(sync=True)
-    playback = traitlets.Dict().tag(sync=True)
-    means = traitlets.Dict().tag(sync=True)
     kept = traitlets.Dict().tag(sync=True)
-    life = traitlets.Dict().tag(sync=True)
-    cluster = traitlets.Unicode().tag(sync=True)  # its name
 
     def __init__(
         self,
@@ -96,18 +78,21 @@ class Dashboard(LiveWidget):
         **means: Any,
     ) -> None:
         if views is None:
-            tabs = tuple(names for names in TABS if names != ("collectives",) or means.get("collectives") is not None)
+            shown = tuple(
+                names for names in tabs() if names != ("collectives",) or means.get("collectives") is not None
+            )
             if not means and timeline.groups() and not timeline.reducers():  # a recording without anything else to see
-                tabs = tuple(sorted(tabs, key=lambda names: names != ("groups",)))
+                shown = tuple(sorted(shown, key=lambda names: names != ("groups",)))
         else:
-            tabs = tuple((name,) for name in views)
-        if not tabs or not {name for names in tabs for name in names} <= set(VIEWS):
+            shown = tuple((name,) for name in views)
+        if not shown or not {name for names in shown for name in names} <= set(VIEWS):
             raise ValueError(f"views={list(views or ())} is not valid; choose from {', '.join(VIEWS)}")
         self.player = player
         self._word_at = 0.0
         self._active_at: float | None = time.monotonic()  # of the last news; None: nothing happens
         self._frozen = False
-        super().__init__(self._tick, RATE, "here", tabs=[list(names) for names in tabs])
+        self._facts_sent: dict[str, Any] = {}
+        super().__init__(self._tick, RATE, "here", tabs=[list(names) for names in shown])
         self._picture = SavedPicture(self.token)
         self._cell_ends = CellEnds(self._after_cell)
         self._attach(timeline, means)
@@ -127,9 +112,33 @@ class Dashboard(LiveWidget):
         wake = self._refresher.wake
         self._shown = ShownTraining(timeline, self.player, send=send, show=self._show, wake=wake, **means)
         self._saved_version = -1
-        self.means = self._shown.means
+        self._show({"status": {"means": self._shown.means}})
         for kind, obey in self._shown.commands.items():
             self._commands.on(kind, obey)
+
+    # ---- traits with a key for each part ----------------------------------------------------------------
+
+    def _show(self, traits: Mapping[str, Any]) -> None:
+        """Sends traits that changed; of those in `_OF_PARTS` only these parts change."""
+        super()._show(
+            {name: {**getattr(self, name), **new} if name in _OF_PARTS else new for name, new in traits.items()}
+        )
+
+    def send_state(self, key: Any = None) -> None:
+        """Sends traits to the pages; of `facts` only those of the views that changed, as a message for each.
+
+        A synced trait is sent whole. A page takes the message into its own copy of the trait; a page that opens
+        later gets the whole. What is binary (``body``) travels as the message's buffer.
+        """
+        if key != "facts":
+            super().send_state(key)
+            return
+        known, self._facts_sent = self._facts_sent, self.facts
+        for name, facts in self.facts.items():
+            if known.get(name) is not facts:
+                body = [facts["body"]] if "body" in facts else []
+                head = {field: value for field, value in facts.items() if field != "body"}
+                self.send({"type": "facts", "view": name, "facts": head}, body)
 
     # ---- for the user -----------------------------------------------------------------------------------
 
@@ -185,9 +194,9 @@ class Dashboard(LiveWidget):
         self._frozen = True
         self._shown.frames.freeze()
         self._shown.controls.stop()
-        self._show(self._shown.controls.traits())
+        self._show({"control": self._shown.controls.state(), "facts": self._shown.controls.shown()})
         self._refresher.stop()
-        self._show({"playback": {}})  # a stopped dashboard has no replay controls
+        self._show({"status": {"playback": {}}})  # a stopped dashboard has no replay controls
         self.send({"type": "word", "last": True})
 
     def close(self) -> None:
@@ -224,7 +233,7 @@ class Dashboard(LiveWidget):
             busy = self._commands.obey()
             if self.player is not None and not self._frozen:
                 busy = self.player.advance() or busy
-                self._show({"playback": self.player.told()})
+                self._show({"status": {"playback": self.player.told()}})
             busy = self._shown.answer() or busy
             if self._frozen:
                 self._shown.update_facts()
@@ -233,7 +242,7 @@ class Dashboard(LiveWidget):
                 self._shown.feed.send()
             elif self._cell_ends.gone:
                 # All widgets of a kernel are restored with a page: many large ones would take it too long.
-                self._show({"life": REPLACED, "kept": {}, "_esm": REPLACED_MODULE})
+                self._show({"status": {"life": REPLACED}, "kept": {}, "_esm": REPLACED_MODULE})
                 self._shown.controls.rest()
                 self._refresher.stop()
             else:
@@ -251,9 +260,10 @@ class Dashboard(LiveWidget):
             self._active_at = now
         if self._active_at is None:
             return
-        if now - self._active_at > max(_CALM_SECONDS, 2e-3 * (self.overhead.get("step") or 0.0)):  # two steps, in ms
+        overhead = self.status.get("overhead", {})
+        if now - self._active_at > max(_CALM_SECONDS, 2e-3 * (overhead.get("step") or 0.0)):  # two steps, in ms
             self._active_at = None
-            self._show({"overhead": {**self.overhead, "kernel": None}})
+            self._show({"status": {"overhead": {**overhead, "kernel": None}}})
             self.send({"type": "word", "last": True})
         elif self._pages.any and now - self._word_at >= _WORD_SECONDS:
             self._word_at = now

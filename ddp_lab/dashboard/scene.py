@@ -11,7 +11,21 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Axis", "Bars", "Cells", "Line", "Mark", "Numbers", "Panel", "Rule", "Scene", "Spans", "Table", "Values"]
+__all__ = [
+    "Axis",
+    "Bars",
+    "Cells",
+    "Line",
+    "Mark",
+    "Numbers",
+    "Panel",
+    "Rule",
+    "Scene",
+    "Spans",
+    "Table",
+    "Values",
+    "robust_top",
+]
 
 Values = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
@@ -27,6 +41,10 @@ class Axis:
         headings: which lanes are headings of the lanes below them.
         low: its smallest number.
         top: its largest number, larger values are cut; None: the end of the largest mark.
+        notes: a remark on each lane, "" for none; on headings only where there is little room.
+        unit: after a number of it in a tooltip.
+        ends: the last number at each place of an axis of steps, if a place stands for several.
+        chooses: what a click on a place chooses in a page: ``"step"``, ``"bucket"`` (its index) or nothing.
     """
 
     label: str = ""
@@ -34,6 +52,16 @@ class Axis:
     headings: Sequence[int] = ()
     low: float = 0.0
     top: float | None = None
+    notes: Sequence[str] = ()
+    unit: str = ""
+    ends: Sequence[int] = ()
+    chooses: str = ""
+
+    @property
+    def headed(self) -> list[str]:
+        """The lanes; headings with their notes."""
+        noted = {at: f"{self.lanes[at]}: {self.notes[at]}" for at in self.headings if self.notes and self.notes[at]}
+        return [noted.get(at, name) for at, name in enumerate(self.lanes)]
 
 
 @dataclass(frozen=True)
@@ -93,10 +121,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Cells:
-    """A heat map: values ≥ 0 in `unit`, shape ``[rows, columns]``; larger values have a stronger colour."""
+    """A heat map: values ≥ 0 in `unit`, shape ``[rows, columns]``; larger values have a stronger colour; `name`: what
+    a value is."""
 
     values: Values
     unit: str
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,6 +139,12 @@ class Rule:
     lanes: tuple[int, int] = (0, 0)
 
 
+def robust_top(values: Values) -> float:
+    """Returns the top of a scale: a few long steps (the first ones) must not flatten all others."""
+    known = values[np.isfinite(values)]
+    return float(min(known.max(), 1.6 * np.quantile(known, 0.95))) or 1.0 if len(known) else 1.0
+
+
 Mark = Bars | Spans | Line | Cells | Rule
 
 
@@ -118,20 +154,35 @@ class Panel:
 
     Attributes:
         share: share of the scene's height if it has several panels; they share one x axis.
+        heading: above it; only pages show it.
+        total: what the sum of the bars at a place is called in a tooltip; "": it is not told.
     """
 
     x: Axis
     y: Axis
     marks: Sequence[Mark]
     share: float = 1.0
+    heading: str = ""
+    total: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The scene's numbers; columns whose names end in a colon hold text."""
+    """Numbers; columns whose names end in a colon hold text.
+
+    Attributes:
+        head: the names of the columns.
+        rows: their cells; a row that begins with spaces belongs to the one above.
+        caption: what it shows.
+        notes: what each column means; may be empty.
+        folded: a page shows it once it is opened.
+    """
 
     head: Sequence[str]
     rows: Sequence[Sequence[object]]
+    caption: str = ""
+    notes: Sequence[str] = ()
+    folded: bool = False
 
 
 @dataclass(frozen=True)

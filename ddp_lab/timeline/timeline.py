@@ -535,9 +535,9 @@ class Timeline(TimelineModel):
             view: ``"timeline"`` (the spans of a step), ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``,
                 ``"findings"``, ``"parameter_groups"``, ``"gradients"`` or ``"groups"`` (which shows no model).
             model: which model; None for the most recently active.
-            options: see `ddp_lab.dashboard.views.figures.figure`.
+            options: see `ddp_lab.dashboard.views.catalogue.figure`.
         """
-        return _above("dashboard.views.figures").figure(self, view, model=model, **options)
+        return _above("dashboard.views.catalogue").figure(self, view, model=model, **options)
 
     # ---- out --------------------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ def measure(
 
 def _message(shown: Any, step: int) -> list[Any]:
     """One step as a message, whose buffer is text."""
-    from ddp_lab.dashboard.step_messages import encode_steps
+    from ddp_lab.dashboard.step_feed import encode_steps
 
     header, body = encode_steps(shown.dashboard._shown.frames.read(0, [step]))
     return [header, base64.b64encode(body).decode()]

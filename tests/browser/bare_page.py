@@ -27,6 +27,10 @@ _BOOT = """async ({source, style, traits, theme, kernel}) => {
   window.model = {
     data: traits,
     get(name) { return this.data[name] },
+    set(name, value) {
+      this.data[name] = value;
+      emit("change");
+    },
     on(name, f) { listeners.set(name, (listeners.get(name) ?? new Set()).add(f)) },
     off(name, f) { listeners.get(name)?.delete(f) },
     widget_manager: {kernel},
@@ -141,7 +145,7 @@ class BarePage:
         self.dashboard.close()
         if self.dashboard.layout is not None:
             self.dashboard.layout.close()
-        assert self.errors == []
+        assert self.errors == [], self.errors
 
     def _changed(self) -> dict[str, Any]:
         """Traits that the page has not been told."""

@@ -236,12 +236,12 @@ def test_a_dashboard_whose_output_was_replaced_does_nothing_more(shared: Shared,
         "saved = [one._saved_version for one in made]\nfeed(2)\n"
         "print(json.dumps([one._refresher.running for one in made]))",
         "newer = [one._saved_version > version for one, version in zip(made, saved)]\n"
-        "print(json.dumps([*newer, made[0].life['what'], made[0].kept, len(made[0]._esm) < 200]))",
+        "print(json.dumps([*newer, made[0].status['life']['what'], made[0].kept, len(made[0]._esm) < 200]))",
         "made[0]",
         "feed(1)",
         "first, second = made\n"
         "running = [one._refresher.running for one in made]\n"
-        "print(json.dumps([*running, first._saved_version >= second._saved_version, first.life]))",
+        "print(json.dumps([*running, first._saved_version >= second._saved_version, first.status['life']]))",
     )
     with shared.notebook(*cells, run=2) as opened:
         for cell in (2, 2, 3, 4, 5):

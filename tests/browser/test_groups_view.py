@@ -16,7 +16,7 @@ def test_a_recording_without_a_model_opens_with_its_groups(bare: Callable[..., B
     page = made.page
     made.says(".ddp-groups .ddp-summary", "rank 1 was last in 100 %")
     assert made.first_row(".ddp-groups table")[0] == "mesh dp (ranks 0–1)"
-    assert "waiting for peers" in page.locator(".ddp-groups .ddp-legend").inner_text()
+    assert "in flight" in page.locator(".ddp-groups .ddp-legend").inner_text()
     page.locator(".ddp-groups .ddp-chart canvas").hover(position={"x": 215, "y": 30})  # rank 0's first operation
     made.says(".ddp-groups .ddp-tip", "all_reduce")
 

@@ -11,9 +11,9 @@ import pytest
 from ddp_lab.dashboard import bundle
 from ddp_lab.dashboard.paint.palette import PARTS
 from ddp_lab.dashboard.scene import Spans
-from ddp_lab.dashboard.step_messages import encode_steps
+from ddp_lab.dashboard.step_feed import encode_steps
 from ddp_lab.dashboard.views.step_frames import StepFrame, StepFrames
-from ddp_lab.dashboard.views.timeline_scene import timeline_scene
+from ddp_lab.dashboard.views.timeline import timeline_scene
 from ddp_lab.protocol.events import Kind
 from tests.training_events import Training
 

@@ -24,7 +24,7 @@ def test_names_are_text_in_every_tab(bare: Callable[..., BarePage]) -> None:
         said[title] = page.locator("body").inner_text()
         assert page.evaluate(_STRANGE) == 0, title
     shown.open("Stragglers")
-    shown.says(".ddp-places tbody", NAME)
+    shown.says(".ddp-stragglers .ddp-numbers tbody", NAME)
     shown.open("Buckets")
     page.locator(".ddp-buckets .ddp-chart").click(position={"x": 30, "y": 34 * 2 + 60})
     shown.says(".ddp-detail", NAME)

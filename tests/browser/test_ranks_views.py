@@ -28,8 +28,8 @@ class Shown(BarePage):
         self.pump()
         self.page.get_by_label("algorithm", exact=True).select_option(algorithm)
         self.pump()
-        self.until(lambda: self.dashboard.collective["state"] == "idle", "the end of the last run")
-        drawn, last = self.page.locator(".ddp-collectives"), str(self.dashboard.collective["number"])
+        self.until(lambda: self.dashboard.facts["collectives"]["state"] == "idle", "the end of the last run")
+        drawn, last = self.page.locator(".ddp-collectives"), str(self.dashboard.facts["collectives"]["number"])
         self.until(lambda: drawn.get_attribute("data-number") == last, "its picture")
         self.until(lambda: f"{collective} by {algorithm} over" in self.sentence(), "its sentence")
 

@@ -54,7 +54,10 @@ def test_the_bar(replay: tuple[BarePage, list[float]]) -> None:
     _shown(page, 1)
     bar.get_by_label("speed").select_option("5")
     bar.get_by_role("button", name="Play").click()
-    page.until(lambda: page.dashboard.playback["playing"] and page.dashboard.playback["speed"] == 5, "the new speed")
+    page.until(
+        lambda: page.dashboard.status["playback"]["playing"] and page.dashboard.status["playback"]["speed"] == 5,
+        "the new speed",
+    )
     now[0] += 0.21
     _shown(page, 12)
     now[0] += 60
@@ -134,7 +137,7 @@ def test_the_bar_lets_go(replay: tuple[BarePage, list[float]]) -> None:
     page, now = replay
     slider = page.page.get_by_role("toolbar", name="replay").get_by_role("slider")
     page.dashboard.player.pause()
-    page.until(lambda: page.dashboard.playback["playing"] is False, "the pause")
+    page.until(lambda: page.dashboard.status["playback"]["playing"] is False, "the pause")
     page.pump()
     box = slider.bounding_box()
     (left, y), right = (box["x"] + 8, box["y"] + box["height"] / 2), box["x"] + box["width"] - 8
@@ -156,9 +159,9 @@ def test_the_bar_lets_go(replay: tuple[BarePage, list[float]]) -> None:
     now[0] += 1
     page.until(lambda: speed.input_value() == "0.03", "a speed of its own")
     speed.select_option("1")
-    page.until(lambda: page.dashboard.playback["speed"] == 1 and speed.input_value() == "1", "another one")
+    page.until(lambda: page.dashboard.status["playback"]["speed"] == 1 and speed.input_value() == "1", "another one")
     speed.select_option("0.03")
-    page.until(lambda: page.dashboard.playback["speed"] == 0.03, "the one of its own again")
+    page.until(lambda: page.dashboard.status["playback"]["speed"] == 0.03, "the one of its own again")
 
 
 def test_stopped_there_is_no_bar(replay: tuple[BarePage, list[float]]) -> None:

@@ -16,8 +16,8 @@ from ddp_lab.control.collectives import DEFAULT_BYTES, choices
 from ddp_lab.dashboard import bundle
 from ddp_lab.dashboard.controls.collectives import CollectiveStage, no_ranks
 from ddp_lab.dashboard.paint.palette import PHASES
-from ddp_lab.dashboard.views import view_data
 from ddp_lab.dashboard.views.model_map import cell_rows, map_cells
+from ddp_lab.dashboard.views.overlap import breakdown
 from ddp_lab.protocol.events import DTYPE, Batch, Kind
 from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.timeline.timeline import Timeline
@@ -30,10 +30,15 @@ Open = Callable[..., BarePage]
 PICTURES = ("Overlap", "Stragglers", "Buckets")
 _COLOURS = """() => {
   const canvas = document.querySelector('.ddp-main canvas');
+  if (!canvas) return [];
   const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
   const seen = new Set();
   for (let at = 0; at < data.length; at += 4) if (data[at + 3] > 250) seen.add(data.slice(at, at + 3).join());
   return [...seen];
+}"""
+_PREDICTS = """(limits) => {
+  const {what_if, ...others} = window.model.data.facts;
+  window.fromKernel({facts: {...others, what_if: {...what_if, limits}}}, []);
 }"""
 _PICTURE = "() => document.querySelector('.ddp-main canvas').toDataURL()"
 
@@ -103,7 +108,7 @@ def test_overlap_is_that_of_the_timeline(shown: BarePage) -> None:
     page = shown.page
     page.locator(".ddp-overlap summary").click()
     cells = shown.first_row(".ddp-overlap")
-    found = view_data.breakdown(shown.dashboard._shown.timeline)
+    found = breakdown(shown.dashboard._shown.timeline)
     wanted = [found.total, *(getattr(found, phase) for phase in PHASES)]
     assert int(cells[0]) == STEPS - 1
     for text, values in zip(cells[1:-1], wanted, strict=True):
@@ -135,7 +140,7 @@ def test_the_straggler_is_named(shown: BarePage) -> None:
     """The stragglers' view names rank, layer, pattern and cost, and marks the cell where the others wait."""
     shown.open("Stragglers")
     page = shown.page
-    row = page.locator(".ddp-places tbody tr")
+    row = page.get_by_role("region", name="Where a rank's own computation falls behind").locator("tbody tr")
     shown.until(lambda: row.count() == 1, "the late place")
     text = row.inner_text()
     assert text.startswith("1")
@@ -282,9 +287,11 @@ def test_the_largest_bucket_is_seen_in_the_dark(bare: Open) -> None:
 
 def test_legends_are_in_one_order(shown: BarePage) -> None:
     """The phases of a step are named in one order: in live legends as in pictures and reports."""
-    every = [name for _, name in PHASES.values()]
+    training = shown.dashboard._shown.timeline
+    there = breakdown(training)
+    every = [name for key, (_, name) in PHASES.items() if key not in SPANS or getattr(there, key).any()]
     simulated = [name for key, (_, name) in PHASES.items() if key not in SPANS]
-    for tab, legend, wanted in (("Overlap", "overlap", every), ("What if", "what-if", simulated)):
+    for tab, legend, wanted in (("Overlap", "overlap", [*every, "efficiency"]), ("What if", "what-if", simulated)):
         shown.open(tab)
         names = shown.page.locator(f".ddp-{legend} .ddp-legend >> nth=0").locator("li")
         shown.until(lambda names=names: names.count() > 0, f"the legend of {tab}")
@@ -295,23 +302,24 @@ def test_a_link_that_is_not_known_says_why(shown: BarePage) -> None:
     """Where the recorded buckets do not tell a bandwidth there is no slider, but the reason, and what measures it."""
     page = shown.page
     shown.open("What if")
-    shown.until(lambda: shown.dashboard.prediction["state"] == "ready", "an answer")
-    told = page.evaluate("() => window.model.data.prediction")
-    limits = {**told["limits"], "gbit": None, "recordedGbit": None, "measured": False}
-    page.evaluate("(prediction) => window.fromKernel({prediction}, [])", {**told, "limits": limits})
+    shown.until(lambda: shown.dashboard.facts["what_if"]["state"] == "ready", "an answer")
+    told = page.evaluate("() => window.model.data.facts.what_if.limits")
+    limits = {**told, "gbit": None, "recordedGbit": None, "measured": False}
+    page.evaluate(_PREDICTS, limits)
     row = page.locator(".ddp-what-if-row", has_text="bandwidth")
     wait_until(lambda: "Measure it with lab.measure_communication()" in row.inner_text(), "the reason")
     assert not row.locator("input").is_visible()
-    page.evaluate("(prediction) => window.fromKernel({prediction}, [])", told)
+    page.evaluate(_PREDICTS, told)
     wait_until(row.locator("input").is_visible, "a slider")
 
 
 def test_equal_pauses_are_one_phrase(shown: BarePage) -> None:
     """Ranks that pause at the same point are named together, as a range."""
     text, page = "pauses: bucket 0 is ready, not yet launched", shown.page
-    before = page.evaluate("() => { const {control, stepping} = window.model.data; return {control, stepping} }")
+    before = page.evaluate("() => { const {control, facts} = window.model.data; return {control, facts} }")
     ranks = [{"rank": rank, "kind": "paused", "text": text, "since": 0, "for": [], "buckets": []} for rank in range(3)]
-    now = {"control": {**before["control"], "live": True}, "stepping": {"ranks": ranks, "paused": [0, 1, 2]}}
+    step = {"ranks": ranks, "paused": [0, 1, 2]}
+    now = {"control": {**before["control"], "live": True}, "facts": {**before["facts"], "step": step}}
     page.evaluate("(now) => window.fromKernel(now, [])", now)
     words = page.get_by_role("group", name="Paused")
     wait_until(words.is_visible, "the pause")

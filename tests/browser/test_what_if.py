@@ -65,7 +65,7 @@ def test_a_slider_is_answered_by_the_simulator(shown: BarePage, lab: Cluster) ->
     """With the smallest cap the step is the simulator's, and the predicted picture is another one."""
     before = shown.page.evaluate(_PICTURES)
     _move(shown, "bucket size limit", "Home")
-    answer: dict[str, Any] = shown.dashboard.prediction
+    answer: dict[str, Any] = shown.dashboard.facts["what_if"]
     wanted = lab.simulate(bucket_cap_mb=answer["cap"])
     assert answer["predicted"]["step"] == pytest.approx(wanted.step_ms, rel=1e-6)
     after = shown.page.evaluate(_PICTURES)
@@ -77,18 +77,18 @@ def test_a_slider_is_answered_by_the_simulator(shown: BarePage, lab: Cluster) ->
 
 def test_worlds_links_and_stragglers(shown: BarePage, lab: Cluster) -> None:
     """16,384 ranks take longer, a faster link and no straggler do not; what is not a cap can't be run here."""
-    recorded = shown.dashboard.prediction["predicted"]["step"]
+    recorded = shown.dashboard.facts["what_if"]["predicted"]["step"]
     run = shown.page.get_by_role("button", name="Run it")
     assert run.is_disabled()
     _move(shown, "world size", "End")
-    assert shown.dashboard.prediction["world"] == 16384
-    assert shown.dashboard.prediction["predicted"]["step"] > recorded
+    assert shown.dashboard.facts["what_if"]["world"] == 16384
+    assert shown.dashboard.facts["what_if"]["predicted"]["step"] > recorded
     assert run.is_disabled()
     shown.page.get_by_role("button", name="As recorded").click()
     for label in ("bandwidth", "latency"):
         _move(shown, label, "End" if label == "bandwidth" else "Home")
     shown.page.get_by_label("without the straggler").check()
-    shown.until(lambda: shown.dashboard.prediction["predicted"]["step"] <= 1.001 * recorded, "a shorter step")
+    shown.until(lambda: shown.dashboard.facts["what_if"]["predicted"]["step"] <= 1.001 * recorded, "a shorter step")
     shown.page.get_by_role("button", name="As recorded").click()
     shown.page.locator(".ddp-what-if summary").click()
     rows = shown.page.locator(".ddp-what-if .ddp-twin tbody tr")
@@ -105,12 +105,12 @@ def test_a_prediction_is_run(shown: BarePage, lab: Cluster, tmp_path: Path) -> N
         _move(shown, "bucket size limit", "End")
         shown.page.get_by_role("button", name="Run it").click()
         scores = shown.page.locator(".ddp-what-if-scores tbody tr")
-        shown.until(lambda: scores.count() == 1 or shown.dashboard.trial["state"] == "failed", "the score")
-        assert shown.dashboard.trial["state"] != "failed", shown.dashboard.trial["text"]
+        shown.until(lambda: scores.count() == 1 or shown.dashboard.facts["trial"]["state"] == "failed", "the score")
+        assert shown.dashboard.facts["trial"]["state"] != "failed", shown.dashboard.facts["trial"]["text"]
     finally:
         path.touch()
         running.wait()
-    (score,) = shown.dashboard.trial["scores"]
+    (score,) = shown.dashboard.facts["trial"]["scores"]
     assert score["measured"] > 0
     assert score["error"] == pytest.approx(100 * (score["predicted"] / score["measured"] - 1))
     assert scores.inner_text().split("\t")[0] == score["setting"]

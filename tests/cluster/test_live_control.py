@@ -154,8 +154,8 @@ def _shown_instead(lab: Lab, gone: int) -> None:
     controls = Controls(lab.timeline, lab, lambda: None)
     try:
         controls.look("page", ["step"], gone)
-        wait_until(lambda: len(controls.traits()["stepping"]["ranks"]) == 2, "where the ranks stand")
-        assert gone not in controls.traits()["control"]["living"]
+        wait_until(lambda: len(controls.shown()["step"]["ranks"]) == 2, "where the ranks stand")
+        assert gone not in controls.state()["living"]
     finally:
         controls.stop()
 
@@ -168,7 +168,7 @@ def test_controls_that_nobody_sees_rest(lab: Lab) -> None:
         controls.rest()
         wait_until(lambda: not controls._refresher.running, "the end of their thread")
         controls.ask({"type": "fault", "id": "asked", "do": "end"})
-        wait_until(lambda: "asked" in controls.traits()["control"]["heard"], "the request")
+        wait_until(lambda: "asked" in controls.state()["heard"], "the request")
     finally:
         controls.stop()
 

@@ -8,7 +8,7 @@ import pytest
 
 from ddp_lab.dashboard.controls.buckets import compared
 from ddp_lab.dashboard.controls.what_if import WhatIfStage
-from ddp_lab.dashboard.slow_facts import SlowFacts
+from ddp_lab.dashboard.live import ViewFacts
 from ddp_lab.errors import CellError
 from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.timeline.timeline import Timeline
@@ -88,7 +88,7 @@ else: time.sleep(600)
 
 def _told(timeline: Timeline) -> dict[str, object]:
     """All that is said of the steps."""
-    facts = SlowFacts(timeline)
+    facts = ViewFacts(timeline)
     facts.look("page", ["findings", "stragglers"], None)
     answer = WhatIfStage(timeline).snapshot()
     sliders = {name: answer[name] for name in ("state", "recorded", "same", "about")}

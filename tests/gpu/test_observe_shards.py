@@ -20,7 +20,7 @@ from torch.multiprocessing.spawn import spawn
 
 import ddp_lab
 from ddp_lab import recording
-from ddp_lab.dashboard.views.parameter_groups import parameter_groups_scene, parameter_groups_trait
+from ddp_lab.dashboard.views.parameter_groups import parameter_groups_scene
 from ddp_lab.engine.groups.registry import bound_to
 from ddp_lab.timeline.timeline import Timeline
 from tests.ranks.monitoring.test_parameter_groups import Recorded, recorded, rows_of
@@ -189,7 +189,7 @@ def test_groups(kind: str) -> None:
         whole = np.diff(steps[steps["rank"] == rank]["backward_end_ns"])[-parts.steps :].mean() / 1e9  # the host's
         assert sum(found.values()) == pytest.approx(whole, rel=0.02), found
     assert "Exposed communication is" in parameter_groups_scene(timeline, model).summary
-    assert parameter_groups_trait(parameter_groups_scene(timeline, model))["spans"]
+    assert parameter_groups_scene(timeline, model).panels[0].marks
 
 
 def _delayed(rank: int, late: int, block: int, phase: str, where: str) -> Recorded:

@@ -30,8 +30,7 @@ from ddp_lab.cli import main
 from ddp_lab.cluster.followed import _Connection
 from ddp_lab.control import wire_sockets
 from ddp_lab.control.wire import JSON_FRAME, Wire
-from ddp_lab.dashboard.views import pictures
-from ddp_lab.dashboard.views.timeline_scene import find_step
+from ddp_lab.dashboard.views.catalogue import VIEWS
 from ddp_lab.launch.serve import JournalServer
 from ddp_lab.protocol import events, journal
 from ddp_lab.timeline.comparison import compare
@@ -383,9 +382,8 @@ def test_control_characters_are_shown_as_text(tmp_path: Path, capsys: pytest.Cap
         assert not re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ufffe]", shown)
         assert r"Net\x1b]0;title\x07\x1b[2J\x9b1m" in out
         timeline = Timeline.load([path], partial=True)
-        frame, assignment = find_step(timeline, None, None)
         for view in ("buckets", "overlap", "stragglers", "sync", "findings"):
-            ElementTree.fromstring(pictures.picture(view, timeline, frame, assignment))
+            ElementTree.fromstring(VIEWS[view].picture(timeline))
         assert [one for one in timeline.ranks() if "\x1b" in one.state] == []
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ddp_lab.dashboard.saved_picture import SavedPicture
-from ddp_lab.dashboard.views import figures, pictures
-from ddp_lab.dashboard.views.timeline_scene import find_step
+from ddp_lab.dashboard.views.catalogue import VIEWS
+from ddp_lab.dashboard.views.catalogue import figure as drawn_figure
 from ddp_lab.diagnosis.hang_report import HangReport
 from ddp_lab.diagnosis.rank_state import Call, Examined, Place
 from ddp_lab.output import status_table
@@ -29,7 +29,7 @@ def test_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize("view", ["timeline", "overlap", "stragglers", "buckets", "findings", "sync"])
 def test_plotly_figures(view: str) -> None:
     """Where plotly takes HTML for markup (titles, labels, hovers) no tag comes from a name, and none is lost."""
-    figure = figures.figure(training(), view, **({"whole": True} if view == "timeline" else {}))
+    figure = drawn_figure(training(), view, **({"whole": True} if view == "timeline" else {}))
     texts = list(_texts(figure.to_plotly_json()))
     tags = {tag for text in texts for tag in re.findall(r"<[^>]*>", text)}
     assert tags <= {"<br>", "<b>", "</b>", "<extra>", "</extra>"}
@@ -52,9 +52,8 @@ def test_saved_pictures() -> None:
     """The pictures that stay in a notebook hold names as text, and are XML; what a screen reader reads of one ends no
     attribute. What a comparison of two runs says is text alone: no page."""
     timeline = training()
-    frame, assignment = find_step(timeline, None, None)
     for view in ("overlap", "stragglers", "sync", "buckets", "findings"):
-        picture = pictures.picture(view, timeline, frame, assignment)
+        picture = VIEWS[view].picture(timeline)
         ElementTree.fromstring(picture)
         assert_text_alone(picture, *([f"Net{NAME}", NAME] if view == "buckets" else []))
     page = SavedPicture("token").bundle("<svg/>", TEXT)["text/html"]

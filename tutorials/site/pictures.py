@@ -19,8 +19,12 @@ from ddp_lab.dashboard.controls import stepping
 from ddp_lab.dashboard.controls.what_if import WhatIfStage
 from ddp_lab.dashboard.paint import scene_svg
 from ddp_lab.dashboard.scene import Spans
-from ddp_lab.dashboard.views import pictures, scenes
-from ddp_lab.dashboard.views.timeline_scene import find_step, timeline_scene
+from ddp_lab.dashboard.views.catalogue import VIEWS
+from ddp_lab.dashboard.views.collectives import collective_svg
+from ddp_lab.dashboard.views.fault_injection import faults_svg
+from ddp_lab.dashboard.views.step import step_svg
+from ddp_lab.dashboard.views.timeline import find_step, timeline_scene
+from ddp_lab.dashboard.views.what_if import what_if_scene
 from ddp_lab.protocol.events import DTYPE, Batch, Kind
 
 _RECORDINGS = Path(__file__).resolve().parents[1] / "recordings"
@@ -34,8 +38,7 @@ def _run(number):
 
 
 def _view(name, run):
-    frame, assignment = find_step(_run(run), None, None)
-    return pictures.picture(name, _run(run), frame, assignment)
+    return VIEWS[name].picture(_run(run))
 
 
 # -- how to read the timeline
@@ -156,7 +159,7 @@ def what_if():
     caps = WhatIfStage(_run(2)).snapshot()["limits"]["caps"]
     stage = WhatIfStage(_run(2))
     stage.ask({"cap": int(np.argmin([abs(cap - 0.4) for cap in caps]))})
-    return scene_svg.framed(scenes.what_if_scene(stage.snapshot()))
+    return scene_svg.framed(what_if_scene(stage.snapshot()))
 
 
 def gradients():
@@ -177,7 +180,7 @@ def gradients():
         timeline.describe(
             0, about | {"ranks": [*range(ranks)], "before": before, "after": after, "nonfinite": bad, "seconds": 0.002}
         )
-    return scene_svg.framed(scenes.SCENES["gradients"](timeline, 0, None))
+    return VIEWS["gradients"].picture(timeline)
 
 
 def groups():
@@ -210,7 +213,7 @@ def groups():
             events[sequence]["process_group"] = events[sequence]["parameter"] = group
             events[sequence]["bytes"] = [*operations.values()][group][1]
         timeline.extend(Batch(rank, 1, 0, 0, events))
-    return scene_svg.framed(scenes.SCENES["groups"](timeline, None, None))
+    return VIEWS["groups"].picture(timeline)
 
 
 def parameter_groups():
@@ -292,7 +295,7 @@ def step_through():
         )
         point, bucket = ("bucket_ready", 2) if pauses else (None, None)
         made[rank] = StepState(rank, 12, 1, point, None, bucket, 0, True, not pauses, pauses, "", stages)
-    return pictures.step_svg(stepping.machine(made, stepping.standings(made), lambda state: 0.0))
+    return step_svg(stepping.machine(made, stepping.standings(made), lambda state: 0.0))
 
 
 def faults():
@@ -306,7 +309,7 @@ def faults():
             events[index]["sequence"], events[index]["kind"], events[index]["parameter"] = index, Kind.MARK, index
             events[index]["host_ns"] = _ORIGIN_NS + round(seconds * 1e9)
         timeline.extend(Batch(rank, 1, 0, 0, events))
-    return pictures.faults_svg(timeline, [{"rank": 0, "text": link.text()}])
+    return faults_svg(timeline, [{"rank": 0, "text": link.text()}])
 
 
 def collective(ranks=4, part=16_384, latency_ms=0.05, mb_per_second=1000):
@@ -324,7 +327,7 @@ def collective(ranks=4, part=16_384, latency_ms=0.05, mb_per_second=1000):
                 holds[one.target][place] = holds[one.target][place] | held if one.reduces else held
         sizes = tuple(part * len(one.parts) for one in step)
         steps.append(CollectiveStep(tuple(step), sizes, frozen(), latency_ms + max(sizes) / mb_per_second / 1e3))
-    return pictures.collective_svg(ShownCollective("all_reduce", "ring", ranks, ranks * part, begin, tuple(steps)))
+    return collective_svg(ShownCollective("all_reduce", "ring", ranks, ranks * part, begin, tuple(steps)))
 
 
 PICTURES = {
@@ -341,7 +344,7 @@ PICTURES = {
     "what_if": what_if,
     "gradients": gradients,
     "groups": groups,
-    "parameter_groups": lambda: scene_svg.framed(scenes.SCENES["parameter_groups"](parameter_groups(), None, None)),
+    "parameter_groups": lambda: VIEWS["parameter_groups"].picture(parameter_groups()),
     "collective": collective,
 }
 

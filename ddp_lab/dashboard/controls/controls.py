@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import DdpLabError
 from ..live_widget import Refresher
-from ..views.pictures import faults_svg, step_svg
 from .buckets import BucketControl, Comparing
 from .control import Control, FaultControl, WatchControl
 from .stepping import StepControl
@@ -90,16 +89,19 @@ class Controls:
                 self._refresher.start()
                 self._refresher.wake()
 
-    def traits(self) -> dict[str, dict[str, Any]]:
-        """Returns the state to show, by the name of the trait."""
-        shown = {name: part.shown for name, part in self._parts.items()}
+    def state(self) -> dict[str, Any]:
+        """Returns whether the ranks can be controlled, else why not, and which requests were taken."""
         control = {"live": not self._why, "why": self._why, "heard": list(self._heard), "shift": self._shift}
         control["living"] = self._living
         control["stopped"] = self._why == _STOPPED
+        return control
+
+    def shown(self) -> dict[str, dict[str, Any]]:
+        """Returns the state of each control to show."""
+        shown = {name: part.shown for name, part in self._parts.items()}
         return {
-            "control": control,
-            "stepping": shown.get("step", {}),
-            "injection": shown.get("fault", {}),
+            "step": shown.get("step", {}),
+            "fault_injection": shown.get("fault", {}),
             "watching": shown.get("watch", {}),
             "reconfiguration": {**shown.get("reconfigure", {}), "compared": self._comparison},
         }
@@ -109,15 +111,14 @@ class Controls:
         spent, self._spent = self._spent, 0.0
         return spent
 
-    def picture(self, view: str) -> str | None:
-        """Returns a control as SVG; None if the view is not a control."""
-        if view == "step":
-            part = self._parts.get("step")
-            return step_svg(part.last if isinstance(part, StepControl) else None)
-        if view == "fault_injection":
-            fault = self._parts.get("fault")
-            return faults_svg(self._timeline, fault.shown["faults"] if fault is not None else ())
-        return None
+    @property
+    def facts(self) -> dict[str, Callable[[], Any]]:
+        """What pictures of the controls show, by the name of the view."""
+        step, fault = self._parts.get("step"), self._parts.get("fault")
+        return {
+            "step": lambda: step.last if isinstance(step, StepControl) else None,
+            "fault_injection": lambda: (self._timeline, fault.shown["faults"] if fault is not None else ()),
+        }
 
     def rest(self) -> None:
         """Stops querying the ranks until the next request, until a page shows a control, or until `go_on`."""

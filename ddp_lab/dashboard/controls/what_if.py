@@ -26,7 +26,7 @@ from ...simulation.simulator import Configuration, Prediction, simulate
 from ...simulation.workload import Workload
 from ...timeline.what_if import fit_link
 from ...timeline.workloads import RecordedStep, recorded_step
-from ..step_messages import encode_steps
+from ..step_feed import encode_steps
 from ..views.step_frames import StepFrame
 from .what_if_trial import Trial
 
@@ -134,14 +134,14 @@ class WhatIfStage:
         present = simulate(known.workload, Configuration(known.recorded_caps or None), known.link).step_ns / 1e6
         self.trial.start(known.reducer, cap, predicted_ms=predicted, present_ms=present)
 
-    def traits(self) -> dict[str, dict[str, Any]]:
-        """The state to show, by the name of the trait."""
+    def shown(self) -> dict[str, dict[str, Any]]:
+        """The state to show."""
         if self._looks and self._refresh():
             self._shown = -1
         if self._shown != self._version and self._looks:
             self._shown = self._version
             self._answer = self._predict()
-        return {"prediction": self._answer, "trial": self.trial.told()}
+        return {"what_if": self._answer, "trial": self.trial.told()}
 
     def snapshot(self) -> dict[str, Any]:
         """The current answer for a picture, computed if there is none yet."""

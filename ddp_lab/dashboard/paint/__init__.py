@@ -1,3 +1,3 @@
 """Painting scenes, as SVG and as plotly figures, in the one palette."""
 
-__all__ = ["figure", "palette", "scene_svg"]
+__all__ = ["figure", "palette", "scene_json", "scene_svg"]

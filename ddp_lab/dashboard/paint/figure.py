@@ -171,7 +171,7 @@ def _add_bars(made: go.Figure, panel: Panel, mark: Bars, axis: str) -> None:
 def _paths(axis: Axis) -> list[str]:
     """Names of lanes with those of their headings: plotly merges lanes with equal names."""
     made, above = [], ""
-    for index, name in enumerate(axis.lanes):
+    for index, name in enumerate(axis.headed):
         above = name if index in axis.headings else above
         made.append(name if index in axis.headings else f"{above} · {name}")
     return made

@@ -15,10 +15,23 @@ from ...formatting import ending
 from ..scene import Axis, Bars, Cells, Line, Numbers, Panel, Rule, Scene, Spans, Values
 from .palette import COLOURS, PATTERNS, ROLE_RULES
 
-__all__ = ["WIDTH", "empty_svg", "framed", "legend", "picture", "round_between", "sheet", "text", "tile"]
+__all__ = [
+    "INK",
+    "WIDTH",
+    "drawing",
+    "empty_svg",
+    "framed",
+    "legend",
+    "picture",
+    "round_between",
+    "sheet",
+    "text",
+    "tile",
+]
 
 WIDTH, _RIGHT, _TOP = 920, 14, 12
 _LANES_LEFT, _HEADING, _GAP, _MOST_HEIGHT = 76, 18, 6, 900  # of lanes of time
+INK = "#1f2328"  # of text
 _UPRIGHT = 260  # pixels of a scene whose bars stand
 _ROOM_FOR_TEXTS = 130
 _FONT = "font-family='system-ui,-apple-system,Segoe UI,sans-serif'"
@@ -122,6 +135,11 @@ def sheet(inner: str, title: str, legend: Sequence[Bars | Spans | Line] = (), su
         f"<text x='8' y='19' style='font-weight:600;font-size:13px'>{escape(title)}</text>"
         f"{''.join(words)}{placed}</svg>"
     )
+
+
+def drawing(width: float, height: float, body: Sequence[str], title: str, summary: str = "") -> str:
+    """Puts SVG of this size on a sheet."""
+    return sheet(f'<svg viewBox="0 0 {width:.0f} {height:.0f}">{"".join(body)}</svg>', title, summary=summary)
 
 
 def legend(scene: Scene) -> str:
@@ -310,7 +328,7 @@ def _paint_cells(panel: Panel, cells: Cells, top: float) -> tuple[list[str], flo
 
 def _paint_spans(panel: Panel, top: float) -> tuple[list[str], float, float]:
     """Bars from one time to another, on lanes that shrink if there are many; one path for all bars of a kind."""
-    lanes, heads = panel.y.lanes, np.isin(np.arange(len(panel.y.lanes)), panel.y.headings)
+    lanes, heads = panel.y.headed, np.isin(np.arange(len(panel.y.lanes)), panel.y.headings)
     room = 606 - heads.sum() * (_HEADING + _GAP)
     line = int(min(max(room // max((~heads).sum(), 1), 3), 16))
     bottoms = np.cumsum(np.where(heads, _HEADING + _GAP, line)) - _GAP

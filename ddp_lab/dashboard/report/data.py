@@ -18,7 +18,8 @@ from ...timeline.tables import span_columns
 from ...timeline.tables.span_columns import Columns
 from ...timeline.timeline import Timeline
 from ..views.layout_words import LayoutWords, layout_words
-from ..views.view_data import last_shares, parts_table
+from ..views.overlap import parts_table
+from ..views.stragglers import last_shares
 
 __all__ = ["ReportData", "gather"]
 
@@ -30,8 +31,8 @@ Table = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
 
 @dataclass(frozen=True)
 class ReportData:
-    """The data of one model; columns as in `Timeline`, complete steps only: of the analysed steps, and `shown_steps`
-    of as many as pictures of the run show; `drawn`: see `judged_steps.step_to_draw`."""
+    """The data of one model; columns as in `Timeline`, complete steps only: of the analysed steps, and `last_steps`:
+    of how many the pictures of the run show; `drawn`: see `judged_steps.step_to_draw`."""
 
     reducer: int
     module: str
@@ -43,9 +44,8 @@ class ReportData:
     analysed: str
     other_models: int
     steps: Columns
-    shown_steps: Columns
+    last_steps: int
     spans: Columns
-    sync: Columns
     findings: Sequence[Finding]
     headline: str
     last: Mapping[int, float]
@@ -83,9 +83,8 @@ def gather(timeline: Timeline, reducer: int | None, last_steps: int) -> ReportDa
         analysed=step_range(judged.steps.step.tolist()),
         other_models=len(known) - 1,
         steps=steps,
-        shown_steps=span_columns.step_columns(timeline.views_of(info.reducer, layout.step[-last_steps:])),
+        last_steps=last_steps,
         spans=spans,
-        sync=sync,
         findings=found,
         headline=findings.headline(judged, found),
         last=last,

@@ -56,7 +56,7 @@ def _count(number: int, what: str) -> str:
 
 def _without_model(timeline: Timeline, hangs: Sequence[str]) -> str:
     """The process groups' operations, where no step of a model is complete."""
-    shown = list(figures.group_figures(timeline))
+    shown = list(figures.figures(timeline))
     words = "".join(f"<p>{escape(line)}</p>" for line in timeline.summary().splitlines())
     title = "Collectives by group" if shown else "Nothing recorded"
     head = f"<header>\n<h1>{title}</h1>\n{_recorded(timeline)}</header>\n"

@@ -1,16 +1,13 @@
-"""The content of the views without a browser: their numbers, SVG pictures and plotly figures."""
+"""The views, one object in one file each; `catalogue` lists them."""
 
 __all__ = [
+    "buckets",
     "catalogue",
-    "gradients",
-    "groups",
+    "collectives",
     "layout_words",
     "model_map",
-    "overview",
-    "parameter_groups",
-    "pictures",
-    "scenes",
+    "overlap",
     "step_frames",
-    "timeline_scene",
-    "view_data",
+    "stragglers",
+    "view",
 ]

@@ -10,13 +10,49 @@ import numpy.typing as npt
 
 from ...timeline.tables.gradients import noise_scale, signal_and_noise
 from ...timeline.timeline import Timeline
+from ..scene import Axis, Line, Panel, Rule, Scene, Table, robust_top
+from .view import Reported, Selection, View
 
-__all__ = ["gradient_facts", "gradients_words"]
+__all__ = ["Gradients", "gradient_facts", "gradients_scene", "gradients_words"]
 
 _STEPS = 200
 _NOISE_STEPS = 20  # over which the noise scale is averaged
 _MOST_NUMBERS = 8_000  # of single buckets, in one message
 _CHECKS = 20
+_MOST_ROWS = 50  # of a table
+_MOST_LINES = 8
+_NOT_WATCHED = "no step has been monitored yet; call lab.watch_gradients(), or model.watch_gradients() while training"
+
+
+class Gradients(View):
+    """Gradient monitoring."""
+
+    name = "gradients"
+    title = "Gradients"
+    about = "Norms before and after averaging by rank and bucket, noise scale, NaN, drift of replicas."
+    question = "Look inside"
+    steps = False
+    also = ()
+    pixels = (460, 0)
+
+    def facts(self, timeline: Timeline, chosen: Selection) -> dict[str, Any]:
+        info = None if chosen.model is not None else next(reversed(timeline.reducers()), None)
+        found = gradient_facts(timeline, info.reducer if info is not None else chosen.model or 0)
+        return {**found, "steps": found["steps"][-(chosen.last_steps or _STEPS) :]}
+
+    def scene(self, facts: Mapping[str, Any]) -> Scene:
+        return gradients_scene(facts)
+
+    def page(self, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        return facts
+
+    def reported(self, timeline: Timeline, chosen: Selection) -> Reported | None:
+        scene = self.scene(self.facts(timeline, Selection(chosen.model)))
+        caption = (
+            "Norms of each rank’s own gradients and of their average. The table holds the newest 50 monitored steps, "
+            f"with the noise scale in batches of a rank. {scene.summary}"
+        )
+        return None if scene.empty else Reported("Gradients before and after averaging", caption, scene)
 
 
 def gradient_facts(timeline: Timeline, reducer: int) -> dict[str, Any]:
@@ -26,8 +62,8 @@ def gradient_facts(timeline: Timeline, reducer: int) -> dict[str, Any]:
         ``steps``: for each of the newest 200 monitored steps ``step``, ``before`` (norm by rank, None: none),
         ``after``, ``noise`` (scale over the last 20 monitored steps, in batches of a rank; None if not measurable),
         ``bad`` (None, or ``kind``, ``parameter``, ``rank``) and ``ms`` (cost); ``ranks``; ``buckets``: for as many of
-        the newest steps as fit, ``step`` -> ``before`` [ranks][buckets] and ``after`` [buckets]; ``noise_scale``;
-        ``drift``: the newest checks.
+        the newest steps as fit, ``step`` -> ``before`` [ranks][buckets] and ``after`` [buckets]; ``noise_scale``, and
+        the top of its axis, ``noise_top``; ``drift``: the newest checks.
     """
     described = timeline.watched_gradients(reducer, _STEPS)
     ranks = described[-1]["ranks"] if described else []
@@ -52,6 +88,7 @@ def gradient_facts(timeline: Timeline, reducer: int) -> dict[str, Any]:
         "ranks": ranks,
         "steps": steps,
         "buckets": _buckets(described),
+        "noise_top": robust_top(np.array([one["noise"] for one in steps], float)),
         "noise_scale": _known(timeline.noise_scale(reducer)) if described else None,
         "drift": [
             {"step": one.step, "ok": one.ok, "first": one.first, "groups": one.groups, "differing": one.differing}
@@ -98,3 +135,36 @@ def gradients_words(facts: Mapping[str, Any]) -> str:
         found = "equal" if check["ok"] else f"differ, first in {check['first']}" if check["first"] else check["error"]
         words.append(f"Replicas before step {check['step']}: {found}.")
     return " ".join(words)
+
+
+def gradients_scene(facts: Mapping[str, Any], last_steps: int = 200) -> Scene:
+    """Returns norms before and after averaging, and the noise scale, for the monitored steps of `gradient_facts`."""
+    steps, ranks, words = facts["steps"][-last_steps:], facts["ranks"], gradients_words(facts)
+    if not steps:
+        return Scene("Gradients", empty=words.rstrip(".") or _NOT_WATCHED)
+    x = np.array([one["step"] for one in steps])
+    before, after, noise = (np.array([one[name] for one in steps], float) for name in ("before", "after", "noise"))
+    lines = [
+        Line(f"rank {rank}, before", f"rank{i}", x, before[:, i], 1.2) for i, rank in enumerate(ranks[:_MOST_LINES])
+    ]
+    lines.append(Line("average", "line", x, after, 2.4))
+    bad = [Rule("bad", one["step"], one["bad"]["kind"]) for one in steps if one["bad"]]
+    return Scene(
+        f"Gradients: norms of {len(ranks)} ranks before and after averaging",
+        (
+            Panel(Axis("step"), Axis("L2 norm"), [*lines, *bad], 0.7),
+            Panel(Axis("step"), Axis("noise, batches"), (Line("noise scale", "noise", x, noise, 2.0),), 0.3),
+        ),
+        Table(
+            ["step", "smallest norm", "largest norm", "norm of the average", "noise scale", "NaN or Inf:"],
+            [_gradients_row(one) for one in steps[-_MOST_ROWS:]],
+        ),
+        summary=words,
+    )
+
+
+def _gradients_row(one: Mapping[str, Any]) -> list[object]:
+    before, bad = [value for value in one["before"] if value is not None] or [np.nan], one["bad"]
+    where = "" if bad is None else f"{bad['kind']} in {bad['parameter']}" if bad["parameter"] else bad["kind"]
+    told = (np.nan if one[name] is None else one[name] for name in ("after", "noise"))
+    return [one["step"], min(before), max(before), *told, where]

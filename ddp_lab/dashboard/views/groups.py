@@ -17,8 +17,9 @@ from ...timeline.tables.span_columns import Columns
 from ...timeline.timeline import Timeline
 from ..paint.palette import LABELS
 from ..scene import Axis, Panel, Scene, Spans, Table
+from .view import Block, Reported, Selection, View
 
-__all__ = ["GroupLanes", "group_lanes", "groups_scene", "groups_trait", "table_trait"]
+__all__ = ["GroupLanes", "Groups", "group_lanes", "groups_scene"]
 
 _NEWEST = 2_000  # operations of a rank that are looked at
 _WINDOW = 60  # operations of the busiest rank that are drawn
@@ -26,6 +27,39 @@ _MOST_ROWS = 50
 _EMPTY = "no collective has been recorded yet"
 _TRANSFER = "in flight"
 _ROLES = {"bad": "not ended, or failed", "waiting": LABELS["waiting"], "reducing": _TRANSFER}  # as they are painted
+
+
+class Groups(View):
+    """The operations of the process groups."""
+
+    name = "groups"
+    title = "Collectives by group"
+    about = "Every collective, send and receive of every process group, from any source: who was last, how fast it was."
+    question = "Who is late"
+    steps = model = False
+    also = ()
+    pixels = (170, 20)
+
+    def facts(self, timeline: Timeline, chosen: Selection) -> GroupLanes:
+        return group_lanes(timeline, chosen.last_steps)
+
+    def scene(self, facts: GroupLanes) -> Scene:
+        return groups_scene(facts)
+
+    def blocks(self, facts: GroupLanes) -> Sequence[Block]:
+        scene = self.scene(facts)
+        return super().blocks(facts) if scene.empty else [*facts.words, scene, *([scene.table] if scene.table else ())]
+
+    def words(self, timeline: Timeline, facts: GroupLanes) -> str:
+        return timeline.group_summary()
+
+    def reported(self, timeline: Timeline, chosen: Selection) -> Reported | None:
+        scene = self.scene(self.facts(timeline, Selection()))
+        caption = (
+            "Every collective, send and receive, from any source: the newest ones of the recording. The table sums "
+            "up each group."
+        )
+        return None if scene.empty else Reported(self.title, caption, scene, style="step")
 
 
 @dataclass(frozen=True)
@@ -163,11 +197,10 @@ def groups_scene(found: GroupLanes) -> Scene:
             spans.append(Spans(name, role, found.lane[of], found.begin[of], found.end[of], tips=tips))
     top = float(found.end.max(initial=0.0)) or 1.0
     x = Axis("milliseconds", top=1.02 * top)
-    lanes = [f"{name}: {found.notes[at]}" if at in found.headings else name for at, name in enumerate(found.lanes)]
     return Scene(
         "Collectives by group: the newest operations of each rank",
-        (Panel(x, Axis("", lanes, headings=found.headings), spans),),
-        Table(_HEAD, _table(found.facts)),
+        (Panel(x, Axis("", found.lanes, headings=found.headings, notes=found.notes), spans),),
+        Table(_HEAD, _table(found.facts), "Process groups"),
         summary=" ".join(found.words),
     )
 
@@ -190,43 +223,3 @@ def _table(facts: Sequence[GroupFacts]) -> list[list[object]]:
         ]
         for one in facts[:_MOST_ROWS]
     ]
-
-
-def groups_trait(found: GroupLanes) -> dict[str, Any]:
-    """Returns the same in the form that `groups.js` reads.
-
-    Returns:
-        ``words``: sentences; ``lanes``: [name, note, whether it is a heading]; ``keys``: [role, name]; ``spans``:
-        [lane, begin, end, place in ``keys``, place in ``tips``], times in ms; ``tips``: lines of each operation;
-        and the table, see `table_trait`.
-    """
-    rows, tip = np.unique(found.row, return_inverse=True)
-    roles = list(_ROLES)
-    spans = zip(
-        found.lane.tolist(), found.begin.tolist(), found.end.tolist(), found.role.tolist(), tip.tolist(), strict=True
-    )
-    return {
-        "words": list(found.words),
-        "lanes": [
-            [name, note, place in found.headings]
-            for place, (name, note) in enumerate(zip(found.lanes, found.notes, strict=True))
-        ],
-        "keys": [[role, name] for role, name in _ROLES.items()],
-        "spans": [
-            [lane, round(begin, 4), round(end, 4), roles.index(role), of] for lane, begin, end, role, of in spans
-        ],
-        "tips": [found.lines(row) for row in rows.tolist()],
-        **table_trait(Table(_HEAD, _table(found.facts))),
-    }
-
-
-def table_trait(table: Table) -> dict[str, Any]:
-    """Returns a table in the form that `groups.js` reads: ``head``, where names of columns of texts end in a colon, and
-    ``table``, the texts of its rows."""
-    return {"head": list(table.head), "table": [[_text(value) for value in row] for row in table.rows]}
-
-
-def _text(value: object) -> str:
-    if isinstance(value, float):
-        return "–" if value != value else f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
-    return str(value)

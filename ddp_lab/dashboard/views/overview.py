@@ -15,9 +15,10 @@ from ...timeline.judged_steps import ANALYSED_STEPS
 from ...timeline.summary import UNTOLD
 from ...timeline.timeline import Timeline
 from ..paint.palette import PHASES as LOOKS
-from ..scene import Axis, Bars, Panel, Scene, Table
+from ..scene import Axis, Bars, Panel, Scene, Table, robust_top
+from .view import Selection, View
 
-__all__ = ["overview", "overview_scene", "strip"]
+__all__ = ["Overview", "Strip", "overview", "strip"]
 
 _BLOCKS = 300  # of the strip
 _MOST_RANKS = 16  # in a picture
@@ -27,9 +28,61 @@ _UNKNOWN = f"how much of a step is exposed communication is not known: {UNTOLD}"
 _NONE = "No step is complete on every rank yet."
 
 
+class Overview(View):
+    """What to look at first."""
+
+    name = "overview"
+    title = "Overview"
+    about = "How training is going, what a step consists of, and what to change first."
+    also = ("strip", "findings")
+    pixels = (150, 24)
+
+    def facts(self, timeline: Timeline, chosen: Selection) -> dict[str, Any]:
+        facts = timeline.judgement(chosen.model, chosen.last_steps or ANALYSED_STEPS, between=chosen.between)
+        return overview(timeline, facts, chosen.model_in(timeline), chosen.between is None)
+
+    def scene(self, facts: dict[str, Any]) -> Scene:
+        """Returns a step as a bar of named parts, and below it those of the first 16 ranks."""
+        if "parts" not in facts:
+            return Scene(self.title, empty=f"{facts['text'][:1].lower()}{facts['text'][1:].rstrip('.')}")
+        ranks = facts["ranks"][:_MOST_RANKS]
+        rows = np.array([facts["parts"], *(parts for _, parts in ranks)])
+        lanes = ["a step", *(f"rank {rank}" for rank, _ in ranks)]
+        ends = [ms(total) for total in rows.sum(axis=1)]
+        bars = [
+            Bars(LOOKS[key][1], key, np.arange(len(rows)), rows[:, part], ends if key == PHASES[-1] else ())
+            for part, key in enumerate(PHASES)
+        ]
+        table = [[lane, *map(float, row)] for lane, row in zip(lanes, rows, strict=True)]
+        return Scene(
+            f"Overview: {facts['words']}",
+            (Panel(Axis("ms"), Axis("", lanes), bars),),
+            Table(["", *(f"{LOOKS[key][1]}, ms" for key in PHASES)], table),
+        )
+
+    def page(self, facts: dict[str, Any]) -> dict[str, Any]:
+        return facts
+
+
+class Strip(View):
+    """The whole run as a strip above the views of steps; no tab of its own."""
+
+    name = "strip"
+    title = "Step time"
+    about = "The time of every step since the start."
+    pixels = None
+
+    def facts(self, timeline: Timeline, chosen: Selection) -> dict[str, Any]:
+        return strip(timeline, chosen.model_in(timeline))
+
+    def page(self, facts: dict[str, Any]) -> dict[str, Any]:
+        return facts
+
+
 def overview(timeline: Timeline, facts: Facts | None, reducer: int, whole: bool = True) -> dict[str, Any]:
-    """Returns what the browser shows first: ``text``, ``logged`` (see `_logged`), and for the analysed steps ``first``,
-    ``last``, ``total`` (ms), ``parts`` (ms, in the order of `PHASES`) and ``ranks``: pairs of a rank and its parts.
+    """Returns what the browser shows first: ``text``, its first sentence ``words``, ``logged`` (see `_logged`), and
+    for the analysed steps ``first``, ``last``, ``total`` (ms), ``parts`` (ms, in the order of `PHASES`) and ``ranks``:
+    pairs of a rank and its parts.
 
     Args:
         timeline: the source of the numbers.
@@ -46,6 +99,7 @@ def overview(timeline: Timeline, facts: Facts | None, reducer: int, whole: bool 
     ranks = [[rank, np.round(parts, 6).tolist()] for rank, parts in zip(found.ranks, found.by_rank_ms, strict=True)]
     return {
         "text": " ".join(filter(None, words)),
+        "words": words[0],
         "first": int(found.steps[0]),
         "last": int(found.steps[-1]),
         "total": found.total_ms,
@@ -55,33 +109,13 @@ def overview(timeline: Timeline, facts: Facts | None, reducer: int, whole: bool 
     }
 
 
-def overview_scene(timeline: Timeline, reducer: int | None, last_steps: int | None) -> Scene:
-    """Returns a step as a bar of named parts, and below it those of the first 16 ranks."""
-    facts = timeline.judgement(reducer, last_steps or ANALYSED_STEPS)
-    if facts is None or not len(facts.steps):
-        return Scene("Overview", empty="no step is complete on every rank yet")
-    found = facts.typical
-    if found is None or not found.ranks:
-        return Scene("Overview", empty=_UNKNOWN)
-    rows = np.concatenate([found.parts_ms[None], found.by_rank_ms[:_MOST_RANKS]])
-    lanes = ["a step", *(f"rank {rank}" for rank in found.ranks[:_MOST_RANKS])]
-    ends = [ms(total) for total in rows.sum(axis=1)]
-    bars = [
-        Bars(LOOKS[key][1], key, np.arange(len(rows)), rows[:, part], ends if key == PHASES[-1] else ())
-        for part, key in enumerate(PHASES)
-    ]
-    table = [[lane, *map(float, row)] for lane, row in zip(lanes, rows, strict=True)]
-    return Scene(
-        f"Overview: {_words(found)}",
-        (Panel(Axis("ms"), Axis("", lanes), bars),),
-        Table(["", *(f"{LOOKS[key][1]}, ms" for key in PHASES)], table),
-    )
-
-
 def strip(timeline: Timeline, reducer: int) -> dict[str, Any]:
-    """Returns the run since its start as at most 300 blocks of steps: a list for each of `history.COLUMNS`."""
+    """Returns the run since its start as at most 300 blocks of steps: a list for each of `history.COLUMNS`, and
+    the ``top`` of the scale of times."""
     blocks = timeline.history(reducer).blocks(_BLOCKS)
-    return {name: np.round(values, 3).tolist() for name, values in zip(history.COLUMNS, blocks.T, strict=True)}
+    columns = dict(zip(history.COLUMNS, blocks.T, strict=True))
+    top = robust_top(np.minimum(columns["high"], 3 * columns["median"]))
+    return {"top": top, **{name: np.round(values, 3).tolist() for name, values in columns.items()}}
 
 
 def _logged(timeline: Timeline, reducer: int) -> list[dict[str, Any]]:

@@ -18,10 +18,10 @@ from ...timeline.tables.span_columns import Columns, TableView
 from ...timeline.tables.step_table import STEP_FIELDS
 from ...timeline.timeline import Timeline
 from ..scene import Axis, Panel, Scene, Spans, Table
-from .groups import table_trait
 from .layout_words import layout_words
+from .view import Block, Reported, Selection, View
 
-__all__ = ["parameter_groups_scene", "parameter_groups_trait"]
+__all__ = ["ParameterGroups", "parameter_groups_scene"]
 
 _TITLE = "Parameter groups"
 _NONE = "no model with fully_shard or replicate has been recorded yet"
@@ -39,6 +39,34 @@ _ROLES = {  # as they are painted
 _TIMES = ("all-gather (forward) ms", "all-gather (backward) ms", "reduce-scatter ms", "all-reduce ms")  # as `KINDS`
 _EXPOSED = "of it exposed"
 _END, _BEGIN, _FORWARD_BEGIN = map(STEP_FIELDS.index, ("backward_end", "backward_begin", "forward_begin"))
+
+
+class ParameterGroups(View):
+    """The collectives of each parameter group; its facts are the scene, which holds all numbers."""
+
+    name = "parameter_groups"
+    title = _TITLE
+    about = (
+        "With fully_shard or replicate: when each parameter group was gathered and reduced, and what ranks waited for."
+    )
+    question = "How fast"
+    groups = True
+    pixels = (170, 20)
+
+    def facts(self, timeline: Timeline, chosen: Selection) -> Scene:
+        return parameter_groups_scene(timeline, chosen.model, chosen.last_steps, step=chosen.step)
+
+    def scene(self, facts: Scene) -> Scene:
+        return facts
+
+    def blocks(self, facts: Scene) -> Sequence[Block]:
+        if facts.empty or facts.table is None:
+            return super().blocks(facts)
+        return [f"{facts.title.removeprefix(_TITLE + ': ').capitalize()}. {facts.summary}", facts, facts.table]
+
+    def reported(self, timeline: Timeline, chosen: Selection) -> Reported | None:
+        scene = self.facts(timeline, Selection(chosen.model, step=chosen.step))
+        return None if scene.empty else Reported(_TITLE, f"{scene.title}. {scene.summary}", scene, style="step")
 
 
 def parameter_groups_scene(
@@ -198,7 +226,7 @@ def _table(columns: Columns, late: Mapping[tuple[int, int | None], Any]) -> Tabl
     times = {kind: time for kind, time in zip(KINDS, _TIMES, strict=True) if columns[f"{kind}_ms"].any()}
     head = ["module:", "rank", *(name for time in times.values() for name in (time, _EXPOSED))]
     head += ["late:"] if late else []
-    return Table([*head, "whole", "held"], _rows(columns, late, list(times)))
+    return Table([*head, "whole", "held"], _rows(columns, late, list(times)), "Medians by group and rank")
 
 
 def _rows(columns: Columns, late: Mapping[tuple[int, int | None], Any], kinds: Sequence[str]) -> list[list[object]]:
@@ -220,30 +248,3 @@ def _rows(columns: Columns, late: Mapping[tuple[int, int | None], Any], kinds: S
 def _typical(columns: Columns, name: str, kind: str, of: npt.NDArray[np.bool_]) -> float:
     """The median; NaN where the group has no collective of this kind."""
     return float(median(columns[name][of])) if columns[f"{kind}_ms"][of].any() else float("nan")
-
-
-def parameter_groups_trait(scene: Scene) -> dict[str, Any]:
-    """Returns a scene of this view in the form that `groups.js` reads.
-
-    Returns:
-        ``words``: sentences; ``lanes``: [name, note, whether it is a heading]; ``keys``: [role, name]; ``spans``:
-        [lane, begin, end, place in ``keys``, place in ``tips``, whether it is thin], times in ms; ``tips``: lines of
-        each; and the table, see `table_trait`.
-    """
-    if scene.empty or scene.table is None:
-        return {"words": [scene.empty[:1].upper() + scene.empty[1:] + "."], "lanes": []}
-    (panel,) = scene.panels
-    marks = [mark for mark in panel.marks if isinstance(mark, Spans)]
-    tips = [tip for mark in marks for tip in mark.tips]
-    spans: list[list[Any]] = []
-    for key, mark in enumerate(marks):
-        for lane, begin, end in zip(mark.lane.tolist(), mark.begin.tolist(), mark.end.tolist(), strict=True):
-            spans.append([lane, round(begin, 4), round(end, 4), key, len(spans), mark.thin])
-    return {
-        "words": [f"{scene.title.removeprefix(_TITLE + ': ').capitalize()}. {scene.summary}"],
-        "lanes": [[name, "", place in panel.y.headings] for place, name in enumerate(panel.y.lanes)],
-        "keys": [[mark.role, mark.name] for mark in marks],
-        "spans": spans,
-        "tips": [tip.split("\n") for tip in tips],
-        **table_trait(scene.table),
-    }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_lab.bench.measuring import fresh_ranks
-from ddp_lab.dashboard.slow_facts import SlowFacts
+from ddp_lab.dashboard.live import ViewFacts
 from ddp_lab.timeline.timeline import Timeline
 from tests.benchmarks import stragglers
 from tests.benchmarks.stragglers import Delay
@@ -34,7 +34,7 @@ class OnCores:
 def judged(timeline: Timeline, delay: Delay | None) -> dict[str, Any]:
     """What findings, the view of stragglers and the summary say of one run."""
     found, late = timeline.findings(), timeline.stragglers()
-    facts = SlowFacts(timeline)
+    facts = ViewFacts(timeline)
     facts.look("page", ["findings", "stragglers"], None)
     seen = facts.update(force=True)
     summary = timeline.summary()
@@ -50,7 +50,7 @@ def judged(timeline: Timeline, delay: Delay | None) -> dict[str, Any]:
         "step_ms": float(timeline.workload().step_ns or 0) / 1e6,
         "agree": {one.rank for one in late if one.cost_percent >= 0.5} == set(named)
         and [one["title"] for one in seen["findings"]["items"]] == [one.title for one in found]
-        and (not late or f"ank {late[0].rank} " in str(seen["late"]["text"]))
+        and (not late or f"ank {late[0].rank} " in seen["stragglers"]["blocks"][0]["text"])
         and (first is None or first.gain_percent < 2 or first.title in summary),
     }
 

@@ -22,12 +22,13 @@ import ddp_lab
 from ddp_lab.analysis.findings import Facts
 from ddp_lab.analysis.step_metrics import PHASES
 from ddp_lab.assistants.timeline_tools import Read, TimelineTools
-from ddp_lab.dashboard.overhead import Overhead
+from ddp_lab.dashboard.live import Overhead, ViewFacts
 from ddp_lab.dashboard.report import page
-from ddp_lab.dashboard.slow_facts import SlowFacts
-from ddp_lab.dashboard.views import view_data
+from ddp_lab.dashboard.views.catalogue import VIEWS
+from ddp_lab.dashboard.views.overlap import parts_table
 from ddp_lab.dashboard.views.overview import overview
-from ddp_lab.dashboard.views.scenes import SCENES
+from ddp_lab.dashboard.views.stragglers import waiting
+from ddp_lab.dashboard.views.view import Selection
 from ddp_lab.formatting import ms, rate, step_range
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.timeline.workloads import recorded_step, workload
@@ -100,13 +101,18 @@ def _sentences(timeline: Timeline, facts: Facts) -> Iterator[tuple[str, str]]:
     yield "summary", timeline.summary()
     yield "overview", str(overview(timeline, facts, 0)["text"])
     yield "report", _text(timeline)
-    yield "parameter groups", SCENES["parameter_groups"](timeline, None, None).summary
+    yield "parameter groups", _scene("parameter_groups", timeline).summary
     yield "assistant", TimelineTools(lambda: Read(timeline, ())).timeline_summary().text
     yield "findings", " ".join(map(str, timeline.findings()))
-    slow = SlowFacts(timeline)
+    slow = ViewFacts(timeline)
     slow.look("page", ["overview", "findings", "overlap", "stragglers", "buckets"], None)
     for name, made in slow.update(force=True).items():
         yield f"tab {name}", str(made.get("text", ""))
+        yield from ((f"tab {name}", one["text"]) for one in made.get("blocks", ()) if "text" in one)
+
+
+def _scene(view: str, timeline: Timeline) -> Any:
+    return VIEWS[view].scene(VIEWS[view].facts(timeline, Selection()))
 
 
 SENTENCES = {  # in any of the texts: name of the number -> how it is told
@@ -161,7 +167,7 @@ def test_numbers_of_one_name_are_equal(ranks: Ranks, kind: str) -> None:
     of_parts = dict(zip(PHASES, shown["parts"], strict=True))
     said["step"] |= {
         "total of the overview": ms(shown["total"]),
-        "sum of its bar": ms(sum(map(float, SCENES["overview"](timeline, None, None).table.rows[0][1:]))),
+        "sum of its bar": ms(sum(map(float, _scene("overview", timeline).table.rows[0][1:]))),
         "findings": ms(facts.step_ns / 1e6),
         "overhead": ms(Overhead(timeline, None).read()["step"]),
         "assistant": ms(TimelineTools(lambda: Read(timeline, ())).timeline_summary().facts.step_ms),
@@ -195,7 +201,7 @@ def _compare_ranks(timeline: Timeline, shown: dict[str, Any]) -> None:
 def _compare_buckets(timeline: Timeline, said: dict[str, dict[str, str]]) -> None:
     """The tab Gradient sync, its table in the report, the report's table of buckets, and the summary."""
     table = {row[0]: row for row in _rows(timeline, "Buckets (medians)")}
-    scene = SCENES["sync"](timeline, None, None)
+    scene = _scene("sync", timeline)
     for row, (number, late, took, speed) in zip(
         _rows(timeline, "Gradient synchronisation"), scene.table.rows, strict=True
     ):
@@ -203,7 +209,7 @@ def _compare_buckets(timeline: Timeline, said: dict[str, dict[str, str]]) -> Non
         said[f"bucket {number} waits"] = {"sync": f"{late:.2f}", "figure": row[1], "table": of_bucket[4]}
         said[f"bucket {number} takes"] = {"sync": f"{took:.2f}", "figure": row[2], "table": of_bucket[5]}
         said[f"bandwidth of bucket {number}"] = {"sync": rate(speed), "table": of_bucket[6]}
-    waits = view_data.waiting(timeline)
+    waits = waiting(timeline)
     for row, cells in zip(_rows(timeline, "Waiting for stragglers"), waits.cells, strict=True):
         said[f"waits for rank {row[0]}"] = {"figure": str(row[1:-1]), "tab": str([f"{one:.2f}" for one in cells])}
     found = re.search(r"Bucket (\d+) .*exposed communication, ([\d.]+ \w+);", timeline.summary())
@@ -217,7 +223,7 @@ def _compare_buckets(timeline: Timeline, said: dict[str, dict[str, str]]) -> Non
 def _compare_parts(timeline: Timeline, said: dict[str, dict[str, str]]) -> None:
     """The table of parts under the tab Overlap, that of the report, and the summary's sentence."""
     parts = timeline.parts()
-    _, rows = view_data.parts_table(parts)
+    _, rows = parts_table(parts)
     shown = {row[0]: row for row in _rows(timeline, "Parts of a step")}
     summary = next((line for line in timeline.summary().splitlines() if line.startswith("Besides")), "")
     for part, own, share, *_ in rows:

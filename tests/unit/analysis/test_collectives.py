@@ -11,8 +11,7 @@ from ddp_lab.analysis.collectives import ALGORITHMS, CollectiveStep, Holds, sche
 from ddp_lab.control.collectives import ShownCollective, choices
 from ddp_lab.dashboard.controls.collectives import CollectiveStage
 from ddp_lab.dashboard.paint.figure import to_plotly
-from ddp_lab.dashboard.views import pictures
-from ddp_lab.dashboard.views.scenes import collective_scene
+from ddp_lab.dashboard.views.collectives import collective_scene, collective_svg
 from ddp_lab.errors import ClusterError
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -43,7 +42,7 @@ def shown_of(collective: str, algorithm: str, ranks: int = 4) -> ShownCollective
 def test_pictures_of_every_algorithm(collective: str, algorithm: str) -> None:
     """The saved picture is valid XML with a small picture for each step, and tells what the last one left."""
     made = shown_of(collective, algorithm, 8)
-    root = ElementTree.fromstring(pictures.collective_svg(made))
+    root = ElementTree.fromstring(collective_svg(made))
     words = list(root.itertext())
     assert "start" in words
     assert [one for one in words if one.endswith("0.50 ms") and one[0].isdigit()].__len__() == len(made.steps)
@@ -59,7 +58,7 @@ def test_pictures_of_every_algorithm(collective: str, algorithm: str) -> None:
 def test_what_is_said_without_a_run() -> None:
     """Before the first run picture and figure name the call that makes one; algorithms for powers of two are offered
     with the reason why three ranks can't run them."""
-    assert "animate_collective()" in pictures.collective_svg(None)
+    assert "animate_collective()" in collective_svg(None)
     with pytest.raises(ValueError, match="animate_collective"):
         to_plotly(collective_scene(None), 460)
     assert choices(4)["all_reduce"] == {"ring": "", "tree": "", "halving": ""}

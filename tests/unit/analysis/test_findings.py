@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddp_lab.analysis.findings.facts import Finding
 from ddp_lab.bucketing import assign_buckets
-from ddp_lab.dashboard.slow_facts import SlowFacts
+from ddp_lab.dashboard.live import ViewFacts
 from ddp_lab.protocol.events import Batch
 from ddp_lab.timeline.timeline import Timeline
 from tests.unit.step_model import StepModel
@@ -147,10 +147,10 @@ def test_a_straggler_on_busy_cores_has_no_place() -> None:
     (late,) = timeline.stragglers()
     assert (late.rank, late.where) == (1, "varying")
     assert late.cost_percent == pytest.approx(one.gain_percent)
-    seen = SlowFacts(timeline)
+    seen = ViewFacts(timeline)
     seen.look("page", ["findings", "stragglers"], None)
     told = seen.update(force=True)
-    assert str(told["late"]["text"]).startswith(one.evidence.split(" It spends")[0])
+    assert str(told["stragglers"]["blocks"][0]["text"]).startswith(one.evidence.split(" It spends")[0])
     assert told["findings"]["items"][0]["title"] == one.title
     assert f"{one.evidence.split(' It spends')[0]} It costs" in timeline.summary()
     assert f"% of the step: {one.title}" in timeline.summary()

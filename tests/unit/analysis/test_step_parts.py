@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddp_lab.analysis.step_parts import PARTS
-from ddp_lab.dashboard.views.view_data import parts_table, parts_words
+from ddp_lab.dashboard.views.overlap import parts_table, parts_words
 from ddp_lab.protocol.events import Kind
 from ddp_lab.timeline.timeline import Timeline
 from tests.unit.backwards import MS, Bucket, Recorder, assignment

@@ -192,7 +192,7 @@ def test_what_was_typed_is_checked_before_ranks_are_asked() -> None:
         FaultControl(nobody).obey({"do": "inject", "fault": {"kind": "SlowRank", "rank": 0, "seconds": None}})
     controls = Controls(Timeline(), None, lambda: None)
     controls.ask({"type": "step", "id": "x", "do": "continue"})
-    control = controls.traits()["control"]
+    control = controls.state()
     assert control["live"] is False
     assert "Controls need a running cluster" in control["why"]
     assert control["heard"] == ["x"]

@@ -22,10 +22,9 @@ from ddp_lab.dashboard.life import life_of
 from ddp_lab.dashboard.live_widget import Refresher, receive_while_busy
 from ddp_lab.dashboard.paint import palette
 from ddp_lab.dashboard.scene import Spans
-from ddp_lab.dashboard.step_feed import StepFeed
-from ddp_lab.dashboard.step_messages import BLOCKS
+from ddp_lab.dashboard.step_feed import BLOCKS, StepFeed
 from ddp_lab.dashboard.views.step_frames import StepFrames
-from ddp_lab.dashboard.views.timeline_scene import timeline_scene
+from ddp_lab.dashboard.views.timeline import timeline_scene
 from ddp_lab.engine.telemetry import interval_of
 from ddp_lab.protocol.events import Batch, Kind
 from ddp_lab.simulation.link_model import CommModel
@@ -161,10 +160,10 @@ def test_what_the_browser_is_told_of_a_model(make: Made) -> None:
     times of a bucket's gradients."""
     link = CommModel(latency_ns=0, ns_per_byte=0.5)
     dashboard: Any = make(Training(4, 3).trained(1), link=lambda: link)
-    assert dashboard.assignments["0:0"]["parameters"][0]["name"] == "layers.0.weight"
+    assert dashboard.models["assignments"]["0:0"]["parameters"][0]["name"] == "layers.0.weight"
     assert [row["rank"] for row in dashboard.ranks] == [0, 1, 2, 3]
     assert [dashboard.ranks[0][name] for name in ("state", "dropped", "step")] == ["running", 0, 0]
-    found = dashboard.links["0:0"]
+    found = dashboard.models["links"]["0:0"]
     assert found["ns"] == [1.5 * 0.5 * 2**20] * 3
     assert found["limit"] == pytest.approx(2.0)
     dashboard._receive(dashboard, {"type": "gradients", "reducer": 0, "step": 0, "bucket": 1}, [])
@@ -181,14 +180,16 @@ def test_a_cleared_timeline_begins_anew(make: Made) -> None:
     timeline.clear()
     Training(2, 5).feed(timeline, 0)
     dashboard.refresh()
-    assert [content["type"] for content, _ in dashboard.sent] == ["steps", "reset", "steps"]
-    assert dashboard.sent[-1][0]["steps"][0]["buckets"] == 5
+    kinds = [content["type"] for content, _ in dashboard.sent if content["type"] != "facts"]
+    assert kinds == ["steps", "reset", "steps"]
+    assert [one for one, _ in dashboard.sent if one["type"] == "steps"][-1]["steps"][0]["buckets"] == 5
     timeline = Training(delays={(1, 1): 9.0}).trained(20, ms=100)
     dashboard: Any = make(timeline)
     dashboard._receive(dashboard, {"type": "look", "id": "page", "views": ["findings", "stragglers"], "reducer": 0}, [])
-    wait_until(lambda: dashboard.findings.get("items") and dashboard.late.get("places"), "findings")
+    wait_until(lambda: {"findings", "stragglers"} <= dashboard.facts.keys(), "findings")
+    assert dashboard.facts["findings"]["items"]
     timeline.clear()
-    wait_until(lambda: (dashboard.findings, dashboard.late) == ({}, {}), "none")
+    wait_until(lambda: [dashboard.facts[name] for name in ("findings", "stragglers")] == [{}, {}], "none")
 
 
 def test_stopped_it_keeps_its_steps(make: Made) -> None:
@@ -225,20 +226,20 @@ def test_compares_gradients_on_request(make: Made) -> None:
     Training().feed(timeline, 0, 10**9)
     dashboard: Any = make(timeline, request_inspection=lambda reducer, step: asked.append((reducer, step)))
     dashboard._receive(dashboard, {"type": "compare", "reducer": 0, "step": 0}, [])
-    wait_until(lambda: dashboard.inspection.get("state") == "asked", "the question")
+    wait_until(lambda: dashboard.facts["inspection"].get("state") == "asked", "the question")
     assert asked[0] == (0, 0)
     for rank, checksum in ((0, "aa"), (1, "ab")):
         entries = [{"bucket": 0, "norm": 1.5, "checksum": "00"}, {"bucket": 1, "norm": 2.5, "checksum": checksum}]
         timeline.describe(rank, {"type": "inspection", "reducer": 0, "step": 0, "buckets": entries, "session": 1})
-    wait_until(lambda: dashboard.inspection["state"] == "differ", "the verdict")
-    assert dashboard.inspection["buckets"]["0"] == {"equal": True, "norms": {"0": 1.5, "1": 1.5}}
-    assert dashboard.inspection["buckets"]["1"]["equal"] is False
-    assert "bucket 1" in dashboard.inspection["text"]
+    wait_until(lambda: dashboard.facts["inspection"]["state"] == "differ", "the verdict")
+    assert dashboard.facts["inspection"]["buckets"]["0"] == {"equal": True, "norms": {"0": 1.5, "1": 1.5}}
+    assert dashboard.facts["inspection"]["buckets"]["1"]["equal"] is False
+    assert "bucket 1" in dashboard.facts["inspection"]["text"]
     timeline = Training().trained(1)
     dashboard: Any = make(timeline)
     dashboard._receive(dashboard, {"type": "compare", "reducer": 0, "step": 0}, [])
-    wait_until(lambda: dashboard.inspection.get("state") == "failed", "the answer")
-    assert "no running ranks" in dashboard.inspection["text"]
+    wait_until(lambda: dashboard.facts["inspection"].get("state") == "failed", "the answer")
+    assert "no running ranks" in dashboard.facts["inspection"]["text"]
 
 
 def test_a_followed_job_has_no_controls(tmp_path: Path) -> None:
@@ -252,8 +253,8 @@ def test_a_followed_job_has_no_controls(tmp_path: Path) -> None:
         assert shown.tabs == saved.tabs
         assert not {"step", "fault_injection", "collectives"} & {name for names in shown.tabs for name in names}
         for one, words in ((shown, "No step recorded yet. Train with"), (saved, "No step was recorded.")):
-            assert [one.means[name] for name in ("compare", "link", "control")] == [False] * 3
-            assert words in one.means["nothing"]
+            assert [one.status["means"][name] for name in ("compare", "link", "control")] == [False] * 3
+            assert words in one.status["means"]["nothing"]
             assert words in one.svg()
             assert "%%distributed" not in one.svg()
     finally:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from ddp_lab.dashboard.controls.control import WatchControl
+from ddp_lab.dashboard.live import ViewFacts
 from ddp_lab.dashboard.paint.scene_svg import framed
-from ddp_lab.dashboard.slow_facts import SlowFacts
-from ddp_lab.dashboard.views.gradients import gradient_facts
-from ddp_lab.dashboard.views.scenes import gradients_scene
+from ddp_lab.dashboard.views.gradients import gradient_facts, gradients_scene
 from ddp_lab.errors import ClusterError
 from ddp_lab.timeline.timeline import Timeline
 from tests.training_events import Training
@@ -101,10 +100,10 @@ def test_pictures(timeline: Timeline) -> None:
 
 def test_nothing_is_computed_for_nobody(timeline: Timeline) -> None:
     """The kernel looks at gradients only while a page shows them."""
-    slow = SlowFacts(timeline)
+    slow = ViewFacts(timeline)
     assert slow.update(force=True) == {}
     slow.look("page", ["gradients"], None)
-    assert slow.update(force=True)["norms"]["drift"][-1]["first"] == "layers.0.bias"
+    assert slow.update(force=True)["gradients"]["drift"][-1]["first"] == "layers.0.bias"
 
 
 class _Ranks:

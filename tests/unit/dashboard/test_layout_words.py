@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from ddp_lab.dashboard.report.page import page
-from ddp_lab.dashboard.slow_facts import bucket_gradients
-from ddp_lab.dashboard.views.figures import figure
+from ddp_lab.dashboard.views.buckets import bucket_gradients
+from ddp_lab.dashboard.views.catalogue import VIEWS, figure
 from ddp_lab.dashboard.views.layout_words import BUCKETS, layout_words
-from ddp_lab.dashboard.views.pictures import picture
-from ddp_lab.dashboard.views.timeline_scene import find_step
 from ddp_lab.formatting import ending
 from tests.training_events import Training
 from tests.unit.timeline.test_parameter_groups import NAMES, recorded
@@ -66,8 +64,7 @@ def test_buckets_have_numbers() -> None:
 def test_pictures_and_figures_of_groups_speak_of_groups(view: str) -> None:
     """No word of buckets and all-reduces in a model that has none."""
     made = recorded(late=6.0)
-    frame, assignment = find_step(made, None, None)
-    assert _OF_BUCKETS.findall(_texts(picture(view, made, frame, assignment))) == []
+    assert _OF_BUCKETS.findall(_texts(VIEWS[view].picture(made))) == []
     said = " ".join(_strings(figure(made, view).to_dict()))
     assert _OF_BUCKETS.findall(said) == []
     if view not in ("overlap", "findings"):

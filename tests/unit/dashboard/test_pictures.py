@@ -10,9 +10,8 @@ import pytest
 from ddp_lab.dashboard.paint.palette import PARTS
 from ddp_lab.dashboard.paint.scene_svg import empty_svg, framed, round_between
 from ddp_lab.dashboard.scene import Spans
-from ddp_lab.dashboard.views.figures import timeline_figure
 from ddp_lab.dashboard.views.step_frames import StepFrame, StepFrames
-from ddp_lab.dashboard.views.timeline_scene import timeline_scene
+from ddp_lab.dashboard.views.timeline import timeline_figure, timeline_scene
 from ddp_lab.protocol.events import Kind
 from ddp_lab.timeline.timeline import Timeline
 from tests.training_events import Training

@@ -14,8 +14,8 @@ import pytest
 from ddp_lab.analysis.step_metrics import Breakdown
 from ddp_lab.dashboard.paint import scene_svg
 from ddp_lab.dashboard.report import page
-from ddp_lab.dashboard.slow_facts import last_ranks, late_text
-from ddp_lab.dashboard.views.scenes import overlap_scene
+from ddp_lab.dashboard.views.overlap import overlap_scene
+from ddp_lab.dashboard.views.stragglers import last_shares, late_text
 from ddp_lab.timeline.timeline import Timeline, read_run
 from tests.training_events import Training
 from tests.unit.backwards import Bucket, Recorder, assignment
@@ -125,7 +125,7 @@ def test_the_last_rank_is_the_same_everywhere() -> None:
     assert said in found.evidence
     assert said in timeline.summary()
     assert said in late_text(facts, timeline.stragglers())
-    assert last_ranks(facts)["0"][0] == pytest.approx(share / 100)
+    assert last_shares(facts)[0] == pytest.approx(share / 100)
     shown = page.page(timeline)
     assert shown.count(said) == 2
     assert f"rank 0: last in {share:.0f}% of steps" in shown

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddp_lab.analysis.step_metrics import PHASES
-from ddp_lab.dashboard.views import view_data
+from ddp_lab.dashboard.views.overlap import breakdown
 from ddp_lab.dashboard.views.step_frames import BEGIN, END, FIRST_READY, LAUNCHED, READY, REDUCED, StepFrame, StepFrames
 from ddp_lab.protocol.events import DTYPE, Kind
 from ddp_lab.timeline.timeline import Timeline
@@ -61,7 +61,7 @@ def test_gradient_sync_equals_the_timelines(timeline: Timeline) -> None:
 
 def test_a_step_consists_of_what_the_timeline_says(timeline: Timeline) -> None:
     """The phases of a step that are sent to the browser are those of the saved picture."""
-    frames, found = StepFrames(timeline), view_data.breakdown(timeline)
+    frames, found = StepFrames(timeline), breakdown(timeline)
     for index, step in enumerate(found.step):
         frame = frames.frame(0, int(step))
         own = frame.breakdown(frame.overlap())

@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_lab.dashboard.overhead import Overhead
-from ddp_lab.dashboard.slow_facts import SlowFacts, bucket_gradients
-from ddp_lab.dashboard.views import pictures, view_data
-from ddp_lab.dashboard.views.figures import figure
+from ddp_lab.dashboard.live import Overhead, ViewFacts
+from ddp_lab.dashboard.views.buckets import bucket_gradients, readiness
+from ddp_lab.dashboard.views.catalogue import VIEWS as KNOWN
+from ddp_lab.dashboard.views.catalogue import figure
 from ddp_lab.dashboard.views.model_map import map_cells
+from ddp_lab.dashboard.views.overlap import breakdown
 from ddp_lab.dashboard.views.step_frames import END, FORWARD_BEGIN, FORWARD_END, PREVIOUS_END, StepFrames
-from ddp_lab.dashboard.views.timeline_scene import find_step, phases
-from ddp_lab.dashboard.views.view_data import readiness
+from ddp_lab.dashboard.views.stragglers import waiting
+from ddp_lab.dashboard.views.sync import sync
+from ddp_lab.dashboard.views.timeline import find_step, phases
 from ddp_lab.formatting import rate
 from ddp_lab.protocol.events import Batch, Kind
 from ddp_lab.timeline.tables.span_columns import Columns
@@ -48,13 +50,13 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
     """Other, forward, backward and exposed communication are the step; hidden is part of the backward's computation.
     Nearly all waiting is for the rank that is delayed, from the bucket on in which it is."""
     made = timeline_of()
-    found = view_data.breakdown(made)
+    found = breakdown(made)
     steps = made.steps().groupby("step").mean(numeric_only=True)
     np.testing.assert_allclose(found.total[1:], steps["step_ms"].to_numpy()[1:], rtol=1e-6)
     np.testing.assert_allclose(found.alone + found.hidden, steps["compute_ms"], rtol=1e-6)
     np.testing.assert_allclose(found.forward, 2.5, atol=0.01)
     assert ((found.efficiency > 0) & (found.efficiency < 1)).all()
-    found = view_data.waiting(timeline_of(ranks=3, delays={(2, 1): 4.0}))
+    found = waiting(timeline_of(ranks=3, delays={(2, 1): 4.0}))
     assert found.cells[2, 1:].sum() > 0.9 * found.cells.sum()
     assert found.share[2] > 0.6
     assert found.steps == 17  # without the first three
@@ -73,7 +75,7 @@ def test_hidden_communication_is_each_ranks_own() -> None:
 
     made = Unequal()
     Training(3).feed(made, 0, 10**12)
-    found = view_data.breakdown(made)
+    found = breakdown(made)
     assert found.hidden.tolist() == [3.0]  # of 3, 2 and 4; the means of both columns are 5.3 and 5.3
     np.testing.assert_allclose(found.alone, [16 / 3 - 3.0])
 
@@ -81,7 +83,7 @@ def test_hidden_communication_is_each_ranks_own() -> None:
 def test_rates_have_the_unit_that_fits() -> None:
     """A ring of four ranks moves 1.5 times the buffer's bytes over each link. The pictures of the gradient sync tell
     small and large bandwidths with three digits."""
-    found = view_data.sync(timeline_of(ranks=4))
+    found = sync(timeline_of(ranks=4))
     np.testing.assert_allclose(found.bus_gb_s, 1.5 * found.algorithm_gb_s)
     rates = figure(timeline_of(bucket_bytes=1024), "sync").data[1].text
     assert all(re.fullmatch(r"[\d.]{3,4} (kB/s|MB/s) \(bus\)", one) for one in rates), rates
@@ -93,8 +95,7 @@ def test_each_view_is_drawn(view: str) -> None:
     """Its SVG is well-formed, loads nothing, and its style rules reach nothing but itself. Its plotly figure has data,
     a title, and colours that are names, not numbers on a scale."""
     made = timeline_of(delays={(1, 1): 4.0})
-    frame, assignment = find_step(made, None, None)
-    text = pictures.picture(view, made, frame, assignment)
+    text = KNOWN[view].picture(made)
     root = ElementTree.fromstring(text)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "href" not in text
@@ -183,8 +184,7 @@ def test_readiness_of_each_parameter() -> None:
     assert trace.customdata[at] == "bucket 0, gradient never ready: unused"
     assert [one for one, shape in enumerate(trace.marker.pattern.shape) if shape] == [at]
     assert "hatched: 1 unused parameter" in figure(made, "buckets").layout.title.text
-    frame, assignment = find_step(made, None, None)
-    text = pictures.picture("buckets", made, frame, assignment)
+    text = KNOWN["buckets"].picture(made)
     assert "layers.1.bias: bucket 0, gradient never ready: unused" in text
     assert text.count("<path") == 1
     assert "hatched: 1 unused parameter" in text
@@ -224,16 +224,16 @@ def test_gradients_of_a_bucket() -> None:
 def test_what_nobody_looks_at_is_not_computed() -> None:
     """Findings, late places and readiness are computed for the views that a page shows, once for each state."""
     made = timeline_of(30, delays={(1, 1): 4.0})
-    facts = SlowFacts(made)
+    facts = ViewFacts(made)
     assert facts.update() == {}
     facts.look("page", ["collectives"], 0)
     assert facts.update() == {}
     facts.look("page", ["timeline", "sync"], 0)
     assert list(facts.update()) == ["strip"]
     facts.look("page", ["stragglers"], 0)
-    (place,) = facts.update()["late"]["places"]
-    assert place["rank"] == 1
-    assert "layers.2.weight" in place["where"]
+    tables = [one["table"] for one in facts.update()["stragglers"]["blocks"] if "table" in one]
+    assert [row[0] for row in tables[0]["rows"]] == ["1"]
+    assert "layers.2.weight" in tables[0]["rows"][0][1]
     assert facts.update(force=True) == {}
     facts.look("page", ["findings"], 0)
     assert facts.update()["findings"]["items"][0]["kind"] == "straggler"

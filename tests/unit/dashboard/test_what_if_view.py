@@ -7,7 +7,7 @@ import pytest
 
 from ddp_lab.dashboard.controls.what_if import NOTHING, WhatIfStage, frame_of, parts_ms
 from ddp_lab.dashboard.paint.scene_svg import framed
-from ddp_lab.dashboard.views.scenes import what_if_scene
+from ddp_lab.dashboard.views.what_if import what_if_scene
 from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.simulation.simulator import Configuration, simulate
 from ddp_lab.simulation.workload import Workload
@@ -33,23 +33,23 @@ def test_before_the_first_steps_it_says_what_to_do(timeline: Timeline) -> None:
     """Without steps there is no prediction, but words, in the view and in the picture. A page that does not show the
     sliders gets no answers; when it does, it has one."""
     stage = _stage(Timeline())
-    assert stage.traits()["prediction"] == {"state": "empty", "text": NOTHING}
+    assert stage.shown()["what_if"] == {"state": "empty", "text": NOTHING}
     assert "train some steps" in framed(what_if_scene(stage.snapshot()))
     stage = WhatIfStage(timeline, lambda: LINK)
     stage.look("page", ["overlap"], None)
-    assert stage.traits()["prediction"]["state"] == "empty"
+    assert stage.shown()["what_if"]["state"] == "empty"
     stage.look("page", ["what_if"], None)
-    assert stage.traits()["prediction"]["state"] == "ready"
+    assert stage.shown()["what_if"]["state"] == "ready"
 
 
 def test_each_slider_changes_the_answer(timeline: Timeline) -> None:
     """More ranks and a slower link take longer, no straggler takes less, and the answer is numbered as asked."""
     stage = _stage(timeline)
-    recorded = stage.traits()["prediction"]["predicted"]["step"]
+    recorded = stage.shown()["what_if"]["predicted"]["step"]
 
     def asked(**what: object) -> float:
         stage.ask({"number": 7, **what})
-        answer = stage.traits()["prediction"]
+        answer = stage.shown()["what_if"]
         assert answer["number"] == 7
         parts = {name: value for name, value in answer["predicted"].items() if name != "step"}
         assert sum(parts.values()) == pytest.approx(answer["predicted"]["step"])
@@ -67,7 +67,7 @@ def test_positions_of_another_model(timeline: Timeline) -> None:
     a bar for the recorded and for the predicted step, and their times as text."""
     stage = _stage(timeline)
     stage.ask({"cap": 10_000, "without": True})
-    answer = stage.traits()["prediction"]
+    answer = stage.shown()["what_if"]
     assert answer["state"] == "ready"
     assert answer["cap"] == answer["limits"]["caps"][-1]
     answer = _stage(timeline).snapshot()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ddp_lab.dashboard.controls.buckets import compared
 from ddp_lab.dashboard.controls.what_if import WhatIfStage
+from ddp_lab.dashboard.live import ViewFacts
 from ddp_lab.dashboard.report.data import gather
-from ddp_lab.dashboard.slow_facts import SlowFacts
 from ddp_lab.timeline.judged_steps import layouts, newest
 from ddp_lab.timeline.timeline import Timeline
 from tests.unit.step_model import History, StepModel
@@ -44,9 +45,9 @@ def rejoin(history: History, generation: int) -> None:
     history.assign(FIRST, generation + 1, rebuilt=False)
 
 
-def views(timeline: Timeline) -> dict[str, dict[str, object]]:
+def views(timeline: Timeline) -> dict[str, dict[str, Any]]:
     """What the browser gets of findings and stragglers."""
-    facts = SlowFacts(timeline)
+    facts = ViewFacts(timeline)
     facts.look("page", ["findings", "stragglers"], None)
     return facts.update(force=True)
 
@@ -80,7 +81,11 @@ def test_which_steps_were_judged_is_said() -> None:
     broken = trained()
     rejoin(broken, 1)
     found = views(broken.timeline)
-    told = [found["findings"]["text"], found["late"]["text"], WhatIfStage(broken.timeline).snapshot()["about"]]
+    told = [
+        found["findings"]["text"],
+        found["stragglers"]["blocks"][0]["text"],
+        WhatIfStage(broken.timeline).snapshot()["about"],
+    ]
     assert told[0] == "3 findings in 57 steps (steps 4–60)."
     assert "Analysed: 57 steps (steps 4–60)" in str(told[1])
     assert "steps 4–60" in str(told[2])

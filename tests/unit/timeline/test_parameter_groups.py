@@ -11,8 +11,8 @@ import pytest
 
 from ddp_lab import native
 from ddp_lab.analysis.parameter_groups import REDUCE_SCATTER, late_groups
-from ddp_lab.dashboard.views.parameter_groups import parameter_groups_scene, parameter_groups_trait
-from ddp_lab.dashboard.views.view_data import breakdown
+from ddp_lab.dashboard.views.overlap import breakdown
+from ddp_lab.dashboard.views.parameter_groups import ParameterGroups, parameter_groups_scene
 from ddp_lab.protocol.events import Batch, Kind
 from ddp_lab.timeline.tables.parameter_groups import USES
 from ddp_lab.timeline.timeline import Timeline
@@ -315,11 +315,12 @@ def test_a_device_waits() -> None:
     assert found.kind == "exposed-unshard"
     assert found.gain_percent == pytest.approx(3.1, abs=0.01)  # what runs before the first one can't hide it
     assert "set_modules_to_forward_prefetch() of fully_shard's modules" in found.remedy
-    shown = parameter_groups_trait(parameter_groups_scene(timeline))
+    (panel,) = parameter_groups_scene(timeline).panels
     computed = {
-        shown["tips"][place][0]: round(end - begin, 1)
-        for _, begin, end, key, place, _ in shown["spans"]
-        if shown["keys"][key][0].startswith("phase")
+        tip.split("\n")[0]: round(end - begin, 1)
+        for one in panel.marks
+        if one.role.startswith("phase")
+        for begin, end, tip in zip(one.begin, one.end, one.tips, strict=True)
     }
     assert computed["rank 0: forward of blocks.0"] == pytest.approx(5)
     assert computed["rank 0: backward of blocks.0"] == pytest.approx(19)
@@ -412,15 +413,16 @@ def test_the_view() -> None:
     (panel,) = scene.panels
     assert list(panel.y.lanes) == [lane for name in NAMES for lane in (name, "rank 0", "rank 1")]
     assert list(panel.y.headings) == [0, 3, 6]
-    shown = parameter_groups_trait(scene)
-    assert {len(one) for one in shown["spans"]} == {6}
-    assert len(shown["table"]) == 6
-    assert shown["table"][3][-3:] == ["in the forward of blocks.0, by 6.0 ms", "1000 B", "500 B"]
-    assert shown["table"][0][4:6] == ["–", "–"]  # the root is gathered once
-    assert shown["words"] == [f"Step 19. {scene.summary}"]
-    assert parameter_groups_trait(parameter_groups_scene(Timeline())) == {
-        "words": ["No model with fully_shard or replicate has been recorded yet."],
-        "lanes": [],
+    assert [one.role for one in panel.marks if one.thin] == ["exposed"]
+    words, drawn, table = ParameterGroups().page(scene)["blocks"]
+    assert words == {"text": f"Step 19. {scene.summary}"}
+    assert [one["role"] for one in drawn["scene"]["panels"][0]["marks"]] == [one.role for one in panel.marks]
+    rows = table["table"]["rows"]
+    assert len(rows) == 6
+    assert rows[3][-3:] == ["in the forward of blocks.0, by 6.0 ms", "1000 B", "500 B"]
+    assert rows[0][4:6] == ["–", "–"]  # the root is gathered once
+    assert ParameterGroups().page(parameter_groups_scene(Timeline())) == {
+        "blocks": [{"text": "No model with fully_shard or replicate has been recorded yet."}]
     }
 
 
@@ -428,7 +430,7 @@ def test_columns_of_what_there_is() -> None:
     """The table has all-reduces only where there is one, and places of late ranks only if one is late. With very many
     groups only the first rank has lanes, and the sentence says which and why."""
     (head, hybrid), (late, _) = (
-        (parameter_groups_trait(parameter_groups_scene(one))["head"] for one in made)
+        (parameter_groups_scene(one).table.head for one in made)
         for made in ((recorded(), recorded(mesh=(2, 1))), (recorded(late=6.0), recorded(late=6.0)))
     )
     assert head == [

@@ -80,7 +80,7 @@ class View {
     this.player = new PlayerBar(actions.send);
     this.lifeLine = new LifeLine(() => actions.send({ type: "adopt" }));
     this.notice = element("div", { class: "ddp-notice", role: "alert", hidden: true });
-    this.empty = element("p", { class: "ddp-empty" }, this.model.get("means").nothing);
+    this.empty = element("p", { class: "ddp-empty" }, this.facts.status("means").nothing);
     this.voice = element("div", { class: "ddp-voice", "aria-live": "polite" });
     this.content = element("div", { class: "ddp-content" }, this.tabs.node, this.empty, this.strip.node, this.toolbar.node, this.panels.node, this.detail.node);
     this.root.append(this.lifeLine.node, this.notice, this.alarm.node, this.player.node, this.content, this.ranks.node, this.overhead.node, this.voice);
@@ -163,7 +163,7 @@ class View {
     this.drawLife();
     if (before !== this.past?.what) this.schedule(true);
     this.drawFooter();
-    if (this.model.get("stepping")?.paused?.length) this.schedule(); // it shows for how long
+    if (this.model.get("facts").step?.paused?.length) this.schedule(); // it shows for how long
     if (this.stale && this.record) this.request(); // there was no room
     if (this.behind && begin - this.wroteAt > 2 * TABLES_MS) this.drawTables(this.record, begin);
     this.busy += performance.now() - begin;
@@ -311,11 +311,11 @@ class View {
     this.notice.hidden = !notice;
     setText(this.notice, notice);
     this.drawLife();
-    this.alarm.draw(!this.past?.ended && this.model.get("control")?.live, this.model.get("stepping"), this.model.get("injection"));
     this.drawFooter();
     this.drawTabs();
     this.looked();
     const facts = this.facts.all(record);
+    this.alarm.draw(!this.past?.ended && this.model.get("control")?.live, facts.stepping, facts.injection);
     facts.gone = this.past?.kernel ? this.past.what : "";
     if (this.past?.ended) facts.control = { ...facts.control, live: false, stopped: facts.control?.live || facts.control?.stopped };
     this.panels.draw({ record, records: record ? this.records() : [], bucket: this.bucket, quick, ...facts });
@@ -336,7 +336,7 @@ class View {
   drawLife() {
     this.past = this.life.state;
     const control = this.model.get("control");
-    const again = this.model.get("means").control ? "Start a cluster and run lab.dashboard() for a new dashboard." : "Run its cell again for a new dashboard.";
+    const again = this.facts.status("means").control ? "Start a cluster and run lab.dashboard() for a new dashboard." : "Run its cell again for a new dashboard.";
     this.lifeLine.draw(this.past, this.past && lastPicture(this.store, control?.shift), again);
   }
 
@@ -347,10 +347,10 @@ class View {
   }
 
   drawFooter() {
-    this.player.draw(this.model.get("playback"));
-    this.ranks.draw(this.panels.has("timeline") || this.panels.has("overview") ? this.model.get("ranks") : [], this.past, this.model.get("cluster"));
+    this.player.draw(this.facts.status("playback"));
+    this.ranks.draw(this.panels.has("timeline") || this.panels.has("overview") ? this.model.get("ranks") : [], this.past, this.facts.status("cluster"));
     this.overhead.node.hidden = this.panels.free || Boolean(this.past);
-    if (!this.overhead.node.hidden) this.overhead.draw(this.model.get("overhead"), this.busy);
+    if (!this.overhead.node.hidden) this.overhead.draw(this.facts.status("overhead"), this.busy);
   }
 
   drawTabs() {
@@ -398,6 +398,12 @@ class View {
   }
 }
 
+// Of the trait `facts` the kernel sends what has changed: the facts of one view. The page's copy of the trait takes them, for
+// every view of this dashboard, and for the file that the notebook becomes.
+function takeFacts(model, { view, facts }, [body]) {
+  model.set("facts", { ...model.get("facts"), [view]: body ? { ...facts, body } : facts });
+}
+
 export default () => {
   const store = new StepStore(new MarkStore());
   const life = new Life();
@@ -405,7 +411,7 @@ export default () => {
     initialize({ model }) {
       const kept = model.get("kept");
       if (kept?.header && kept.body) takeMessage(store, kept.header, [kept.body]);
-      const receive = (content, buffers) => takeMessage(store, content, buffers);
+      const receive = (content, buffers) => (content.type === "facts" ? takeFacts(model, content, buffers) : takeMessage(store, content, buffers));
       model.on("msg:custom", receive);
       const end = life.begin(model);
       // Asks the kernel for the steps that it sent before this page knew the model.

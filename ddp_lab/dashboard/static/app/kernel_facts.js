@@ -1,6 +1,6 @@
 // The kernel's data about a model, besides its steps.
 
-import { LAYOUT_WORDS } from "../generated.js";
+import { LAYOUT_WORDS, VIEWS } from "../generated.js";
 
 const ASK_MS = 700; // between two requests for the gradients of a bucket
 
@@ -37,10 +37,19 @@ export class KernelFacts {
     this.asked = { text: "", at: 0 }; // for the gradients of a bucket
   }
 
-  // The value of a trait if it is about this model, else undefined.
-  of(trait, reducer) {
-    const found = this.model.get(trait);
+  // The facts of a view if they are about this model, else undefined.
+  of(view, reducer) {
+    const found = this.model.get("facts")[view];
     return found && found.reducer === reducer ? found : undefined;
+  }
+
+  // What the page's parts say of the whole: see dashboard.py.
+  status(part) {
+    return this.model.get("status")[part];
+  }
+
+  get assignments() {
+    return this.model.get("models").assignments ?? {};
   }
 
   // What the panels draw besides the record; record: null before the first step.
@@ -52,15 +61,19 @@ export class KernelFacts {
   free(reducer) {
     const models = this.models();
     const model = reducer === undefined ? models.at(-1) : models.find((one) => one.reducer === reducer);
-    const names = ["collective", "control", "stepping", "injection", "reconfiguration", "watching", "prediction", "trial", "groups", "means", "ranks"];
-    const norms = this.of("norms", reducer ?? model?.reducer);
-    return { models, current: model, norms, model: reducer ?? model?.reducer ?? null, faultMarks: this.store.marks.faults, ...Object.fromEntries(names.map((name) => [name, this.model.get(name)])) };
+    const { collectives: collective, step: stepping, fault_injection: injection, reconfiguration, watching, what_if: prediction, trial } = this.model.get("facts");
+    const own = { collective, stepping, injection, reconfiguration, watching, prediction, trial };
+    const [control, ranks, means] = [this.model.get("control"), this.model.get("ranks"), this.status("means")];
+    const norms = this.of("gradients", reducer ?? model?.reducer);
+    // Of a view without a script of its own; undefined before the kernel's first answer.
+    const blocksOf = (view) => (VIEWS[view].model ? this.of(view, reducer ?? model?.reducer) : this.model.get("facts")[view])?.blocks;
+    return { ...own, blocksOf, control, ranks, means, models, current: model, norms, model: reducer ?? model?.reducer ?? null, faultMarks: this.store.marks.faults };
   }
 
   // The newest bucket layout of each model, the newest model last.
   models() {
     const newest = new Map();
-    for (const one of Object.values(this.model.get("assignments"))) {
+    for (const one of Object.values(this.assignments)) {
       if (one && !(newest.get(one.reducer)?.generation > one.generation)) newest.set(one.reducer, one);
     }
     return [...newest.values()].sort((a, b) => a.reducer - b.reducer);
@@ -74,17 +87,14 @@ export class KernelFacts {
       inspection: this.of("inspection", reducer),
       overview: this.of("overview", reducer),
       findings: this.of("findings", reducer),
-      late: this.of("late", reducer),
-      parts: this.of("parts", reducer),
-      parameterGroups: this.of("parameter_groups", reducer),
-      readiness: this.of("readiness", reducer),
-      link: this.model.get("links")[`${reducer}:${generation}`],
+      readiness: this.of("buckets", reducer),
+      link: this.model.get("models").links?.[`${reducer}:${generation}`],
     };
   }
 
   // [[reducer, its displayed name], ...]
   titles() {
-    const assignments = Object.values(this.model.get("assignments"));
+    const assignments = Object.values(this.assignments);
     return [...this.store.reducers.keys()].map((id) => {
       const name = assignments.find((one) => one.reducer === id)?.module;
       return [id, name ? `${name} (model ${id})` : `model ${id}`];
@@ -101,7 +111,7 @@ export class KernelFacts {
   }
 
   assignmentOf(record) {
-    return this.model.get("assignments")[`${record.reducer}:${record.generation}`];
+    return this.assignments[`${record.reducer}:${record.generation}`];
   }
 
   // Of the layout of a step: for each frame and each tooltip, so that they are kept while it is the same.

@@ -97,7 +97,7 @@ export class Life {
     if (this.end) return { ...gone, what: ENDS[this.end] };
     if (silence) return { ...gone, what: `No message from the kernel for ${silence} s: it has stopped or is too busy` };
     if (this.greetedAt !== null && performance.now() - this.greetedAt > ANSWER_MS) return { ...gone, what: "No answer from the kernel: it is busy, or this page has lost the connection (in that case reload the page)" };
-    const told = this.model.get("life");
+    const told = this.model.get("status").life;
     return told?.what ? { ...told, kernel: false } : null;
   }
 }

@@ -10,27 +10,21 @@ import { CollectivesView } from "../views/collectives.js";
 import { FaultInjectionView } from "../views/fault_injection.js";
 import { FindingsView } from "../views/findings.js";
 import { GradientsView } from "../views/gradients.js";
-import { GroupsView, ParameterGroupsView } from "../views/groups.js";
-import { OverlapView } from "../views/overlap.js";
+import { SceneView } from "../views/scene_view.js";
 import { StepThroughView } from "../views/step_through.js";
-import { StragglersView } from "../views/stragglers.js";
 import { SyncView } from "../views/sync.js";
 import { WhatIfView } from "../views/what_if.js";
 
-// The class of each view, and how it draws the facts. The timeline belongs to the dashboard itself.
+// The views with a script of their own: class, and how it draws the facts. The timeline belongs to the dashboard itself.
 const DRAWN = {
   overview: [OverviewView, (view, facts) => view.draw(facts)],
   sync: [SyncView, (view, facts) => view.draw(facts.record, facts.bucket, facts)],
-  overlap: [OverlapView, (view, facts) => view.draw(facts.records, facts.record.step, facts.parts)],
-  parameter_groups: [ParameterGroupsView, (view, facts) => view.draw(facts.parameterGroups)],
-  stragglers: [StragglersView, (view, facts) => view.draw(facts.records, facts.late, facts.words)],
   buckets: [BucketsView, (view, facts) => view.draw(facts.record, facts.assignment, facts.bucket, facts.readiness, facts)],
   findings: [FindingsView, (view, facts) => view.draw(facts.findings, facts.means, facts.records)],
   step: [StepThroughView, (view, facts) => view.draw(facts)],
   fault_injection: [FaultInjectionView, (view, facts) => view.draw(facts)],
   what_if: [WhatIfView, (view, facts) => view.draw(facts)],
   gradients: [GradientsView, (view, facts) => view.draw(facts.model, facts.control, facts.watching, facts.norms, facts.record?.step ?? Infinity)],
-  groups: [GroupsView, (view, facts) => view.draw(facts.groups)],
   collectives: [CollectivesView, (view, facts) => view.draw(facts.collective)],
 };
 
@@ -47,8 +41,8 @@ export class Panels {
         this.timeline = timeline;
         this.nodes.timeline = element("section", { class: "ddp-left", "aria-label": "timeline" }, element("h4", {}, this.heading, badge), this.legend, timeline.node);
       } else {
-        const [View] = DRAWN[name];
-        this.views[name] = new View(actions);
+        const [View] = DRAWN[name] ?? [SceneView];
+        this.views[name] = new View(actions, name, VIEWS[name]);
         this.nodes[name] = this.views[name].node;
       }
     }
@@ -119,7 +113,12 @@ export class Panels {
     if (this.legend) this.drawHeading(facts);
     this.legend?.classList.toggle("ddp-has-device", Boolean(facts.record?.device));
     this.legend?.classList.toggle("ddp-has-whole", this.timeline.whole);
-    for (const name of this.names) if (this.views[name] && (facts.record || !VIEWS[name].steps)) DRAWN[name][1](this.views[name], facts);
+    for (const name of this.names) {
+      const view = this.views[name];
+      if (!view || (!facts.record && VIEWS[name].steps)) continue;
+      if (DRAWN[name]) DRAWN[name][1](view, facts);
+      else view.draw(facts.blocksOf(name), facts.record?.step, facts.gone);
+    }
   }
 
   // What is reduced in the timeline, and by what.
@@ -129,6 +128,7 @@ export class Panels {
   }
 
   forgetTheme() {
+    for (const view of Object.values(this.views)) view.forgetTheme?.();
     for (const view of Object.values(this.views)) for (const chart of [view.chart, view.line, view.waits, view.form?.chart.chart]) if (chart) chart.theme = null;
   }
 }

@@ -18,11 +18,10 @@
 //   {boxes: [{lane, begin, end, role, key, thin, lines()}]}
 
 import { COLOURS } from "../generated.js";
-import { ending } from "./theme.js";
+import { ending, milliseconds } from "./theme.js";
 
 const LEFT = 58; // of upright panels: the numbers stand there
 const RIGHT = 14;
-export const SIDES = LEFT + RIGHT; // what an upright scene's columns leave free
 const [PANEL_GAP, AXIS] = [26, 34];
 const WIDEST = 40; // column of a step
 const CELLS_LEFT = 62;
@@ -31,12 +30,6 @@ const HIGHEST = 21; // row of cells
 const colourOf = (role, theme) => theme[role] ?? COLOURS[role] ?? role;
 const known = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 const short = (value) => String(Number(value.toPrecision(3)));
-
-// The end of a scale such that a few long steps (the first ones) do not flatten all others.
-export function robustTop(values) {
-  const sorted = values.filter(known).sort((a, b) => a - b);
-  return Math.min(sorted.at(-1) ?? 1, 1.6 * (sorted[Math.floor(0.95 * (sorted.length - 1))] ?? 1)) || 1;
-}
 
 // Round numbers from 0 to `top` for an axis.
 function roundMarks(top, count = 5) {
@@ -59,6 +52,113 @@ export function drawScene(chart, make) {
   const scene = make();
   const [height, paint] = scene.steps ? upright(scene) : scene.lanes ? lying(scene) : cells(scene);
   chart.finish(paint(chart.begin(height)));
+}
+
+// ---- scenes of the kernel ---------------------------------------------------------------------------------
+
+const [LANE, LANES_LEFT, UPRIGHT, CELLS] = [20, 210, 280, 220];
+
+// A scene as scene_json.py writes it, in the shape above. actions: {choose(step), select(bucket)}: a click, where an axis chooses
+// something; shown: the step that the page shows.
+export function sceneOf({ panels }, actions, shown) {
+  const [first] = panels;
+  const kinds = first.marks.map(({ kind }) => kind);
+  if (kinds[0] === "cells") return { height: CELLS, grids: panels.map((panel) => gridOf(panel, actions)) };
+  return first.y.lanes.length ? lanesOf(first) : stepsOf(panels, actions, shown);
+}
+
+const CHOOSES = { step: (actions, axis, place) => actions.choose(Number(axis.lanes[place])), bucket: (actions, _, place) => actions.select(place) };
+
+function gridOf({ x, y, marks: [{ values, unit, name }], heading }, actions) {
+  const act = CHOOSES[x.chooses];
+  return {
+    title: x.label,
+    heading,
+    rows: y.lanes,
+    columns: x.lanes.length,
+    value: (row, column) => values[row][column] ?? 0,
+    name: (column) => x.lanes[column],
+    axis: x.label,
+    unit,
+    lines: (row, from, to, value) => [`${y.lanes[row]} · ${x.label} ${x.lanes[from]}${to > from ? ` – ${x.lanes[to]}` : ""}`, [name, `${milliseconds(value)} ${unit.split(" ")[0]}`]],
+    act: act && ((_, column) => act(actions, x, column)),
+  };
+}
+
+function lanesOf({ x, y, marks }) {
+  const strong = new Set(y.headings);
+  const named = (name, at) => (y.notes[at] ? `${name}: ${y.notes[at]}` : name);
+  const spans = marks.filter(({ kind }) => kind === "spans");
+  const bars = marks.filter(({ kind }) => kind === "bars");
+  const whole = (lane) => bars.reduce((sum, { at, size }) => sum + at.reduce((own, one, index) => own + (one === lane ? size[index] : 0), 0), 0);
+  return {
+    lanes: y.lanes.map((name, at) => ({ name: named(name, at), strong: strong.has(at) })),
+    height: spans.length ? LANE : 26,
+    left: spans.length ? LANES_LEFT : Math.min(LANES_LEFT, 16 + 7 * Math.max(...y.lanes.map((name) => name.length))),
+    right: bars.length ? 90 : undefined,
+    label: x.label,
+    top: x.top,
+    marks: [
+      ...spans.map(({ role, thin, lane, begin, end, tips, name }) => ({ boxes: lane.map((one, index) => ({ lane: one, begin: begin[index], end: end[index], thin, role, key: `${one} ${name} ${begin[index]}`, lines: () => tipOf(tips[index] ?? name) })) })),
+      ...bars.map(({ name, role, at, size, texts, tips }) => {
+        const place = new Map(at.map((lane, index) => [lane, index]));
+        const sizes = y.lanes.map((_, lane) => size[place.get(lane)] ?? 0);
+        return {
+          bars: sizes,
+          role,
+          lines: (lane) => (tips.length ? tipOf(tips[place.get(lane)]) : [y.lanes[lane], [name, `${milliseconds(sizes[lane])} ${x.unit}`], ["all", `${milliseconds(whole(lane))} ${x.unit}`]]),
+          text: texts.length > 0 && ((lane) => texts[place.get(lane)] ?? ""),
+        };
+      }),
+    ],
+  };
+}
+
+// The first line is a title; the others are texts alone.
+function tipOf(text) {
+  const [title, ...lines] = text.split("\n");
+  return [title, ...lines.map((line) => ["", line])];
+}
+
+// Steps that a scene names anywhere are columns, equally far from each other.
+function stepsOf(panels, actions, shown) {
+  const [{ x }] = panels;
+  const places = ({ at, x: along }) => at ?? along ?? [];
+  const steps = [...new Set(panels.flatMap(({ marks }) => marks.flatMap((mark) => (mark.kind === "rule" ? [mark.x] : places(mark)))))].sort((a, b) => a - b);
+  const index = new Map(steps.map((step, place) => [step, place]));
+  const spread = (mark, values, gap) => {
+    const made = new Array(steps.length).fill(gap);
+    places(mark).forEach((step, place) => (made[index.get(step)] = values[place] ?? gap));
+    return made;
+  };
+  const painted = panels.map(({ y, marks, share }) => ({
+    label: y.label,
+    height: UPRIGHT * share,
+    top: y.top,
+    marks: marks.map((mark) => {
+      if (mark.kind === "rule") return { rule: index.get(mark.x), role: mark.role, text: mark.text };
+      if (mark.kind === "bars") return { bars: spread(mark, mark.size, 0), role: mark.role, name: mark.name, unit: y.unit };
+      return { line: spread(mark, mark.y, null), role: mark.role === "line" ? "ink" : mark.role, width: mark.width, name: mark.name, unit: y.unit };
+    }),
+  }));
+  const end = (place) => x.ends[place] ?? steps[place];
+  const lines = (place) => {
+    const title = end(place) > steps[place] ? `${x.label}s ${steps[place]}–${end(place)} (medians)` : `${x.label} ${steps[place]}`;
+    const told = painted.flatMap(({ marks }, number) => {
+      const bars = marks.filter((one) => one.bars);
+      const { total } = panels[number];
+      const sum = total && bars.length ? [[total, `${milliseconds(bars.reduce((all, one) => all + one.bars[place], 0))} ${bars[0].unit}`]] : [];
+      return [...sum, ...marks.toReversed().filter((one) => one.name).map((one) => [one.name, `${milliseconds((one.bars ?? one.line)[place])} ${one.unit}`])];
+    });
+    return [title, ...told];
+  };
+  const act = x.chooses === "step" ? (place) => () => actions.choose(end(place)) : () => undefined;
+  const joined = x.ends.length ? x.ends[0] - steps[0] + 1 : 1;
+  return {
+    label: joined > 1 ? `${x.label} (each column: median of ${joined})` : x.label,
+    steps: steps.map((step, place) => ({ key: `${x.label} ${step}`, name: String(step), chosen: x.chooses === "step" && step <= shown && shown <= end(place), lines: () => lines(place), act: act(place) })),
+    panels: painted,
+  };
 }
 
 // ---- upright ----------------------------------------------------------------------------------------------

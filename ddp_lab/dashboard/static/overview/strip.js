@@ -3,7 +3,6 @@
 import { COLOURS } from "../generated.js";
 import { sizeCanvas } from "../charts/canvas.js";
 import { button, element, number, onKey, setText, Tip } from "../charts/dom.js";
-import { robustTop } from "../charts/scene.js";
 import { milliseconds, readTheme } from "../charts/theme.js";
 
 const HEIGHT = 58;
@@ -34,7 +33,7 @@ export class Strip {
     this.drag = null; // the pixels between which the pointer moves
   }
 
-  // found: of the kernel: a list for each column, see history.py; state: {between, step: the one that is shown, marks: MarkStore,
+  // found: of the kernel: a list for each column, see history.py, and the top of the scale; state: {between, step: the one that is shown, marks: MarkStore,
   // analysed: [first, last] or undefined}
   draw(found, state) {
     this.node.hidden = !(found?.first.length >= FEWEST);
@@ -74,7 +73,7 @@ export class Strip {
     const [from, to] = [found.first[0], found.last.at(-1) + 1];
     this.x = (step) => ((step - from) / (to - from)) * width;
     this.step = (x) => Math.min(Math.max(Math.round(from + (x / width) * (to - from)), from), to - 1);
-    const top = robustTop(found.high.map((high, index) => Math.min(high, 3 * found.median[index])));
+    const { top } = found; // of the scale
     const y = (ms) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - Math.min(ms / top, 1));
     this.paintTimes(pen, y);
     this.paintMarks(pen);

@@ -1,7 +1,5 @@
 // Several steps in one picture, and bars that are narrower than a pixel.
 
-import { median } from "../charts/canvas.js";
-
 export const MODES = { one: ["one", 1], over5: ["5 overlaid", 5], over20: ["20 overlaid", 20], row3: ["3 in a row", 3], row10: ["10 in a row", 10], row50: ["50 in a row", 50] };
 
 // The steps to draw, out of `records()`, the newest last, each with the shift of its times: [{record, shift}]
@@ -41,25 +39,5 @@ export function joinNarrow(bars) {
     }
   }
   close();
-  return made;
-}
-
-// The rows (or records) with the newest bucket layout that at least five have; if there is none, with the newest one.
-export function judged(rows) {
-  const of = (one) => rows.filter((other) => other.generation === one.generation);
-  const last = rows.findLast((one) => of(one).length >= 5) ?? rows.at(-1);
-  return last ? of(last) : [];
-}
-
-// Medians of neighbouring rows, so that at most `most` remain: [{first, last, ...keys}].
-export function binned(rows, most, keys) {
-  const every = Math.max(1, Math.ceil(rows.length / Math.max(most, 1)));
-  const made = [];
-  for (let index = 0; index < rows.length; index += every) {
-    const part = rows.slice(index, index + every);
-    const one = { first: part[0].step, last: part.at(-1).step };
-    for (const key of keys) one[key] = median(part.map((row) => row[key]));
-    made.push(one);
-  }
   return made;
 }

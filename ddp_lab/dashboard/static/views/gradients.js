@@ -4,7 +4,7 @@ import { COLOURS, RANK_COLOURS } from "../generated.js";
 import { Asker, NeedsCluster, StatusLine } from "../app/control_status.js";
 import { ChartCanvas, median } from "../charts/canvas.js";
 import { button, element, field, fill, legend, makeTable, number, read, scrolled, section, setText, Twin } from "../charts/dom.js";
-import { drawScene, robustTop } from "../charts/scene.js";
+import { drawScene } from "../charts/scene.js";
 import { bytes, count, milliseconds, significant } from "../charts/theme.js";
 
 const COST = "Monitoring has a cost: a monitored step reads each bucket twice more (0.13 ms per MiB on one CPU core) and gathers some numbers; a comparison reads all parameters once (0.3 ms per MiB).";
@@ -77,7 +77,7 @@ export class GradientsView {
     const shown = (steps.findLast((one) => one.step <= step) ?? steps.at(-1)).step;
     this.drawLegend(ranks);
     this.chart.label(`Gradients. ${this.summary.textContent}`);
-    drawScene(this.chart, () => this.scene(steps, ranks, shown));
+    drawScene(this.chart, () => this.scene(known, shown));
     this.twin.draw(() => steps.toReversed().slice(0, 100).map(row));
     const found = buckets[shown];
     setText(this.heading, found ? `Step ${shown}, by bucket: difference of each rank's norm from the mean of the ranks, in percent. ${spread(found)}` : `Step ${shown}: its buckets are no longer stored here; see Timeline.gradients().`);
@@ -86,7 +86,7 @@ export class GradientsView {
   }
 
   // Norms over the monitored steps, by rank and averaged; below them the noise scale.
-  scene(steps, ranks, shown) {
+  scene({ steps, ranks, noise_top: noiseTop }, shown) {
     const finite = (one) => one.before.filter((value) => value !== null);
     const norms = steps.flatMap((one) => [...one.before, one.after]).filter((value) => value > 0);
     const [low, high] = [Math.min(...norms), Math.max(...norms)];
@@ -103,7 +103,7 @@ export class GradientsView {
       steps: steps.map((one) => ({ key: `monitored ${one.step}`, name: String(one.step), chosen: one.step === shown, lines: () => stepLines(one, ranks), act: () => this.actions.choose(one.step) })),
       panels: [
         { ...scale, height: 150, marks: [{ band: ends }, ...own, { line: steps.map((one) => one.after), role: "ink", width: 2.25 }, ...bad] },
-        { label: "noise", height: 56, top: robustTop(noise), marks: [{ line: noise, role: "noise", width: 1.75 }] },
+        { label: "noise", height: 56, top: noiseTop, marks: [{ line: noise, role: "noise", width: 1.75 }] },
       ],
     };
   }

@@ -1,4 +1,9 @@
-"""What a dashboard shows: one timeline, the ranks behind it, and what is computed from them for its views."""
+"""What a dashboard shows: one timeline, the ranks behind it, and what is computed from them for its views.
+
+[Note: at most a fiftieth]
+A round over the facts of the views takes some milliseconds (more with many ranks and parameters). The next one waits
+fifty times as long, and at least a second. What no page shows is not computed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..analysis.step_metrics import milliseconds, typical
 from ..errors import DdpLabError
+from ..timeline import judged_steps
+from ..timeline.tables.span_columns import joined, step_time
+from ..timeline.tables.step_table import STEP_FIELDS
 from ..timeline.timeline import Timeline
 from .cluster_panel.processes import ProcessWatch
 from .cluster_panel.rows import rank_rows
@@ -17,36 +26,26 @@ from .controls.controls import Controls
 from .controls.inspection import Comparison
 from .controls.what_if import WhatIfStage
 from .life import life_of, name_of, nothing_yet
-from .overhead import Overhead
-from .paint.scene_svg import empty_svg, framed
-from .slow_facts import SlowFacts, bucket_gradients
+from .paint.scene_svg import empty_svg
 from .step_feed import StepFeed
-from .views import pictures, scenes
+from .views.buckets import bucket_gradients
+from .views.catalogue import FACTS, VIEWS
 from .views.model_map import cell_rows
 from .views.step_frames import StepFrames
-from .views.timeline_scene import step_to_draw
+from .views.view import Selection, View
 
 if TYPE_CHECKING:
     from ..control.ranks import Ranks
     from ..simulation.link_model import CommModel
     from ..timeline.recorded.player import Player
 
-__all__ = ["DashboardStatistics", "ShownTraining"]
+__all__ = ["DashboardStatistics", "Overhead", "ShownTraining", "ViewFacts"]
 
 _RANKS_SECONDS, _MEMORY_SECONDS = 0.5, 5.0
 _OVERHEAD_SECONDS = 1.0
-_OF_STEPS = (
-    "overview",
-    "strip",
-    "findings",
-    "late",
-    "parts",
-    "readiness",
-    "norms",
-    "parameter_groups",
-)  # traits about steps
-# Traits that another training has anew.
-_OF_ONE = (*_OF_STEPS, "groups", "assignments", "links", "inspection", "overhead")
+_SHARE, _LEAST_SECONDS = 50, 1.0
+_WINDOW_SECONDS, _READINGS, _FEW_STEPS = 10.0, 20, 20  # of the overhead
+_BEGIN, _END = map(STEP_FIELDS.index, ("backward_begin", "backward_end"))
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,151 @@ class DashboardStatistics:
     median_ms: float | None
 
 
+def _asked() -> dict[str, View]:
+    """What is asked of a timeline, by its name in the trait `facts`; other facts come with steps and controls."""
+    return {name: one for name, one in {**VIEWS, **FACTS}.items() if not one.fed}
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What a page shows now."""
+
+    views: frozenset[str] = frozenset()
+    reducer: int | None = None
+    between: tuple[int, int] | None = None
+    step: int | None = None
+
+
+class ViewFacts:
+    """Keeps the facts of the views that are on a page up to date."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._looks: dict[str, _Look] = {}  # by page
+        self._next = 0.0
+        self._done: object = None
+
+    def look(
+        self,
+        page: str,
+        views: Sequence[str],
+        reducer: int | None,
+        between: tuple[int, int] | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Notes which views a page shows now, for which model, the first and last step that a reader chose, and the
+        one that is shown (None: the newest)."""
+        self._looks.pop(page, None)
+        if views:
+            self._looks[page] = _Look(frozenset(views), reducer, between, step)
+        self._next = 0.0
+
+    def forget(self) -> None:
+        """Forgets what was returned: the timeline was cleared."""
+        self._next, self._done = 0.0, None
+
+    def update(self, *, force: bool = False) -> dict[str, dict[str, Any]]:
+        """Returns what has changed, by the name of the view.
+
+        Args:
+            force: compute now, whatever it costs.
+        """
+        seen = [VIEWS[name] for one in self._looks.values() for name in sorted(one.views & VIEWS.keys())]
+        asked = _asked()
+        wanted = asked.keys() & {name for view in seen for name in (view.name, *view.also)}
+        last = next((one for one in reversed(self._looks.values()) if one.reducer is not None), _Look())
+        key = (self._timeline.version, last, frozenset(wanted))
+        if not wanted or key == self._done or (not force and time.monotonic() < self._next):
+            return {}
+        begin = time.thread_time()
+        trained = [one.reducer for one in self._timeline.reducers() if one.last_step >= 0]
+        model = next((one for one in reversed(trained) if last.reducer in (None, one)), None)
+        made: dict[str, dict[str, Any]] = {}
+        for name, view in asked.items():
+            if name in wanted and not view.model:
+                made[name] = dict(view.page(view.facts(self._timeline, Selection())))
+            elif name in wanted and model is not None:
+                chosen = Selection(model, between=last.between, step=last.step)
+                made[name] = {"reducer": model, **view.page(view.facts(self._timeline, chosen))}
+        if not made:
+            return {}
+        self._done = key
+        self._next = time.monotonic() + max(_LEAST_SECONDS, _SHARE * (time.thread_time() - begin))
+        return made
+
+
+class Overhead:
+    """Counts events and CPU time; `read` returns what the browser shows."""
+
+    def __init__(self, timeline: Timeline, event_cost: Callable[[], float | None] | None) -> None:
+        """`event_cost()` measures the cost of one event in ns on a rank, or returns None; it is called once."""
+        self._timeline = timeline
+        self._event_cost = event_cost
+        self._ns: float | None = None
+        self._samples: deque[tuple[float, float]] = deque()  # time, CPU time of the dashboard so far
+        self._spent = 0.0
+        # Events and last step, summed over the ranks, of readings since the newest model's first step.
+        self._counts: deque[tuple[int, int]] = deque(maxlen=_READINGS)
+        self._before = 0  # events until then
+
+    def spend(self, seconds: float) -> None:
+        """Adds CPU time of the dashboard."""
+        self._spent += seconds
+
+    def read(self) -> dict[str, Any]:
+        """Returns events per step and rank, ns per event, ms per step of the model that trained last, the kernel's
+        share of a core, and a sentence about old steps that were down-sampled."""
+        now = time.monotonic()
+        model = self._timeline.model()
+        step_ms = None if model is None else self._step_ms(model.reducer)
+        self._samples.append((now, self._spent))
+        while len(self._samples) > 2 and now - self._samples[0][0] > _WINDOW_SECONDS:
+            self._samples.popleft()
+        since, before = self._samples[0]
+        if step_ms and self._ns is None and self._event_cost is not None:
+            self._ns, self._event_cost = self._event_cost(), None
+        ranks = self._timeline.ranks()
+        events, steps = sum(one.events for one in ranks), sum(one.step for one in ranks)
+        if self._counts and steps < self._counts[-1][1]:  # another model trains
+            self._before = self._counts[-1][0]
+            self._counts.clear()
+        if ranks and all(one.step >= 0 for one in ranks):
+            self._counts.append((events, steps))
+        return {
+            "events": self._events_a_step(),
+            "ns": self._ns,
+            "step": step_ms,
+            "kept": "" if model is None else str(self._timeline.kept(model.reducer)),
+            "kernel": (self._spent - before) / (now - since) if now - since > 1.0 else None,
+        }
+
+    def _events_a_step(self) -> float | None:
+        """Events per step and rank, over the last readings, or else since the model's first step."""
+        if not self._counts:
+            return None
+        (first, step), (last, newest) = self._counts[0], self._counts[-1]
+        if newest <= step or last <= first:
+            ranks = len(self._timeline.ranks())
+            few = len(self._counts) == 1 and newest < _FEW_STEPS * ranks
+            if few or (not self._before and len(self._timeline.reducers()) > 1):
+                return None  # many of these events may be those of the model's construction, or of another model
+            first, step = self._before, -ranks
+        return (last - first) / (newest - step) if newest > step and last > first else None
+
+    def _step_ms(self, reducer: int) -> float | None:
+        """A step of the model, as the overview tells it; its backward if no end of a previous step is known."""
+        layout = self._timeline.judged(reducer)
+        if layout is None:
+            return None
+        steps = layout.warm(judged_steps.WARM_UP, judged_steps.ANALYSED_STEPS)
+        views = self._timeline.views_of(reducer, steps)
+        number = joined([one.step for one in views])
+        whole = joined([step_time(one.waits, milliseconds(one.steps[:, _END], one.previous_end)) for one in views])
+        backward = joined([milliseconds(one.steps[:, _END], one.steps[:, _BEGIN]) for one in views])
+        found = [typical(number, ms) for ms in (whole, backward)]
+        return next((ms for ms in found if ms == ms), None)
+
+
 class ShownTraining:
     """A timeline and its ranks, as the views need them; a dashboard that switches to another cluster gets another one.
 
@@ -75,7 +219,7 @@ class ShownTraining:
         timeline: the timeline to show.
         player: replays a recording into it, or None.
         send: sends a message to the pages.
-        show: sends the traits that changed.
+        show: sends the traits that changed, and of those with a key for each part the parts that changed.
         wake: makes the dashboard's thread look again soon.
         status, request_inspection, link, event_cost, lost, collectives, cluster: see `Dashboard`.
 
@@ -106,7 +250,7 @@ class ShownTraining:
         self._status, self._lost, self._link = status, lost, link or (lambda: None)
         self._comparison = Comparison(timeline, request_inspection)
         self.feed = StepFeed(timeline, send)
-        self._slow = SlowFacts(timeline)
+        self._facts = ViewFacts(timeline)
         self._overhead = Overhead(timeline, event_cost)
         self._overhead_at = self._ranks_at = 0.0
         self.stage = collectives if collectives is not None else CollectiveStage(no_ranks, dict)
@@ -162,33 +306,27 @@ class ShownTraining:
 
     # ---- pictures -----------------------------------------------------------------------------------------
 
-    def svg(self, view: str) -> str:
+    def svg(self, name: str) -> str:
         """Returns a view as a self-contained SVG picture; for the timeline, a step that stands for the newest ones."""
-        frame = self.frames.latest()
-        if view == "collectives":
-            return pictures.collective_svg(self.stage.shown)
-        if view == "what_if":
-            return framed(scenes.what_if_scene(self._what_if.snapshot()))
-        if view == "groups":
-            return framed(scenes.SCENES[view](self.timeline, None, None))
-        control = self.controls.picture(view)
-        if control is not None:
-            return control
-        if frame is None:
+        view = VIEWS[name]
+        if view.model and self.frames.latest() is None:
             return empty_svg(self.nothing)
-        if view == "timeline" and (step := step_to_draw(self.timeline, frame.reducer)[0]) is not None:
-            frame = self.frames.frame(frame.reducer, step) or frame
-        return pictures.picture(view, self.timeline, frame, self.feed.assignment(frame.reducer, frame.generation))
+        return view.svg(self._facts_of(view))
 
-    def words(self, view: str) -> str:
+    def words(self, name: str) -> str:
         """Returns the content of the picture as text."""
-        if view == "collectives":
-            return str(self.stage.shown or pictures.NO_COLLECTIVE)
-        if view == "what_if":
-            return scenes.what_if_words(self._what_if.snapshot())
-        if view == "groups":
-            return self.timeline.group_summary() or self.nothing
-        return self.timeline.summary() if self.frames.reducers() else self.nothing
+        view = VIEWS[name]
+        if view.model and not self.frames.reducers():
+            return self.nothing
+        return view.words(self.timeline, self._facts_of(view)) or self.nothing
+
+    def _facts_of(self, view: View) -> Any:
+        """What a picture shows: of the control with the view's name if there is one, else of the timeline."""
+        controls = {"collectives": lambda: self.stage.shown, "what_if": self._what_if.snapshot, **self.controls.facts}
+        if view.name in controls:
+            return controls[view.name]()
+        frame = self.frames.latest()
+        return view.facts(self.timeline, Selection(None if frame is None or not view.model else frame.reducer))
 
     # ---- the thread ---------------------------------------------------------------------------------------
 
@@ -223,9 +361,9 @@ class ShownTraining:
     def answer(self) -> bool:
         """Shows the answers to requests; returns whether one is expected."""
         busy = self.stage.running or self._comparison.pending
-        self._show({"collective": self.stage.told()})
         self._comparison.update(self.frames)
-        self._show({"inspection": self._comparison.shown, **self.controls.traits(), **self._what_if.traits()})
+        answers = {"collectives": self.stage.told(), "inspection": self._comparison.shown}
+        self._show({"control": self.controls.state(), "facts": answers | self.controls.shown() | self._what_if.shown()})
         return busy
 
     def update(self, force: bool = False, *, measure: bool = True) -> bool:
@@ -242,10 +380,10 @@ class ShownTraining:
             if changed:
                 self._version = version
                 if self.feed.take():
-                    self._slow.forget()
-                    self._show({name: {} for name in _OF_STEPS})
+                    self._facts.forget()
+                    self._show({"facts": {name: {} for name, one in _asked().items() if one.model}})
                 self._show_assignments()
-            self._show({"ranks": self._rows, "life": self._life, "cluster": self._name})
+            self._show({"ranks": self._rows, "status": {"life": self._life, "cluster": self._name}})
             sent = self.feed.send(force)
             self.update_facts()
             spent = time.thread_time() - begin
@@ -254,17 +392,23 @@ class ShownTraining:
                 self._seconds.append(spent)
             if measure and time.monotonic() - self._overhead_at >= _OVERHEAD_SECONDS:
                 self._overhead_at = time.monotonic()
-                self._show({"overhead": self._overhead.read()})
+                self._show({"status": {"overhead": self._overhead.read()}})
         return sent or changed
 
     def update_facts(self, force: bool = False) -> None:
-        """Shows the results of slow computations; `force`: now, whatever it costs."""
-        self._show(self._slow.update(force=force))
+        """Shows the facts of the views that are on a page; `force`: now, whatever it costs."""
+        self._show({"facts": self._facts.update(force=force)})
 
     def leave(self) -> None:
         """Ends the controls, and clears what only this training has."""
         self.controls.stop()
-        self._show({**{name: {} for name in _OF_ONE}, "life": {}})
+        self._show(
+            {
+                "facts": {name: {} for name in (*_asked(), "inspection")},
+                "models": {"assignments": {}, "links": {}},
+                "status": {"overhead": {}, "life": {}},
+            }
+        )
 
     def _show_assignments(self) -> None:
         """Sends the bucket layouts, and the expected times of their all-reduces."""
@@ -275,19 +419,19 @@ class ShownTraining:
             self._generations = known
             described = {f"{of}:{generation}": self.feed.assignment(of, generation) for of, generation in known}
             layouts = {key: {**one, "cells": cell_rows(one)} for key, one in described.items() if one}
-            self._show({"assignments": layouts})
+            self._show({"models": {"assignments": layouts}})
         link = self._link()
         if link is not None and (link, known) != self._linked:
             self._linked = (link, known)
             links = {f"{of}:{generation}": self.feed.expected(of, generation, link) for of, generation in known}
-            self._show({"links": links})
+            self._show({"models": {"links": links}})
 
     def _look(self, asked: dict[str, Any]) -> None:
         """Notes which views a page shows."""
         seen = (str(asked["id"]), asked["views"], asked.get("reducer"))
         ends = asked.get("between")
         between = (int(ends[0]), int(ends[1])) if ends else None
-        self._slow.look(*seen, between, None if asked.get("step") is None else int(asked["step"]))
+        self._facts.look(*seen, between, None if asked.get("step") is None else int(asked["step"]))
         self.controls.look(*seen)
         self._what_if.look(*seen)
 

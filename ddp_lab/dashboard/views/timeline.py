@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,15 +14,70 @@ from ...analysis.step_metrics import EDGES
 from ...formatting import counted, size
 from ...timeline import judged_steps
 from ...timeline.timeline import Timeline
+from ..paint.figure import to_plotly
 from ..paint.palette import LABELS, PARTS, TITLES
 from ..scene import Axis, Panel, Rule, Scene, Spans
 from .layout_words import LayoutWords, layout_words
 from .step_frames import BEGIN, END, FINALIZE, FORWARD_BEGIN, FORWARD_END, PREVIOUS_END, StepFrame, StepFrames
+from .view import Reported, Selection, View
 
-__all__ = ["Phase", "find_step", "phases", "step_to_draw", "timeline_scene"]
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = ["BucketTimeline", "Phase", "find_step", "phases", "step_to_draw", "timeline_figure", "timeline_scene"]
 
 Marks = Sequence[tuple[int, int, str]]  # of `Timeline.marks`: rank, host time in ns, name
 _KINDS = ("other", "forward", "backward", "finalize")
+
+
+class BucketTimeline(View):
+    """The timeline of one step. In a page it is painted from the steps' feed."""
+
+    name = "timeline"
+    title = "Timeline"
+    about = "When each bucket on each rank became ready, was launched and was reduced, for one or several steps."
+    question = "How fast"
+    fed = True
+
+    def facts(self, timeline: Timeline, chosen: Selection) -> tuple[StepFrame, dict[str, Any]] | None:
+        """Returns the step and the description of its buckets; None if the step is not held."""
+        try:
+            return find_step(timeline, chosen.step, chosen.model)
+        except ValueError:
+            return None
+
+    def scene(self, facts: tuple[StepFrame, dict[str, Any]] | None) -> Scene:
+        if facts is None:
+            return Scene(self.title, empty="no step has been recorded")
+        frame, assignment = facts
+        return timeline_scene(frame, assignment.get("module"), assignment=assignment or None, tips=False)
+
+    def figure(self, timeline: Timeline, **options: Any) -> go.Figure:
+        return timeline_figure(timeline, **options)
+
+    def reported(self, timeline: Timeline, chosen: Selection) -> Reported:
+        """Returns the step that stands for the analysed ones, with how it was chosen."""
+        step, why = step_to_draw(timeline, chosen.model_in(timeline))
+        try:
+            frame, assignment = find_step(timeline, step, chosen.model)
+        except ValueError as error:  # the other figures come from tables that reach further back
+            return Reported("Timeline of a step", "", Scene(self.title, empty=f"Not drawn: {error}."))
+        words = layout_words(assignment)
+        terms = {
+            LABELS["filling"]: "its gradients are being computed",
+            LABELS["queued"]: f"it waits for the {words.unit}s before it",
+            LABELS["waiting"]: "launched, but not on every rank",
+            words.reduction: "launched on every rank, in flight",
+            LABELS["exposed"]: f"(thin line) {words.exposed}",
+        }
+        if words.grouped:
+            del terms[LABELS["filling"]]
+        legend = "; ".join(f"{part}: {term}" for part, term in terms.items())
+        caption = f"One row per {words.unit} and rank. {legend[0].upper()}{legend[1:]}."
+        told = f"{why[:1].upper()}{why[1:]}. " if why else ""
+        scene = timeline_scene(frame, assignment=assignment, tips=False)
+        caption = f"{told}{caption} {scene.summary}".rstrip(" .") + "."
+        return Reported(f"Timeline of step {frame.step}", caption, scene, style="step")
 
 
 def step_to_draw(timeline: Timeline, reducer: int) -> tuple[int | None, str]:
@@ -227,3 +282,37 @@ def _named(marks: Sequence[tuple[float, str]], begin: float, end: float, first: 
         return []
     points = [(begin, first), *((at, name) for at, name in marks if begin <= at < end), (end, "")]
     return [Phase(name, "other", at, until) for (at, name), (until, _) in itertools.pairwise(points)]
+
+
+def timeline_figure(
+    timeline: Timeline,
+    step: int | None = None,
+    *,
+    model: int | None = None,
+    ranks: Sequence[int] | None = None,
+    whole: bool = False,
+    width: int | None = None,
+) -> go.Figure:
+    """Returns the bucket timeline of one step: one row per rank and bucket, with time in ms from left to right.
+
+    Args:
+        timeline: the source of the events.
+        step: which step; None for one that stands for the analysed ones: in which the straggler is late, if there is
+            one, else one that is as long as most.
+        model: which model; None for the most recently active.
+        ranks: which ranks; None for all.
+        whole: start at the end of the previous step, to show each rank's forward and the time between the steps.
+        width: in pixels; None for the width of the page.
+
+    Raises:
+        ValueError: there is no such step, or none of these ranks took part in it.
+    """
+    frame, assignment = find_step(timeline, step, model)
+    rows = [row for row, rank in enumerate(frame.ranks) if ranks is None or rank in ranks]
+    if not rows:
+        raise ValueError(f"none of the ranks {list(ranks or ())} took part in this step; its ranks are {frame.ranks}")
+    marks = timeline.marks() if whole else None
+    scene = timeline_scene(frame, assignment.get("module"), rows=rows, marks=marks, assignment=assignment)
+    made = to_plotly(scene, max(280, min(1_400, 170 + 18 * len(scene.panels[0].y.lanes))))
+    made.update_layout(width=width)
+    return made
