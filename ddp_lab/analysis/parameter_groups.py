@@ -12,16 +12,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from .step_metrics import EDGES, Communication, Overlap, covered, edges, milliseconds
+from .step_parts import SPANS
+
 __all__ = ["ALL_REDUCE", "BACKWARD", "BACKWARD_UNSHARD", "BEFORE", "FORWARD", "FORWARD_UNSHARD", "KINDS", "REDUCE"]
-__all__ += ["REDUCE_SCATTER", "GroupedSteps", "LateGroup", "ModelCollectives", "done_between", "late_groups"]
-__all__ += ["missed_prefetches"]
+__all__ += ["REDUCE_SCATTER", "DeviceCollectives", "DeviceWaits", "GroupedSteps", "LateGroup", "ModelCollectives"]
+__all__ += ["NO_GROUPS", "Waits", "done_between", "grouped_steps", "late_groups", "missed_prefetches"]
 
 _Times = npt.NDArray[np.int64]
 _Values = npt.NDArray[np.float64]
@@ -40,7 +43,6 @@ class ModelCollectives:
     """The collectives of one model on one rank that lie in some steps, in the order of `met`.
 
     Attributes:
-        on_device: whether a device runs them: times are those of its streams then.
         begin, end: shape ``[steps]``: ns at which the rank began each step, and on a device at which it had ended it; 0
             where unknown.
         row: of the step.
@@ -55,7 +57,6 @@ class ModelCollectives:
         told: whether that is known.
     """
 
-    on_device: bool
     begin: _Times
     end: _Times
     row: _Times
@@ -70,6 +71,208 @@ class ModelCollectives:
     wait_begin: _Times
     wait_ns: _Times
     told: _Flags
+
+    def prefetched(self) -> _Flags:
+        """Which of them a rank met before it needed them."""
+        return self.ahead
+
+    def free_from(self) -> _Times:
+        """From when on a rank computed after each: when it had waited for it, or when it had met it."""
+        return np.where(self.wait_begin > 0, self.wait_begin + self.wait_ns, self.met)
+
+    def first_ns(self, row: int, forward: int, backward: int) -> int:
+        """When a step begins in a picture: with its forward, if that is known, else with its backward."""
+        return forward or backward
+
+    def waits(self, windows: Mapping[str, _Times], buckets: int, unknown: _Flags) -> Waits:
+        """How long the rank waited for them.
+
+        Args:
+            windows: begin and end of each step's ``"forward"``, ``"backward"`` and ``"computation"`` of the backward,
+                shape ``[steps, 2]``.
+            buckets: number of parameter groups.
+            unknown: shape ``[steps]``: of which steps not all of them are known.
+        """
+        steps, end = len(self.begin), self.wait_begin + self.wait_ns
+
+        def waited(begin: _Times, end: _Times) -> _Values:
+            return np.where(unknown, np.nan, _union(self.row, begin, end, (begin > 0) & (end > begin), steps))
+
+        reducing = (self.kind >= REDUCE_SCATTER) & (self.group >= 0) & (self.group < buckets)
+        of_reductions = np.zeros((steps, buckets))
+        np.add.at(of_reductions, (self.row[reducing], self.group[reducing]), self.wait_ns[reducing])
+        of_reductions[unknown] = np.nan
+        in_flight = (
+            np.concatenate([self.row, self.row]),
+            np.concatenate([self.wait_begin, self.entered]),
+            np.concatenate([end, self.ended]),
+            np.concatenate([(self.wait_begin > 0) & (end > self.wait_begin), self.goes_on & (self.ended > 0)]),
+        )
+        return self._waits_type(
+            exposed=waited(self.wait_begin, end),
+            in_flight=_union(*in_flight, steps),
+            in_forward=waited(*self._within(windows["forward"], self.kind == FORWARD_UNSHARD)),
+            in_backward=waited(*self._within(windows["backward"], self.kind != FORWARD_UNSHARD)),
+            in_computation=waited(*self._within(windows["computation"], self.kind != FORWARD_UNSHARD)),
+            of_reductions=of_reductions,
+            device_step=np.where((self.end > 0) & (self.begin > 0), (self.end - self.begin).astype(float), np.nan),
+        )
+
+    @property
+    def _waits_type(self) -> type[Waits]:
+        return Waits
+
+    def _within(self, window: _Times, here: _Flags) -> tuple[_Times, _Times]:
+        """Begin and end of the waits in a part of the steps; `here`: which collectives belong to that part."""
+        low, high = window[self.row].T
+        return np.clip(self.wait_begin, low, high), np.clip(self.wait_begin + self.wait_ns, low, high)
+
+    def reductions(self, buckets: int) -> _Times:
+        """Which of them are reductions whose times on a device are known; `buckets`: number of parameter groups."""
+        return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class DeviceCollectives(ModelCollectives):
+    """Collectives that a device runs: their times are those of its streams, and a rank is its stream that computes."""
+
+    def prefetched(self) -> _Flags:
+        """None: a device meets them when it needs them."""
+        return np.zeros(len(self.ahead), bool)
+
+    def free_from(self) -> _Times:
+        """The same; after a reduction a device computes on, and waits before the next one."""
+        later = self.kind >= REDUCE_SCATTER
+        return np.where((self.wait_begin > 0) & ~later, self.wait_begin + self.wait_ns, self.met)
+
+    def first_ns(self, row: int, forward: int, backward: int) -> int:
+        """When a step begins in a picture: with what the device meets first."""
+        return int(self.met[self.row == row].min(initial=np.iinfo(np.int64).max))
+
+    @property
+    def _waits_type(self) -> type[Waits]:
+        return DeviceWaits
+
+    def _within(self, window: _Times, here: _Flags) -> tuple[_Times, _Times]:
+        """The same; the windows are the host's."""
+        return np.where(here, self.wait_begin, 0), np.where(here, self.wait_begin + self.wait_ns, 0)
+
+    def reductions(self, buckets: int) -> _Times:
+        """All that have ended."""
+        known = (self.group >= 0) & (self.group < buckets) & (self.ended > 0)
+        return np.flatnonzero((self.kind >= REDUCE_SCATTER) & known)
+
+
+def _union(row: _Times, begin: _Times, end: _Times, valid: _Flags, rows: int) -> _Values:
+    """ns of each row in which at least one of its intervals is open."""
+    row, begin, end = row[valid], begin[valid], end[valid]
+    counts = np.bincount(row, minlength=rows)
+    order = np.argsort(row, kind="stable")
+    place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    width = int(counts.max(initial=0))
+    table = np.zeros((3, rows, width), np.int64)
+    for number, values in enumerate((begin, end, np.ones_like(row))):
+        table[number, row[order], place] = values[order]
+    return covered(table[0], table[1], table[2] > 0).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Waits(Communication):
+    """How long a rank waited for collectives of a model whose parameters are sharded: ns, NaN where it is not known.
+
+    Attributes:
+        exposed: shape ``[steps]``: in the whole step.
+        in_flight: same shape: how long a rank waited for at least one of them, or went on while one was running.
+        in_forward, in_backward, in_computation: same shape: the part of `exposed` in the last forward, in the backward,
+            and in the backward until all gradients were there.
+        of_reductions: shape ``[steps, buckets]``: for the reduction of each.
+        device_step: shape ``[steps]``: from the end of the step before to its own end, as the stream of a device comes
+            to them.
+    """
+
+    tells_gradients: ClassVar[bool] = False
+    _on_device: ClassVar[bool] = False
+
+    exposed: _Values
+    in_flight: _Values
+    in_forward: _Values
+    in_backward: _Values
+    in_computation: _Values
+    of_reductions: _Values
+    device_step: _Values
+
+    def of(self, row: int) -> Waits:
+        """Those in one step, in one row."""
+        return replace(self, **{name: values[row : row + 1] for name, values in vars(self).items()})
+
+    def together(self, rows: Sequence[Communication | None], buckets: int) -> Waits:
+        """The waits of some ranks in one step each, a row per rank, NaN where one has none."""
+        made = {
+            name: np.full((len(rows), *([buckets] * (values.ndim - 1))), np.nan) for name, values in vars(self).items()
+        }
+        for row, one in enumerate(rows):
+            for name, values in vars(one).items() if one is not None else ():
+                if values.ndim > 1:
+                    made[name][row, : values.shape[1]] = values[0, :buckets]
+                else:
+                    made[name][row] = values[0]
+        return replace(self, **made)
+
+    def overlap(
+        self, launched: _Times, reduced: _Times, device_begin: _Times, device_end: _Times, finalize: _Times
+    ) -> Overlap:
+        """What a rank waited for of reductions and of its communication, and what was overlapped: no reduction is."""
+        took = milliseconds(reduced, launched)
+        exposed = np.where(np.isnan(took), np.nan, self.of_reductions / 1e6)
+        of_rank = self.exposed / 1e6
+        hidden = np.where(np.isnan(exposed), np.nan, 0.0), np.maximum(self.in_flight / 1e6 - of_rank, 0.0)
+        return Overlap(hidden[0], exposed, hidden[1], of_rank, np.full(len(of_rank), self._on_device))
+
+    def edges(self, first: _Times, ready: _Times, launched: _Times, reduced: _Times, finalize: _Times) -> _Times:
+        """The same; the rank waits at once."""
+        made = edges(first, ready, launched, reduced, finalize)
+        made[..., EDGES.index("exposed_from")] = launched
+        return made
+
+    def step_ms(self, ms: _Values) -> _Values:
+        """The time of each step: that of a device whose stream waits, as far as it is known. The host may run ahead of
+        it by several steps."""
+        return np.where(np.isnan(self.device_step), ms, self.device_step / 1e6)
+
+    def net_ms(self, part: str, ms: _Values) -> _Values:
+        """The host's time of a part of each step without its waits in it."""
+        waited = {
+            "forward": self.in_forward,
+            "compute": self.in_computation,
+            "accumulation": self.exposed - self.in_forward - self.in_backward,
+        }
+        return np.maximum(ms - np.nan_to_num(waited[part]) / 1e6, 0.0) if part in waited else ms
+
+    def backward_ms(self, columns: Mapping[str, _Values], whole_ms: _Values) -> _Values:
+        """The same; a rank waits before the backward as well, and all of that is exposed."""
+        before = np.nan_to_num(self.exposed - self.in_backward)
+        return np.asarray(columns["backward_ms"] + np.maximum(before, 0.0) / 1e6)
+
+    def unknown(self, exposed_ms: _Values) -> _Flags:
+        """Steps of which not all waits are known."""
+        return np.isnan(exposed_ms)
+
+
+@dataclass(frozen=True)
+class DeviceWaits(Waits):
+    """The same where the stream of a device waits, and not the host."""
+
+    _on_device: ClassVar[bool] = True
+
+    def net_ms(self, part: str, ms: _Values) -> _Values:
+        """The host's time: it does not wait."""
+        return ms
+
+    def backward_ms(self, columns: Mapping[str, _Values], whole_ms: _Values) -> _Values:
+        """The same; while the stream waits, the host may work: what it does then has its own name."""
+        work = sum(columns[f"{name}_ms"] for name in ("forward", "compute", *SPANS))
+        idle = np.clip(whole_ms - work, 0.0, columns["exposed_ms"])
+        return np.asarray(columns["compute_ms"] + idle)
 
 
 @dataclass(frozen=True)
@@ -120,6 +323,35 @@ class GroupedSteps:
     def typical(self, values: _Values) -> _Values:
         """Medians over the steps of the least over the ranks, without waits for a late rank: ``[kinds, groups]``."""
         return np.asarray(np.median(values.min(axis=1), axis=1))
+
+
+NO_GROUPS: Final = GroupedSteps((), (), *np.zeros((2, len(KINDS), 0, 0, 0)))
+"""Of a model without parameter groups."""
+
+
+def grouped_steps(
+    by_rank: Sequence[ModelCollectives], layout: Sequence[Mapping[str, Any]], step_ns: float
+) -> GroupedSteps:
+    """What each parameter group communicated.
+
+    Args:
+        by_rank: the same steps on each rank.
+        layout: the parameter groups as they are described.
+        step_ns: typical time of a step.
+    """
+    shape = (len(KINDS), len(by_rank), len(by_rank[0].begin) if by_rank else 0, len(layout))
+    took, exposed = np.zeros(shape), np.zeros(shape)
+    for rank, one in enumerate(by_rank):
+        known = (one.group >= 0) & (one.group < len(layout))
+        at = (one.kind[known], one.row[known], one.group[known])
+        np.add.at(took[:, rank], at, np.maximum(one.ended[known] - one.entered[known], 0).astype(np.float64))
+        np.add.at(exposed[:, rank], at, np.where(one.told[known], one.wait_ns[known].astype(np.float64), np.nan))
+    lasted = [(one.end - one.begin)[(one.end > 0) & (one.begin > 0)] for one in by_rank]
+    on_device = float(np.median(np.concatenate(lasted))) if any(map(len, lasted)) else 0.0
+    late = late_groups(by_rank, layout, on_device or step_ns)
+    names, sizes = [str(one.get("name", "?")) for one in layout], [int(one.get("unsharded_bytes", 0)) for one in layout]
+    missed = missed_prefetches(by_rank[0], layout) if on_device else []
+    return GroupedSteps(names, sizes, took, exposed, late, missed, on_device)
 
 
 def late_groups(
@@ -192,9 +424,7 @@ def done_between(
         layout: the parameter groups as they are described.
     """
     order = _orders(one)[int(one.row[rows[0]])] if len(rows) else ()
-    later = one.on_device & (one.kind >= REDUCE_SCATTER)  # it goes on, and waits before the next reduction
-    free = np.where((one.wait_begin > 0) & ~later, one.wait_begin + one.wait_ns, one.met)
-    free = np.maximum.accumulate(free[rows])
+    free = np.maximum.accumulate(one.free_from()[rows])
     spans = zip(_places(order, layout)[1:], free[:-1].tolist(), one.met[rows[1:]].tolist(), strict=True)
     return [(phase, group, begin, end) for (phase, group), begin, end in spans]
 
@@ -204,8 +434,8 @@ _Order = tuple[tuple[int, int, bool], ...]  # kind, group and whether it was pre
 
 def _orders(one: ModelCollectives) -> list[_Order]:
     found: list[list[tuple[int, int, bool]]] = [[] for _ in one.begin]
-    ahead = one.ahead & ~np.array(one.on_device)  # a device meets it when it needs it
-    for row, *what in zip(*(values.tolist() for values in (one.row, one.kind, one.group, ahead)), strict=True):
+    columns = (one.row, one.kind, one.group, one.prefetched())
+    for row, *what in zip(*(values.tolist() for values in columns), strict=True):
         found[row].append(tuple(what))
     return [tuple(order) for order in found]
 

@@ -12,9 +12,9 @@ without communication. Here it follows from the events of one run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,12 @@ import numpy.typing as npt
 from .step_parts import SPANS
 
 __all__ = [
+    "BESIDE",
     "BREAKDOWN",
     "EDGES",
     "PHASES",
     "Breakdown",
+    "Communication",
     "GradientSync",
     "Overlap",
     "alone",
@@ -44,6 +46,7 @@ __all__ += [
     "on_device",
     "overlap_of",
     "split",
+    "together",
 ]
 __all__ += ["typical", "typical_parts", "usual_steps", "waits"]
 
@@ -174,6 +177,11 @@ class Overlap:
     on_device: _Flags
 
     @property
+    def clock(self) -> npt.NDArray[np.str_]:
+        """Whose times these are: ``"host"`` or ``"device"``, shape ``[rows]``."""
+        return np.where(self.on_device, "device", "host")
+
+    @property
     def hidden_share(self) -> float:
         """The hidden share of the communication, over all rows; NaN without communication."""
         hidden, exposed = float(np.nansum(self.rank_hidden_ms)), float(np.nansum(self.rank_exposed_ms))
@@ -212,6 +220,66 @@ def overlap_of(
     by_bucket = [np.where(valid, values / 1e6, np.nan) for values in (hidden, exposed)]
     by_row = [np.where(some, values / 1e6, np.nan) for values in (under, after)]
     return Overlap(by_bucket[0], by_bucket[1], by_row[0], by_row[1], timed)
+
+
+class Communication:
+    """How collectives and computation share the times of some steps: here beside each other, as of the buckets of a
+    DistributedDataParallel, which a rank waits for at the end of its backward alone.
+
+    Times are in ms where a name ends in ``ms``, else in ns; rows are steps of a rank, or ranks of a step.
+    """
+
+    tells_gradients: ClassVar[bool] = True
+    """Whether ranks record when each gradient is there."""
+
+    def of(self, row: int) -> Communication:
+        """The same of one row."""
+        return self
+
+    def together(self, rows: Sequence[Communication | None], buckets: int) -> Communication:
+        """The same of several with one row each, None where a rank has none; `buckets`: the width of the result."""
+        return self
+
+    def overlap(
+        self, launched: _Times, reduced: _Times, device_begin: _Times, device_end: _Times, finalize: _Times
+    ) -> Overlap:
+        """Which part of it is overlapped and exposed; arguments as of `overlap_of`."""
+        return overlap_of(launched, reduced, device_begin, device_end, finalize)
+
+    def edges(self, first: _Times, ready: _Times, launched: _Times, reduced: _Times, finalize: _Times) -> _Times:
+        """The edges between the parts of each bucket's time in a step; arguments and result as of `edges`."""
+        return edges(first, ready, launched, reduced, finalize)
+
+    def step_ms(self, ms: _Values) -> _Values:
+        """The time of each row's step, from that of the host."""
+        return ms
+
+    def net_ms(self, part: str, ms: _Values) -> _Values:
+        """The host's time of a part of each step, e.g. of its forward, without waits in it."""
+        return ms
+
+    def backward_ms(self, columns: Mapping[str, _Values], whole_ms: _Values) -> _Values:
+        """From the begin of the backward to its end, with everything that is exposed.
+
+        Args:
+            columns: of `Timeline.steps`.
+            whole_ms: the host's time of the step.
+        """
+        return columns["backward_ms"]
+
+    def unknown(self, exposed_ms: _Values) -> _Flags:
+        """Of which rows it is not known how long a rank waited, e.g. because their collectives are no longer kept."""
+        return np.zeros(len(exposed_ms), bool)
+
+
+BESIDE: Final = Communication()
+"""That of buckets, of which a rank records all times."""
+
+
+def together(rows: Sequence[Communication | None], buckets: int) -> Communication:
+    """The communication of several rows: `Communication.together`."""
+    first = next((one for one in rows if one is not None), BESIDE)
+    return first.together(rows, buckets)
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from .step_metrics import mean, median
 
-__all__ = ["SLOWEST_COPY", "Line", "Replay", "Steps", "fit_line"]
+__all__ = ["SLOWEST_COPY", "DeviceSteps", "Line", "Replay", "Steps", "fit_line"]
 
 _Times = npt.NDArray[np.int64]
 _Values = npt.NDArray[np.float64]
@@ -35,7 +35,7 @@ _ASSUMED_START = 0.2  # assumed share of the fixed overhead in a collective's ti
 
 @dataclass(frozen=True)
 class Steps:
-    """Host times in ns on one axis (device times where `on_device`), 0 where it has not happened.
+    """Times in ns on the hosts' axis, 0 where it has not happened.
 
     Attributes:
         ranks: the ranks, in the order of the first axis.
@@ -45,9 +45,10 @@ class Steps:
             backward, of the backward, of its own computation, of the whole.
         gradients: shape ``[ranks, steps, parameters]``: when each gradient was accumulated.
         ready, launched, reduced: shape ``[ranks, steps, buckets]``.
-        on_device: the host runs ahead of devices that compute; ready and launched are then when the device reached
-            the launch of a bucket, and reduced when the device was done with it.
     """
+
+    tells_gradients: ClassVar[bool] = True
+    """Whether it is known when each single gradient was there, and how long copying it took."""
 
     ranks: tuple[int, ...]
     step: _Times
@@ -61,7 +62,6 @@ class Steps:
     ready: _Times
     launched: _Times
     reduced: _Times
-    on_device: bool
 
     def __len__(self) -> int:
         return len(self.step)
@@ -84,8 +84,126 @@ class Steps:
         return float(median(mean(whole.T))) if len(self) else 0.0
 
     def places(self) -> _Times:
-        """Readiness by parameter, or on devices by bucket: shape ``[ranks, steps, places]``."""
-        return self.launched if self.on_device else self.gradients
+        """Where a rank may fall behind: when each gradient was there, shape ``[ranks, steps, places]``."""
+        return self.gradients
+
+    def place(self, number: int, buckets: Sequence[Sequence[int]]) -> tuple[int | None, int | None]:
+        """The bucket and the parameter of one of `places`."""
+        return next((bucket for bucket, members in enumerate(buckets) if number in members), None), number
+
+    def moments(self, zero: _Times, buckets: Sequence[Sequence[int]], sizes: Sequence[int]) -> _Values:
+        """When each gradient was ready, in ns since `zero`, shape ``[ranks, steps, parameters]``; one that never came
+        is ready when the backward begins.
+
+        Args:
+            zero: shape ``[steps]``.
+            buckets: parameters by bucket.
+            sizes: bytes by parameter.
+        """
+        known = self._gradients_of(len(sizes))
+        begin = (self.begin - zero)[:, :, None].astype(np.float64)
+        return np.asarray(np.where(known > 0, known - zero[None, :, None], begin))
+
+    def readiness(self, buckets: Sequence[Sequence[int]], sizes: Sequence[int]) -> tuple[_Values, _Values]:
+        """When each rank usually has each gradient, and has computed its backward; ns since that begins.
+
+        Args:
+            buckets: parameters by bucket.
+            sizes: bytes by parameter.
+
+        Returns:
+            Medians over the steps: shape ``[ranks, parameters]`` and ``[ranks]``. A gradient that never came (unused)
+            is ready when the last of its bucket is.
+        """
+        since_begin = self._gradients_of(len(sizes)) - self.begin[:, :, None]
+        missing = np.asarray((since_begin < 0).all(axis=1))
+        known: _Values = np.where(since_begin >= 0, since_begin, np.nan)
+        known[np.broadcast_to(missing[:, None, :], known.shape)] = 0.0
+        ready: _Values = np.nanmedian(known, axis=1)
+        for bucket in buckets:
+            latest = ready[:, list(bucket)].max(axis=1)
+            for index in bucket:
+                ready[:, index] = np.where(missing[:, index], latest, ready[:, index])
+        return ready, np.asarray(np.median(self.finalize - self.begin, axis=1))
+
+    def _gradients_of(self, parameters: int) -> _Times:
+        """`gradients` of so many parameters: they hold as many as the last one that ever got one."""
+        made = np.zeros((*self.begin.shape, parameters), np.int64)
+        known = self.gradients[:, :, :parameters]
+        made[:, :, : known.shape[2]] = known
+        return made
+
+    def collectives(self, one_at_a_time: bool) -> tuple[_Times, npt.NDArray[np.bool_]]:
+        """How long the collective of each bucket took, from the last rank's launch to the last rank's end, and whether
+        all before it were complete by then; both of shape ``[steps, buckets]``.
+
+        Args:
+            one_at_a_time: whether the backend begins a queued one when the one before it ends.
+        """
+        begun, ended = (times.max(axis=0, keepdims=True) for times in (self.launched, self.reduced))
+        return _alone(begun, ended, _ends_before(ended))
+
+
+def _ends_before(ended: _Times) -> _Times:
+    """When all buckets before each were reduced."""
+    return np.maximum.accumulate(np.insert(ended, 0, 0, axis=2)[:, :, :-1], axis=2)
+
+
+def _alone(begun: _Times, ended: _Times, before: _Times) -> tuple[_Times, npt.NDArray[np.bool_]]:
+    return (ended - begun).min(axis=0), np.asarray(((begun >= before) & (begun > 0)).all(axis=0))
+
+
+@dataclass(frozen=True)
+class DeviceSteps(Steps):
+    """Steps of devices that compute while the host runs ahead of them.
+
+    `ready` and `launched` are when the device reached the launch of a bucket, `reduced` when it was done with it. When
+    a single gradient was there is not known.
+    """
+
+    tells_gradients: ClassVar[bool] = False
+
+    def places(self) -> _Times:
+        """Where a rank may fall behind: at the launch of each bucket."""
+        return self.launched
+
+    def place(self, number: int, buckets: Sequence[Sequence[int]]) -> tuple[int | None, int | None]:
+        """The bucket of one of `places`."""
+        return number, None
+
+    def moments(self, zero: _Times, buckets: Sequence[Sequence[int]], sizes: Sequence[int]) -> _Values:
+        """The same; a bucket's gradients are distributed by their bytes."""
+        ready = (self.launched - zero[None, :, None]).astype(np.float64)
+        made = np.zeros((*ready.shape[:2], len(sizes)))
+        before = np.broadcast_to((self.begin - zero).astype(np.float64), ready.shape[:2])
+        for number, members in enumerate(buckets):
+            at = ready[:, :, number]
+            made[:, :, members] = before[:, :, None] + (at - before)[:, :, None] * _shares(members, sizes)
+            before = at
+        return made
+
+    def readiness(self, buckets: Sequence[Sequence[int]], sizes: Sequence[int]) -> tuple[_Values, _Values]:
+        """The same; the device's begin of a backward is not recorded: the host's stands for it."""
+        launched = np.median(self.launched - self.begin[:, :, None], axis=1)
+        ready = np.zeros((len(launched), len(sizes)))
+        before = np.zeros(len(launched))
+        for number, members in enumerate(buckets):
+            at = np.maximum(launched[:, number], before)
+            ready[:, list(members)] = before[:, None] + (at - before)[:, None] * _shares(members, sizes)
+            before = at
+        return ready, before
+
+    def collectives(self, one_at_a_time: bool) -> tuple[_Times, npt.NDArray[np.bool_]]:
+        """The same; it takes as long as on the rank that was last."""
+        before = _ends_before(self.reduced)
+        begun = np.maximum(self.launched, before) if one_at_a_time else self.launched
+        return _alone(begun, self.reduced, before)
+
+
+def _shares(members: Sequence[int], sizes: Sequence[int]) -> _Values:
+    """Which part of a bucket's bytes each of its parameters and those before it have."""
+    held = [sizes[index] for index in members]
+    return np.asarray(np.cumsum(held) / max(1, sum(held)))
 
 
 @dataclass(frozen=True)
@@ -210,20 +328,7 @@ class Replay:
 
         On devices only the buckets' times are known: a bucket's gradients are then distributed by their bytes.
         """
-        begin = (self.steps.begin - self.zero)[:, :, None].astype(np.float64)
-        if not self.steps.on_device:
-            moments = np.zeros((*self.steps.begin.shape, len(self.sizes)), np.int64)
-            recorded = self.steps.gradients[:, :, : len(self.sizes)]
-            moments[:, :, : recorded.shape[2]] = recorded
-            return np.asarray(np.where(moments > 0, moments - self.zero[None, :, None], begin))
-        ready = self.ready()
-        made = np.zeros((*ready.shape[:2], len(self.sizes)))
-        before = np.broadcast_to(begin[:, :, 0], ready.shape[:2])
-        for number, members in enumerate(self.buckets):
-            share = np.cumsum([self.sizes[i] for i in members]) / max(1, self.bytes[number])
-            made[:, :, members] = before[:, :, None] + (ready[:, :, number] - before)[:, :, None] * share
-            before = ready[:, :, number]
-        return made
+        return self.steps.moments(self.zero, self.buckets, self.sizes)
 
     def mean_saved_without(self, rank: int, place: int, delay: _Values) -> float:
         """What the steps would save on average (ns) if one rank were not late.

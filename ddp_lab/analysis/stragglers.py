@@ -40,7 +40,7 @@ import numpy.typing as npt
 from .step_metrics import median
 
 __all__ = ["ARRIVAL", "DATA_DEPENDENT", "EVERYWHERE", "PERSISTENT", "RANDOM", "VARYING", "LastRanks", "Late"]
-__all__ += ["excess_times", "find_stragglers", "find_varying", "last_ranks"]
+__all__ += ["LatePlace", "excess_times", "find_stragglers", "find_varying", "last_ranks"]
 
 ARRIVAL, EVERYWHERE, VARYING = -1, -2, -3
 PERSISTENT, DATA_DEPENDENT, RANDOM = "persistent", "data-dependent", "random"
@@ -86,6 +86,37 @@ class Late:
     share: float
     pattern: str
     late: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class LatePlace:
+    """One straggler location: where a rank's own computation falls behind the other ranks'.
+
+    Attributes:
+        rank: the rank.
+        bucket: the bucket whose gradients are late; None: see `where`.
+        parameter: qualified name of the parameter at whose gradient it falls behind, None if unknown.
+        delay_ms: by how much, median over the steps in which it does.
+        share: fraction of the steps in which it does, 0 to 1.
+        where: ``"place"``: at that bucket and parameter; ``"arrival"``: it starts its backward late (input data,
+            forward, code between the steps); ``"everywhere"``: its whole backward is slower; ``"varying"``: the
+            others wait for it in most steps, and where it falls behind varies too much to name a place.
+        pattern: ``"persistent"``: in most steps; ``"data-dependent"``: in the steps in which its forward takes
+            longer, too; ``"random"``: in some steps.
+        cost_percent: what the steps would save without it, in percent of the step.
+        words: where, for a reader, in a model with `fully_shard` or `replicate` (`bucket` is its parameter group); else
+            "".
+    """
+
+    rank: int
+    bucket: int | None
+    parameter: str | None
+    delay_ms: float
+    share: float
+    where: str = "place"
+    pattern: str = "persistent"
+    cost_percent: float = 0.0
+    words: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..analysis.step_metrics import milliseconds, typical
 from ..errors import DdpLabError
 from ..timeline import judged_steps
-from ..timeline.tables.span_columns import joined, step_time
+from ..timeline.tables.span_columns import joined
 from ..timeline.tables.step_table import STEP_FIELDS
 from ..timeline.timeline import Timeline
 from .cluster_panel.processes import ProcessWatch
@@ -204,7 +204,7 @@ class Overhead:
         steps = layout.warm(judged_steps.WARM_UP, judged_steps.ANALYSED_STEPS)
         views = self._timeline.views_of(reducer, steps)
         number = joined([one.step for one in views])
-        whole = joined([step_time(one.waits, milliseconds(one.steps[:, _END], one.previous_end)) for one in views])
+        whole = joined([one.communication.step_ms(milliseconds(one.steps[:, _END], one.previous_end)) for one in views])
         backward = joined([milliseconds(one.steps[:, _END], one.steps[:, _BEGIN]) for one in views])
         found = [typical(number, ms) for ms in (whole, backward)]
         return next((ms for ms in found if ms == ms), None)

@@ -8,6 +8,7 @@ __all__ = [
     "history",
     "judged_steps",
     "model",
+    "model_kinds",
     "recorded",
     "records",
     "summary",

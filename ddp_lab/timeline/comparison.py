@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..analysis.comparison import LEVEL, Difference, Key, compare_series, largest
 from ..analysis.steps import Steps
 from ..formatting import counted
-from .judged_steps import WARM_UP, Layout, aligned
+from .judged_steps import WARM_UP, Layout, SideBySide
 from .records import ReducerInfo
 from .timeline import Timeline
 
@@ -183,7 +183,7 @@ def _steps(timeline: Timeline, info: ReducerInfo, name: str) -> tuple[Steps, Lay
         raise ValueError(f"{name} contains no step that all ranks have completed")
     chosen = layout.warm(WARM_UP, _MOST_STEPS)
     buckets = len(layout.description["buckets"]) if layout.description else None
-    return aligned(timeline.views_of(info.reducer, chosen), chosen, buckets), layout
+    return SideBySide(timeline.views_of(info.reducer, chosen), chosen).steps(buckets), layout
 
 
 def _warnings(infos: Sequence[ReducerInfo], names: Sequence[str]) -> list[str]:

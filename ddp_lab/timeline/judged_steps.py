@@ -16,21 +16,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..analysis import stragglers
-from ..analysis.findings import Accumulation, Facts, MeshDimension, UnchangedBuffers, ranks
-from ..analysis.findings.parameter_groups import words_of_phase
-from ..analysis.parameter_groups import BEFORE, KINDS, GroupedSteps, ModelCollectives, late_groups, missed_prefetches
-from ..analysis.steps import Steps
-from ..analysis.stragglers import ARRIVAL, EVERYWHERE, VARYING
+from ..analysis.findings import Accumulation, Facts, MeshDimension, UnchangedBuffers
+from ..analysis.parameter_groups import ModelCollectives
+from ..analysis.steps import DeviceSteps, Steps
 from ..formatting import step_range
-from .records import LatePlace
+from .model_kinds import ModelKind
 from .tables.collectives import GroupInfo
 from .tables.span_columns import Columns, TableView, device_rows, step_columns, typical_step
 from .tables.step_table import BUCKET_FIELDS, STEP_FIELDS
 
-__all__ = ["ANALYSED_STEPS", "FEWEST_STEPS", "WARM_UP", "Layout", "SideBySide", "accumulation", "aligned", "alike"]
-__all__ += ["facts", "grouped_steps", "late_places", "layouts", "mesh_dimensions", "newest", "step_to_draw"]
-__all__ += ["unchanged_buffers"]
+__all__ = ["ANALYSED_STEPS", "FEWEST_STEPS", "WARM_UP", "Layout", "SideBySide", "accumulation", "alike", "facts"]
+__all__ += ["layouts", "mesh_dimensions", "newest", "step_to_draw", "unchanged_buffers"]
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -129,7 +125,6 @@ class SideBySide:
     Attributes:
         before: shape ``[ranks, steps]``: the end of the step before each, 0 if unknown.
         gradients: shape ``[ranks, steps, parameters]``: when each gradient was accumulated.
-        on_device: whether devices have timed all collectives.
     """
 
     def __init__(self, views: Sequence[TableView], step: _Numbers) -> None:
@@ -145,7 +140,6 @@ class SideBySide:
             self._steps[rank], self.before[rank] = one.steps[row], one.previous_end[row]
             self._buckets[rank, :, : one.buckets.shape[1]] = one.buckets[row]
             self.gradients[rank, :, : one.gradients.shape[1]] = one.gradients[row]
-        self.on_device = bool(len(step)) and all(device_rows(of_rank).all() for of_rank in self._buckets)
 
     def field(self, name: str) -> _Numbers:
         """A time of each step, by its name in `STEP_FIELDS`: shape ``[ranks, steps]``."""
@@ -155,33 +149,29 @@ class SideBySide:
         """A time of each of the first so many buckets, by its name in `BUCKET_FIELDS`; None for all."""
         return np.asarray(self._buckets[:, :, :buckets, BUCKET_FIELDS.index(name)])
 
+    def steps(self, buckets: int | None = None) -> Steps:
+        """The same as `Steps`, those of devices where devices have timed all collectives.
 
-def aligned(views: Sequence[TableView], step: _Numbers, buckets: int | None = None) -> Steps:
-    """Steps out of the tables of all ranks of one model.
-
-    Args:
-        views: one for each rank.
-        step: which, ascending; all of them are in all tables.
-        buckets: how many these steps have; None: as many as the tables, which are as wide as the widest layout.
-    """
-    found = SideBySide(views, step)
-    host, device = ("ready", "launched", "reduced"), ("device_begin", "device_begin", "device_end")
-    ready, launched, reduced = (found.bucket(name, buckets) for name in (device if found.on_device else host))
-    return Steps(
-        ranks=tuple(one.rank for one in views),
-        step=step,
-        before=found.before,
-        forward_begin=found.field("forward_begin"),
-        forward_end=found.field("forward_end"),
-        begin=found.field("backward_begin"),
-        finalize=found.field("finalize"),
-        end=found.field("backward_end"),
-        gradients=found.gradients,
-        ready=ready,
-        launched=launched,
-        reduced=reduced,
-        on_device=found.on_device,
-    )
+        Args:
+            buckets: how many these steps have; None: as many as the tables, which are as wide as the widest layout.
+        """
+        of_device = bool(len(self.step)) and all(device_rows(of_rank).all() for of_rank in self._buckets)
+        times = ("device_begin", "device_begin", "device_end") if of_device else ("ready", "launched", "reduced")
+        ready, launched, reduced = (self.bucket(name, buckets) for name in times)
+        return (DeviceSteps if of_device else Steps)(
+            ranks=tuple(one.rank for one in self.views),
+            step=self.step,
+            before=self.before,
+            forward_begin=self.field("forward_begin"),
+            forward_end=self.field("forward_end"),
+            begin=self.field("backward_begin"),
+            finalize=self.field("finalize"),
+            end=self.field("backward_end"),
+            gradients=self.gradients,
+            ready=ready,
+            launched=launched,
+            reduced=reduced,
+        )
 
 
 def facts(
@@ -189,6 +179,8 @@ def facts(
     layout: Layout,
     steps: npt.NDArray[np.int64],
     *,
+    kind: ModelKind,
+    found: Sequence[ModelCollectives] = (),
     newer: int = 0,
     minimum_ms: float = 1.0,
     minimum_share: float = 0.25,
@@ -199,35 +191,28 @@ def facts(
         views: tables of the ranks of one model, with these steps.
         layout: the layout; without a description there are no names and no buckets.
         steps: some of its steps.
+        kind: of the model.
+        found: the collectives of its parameter groups in these steps, by rank: `ModelKind.collectives`.
         newer: how many complete steps there are after these, with another layout.
         minimum_ms: smaller delays of a rank count as noise.
         minimum_share: fraction of the steps in which a rank must be late at one place.
     """
     described = layout.description or {"parameters": (), "buckets": (), "group_ranks": ()}
     parameters, buckets = described["parameters"], described["buckets"]
-    shown = aligned(views, steps, len(buckets) if layout.description else None)
-    sharded = any(one.waits is not None for one in views)  # ranks meet in the forward, too: see grouped_steps
-    late = (
-        []
-        if sharded
-        else stragglers.find_stragglers(
-            shown.begin, shown.places(), shown.forward_ns(), minimum_ns=minimum_ms * 1e6, minimum_share=minimum_share
-        )
-    )
-    found = Facts(
-        steps=shown,
+    made = Facts(
+        kind=kind,
+        steps=SideBySide(views, steps).steps(len(buckets) if layout.description else None),
         names=[one["name"] for one in parameters],
         sizes=[one["bytes"] for one in parameters],
         keys=[(one.get("dtype", "?"), one.get("device", "?")) for one in parameters],
         sparse=any(one.get("sparse") for one in parameters),
         buckets=[one["parameters"] for one in buckets],
         options=described.get("options", {}),
-        late=late,
         missing_ranks=len(set(described["group_ranks"]) - {one.rank for one in views}),
         newer=newer,
         typical=typical_step(step_columns(views)),
     )
-    return found if sharded else ranks.with_varying(found, minimum_ms * 1e6)
+    return kind.with_late(made, found, buckets, minimum_ms=minimum_ms, minimum_share=minimum_share)
 
 
 def step_to_draw(found: Facts, held: _Numbers) -> tuple[int, str] | None:
@@ -255,58 +240,6 @@ def step_to_draw(found: Facts, held: _Numbers) -> tuple[int, str] | None:
     exposed = (steps.end - steps.finalize).mean(axis=0)
     unlike = sum(np.abs(times - np.median(times[chosen]))[rows] for times in (known, exposed))
     return int(steps.step[rows[len(rows) - 1 - int(np.argmin(unlike[::-1]))]]), words
-
-
-def late_places(found: Facts) -> list[LatePlace]:
-    """The straggler locations of a model, the most expensive first."""
-    if found.groups is not None:
-        return _late_in_groups(found, found.groups)
-    made = []
-    for one in found.late:
-        bucket, parameter = found.place_of(one)
-        cost = ranks.cost_ns(found, one) if found.buckets else one.delay_ns * one.share
-        made.append(
-            LatePlace(
-                rank=found.steps.ranks[one.rank],
-                bucket=bucket,
-                parameter=parameter,
-                delay_ms=one.delay_ns / 1e6,
-                share=one.share,
-                where={ARRIVAL: "arrival", EVERYWHERE: "everywhere", VARYING: "varying"}.get(one.place, "place"),
-                pattern=one.pattern,
-                cost_percent=float(np.clip(found.percent(cost), 0.0, 100.0)),
-            )
-        )
-    return sorted(made, key=lambda one: -one.cost_percent)
-
-
-def grouped_steps(
-    parts: Sequence[tuple[TableView, ModelCollectives]], layout: Sequence[Mapping[str, Any]], step_ns: float
-) -> GroupedSteps:
-    """What each parameter group communicated.
-
-    Args:
-        parts: for each rank a view of the same steps, and the collectives in it.
-        layout: the parameter groups as they are described.
-        step_ns: typical time of a step.
-    """
-    shape = (len(KINDS), len(parts), len(parts[0][0].step) if parts else 0, len(layout))
-    took, exposed = np.zeros(shape), np.zeros(shape)
-    for rank, (_, one) in enumerate(parts):
-        known = (one.group >= 0) & (one.group < len(layout))
-        at = (one.kind[known], one.row[known], one.group[known])
-        _add(took[:, rank], at, np.maximum(one.ended[known] - one.entered[known], 0).astype(np.float64))
-        _add(exposed[:, rank], at, np.where(one.told[known], one.wait_ns[known].astype(np.float64), np.nan))
-    lasted = [(one.end - one.begin)[(one.end > 0) & (one.begin > 0)] for _, one in parts]
-    on_device = float(np.median(np.concatenate(lasted))) if any(map(len, lasted)) else 0.0
-    late = late_groups([one for _, one in parts], layout, on_device or step_ns)
-    names, sizes = [str(one.get("name", "?")) for one in layout], [int(one.get("unsharded_bytes", 0)) for one in layout]
-    missed = missed_prefetches(parts[0][1], layout) if on_device else []
-    return GroupedSteps(names, sizes, took, exposed, late, missed, on_device)
-
-
-def _add(to: npt.NDArray[np.float64], at: Any, values: npt.NDArray[np.float64]) -> None:
-    np.add.at(to, at, values)
 
 
 def mesh_dimensions(found: Facts, groups: Sequence[GroupInfo], columns: Callable[[], Columns]) -> list[MeshDimension]:
@@ -406,15 +339,3 @@ def accumulation(found: Facts, described: Mapping[int, Mapping[str, Any]]) -> Ac
         fewest=min(int(one["fewest"]) for one in told),
         most=max(int(one["most"]) for one in told),
     )
-
-
-def _late_in_groups(found: Facts, groups: GroupedSteps) -> list[LatePlace]:
-    made = []
-    for one in groups.late:
-        cost = float(np.clip(found.percent(one.delay_ns * one.share), 0.0, 100.0))
-        delay, group = one.delay_ns / 1e6, one.group if one.group >= 0 else None
-        where = words_of_phase(one.phase, groups.names[one.group] if one.group >= 0 else "")
-        kind = "arrival" if one.phase == BEFORE else "place"
-        rank = found.steps.ranks[one.rank]
-        made.append(LatePlace(rank, group, None, delay, one.share, kind, cost_percent=cost, words=where))
-    return sorted(made, key=lambda one: -one.cost_percent)

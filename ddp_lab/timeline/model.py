@@ -16,6 +16,7 @@ from ..diagnosis.crashes import Failure
 from ..protocol import descriptions, events
 from .history import EventStore, StepHistory
 from .judged_steps import FEWEST_STEPS, Layout, layouts, newest
+from .model_kinds import ModelKind
 from .models import FLEETING, ReducerBook
 from .recorded.saved import Saved
 from .records import DriftRecord, Inspection, Kept, RankStatus, ReducerInfo
@@ -23,14 +24,14 @@ from .tables import span_columns
 from .tables.activity import ActivityTable
 from .tables.collectives import CollectiveTable, GroupInfo, collective_columns
 from .tables.gradients import drift_record
-from .tables.parameter_groups import collectives_of, parameter_group_columns, with_waits
+from .tables.parameter_groups import parameter_group_columns
 from .tables.span_columns import Columns, TableView
 from .tables.step_table import STEP_FIELDS, StepTable
 
 __all__ = ["TimelineModel"]
 
 _MAX_MARKS = 20_000
-_OPERATIONS_KEPT = 16  # steps whose collectives a rank's table surely holds
+_NO_OPERATIONS = CollectiveTable()
 _MOST_TRIED = 8  # models, to find one to analyse
 _MARK, _OF_GROUPS = int(events.Kind.MARK), int(events.OF_GROUPS)
 _ACTIVITY, _SAMPLE = int(events.Kind.ACTIVITY), int(events.Kind.SAMPLE)
@@ -161,8 +162,8 @@ class TimelineModel:
                     of_model[rank] = StepTable(self._max_steps)
                 of_model[rank].extend(of_reducer)
                 known.step = of_model[rank].last_step
-                most = _OPERATIONS_KEPT if self._book.has_parameter_groups(reducer) else self._max_steps // 4
-                if known.step - self._histories.setdefault(reducer, StepHistory()).last > most:
+                behind = known.step - self._histories.setdefault(reducer, StepHistory()).last
+                if behind > self._book.kind(reducer).steps_behind(self._max_steps):
                     self.history(reducer)  # before the tables forget these steps, or their collectives
                 at = newest if of_reducer is taken else int(of_reducer["host_ns"].max())
                 self._latest[reducer] = max(self._latest.get(reducer, 0), at)
@@ -478,23 +479,25 @@ class TimelineModel:
             for rank, table in self._tables_of(model).items():
                 self._activity[rank].digest(self._book.places)
                 view = span_columns.view_of(rank, model, table, steps, self._activity[rank])
-                found = self._collectives_of(view)
-                made.append(view if found is None else with_waits(view, found, self._operations[rank]))
+                kind, operations = self._book.kind(model), self._operations.get(rank, _NO_OPERATIONS)
+                made.append(kind.measured(view, self._collectives_of(view), operations))
             return made
 
-    def _collectives_of(self, view: TableView) -> ModelCollectives | None:
-        """What a model with parameter groups communicated in these steps; None for other models."""
-        if not self._book.has_parameter_groups(view.reducer):
-            return None
-        table = self._operations.setdefault(view.rank, CollectiveTable())
-        groups, layout = self._book.groups, self._book.assignment(view.reducer)["buckets"]
-        return collectives_of(view, table, groups.calls, groups.groups, layout)
+    def kind(self, model: int) -> ModelKind:
+        """What is particular to models of its kind."""
+        with self._lock:
+            return self._book.kind(model)
+
+    def _collectives_of(self, view: TableView) -> list[ModelCollectives]:
+        """What the parameter groups of a model communicated in these steps: one record, or none for other models."""
+        operations, groups = self._operations.get(view.rank, _NO_OPERATIONS), self._book.groups
+        layout = self._book.layout(view.reducer)
+        return self._book.kind(view.reducer).collectives(view, operations, groups.calls, groups.groups, layout)
 
     def collectives_in(self, views: Sequence[TableView]) -> list[tuple[TableView, ModelCollectives]]:
         """What models with parameter groups communicated in the steps of views; without other models."""
         with self._reading():
-            found = [(view, self._collectives_of(view)) for view in views]
-        return [(view, collectives) for view, collectives in found if collectives is not None]
+            return [(view, found) for view in views for found in self._collectives_of(view)]
 
     def parts_of(self, model: int, steps: npt.NDArray[np.int64]) -> StepParts:
         """The named parts of these steps, by rank, as far as they are held: [Note: parts] in `step_parts.py`."""
@@ -614,8 +617,7 @@ class TimelineModel:
             model: which model; None for the most recently active one of these.
         """
         known = [one.reducer for one in self.reducers() if one.last_step >= 0 and model in (None, one.reducer)]
-        with self._reading():
-            return next((one for one in reversed(known) if self._book.has_parameter_groups(one)), None)
+        return next((one for one in reversed(known) if "parameter_groups" in self.kind(one).views), None)
 
     def model(self, model: int | None = None) -> ReducerInfo | None:
         """The record of a model, for None of the most recently active one; None if there is none."""

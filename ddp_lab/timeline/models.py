@@ -21,19 +21,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ..analysis.step_parts import Place
+from .model_kinds import ModelKind, kind_of
 from .records import Inspection
 from .tables.collectives import GroupInfo
 from .tables.gradients import GradientBook
 
-__all__ = ["FLEETING", "KINDS_WITH_GROUPS", "ReducerBook"]
+__all__ = ["FLEETING", "NOTICED", "ReducerBook"]
 
 _PLACE_FIELDS = (("part", "code"), ("name", "?"), ("text", ""), ("workers", -1), ("pin_memory", False))
 # Types of descriptions that come with each step: only the newest are kept.
 FLEETING = ("gradients", "drift", "value", "buffers")
 NOTICED = ("unchanged_buffers", "accumulation")
 """Types of descriptions of what a rank has noticed of a model: of each only the newest counts."""
-KINDS_WITH_GROUPS = ("fully_shard", "replicate")
-"""Of models whose description is of parameter groups instead of buckets."""
 _Own = tuple[int, int, int]  # rank, its life, its number
 _MOST_VALUES = 20_000  # of a name, of all ranks
 
@@ -178,9 +177,13 @@ class ReducerBook:
         of_reducer = self._assignments[reducer]
         return of_reducer[max(of_reducer) if generation is None else generation]
 
-    def has_parameter_groups(self, reducer: int) -> bool:
-        """Whether `fully_shard` or `replicate` handles its parameters."""
-        return any(one.get("kind") in KINDS_WITH_GROUPS for one in self._assignments.get(reducer, {}).values())
+    def kind(self, model: int) -> ModelKind:
+        """The kind of a model, as its newest layout says it."""
+        return kind_of(self.assignment(model) if model in self._assignments else None)
+
+    def layout(self, model: int) -> list[dict[str, Any]]:
+        """The buckets, or parameter groups, of the newest layout as they are described; empty if none is."""
+        return self.assignment(model)["buckets"] if model in self._assignments else []
 
     def generations(self, reducer: int) -> tuple[int, ...]:
         """The described generations of a reducer, ascending."""

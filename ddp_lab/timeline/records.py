@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["DriftRecord", "Inspection", "Kept", "LatePlace", "RankStatus", "ReducerInfo"]
+__all__ = ["DriftRecord", "Inspection", "Kept", "RankStatus", "ReducerInfo"]
 
 
 @dataclass(frozen=True)
@@ -115,37 +115,6 @@ class Kept:
             f"Old steps were down-sampled: {self.thinned:,} of steps {self.first:,}–{self.whole_from - 1:,} are kept, "
             f"and all since {self.whole_from:,}."
         )
-
-
-@dataclass(frozen=True)
-class LatePlace:
-    """One straggler location: where a rank's own computation falls behind the other ranks'.
-
-    Attributes:
-        rank: the rank.
-        bucket: the bucket whose gradients are late; None: see `where`.
-        parameter: qualified name of the parameter at whose gradient it falls behind, None if unknown.
-        delay_ms: by how much, median over the steps in which it does.
-        share: fraction of the steps in which it does, 0 to 1.
-        where: ``"place"``: at that bucket and parameter; ``"arrival"``: it starts its backward late (input data,
-            forward, code between the steps); ``"everywhere"``: its whole backward is slower; ``"varying"``: the
-            others wait for it in most steps, and where it falls behind varies too much to name a place.
-        pattern: ``"persistent"``: in most steps; ``"data-dependent"``: in the steps in which its forward takes
-            longer, too; ``"random"``: in some steps.
-        cost_percent: what the steps would save without it, in percent of the step.
-        words: where, for a reader, in a model with `fully_shard` or `replicate` (`bucket` is its parameter group); else
-            "".
-    """
-
-    rank: int
-    bucket: int | None
-    parameter: str | None
-    delay_ms: float
-    share: float
-    where: str = "place"
-    pattern: str = "persistent"
-    cost_percent: float = 0.0
-    words: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..analysis.findings import Facts as Judged
 from ..analysis.findings import Finding
-from ..analysis.findings.ranks import last_most_often, varying_rank
+from ..analysis.findings.ranks import varying_rank
 from ..analysis.step_metrics import TypicalStep, typical
 from ..analysis.step_parts import PARTS, StepParts
-from ..formatting import counted, enumeration, ms, names, size, step_range
+from ..analysis.stragglers import LatePlace
+from ..formatting import counted, enumeration, ms, names, step_range
 from .clocks import HostClock
-from .models import KINDS_WITH_GROUPS
-from .records import Kept, LatePlace, ReducerInfo
+from .records import Kept, ReducerInfo
 
-__all__ = ["CHANGE", "NOTHING", "UNTOLD", "Facts", "incomplete", "losses", "summary"]
+__all__ = ["CHANGE", "NOTHING", "UNTOLD", "Facts", "Sentences", "incomplete", "losses", "median_of"]
+__all__ += ["parameters_of", "summary"]
 
 CHANGE = "Main finding"
 """The first words of the sentence about the first finding."""
@@ -34,16 +35,26 @@ _MOST_PARTS = 5
 _NAMED = 0.99
 _OTHER_MEAN = 0.1  # of the median step: by more than that the mean one differs
 _IN_THE_FIRST_SENTENCE = ("forward", "alone", "hidden", "exposed")
-_TOGETHER_MS = 0.1
 _WORTH_TELLING = 2.0  # percent of the step
 _LEAST_COST = 0.5  # percent of the step: as for findings
 _LEAST_OF_STEP = 0.005
+
+
+class Sentences(Protocol):
+    """What a kind of model says of itself; it is a `ModelKind`."""
+
+    def communication(self, facts: Facts) -> str:
+        """How much there is, and how much is overlapped."""
+
+    def waiting(self, facts: Facts) -> list[str]:
+        """What is exposed most, and why."""
 
 
 @dataclass(frozen=True)
 class Facts:
     """The input of the sentences: names, and columns of `Timeline`'s tables for the analysed steps."""
 
+    kind: Sentences
     info: ReducerInfo
     steps: Mapping[str, npt.NDArray[Any]]
     spans: Mapping[str, npt.NDArray[Any]]
@@ -71,10 +82,9 @@ def incomplete(info: ReducerInfo, dropped: int) -> str:
 
 def summary(facts: Facts) -> str:
     """Returns the sentences, one per line."""
-    sync = facts.sync
-    lines = [_cost(facts), _parts(facts), _communication(facts)]
-    if len(facts.info.ranks) > 1 and len(sync["step"]):
-        lines += [] if _has_groups(facts) else [_longest(facts, sync), _last(facts)]
+    lines = [_cost(facts), _parts(facts), facts.kind.communication(facts)]
+    if len(facts.info.ranks) > 1 and len(facts.sync["step"]):
+        lines += facts.kind.waiting(facts)
         lines += [_late(facts, one) for one in facts.late[:2] if one.cost_percent >= _LEAST_COST]
     lines += [_largest(facts.findings), losses(facts.dropped), str(facts.kept or "")]
     lines += [f"{clock}." for clock in facts.clocks]
@@ -117,63 +127,6 @@ def _parts(facts: Facts) -> str:
     return f"Besides forward, backward and communication ({of}): {enumeration(told)}{left}.{longest}"
 
 
-def _communication(facts: Facts) -> str:
-    steps, one = facts.steps, facts.typical
-    buckets = int(np.median(steps["buckets"]))
-    of_bytes = size(float(np.median(steps["bytes"])))
-    if _has_groups(facts):
-        return _of_groups(facts)
-    told = f"{counted(buckets, 'bucket')} ({of_bytes}) per step"
-    if len(facts.info.ranks) == 1:
-        return f"{told}; a single rank has no communication."
-    if one is None or one.overlapped_share != one.overlapped_share:
-        return f"{told}; no collective has finished yet."
-    share = f"{100 * one.overlapped_share:.0f} % of the communication overlapped with the backward computation"
-    if buckets == 1 and one.overlapped_share < 0.05:
-        share += " (a single bucket cannot overlap: lower bucket_cap_mb)"
-    return f"{told}, {ms(one.in_flight_ms)} in flight; {share}."
-
-
-def _has_groups(facts: Facts) -> bool:
-    return (facts.assignment or {}).get("kind") in KINDS_WITH_GROUPS
-
-
-def _of_groups(facts: Facts) -> str:
-    one = facts.typical
-    told = f"{counted(len((facts.assignment or {})['buckets']), 'parameter group')}"
-    if one is None:
-        return f"{told}; how much of the communication is exposed is not known here: {UNTOLD}."
-    overlapped = f"{ms(one.overlapped_ms)} are overlapped" if one.overlapped_ms > 0 else "nothing is overlapped"
-    return f"{told}; ranks wait {ms(one.ms('exposed'))} for their collectives in each step, and {overlapped}."
-
-
-def _longest(facts: Facts, sync: Mapping[str, npt.NDArray[Any]]) -> str:
-    """The bucket with the most exposed communication, and whether its collective or a late rank causes it."""
-    buckets = np.unique(sync["bucket"])
-    spans = {int(b): facts.spans["bucket"] == b for b in buckets}
-    of_step = typical if facts.typical is None else facts.typical.of
-    exposed = {b: of_step(facts.spans["step"][of], facts.spans["exposed_ms"][of]) for b, of in spans.items()}
-    late = {int(b): _median(sync["late_ms"][sync["bucket"] == b]) or 0.0 for b in buckets}
-    bucket = max(exposed, key=lambda b: (exposed[b], late[b]))
-    of_it = sync["bucket"] == bucket
-    speed = _median(sync["bandwidth_gb_s"][of_it])
-    told = (
-        f"Bucket {bucket}{_names(facts, bucket)} has the most exposed communication, {ms(exposed[bucket])}; "
-        f"its all-reduce takes {ms(_median(sync['all_reduce_ms'][of_it]))} once all ranks have launched it"
-    )
-    return told + (f" ({speed:.2g} GB/s)." if speed is not None else ".")
-
-
-def _last(facts: Facts) -> str:
-    """The rank that was last most often; nothing if a straggler is named."""
-    if facts.late or facts.judged is None:
-        return ""
-    last = facts.judged.last
-    if last.most is None or last.delay_ns[last.most] < 1e6 * _TOGETHER_MS:
-        return f"The ranks launch their collectives within {ms(_median(facts.sync['late_ms']))} of each other (median)."
-    return last_most_often(facts.judged)
-
-
 def _late(facts: Facts, one: LatePlace) -> str:
     if one.where == "varying":
         return varying_rank(one.rank, one.share, one.delay_ms) + f" It costs {one.cost_percent:.0f} % of a step."
@@ -187,7 +140,7 @@ def _late(facts: Facts, one: LatePlace) -> str:
         where = f" (bucket {one.bucket})" if one.bucket is not None else ""
         return f"Rank {one.rank} falls behind when it computes the gradient of {one.parameter}{where}, {when}."
     if one.bucket is not None:
-        return f"Rank {one.rank} falls behind in bucket {one.bucket}{_names(facts, one.bucket)}, {when}."
+        return f"Rank {one.rank} falls behind in bucket {one.bucket}{parameters_of(facts, one.bucket)}, {when}."
     return f"Rank {one.rank} starts its backward late, {when}. Check its input data and its forward."
 
 
@@ -205,7 +158,8 @@ def losses(dropped: int) -> str:
     return f"{dropped:,} events were dropped: spans may be missing, and the numbers leave these events out."
 
 
-def _names(facts: Facts, bucket: int) -> str:
+def parameters_of(facts: Facts, bucket: int) -> str:
+    """Some parameters of a bucket, in brackets; "" if they are not known."""
     assignment = facts.assignment
     if assignment is None or bucket >= len(assignment["buckets"]):
         return ""
@@ -213,6 +167,7 @@ def _names(facts: Facts, bucket: int) -> str:
     return f" ({names(held, _MOST_NAMES)})"
 
 
-def _median(values: npt.NDArray[Any]) -> float | None:
+def median_of(values: npt.NDArray[Any]) -> float | None:
+    """The median of what is known, None if nothing is."""
     known = values[np.isfinite(values)]
     return float(np.median(known)) if len(known) else None

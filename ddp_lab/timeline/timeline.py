@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..analysis import findings
 from ..analysis.findings import Facts, Finding
 from ..analysis.step_parts import StepParts
+from ..analysis.stragglers import LatePlace
 from ..files import replacing, write_text
 from ..protocol.journal import SUFFIX
 from ..simulation.memory import RecordedMemory
@@ -31,7 +32,7 @@ from .model import TimelineModel
 from .models import NOTICED
 from .recorded import chrome_trace, merge, saved
 from .recorded.player import Player
-from .records import Inspection, Kept, LatePlace, RankStatus, ReducerInfo
+from .records import Inspection, Kept, RankStatus, ReducerInfo
 from .tables import memory, span_columns
 from .tables.collectives import GroupInfo
 from .tables.gradients import ALL_BUCKETS, drift_columns, gradient_columns, gradient_norm_columns, noise_scale
@@ -304,7 +305,7 @@ class Timeline(TimelineModel):
             The straggler locations, the most expensive first.
         """
         known = self.judgement(model, last_steps, minimum_ms=minimum_ms, minimum_share=minimum_share)
-        return judged_steps.late_places(known) if known is not None else []
+        return known.kind.late_places(known) if known is not None else []
 
     def findings(self, model: int | None = None, last_steps: int = judged_steps.ANALYSED_STEPS) -> list[Finding]:
         """Finds what to change: each finding has its evidence, a suggested fix and an estimated saving.
@@ -349,20 +350,19 @@ class Timeline(TimelineModel):
         newer = sum(int((one.step > steps[-1]).sum()) for one in known)
         group = set((layout.description or {}).get("group_ranks", ()))  # a file may have ranks of another group
         views = [one for one in self.views_of(chosen.reducer, steps) if not group or one.rank in group]
-        found = judged_steps.facts(views, layout, steps, newer=newer, **options)
+        collectives = [one for _, one in self.collectives_in(views)]
+        found = judged_steps.facts(
+            views, layout, steps, kind=self.kind(chosen.reducer), found=collectives, newer=newer, **options
+        )
         found = replace(found, parts=self.parts(chosen.reducer), processes=self.processes())
         found = replace(found, failed=self.failure is not None and bool(self.failure.ends))
         found = replace(found, dimensions=judged_steps.mesh_dimensions(found, self.groups(), self.collective_columns))
         buffers, accumulated = (self.noticed(kind, chosen.reducer) for kind in NOTICED)
-        found = replace(
+        return replace(
             found,
             unchanged=judged_steps.unchanged_buffers(found, buffers, self.collective_columns),
             accumulation=judged_steps.accumulation(found, accumulated),
         )
-        parts = self.collectives_in(views)
-        if layout.description is None or len(parts) < len(views):
-            return found
-        return replace(found, groups=judged_steps.grouped_steps(parts, layout.description["buckets"], found.step_ns))
 
     def parts(self, model: int | None = None, last_steps: int = _PARTED_STEPS) -> StepParts:
         """Where the time of a step goes: its named parts by rank, and the program's lines behind the rest.
@@ -552,11 +552,12 @@ class Timeline(TimelineModel):
         views = self.views_of(chosen.reducer, found.steps.step)
         spans = span_columns.span_columns(views, {})
         facts = words.Facts(
+            kind=self.kind(chosen.reducer),
             info=chosen,
             steps=span_columns.step_columns(views),
             spans=spans,
             sync=span_columns.sync_columns(spans, {chosen.reducer: len(chosen.ranks)}),
-            late=judged_steps.late_places(found) if findings.has_speed(found) else [],
+            late=found.kind.late_places(found) if findings.has_speed(found) else [],
             assignment=layout.description,
             dropped=self._dropped(),
             findings=findings.findings(found),

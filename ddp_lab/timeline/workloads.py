@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..analysis.step_metrics import mean, median
-from ..analysis.steps import SLOWEST_COPY
+from ..analysis.steps import SLOWEST_COPY, Steps
 from ..simulation.link_model import LANES, Point
 from ..simulation.workload import StepTimes, Workload, carried, shares
 from .judged_steps import ANALYSED_STEPS, WARM_UP, SideBySide, newest
+from .model_kinds import kind_of
 from .tables.span_columns import step_columns
 
 if TYPE_CHECKING:
@@ -58,17 +58,12 @@ def workload(
 ) -> Workload:
     """See `Timeline.workload`."""
     description, steps = _chosen_steps(timeline, reducer, generation, last_steps)
-    if kind := description.get("kind"):
-        raise ValueError(f"a model with {kind} has no buckets: how long its step would take can't be predicted")
+    kind_of(description).check_predictable()
     parameters = description["parameters"]
-    begin = steps.field("backward_begin")
     members = [bucket["parameters"] for bucket in description["buckets"]]
     size = np.array([one["bytes"] for one in parameters], np.int64)
-    if steps.on_device:
-        ready, computed = _device_times(steps, members, size)
-    else:
-        ready = _ready(_gradients_of(steps, len(parameters)) - begin[:, :, None], members)
-        computed = np.median(steps.field("finalize") - begin, axis=1)
+    times = steps.steps(len(members))
+    ready, computed = times.readiness(members, size.tolist())
     caps = description.get("options", {}).get("bucket_cap_mb_list", [])
     in_buffers, on_link = shares(description)
     return Workload(
@@ -77,9 +72,9 @@ def workload(
         keys=tuple((one["dtype"], one["device"].partition(":")[0]) for one in parameters),
         ready_ns=np.minimum(ready, computed[:, None]),
         computed_ns=computed,
-        forward_ns=np.median(begin - steps.field("forward_begin"), axis=1),
-        other_ns=np.median(steps.field("forward_begin") - steps.before, axis=1),
-        busy_ns=_busy(steps, begin, len(members)),
+        forward_ns=np.median(times.begin - times.forward_begin, axis=1),
+        other_ns=np.median(times.forward_begin - times.before, axis=1),
+        busy_ns=_busy(times),
         write_back_ns=(0.0, _write_back(steps, np.array(_bucket_sizes(description)))),
         order=tuple(index for bucket in members for index in bucket) if description["rebuilt"] else (),
         caps=tuple(int(cap * _MEBIBYTE) for cap in caps),
@@ -154,54 +149,10 @@ def _bucket_sizes(description: Any) -> list[int]:
     return [sum(parameters[index]["bytes"] for index in one["parameters"]) for one in description["buckets"]]
 
 
-def _gradients_of(steps: SideBySide, parameters: int) -> npt.NDArray[np.int64]:
-    """When each gradient was accumulated: shape ``[ranks, steps, parameters]``, 0 for one that never came.
-
-    The steps hold as many as the last parameter that ever got one.
-    """
-    made = np.zeros((*steps.gradients.shape[:2], parameters), np.int64)
-    known = steps.gradients[:, :, :parameters]
-    made[:, :, : known.shape[2]] = known
-    return made
-
-
-def _ready(since_begin: npt.NDArray[np.int64], members: Sequence[Sequence[int]]) -> _Floats:
-    """Median over the steps; a gradient that never came (unused) is ready when the last of its bucket is."""
-    missing = np.asarray((since_begin < 0).all(axis=1))
-    known: _Floats = np.where(since_begin >= 0, since_begin, np.nan)
-    known[np.broadcast_to(missing[:, None, :], known.shape)] = 0.0
-    ready: _Floats = np.nanmedian(known, axis=1)
-    for bucket in members:
-        latest = ready[:, list(bucket)].max(axis=1)
-        for index in bucket:
-            ready[:, index] = np.where(missing[:, index], latest, ready[:, index])
-    return ready
-
-
-def _device_times(
-    steps: SideBySide, members: Sequence[Sequence[int]], size: npt.NDArray[np.int64]
-) -> tuple[_Floats, _Floats]:
-    """Readiness where devices compute: known when a bucket is launched; within it by bytes.
-
-    The device's begin of backward is not recorded: the host's stands for it.
-    """
-    launched = np.median(steps.bucket("device_begin") - steps.field("backward_begin")[:, :, None], axis=1)
-    ready = np.zeros((len(launched), len(size)))
-    before = np.zeros(len(launched))
-    for bucket, parameters in enumerate(members):
-        share = np.cumsum(size[list(parameters)]) / max(int(size[list(parameters)].sum()), 1)
-        at = np.maximum(launched[:, bucket], before)
-        ready[:, list(parameters)] = before[:, None] + (at - before)[:, None] * share
-        before = at
-    return ready, before
-
-
-def _busy(steps: SideBySide, begin: npt.NDArray[np.int64], buckets: int) -> _Floats:
+def _busy(steps: Steps) -> _Floats:
     """Median begin and end of each bucket's collective; it begins when the last rank has launched it."""
-    first, last = ("device_begin", "device_end") if steps.on_device else ("launched", "reduced")
-    ended = steps.bucket(last, buckets)
-    times = np.stack([np.broadcast_to(steps.bucket(first, buckets).max(axis=0), ended.shape), ended])
-    return np.moveaxis(np.median(times - begin[None, :, :, None], axis=2), 0, -1)
+    times = np.stack([np.broadcast_to(steps.launched.max(axis=0), steps.reduced.shape), steps.reduced])
+    return np.moveaxis(np.median(times - steps.begin[None, :, :, None], axis=2), 0, -1)
 
 
 def _write_back(steps: SideBySide, size: npt.NDArray[np.int64]) -> float:
@@ -226,14 +177,7 @@ def all_reduces(timeline: TimelineModel, reducer: int | None = None) -> list[Poi
     """
     description, steps = _chosen_steps(timeline, reducer)
     size = carried(description) or [float(one["bytes"]) for one in description["buckets"]]
-    first, last = ("device_begin", "device_end") if steps.on_device else ("launched", "reduced")
-    begun, ended = steps.bucket(first, len(size)), steps.bucket(last, len(size))
-    if not steps.on_device:
-        begun, ended = (times.max(axis=0, keepdims=True) for times in (begun, ended))
-    before = np.maximum.accumulate(np.insert(ended, 0, 0, axis=2)[:, :, :-1], axis=2)
-    if steps.on_device and description.get("backend") not in LANES:
-        begun = np.maximum(begun, before)
-    duration = (ended - begun).min(axis=0)
-    alone = ((begun >= before) & (begun > 0)).all(axis=0)
+    duration, alone = steps.steps(len(size)).collectives(one_at_a_time=description.get("backend") not in LANES)
+    alone &= duration > 0
     ranks = len(description["group_ranks"])
-    return [(size[b], float(duration[row, b]), ranks) for row, b in np.argwhere(alone & (duration > 0)).tolist()]
+    return [(size[b], float(duration[row, b]), ranks) for row, b in np.argwhere(alone).tolist()]

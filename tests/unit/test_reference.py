@@ -25,6 +25,7 @@ INTERNAL = {
         "extend",
         "history",
         "judged",
+        "kind",
     }
     | {"judgement", "layouts", "model_with_groups", "noticed", "parameter_group_columns", "parts_of", "processes"}
     | {"set_status", "settled", "step_columns", "sync_columns", "taken_once", "views", "views_of"},

@@ -113,7 +113,7 @@ def first_bucket(facts: Facts) -> Iterator[Finding]:
 def order(facts: Facts) -> Iterator[Finding]:
     """Buckets in the order in which gradients become ready, if that order has changed and the new one saves time."""
     usual = facts.by_readiness
-    if usual == [index for bucket in facts.buckets for index in bucket] or facts.steps.on_device:
+    if usual == [index for bucket in facts.buckets for index in bucket]:
         return
     gained = _percent(facts, _grouped(facts, usual, _caps(facts)))
     if gained < _MINIMUM_PERCENT:
@@ -142,8 +142,6 @@ def _reach(members: Sequence[int], place: dict[int, int]) -> int:
 
 def last_parameter(facts: Facts) -> Iterator[Finding]:
     """A parameter that is always the last of its bucket and delays it."""
-    if facts.steps.on_device:
-        return
     moments = facts.replay.gradients.max(axis=0)
     computed = float(np.median(facts.replay.computed().max(axis=0)))
     found = []

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ...formatting import step_range
-from ..parameter_groups import GroupedSteps
+from ..parameter_groups import NO_GROUPS, GroupedSteps
 from ..step_metrics import TypicalStep
 from ..step_parts import StepParts
 from ..steps import Replay, Steps
-from ..stragglers import LastRanks, Late, last_ranks
+from ..stragglers import LastRanks, Late, LatePlace, last_ranks
 
-__all__ = ["Accumulation", "Facts", "Finding", "MeshDimension", "UnchangedBuffers"]
+__all__ = ["Accumulation", "Facts", "Finding", "Kind", "MeshDimension", "UnchangedBuffers"]
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,28 @@ class Accumulation:
     most: int
 
 
+class Kind(Protocol):
+    """What a kind of model has to say of the facts about one; it is a `ModelKind` of `ddp_lab.timeline.model_kinds`."""
+
+    def late_places(self, facts: Facts) -> list[LatePlace]:
+        """The straggler locations, the most expensive first."""
+
+    def findings(self, facts: Facts) -> list[Finding]:
+        """What to change, in any order."""
+
+    def findings_of_few(self, facts: Facts) -> list[Finding]:
+        """The same for steps that are too few to say something of their speed."""
+
+    def analysed(self, facts: Facts) -> str:
+        """What `findings` are about, besides the program around the model."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """What findings are based on: one model with one bucket layout.
 
     Attributes:
+        kind: of the model.
         steps: the times of its steps, without the warm-up.
         names: qualified name of each parameter.
         sizes: bytes of each parameter's gradient.
@@ -136,7 +153,7 @@ class Facts:
         missing_ranks: how many ranks of the group sent no events; if any, the ranks cannot be compared.
         newer: how many complete steps are newer than `steps`, have another bucket layout and are too few to analyse.
         parts: where the time of a step goes; None if that is not known.
-        groups: of a model with `fully_shard` or `replicate`; None for others.
+        groups: what the parameter groups of a model with `fully_shard` or `replicate` communicated.
         processes: rank -> facts about its process: ``host``, ``cores``, ``threads``, and for GPUs ``contexts``.
         dimensions: of the `DeviceMesh`, whose groups communicate in these steps; empty if they all lie in one host.
         sparse: whether some gradients are sparse, which hooks that compress do not take.
@@ -146,6 +163,7 @@ class Facts:
         typical: one of the steps as they usually are: the numbers of overview, summary and report.
     """
 
+    kind: Kind
     steps: Steps
     names: Sequence[str]
     sizes: Sequence[int]
@@ -156,7 +174,7 @@ class Facts:
     missing_ranks: int = 0
     newer: int = 0
     parts: StepParts | None = None
-    groups: GroupedSteps | None = None
+    groups: GroupedSteps = NO_GROUPS
     processes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     dimensions: Sequence[MeshDimension] = ()
     sparse: bool = False
@@ -184,8 +202,7 @@ class Facts:
     @cached_property
     def step_ns(self) -> float:
         """Typical time of a step."""
-        on_device = self.groups.device_step_ns if self.groups is not None else 0.0  # the host may be ahead of it
-        return on_device or self.steps.typical_ns()
+        return self.groups.device_step_ns or self.steps.typical_ns()  # the host may be ahead of a device
 
     @cached_property
     def used(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -223,7 +240,5 @@ class Facts:
         """The bucket and the parameter at which a rank falls behind; None for what is unknown, or without a place."""
         if late.place < 0:
             return None, None
-        if self.steps.on_device:
-            return late.place, None
-        bucket = next((number for number, members in enumerate(self.buckets) if late.place in members), None)
-        return bucket, self.names[late.place] if self.names else None
+        bucket, parameter = self.steps.place(late.place, self.buckets)
+        return bucket, self.names[parameter] if self.names and parameter is not None else None

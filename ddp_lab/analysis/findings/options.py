@@ -42,7 +42,7 @@ _MESH_PERCENT = 3.0  # of the step that another order of the mesh saves, at leas
 def unused_parameters(facts: Facts) -> Iterator[Finding]:
     """Parameters that never get a gradient but are communicated."""
     never = np.flatnonzero(~facts.used.any(axis=(0, 1)))
-    if not len(never) or facts.steps.on_device:
+    if not len(never):
         return
     replay, idle = facts.replay, set(never.tolist())
     share = []
@@ -67,7 +67,7 @@ def search_of_unused(facts: Facts) -> Iterator[Finding]:
     """find_unused_parameters that finds nothing, or always the same parameters."""
     if not facts.options.get("find_unused_parameters") or facts.options.get("static_graph"):
         return
-    if facts.steps.on_device and facts.steps.gradients.shape[2] == 0:
+    if facts.steps.gradients.shape[2] == 0:  # none was recorded
         return
     used = facts.used
     search = _SEARCH_NS * len(facts.sizes)
@@ -189,7 +189,7 @@ def _handling(facts: Facts) -> tuple[float, float]:
         if len(took):
             sizes.append(float(np.median(np.asarray([facts.sizes[i] for i in known])[moments.argmax(axis=2)])))
             times.append(float(np.median(took)))
-    if len(sizes) < 2 or facts.steps.on_device:
+    if len(sizes) < 2:
         return 0.0, 0.0
     line = fit_line(sizes, times)
     return (0.0, 0.0) if line.assumed else (line.start_ns, line.ns_per_byte)
@@ -198,7 +198,7 @@ def _handling(facts: Facts) -> tuple[float, float]:
 def copies(facts: Facts) -> Iterator[Finding]:
     """Gradients that are copied into buckets and back."""
     in_place = facts.options.get("gradient_as_bucket_view", True) or facts.options.get("averages_in_place")
-    if in_place or facts.steps.on_device:
+    if in_place:
         return
     _, a_byte = _handling(facts)
     total = sum(facts.sizes)

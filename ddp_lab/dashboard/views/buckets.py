@@ -189,7 +189,7 @@ def readiness(views: Sequence[TableView], parameters: int = 0) -> dict[str, Any]
         ``generation``: of the layout, -1 if no step is complete, or with `fully_shard` or `replicate`; ``ready``: ms
         since the rank's backward began, None without a gradient; ``used``: 0 to 1.
     """
-    views = [one for one in views if one.waits is None]  # else parameter groups are gathered, and no gradient is told
+    views = [one for one in views if one.communication.tells_gradients]  # not of parameter groups
     ended = [one.steps[:, _END] > 0 for one in views]
     known = [int(one.generation[done].max()) for one, done in zip(views, ended, strict=True) if done.any()]
     newest = max(known, default=-1)

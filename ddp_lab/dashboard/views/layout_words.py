@@ -11,22 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ...timeline.model_kinds import KINDS
 from ..paint.palette import TITLES
 
 __all__ = ["BUCKETS", "LAYOUT_WORDS", "LayoutWords", "layout_words"]
 
-_BUCKETS = {"unit": "bucket", "column": "bucket", "order": "in launch order", "exposed": TITLES["exposed"]}
-_GROUPS = {
-    "unit": "parameter group",
-    "column": "module",
-    "order": "in the order of their modules",
-    "exposed": "the rank waits for it: it adds to the step time",
-}
 LAYOUT_WORDS: Final[dict[str, dict[str, Any]]] = {
-    "": {**_BUCKETS, "reductions": ("all-reduce",)},
-    # The second is for a mesh of several dimensions (HSDP): a reduce-scatter, then an all-reduce.
-    "fully_shard": {**_GROUPS, "reductions": ("reduce-scatter", "reduction")},
-    "replicate": {**_GROUPS, "reductions": ("all-reduce",)},
+    name: {"exposed": TITLES["exposed"], **kind.words} for name, kind in KINDS.items()
 }
 """Kind of a model -> its words; `reductions` by the number of dimensions of its mesh, the last one for more."""
 

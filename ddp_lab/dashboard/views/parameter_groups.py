@@ -12,7 +12,7 @@ from ...analysis.findings import Facts
 from ...analysis.parameter_groups import BEFORE, FORWARD, KINDS, ModelCollectives, done_between
 from ...analysis.step_metrics import median
 from ...formatting import counted, ms, size, step_range
-from ...timeline.judged_steps import ANALYSED_STEPS, late_places
+from ...timeline.judged_steps import ANALYSED_STEPS
 from ...timeline.summary import UNTOLD
 from ...timeline.tables.span_columns import Columns, TableView
 from ...timeline.tables.step_table import STEP_FIELDS
@@ -98,7 +98,7 @@ def parameter_groups_scene(
     if not spans:
         return Scene(_TITLE, empty="the collectives of its steps are no longer kept; train a few more steps")
     facts = timeline.judgement(chosen)
-    late = {} if facts is None else {(one.rank, one.bucket): one for one in late_places(facts)}
+    late = {} if facts is None else {(one.rank, one.bucket): one for one in facts.kind.late_places(facts)}
     told = [f"late {one.words}, by {ms(one.delay_ms)}" for one in late.values() if one.words]
     return Scene(
         f"{_TITLE}: step {step}",
@@ -164,10 +164,7 @@ def _as_spans(name: str, found: Sequence[tuple[int, float, float, str]]) -> Span
 
 def _begin(view: TableView, one: ModelCollectives, row: int) -> int:
     """When a step begins in the picture: with its forward; on a device, with what it meets first."""
-    if one.on_device:
-        return int(one.met[one.row == row].min(initial=np.iinfo(np.int64).max))
-    begin, backward = view.steps[row, [_FORWARD_BEGIN, _BEGIN]].tolist()
-    return int(begin or backward)
+    return one.first_ns(row, *view.steps[row, [_FORWARD_BEGIN, _BEGIN]].tolist())
 
 
 def _spans_of(

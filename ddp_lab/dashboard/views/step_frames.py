@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...analysis import step_metrics
-from ...analysis.step_metrics import Breakdown, GradientSync, Overlap
+from ...analysis.step_metrics import BESIDE, Breakdown, Communication, GradientSync, Overlap, together
 from ...analysis.step_parts import SPANS
-from ...timeline.tables.span_columns import TableView, Waits, net, step_time, together
+from ...timeline.tables.span_columns import TableView
 from ...timeline.tables.step_table import BUCKET_FIELDS, STEP_FIELDS
 from ...timeline.timeline import Timeline
 
@@ -51,7 +51,7 @@ class StepFrame:
         times_ns: int64 ``[ranks, buckets, 4]``: first gradient ready, ready, launched, reduced.
         device_ns: int64 ``[ranks, buckets, 2]``: begin and end of the collective on the device.
         abandoned: whether a rank abandoned this backward.
-        waits: of a model whose parameters are sharded, a row per rank.
+        communication: how it shares the step with the computation, a row per rank.
     """
 
     reducer: int
@@ -65,7 +65,7 @@ class StepFrame:
     times_ns: Int64
     device_ns: Int64
     abandoned: bool = False
-    waits: Waits | None = None
+    communication: Communication = BESIDE
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -115,33 +115,24 @@ class StepFrame:
     def overlap(self) -> Overlap:
         """Returns overlapped and exposed communication, a row per rank: columns of `Timeline.spans` and `.steps`."""
         launched, reduced = self.times_ns[..., LAUNCHED], self.times_ns[..., REDUCED]
-        if self.waits is not None:
-            return self.waits.overlap(launched, reduced)
         begin, end = np.moveaxis(self.device_ns, -1, 0)
-        return step_metrics.overlap_of(launched, reduced, begin, end, self.bounds_ns[:, FINALIZE])
+        return self.communication.overlap(launched, reduced, begin, end, self.bounds_ns[:, FINALIZE])
 
     def edges_ns(self) -> Int64:
         """Returns the edges of the parts of each bucket's time: ``[ranks, buckets, 6]``, see `step_metrics.edges`."""
         first, ready, launched, reduced = np.moveaxis(self.times_ns, -1, 0)
-        made = step_metrics.edges(first, ready, launched, reduced, self.bounds_ns[:, FINALIZE])
-        if self.waits is not None:  # the rank waits at once
-            made[..., step_metrics.EDGES.index("exposed_from")] = launched
-        return made
+        return self.communication.edges(first, ready, launched, reduced, self.bounds_ns[:, FINALIZE])
 
     def breakdown(self, overlap: Overlap) -> Breakdown:
         """Returns its time breakdown."""
-        bounds, outside = self.bounds_ns.T, self.outside_ns.T
+        bounds, outside, of = self.bounds_ns.T, self.outside_ns.T, self.communication
         by_rank = {
-            "step_ms": step_time(self.waits, step_metrics.milliseconds(bounds[END], outside[PREVIOUS_END])),
-            "forward_ms": net(
-                self.waits, "forward", step_metrics.milliseconds(outside[FORWARD_END], outside[FORWARD_BEGIN])
-            ),
-            "compute_ms": net(self.waits, "compute", step_metrics.milliseconds(bounds[FINALIZE], bounds[BEGIN])),
+            "step_ms": of.step_ms(step_metrics.milliseconds(bounds[END], outside[PREVIOUS_END])),
+            "forward_ms": of.net_ms("forward", step_metrics.milliseconds(outside[FORWARD_END], outside[FORWARD_BEGIN])),
+            "compute_ms": of.net_ms("compute", step_metrics.milliseconds(bounds[FINALIZE], bounds[BEGIN])),
             "hidden_ms": overlap.rank_hidden_ms,
             "exposed_ms": overlap.rank_exposed_ms,
-            **{
-                f"{name}_ms": net(self.waits, name, self.spans_ns[:, column] / 1e6) for column, name in enumerate(SPANS)
-            },
+            **{f"{name}_ms": of.net_ms(name, self.spans_ns[:, column] / 1e6) for column, name in enumerate(SPANS)},
         }
         return step_metrics.breakdown(np.array([self.step]), {name: ms[None] for name, ms in by_rank.items()})
 
@@ -258,7 +249,8 @@ class StepFrames:
             times_ns=times[:, :, _TIMES],
             device_ns=times[:, :, _DEVICE],
             abandoned=bool(steps[:, _ABANDONED].any()),
-            waits=together(
-                [rows[rank][0].waits_of(rows[rank][1]) if rank in rows else None for rank in ranks], times.shape[1]
+            communication=together(
+                [rows[rank][0].communication.of(rows[rank][1]) if rank in rows else None for rank in ranks],
+                times.shape[1],
             ),
         )

@@ -79,7 +79,7 @@ class Stragglers(View):
         columns, ranks = sync_columns(timeline, chosen)
         layout = timeline.judged(model)
         buckets = len((layout.description or {}).get("buckets", ())) if layout is not None else 0
-        late = judged_steps.late_places(judged) if judged is not None else []
+        late = judged.kind.late_places(judged) if judged is not None else []
         return StragglersFacts(
             waiting_of(columns, ranks, last_shares(judged), buckets),
             words_of(timeline, model),

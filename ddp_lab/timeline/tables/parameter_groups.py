@@ -21,10 +21,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ...analysis.parameter_groups import ALL_REDUCE, FORWARD_UNSHARD, KINDS, REDUCE_SCATTER, ModelCollectives
-from ...analysis.step_metrics import covered
+from ...analysis.parameter_groups import (
+    ALL_REDUCE,
+    FORWARD_UNSHARD,
+    KINDS,
+    REDUCE_SCATTER,
+    DeviceCollectives,
+    ModelCollectives,
+)
 from .collectives import CollectiveTable, GroupInfo, operation_name
-from .span_columns import Columns, TableView, Waits, joined
+from .span_columns import Columns, TableView, joined
 from .step_table import BUCKET_FIELDS, STEP_FIELDS
 
 __all__ = ["PARAMETER_GROUP_COLUMNS", "USES", "collectives_of", "parameter_group_columns", "starts_of", "with_waits"]
@@ -42,6 +48,11 @@ PARAMETER_GROUP_COLUMNS: Final = (
     *("gathered_bytes", "reduced_bytes", "sharded_bytes", "unsharded_bytes", "complete"),
 )
 _F = {name: place for place, name in enumerate(STEP_FIELDS)}
+_WINDOWS = {
+    "forward": [_F["forward_begin"], _F["forward_end"]],
+    "backward": [_F["backward_begin"], _F["backward_end"]],
+    "computation": [_F["backward_begin"], _F["finalize"]],
+}
 _TELLING = ("gloo", "shm")  # backends whose `Work` tells when a thread waits
 _FORWARD, _BACKWARD, _REDUCTION = 0, 1, 2
 _PHASE = np.array([-1, _FORWARD, _FORWARD, _BACKWARD, _BACKWARD, _REDUCTION, -1])  # by use; -1: of no step
@@ -100,7 +111,6 @@ def collectives_of(
     goes_on = _goes_on(layout, about["kind"], about["group"], about["ahead"])
     telling = [number for number, one in groups.items() if any(name in one.backend for name in _TELLING)]
     return ModelCollectives(
-        on_device=False,
         begin=starts,
         end=np.zeros_like(starts),
         **about,
@@ -139,8 +149,7 @@ def _on_device(
     met = np.where(gathered, waits, entered)
     met[reductions] = _computed(*(one[reductions] for one in (row, about["group"], kind, entered, waits)))
     order = np.lexsort((np.where(gathered, rows["waited_at"], rows["entered"]), row))  # as the host came to them
-    return ModelCollectives(
-        on_device=True,
+    return DeviceCollectives(
         begin=np.where(np.diff(view.step, prepend=view.step[:1] - 1) == 1, np.append(ended_before, end)[: len(end)], 0),
         end=end,
         **{name: values[order] for name, values in about.items()},
@@ -206,58 +215,18 @@ def with_waits(view: TableView, found: ModelCollectives, table: CollectiveTable)
         table: the operations of that rank.
     """
     steps, buckets = len(view.step), view.buckets.shape[1]
-    oldest = table.oldest()
     unknown = np.bincount(found.row[~found.told], minlength=steps) > 0
-    unknown |= (starts_of(view) < oldest) & (table.forgotten > 0)
-    begin, end = found.wait_begin, found.wait_begin + found.wait_ns
-    forward, backward = (
-        view.steps[:, [_F[first], _F[last]]]
-        for first, last in (("forward_begin", "forward_end"), ("backward_begin", "backward_end"))
-    )
-    computed = np.stack([backward[:, 0], view.steps[:, _F["finalize"]]], axis=1)
-
-    def waited(window: _Times | None, here: _Flags | None = None) -> _Values:
-        first, last = begin, end
-        if found.on_device and here is not None:  # the windows are the host's
-            first, last = np.where(here, begin, 0), np.where(here, end, 0)
-        elif window is not None:
-            low, high = window[found.row].T
-            first, last = np.clip(begin, low, high), np.clip(end, low, high)
-        return np.where(unknown, np.nan, _union(found.row, first, last, (begin > 0) & (last > first), steps))
-
-    reducing = (found.kind >= REDUCE_SCATTER) & (found.group >= 0) & (found.group < buckets)
-    exposed = np.zeros((steps, buckets))
-    np.add.at(exposed, (found.row[reducing], found.group[reducing]), found.wait_ns[reducing])
-    exposed[unknown] = np.nan
-    return replace(
-        view,
-        buckets=_with_device_times(view, found),
-        waits=Waits(
-            exposed=waited(None),
-            in_flight=_union(
-                np.concatenate([found.row, found.row]),
-                np.concatenate([begin, found.entered]),
-                np.concatenate([end, found.ended]),
-                np.concatenate([(begin > 0) & (end > begin), found.goes_on & (found.ended > 0)]),
-                steps,
-            ),
-            in_forward=waited(forward, found.kind == FORWARD_UNSHARD),
-            in_backward=waited(backward, found.kind != FORWARD_UNSHARD),
-            in_computation=waited(computed, found.kind != FORWARD_UNSHARD),
-            of_reductions=exposed,
-            on_device=np.full(steps, float(found.on_device)),
-            device_step=np.where((found.end > 0) & (found.begin > 0), (found.end - found.begin).astype(float), np.nan),
-        ),
-    )
+    unknown |= (starts_of(view) < table.oldest()) & (table.forgotten > 0)
+    windows = {name: view.steps[:, columns] for name, columns in _WINDOWS.items()}
+    return replace(view, buckets=_with_device_times(view, found), communication=found.waits(windows, buckets, unknown))
 
 
 def _with_device_times(view: TableView, found: ModelCollectives) -> _Times:
     """The buckets of a view with the times of their reductions on a device."""
-    if not found.on_device:
+    of = found.reductions(view.buckets.shape[1])
+    if not len(of):
         return view.buckets
     made: _Times = view.buckets.copy()
-    known = (found.group >= 0) & (found.group < made.shape[1]) & (found.ended > 0)
-    of = np.flatnonzero((found.kind >= REDUCE_SCATTER) & known)
     place = found.row[of], found.group[of]
     begin, end, reduced = (made[:, :, BUCKET_FIELDS.index(name)] for name in ("device_begin", "device_end", "reduced"))
     begin[place] = np.iinfo(np.int64).max
@@ -265,19 +234,6 @@ def _with_device_times(view: TableView, found: ModelCollectives) -> _Times:
     for column in (end, reduced):
         np.maximum.at(column, place, found.ended[of])
     return made
-
-
-def _union(row: _Times, begin: _Times, end: _Times, valid: _Flags, rows: int) -> _Values:
-    """ns of each row in which at least one of its intervals is open."""
-    row, begin, end = row[valid], begin[valid], end[valid]
-    counts = np.bincount(row, minlength=rows)
-    order = np.argsort(row, kind="stable")
-    place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    width = int(counts.max(initial=0))
-    table = np.zeros((3, rows, width), np.int64)
-    for number, values in enumerate((begin, end, np.ones_like(row))):
-        table[number, row[order], place] = values[order]
-    return covered(table[0], table[1], table[2] > 0).astype(np.float64)
 
 
 def parameter_group_columns(

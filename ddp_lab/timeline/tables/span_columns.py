@@ -8,21 +8,31 @@ floats; NaN where one of both ends is missing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...analysis import step_metrics
-from ...analysis.step_metrics import PHASES, Breakdown, GradientSync, Overlap, TypicalStep, milliseconds, typical_parts
+from ...analysis.step_metrics import (
+    BESIDE,
+    PHASES,
+    Breakdown,
+    Communication,
+    GradientSync,
+    Overlap,
+    TypicalStep,
+    milliseconds,
+    typical_parts,
+)
 from ...analysis.step_parts import SPANS, RankSteps
 from .activity import ActivityTable
 from .step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
 
 __all__ = ["SPAN_COLUMNS", "STEP_COLUMNS", "SYNC_COLUMNS", "Columns", "TableView", "span_columns", "step_columns"]
-__all__ += ["Waits", "breakdown_of", "device_rows", "joined", "net", "objects", "rank_steps", "sync_columns", "view_of"]
-__all__ += ["known_steps", "step_time", "together", "typical_step", "whole_steps"]
+__all__ += ["breakdown_of", "device_rows", "joined", "known_steps", "objects", "rank_steps", "sync_columns"]
+__all__ += ["typical_step", "view_of", "whole_steps"]
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -47,93 +57,6 @@ _OUTSIDE = [_F[name] for name in ("forward_begin", "forward_end", "backward_begi
 
 
 @dataclass(frozen=True)
-class Waits:
-    """How long a rank waited for collectives of a model whose parameters are sharded: ns, NaN where it is not known.
-
-    Attributes:
-        exposed: shape ``[steps]``: in the whole step.
-        in_flight: same shape: how long a rank waited for at least one of them, or went on while one was running.
-        in_forward, in_backward, in_computation: same shape: the part of `exposed` in the last forward, in the backward,
-            and in the backward until all gradients were there.
-        of_reductions: shape ``[steps, buckets]``: for the reduction of each.
-        on_device: shape ``[steps]``: 1 where the stream of a device waits, and not the host.
-        device_step: same shape: from the end of the step before to its own end, as that stream comes to them.
-    """
-
-    exposed: npt.NDArray[np.float64]
-    in_flight: npt.NDArray[np.float64]
-    in_forward: npt.NDArray[np.float64]
-    in_backward: npt.NDArray[np.float64]
-    in_computation: npt.NDArray[np.float64]
-    of_reductions: npt.NDArray[np.float64]
-    on_device: npt.NDArray[np.float64]
-    device_step: npt.NDArray[np.float64]
-
-    def overlap(self, launched: npt.NDArray[np.int64], reduced: npt.NDArray[np.int64]) -> Overlap:
-        """What a rank waited for of reductions and of its communication, and what was overlapped: no reduction is.
-
-        Args:
-            launched, reduced: of each reduction, shape ``[steps, buckets]``.
-        """
-        took = milliseconds(reduced, launched)
-        exposed = np.where(np.isnan(took), np.nan, self.of_reductions / 1e6)
-        of_rank = self.exposed / 1e6
-        hidden = np.where(np.isnan(exposed), np.nan, 0.0), np.maximum(self.in_flight / 1e6 - of_rank, 0.0)
-        return Overlap(hidden[0], exposed, hidden[1], of_rank, self.on_device == 1)
-
-    def net(self, part: str, ms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The host's time of a part of each step, e.g. of its forward, without its waits in it; shape ``[steps]``."""
-        waited = {
-            "forward": self.in_forward,
-            "compute": self.in_computation,
-            "accumulation": self.exposed - self.in_forward - self.in_backward,
-        }
-        if part not in waited:
-            return ms
-        return np.where(self.on_device == 1, ms, np.maximum(ms - np.nan_to_num(waited[part]) / 1e6, 0.0))
-
-
-def together(of_ranks: Sequence[Waits | None], buckets: int) -> Waits | None:
-    """The waits of some ranks in one step each, a row per rank, NaN where one has none; None if all have none.
-
-    Args:
-        of_ranks: with one row each.
-        buckets: the width of the result.
-    """
-    if all(one is None for one in of_ranks):
-        return None
-    made = []
-    for name in (field.name for field in fields(Waits)):
-        shape = (len(of_ranks), buckets) if name == "of_reductions" else (len(of_ranks),)
-        values = np.full(shape, np.nan)
-        for row, one in enumerate(of_ranks):
-            if one is not None:
-                known = getattr(one, name)[0]
-                if name == "of_reductions":
-                    values[row, : len(known)] = known[:buckets]
-                else:
-                    values[row] = known
-        made.append(values)
-    return Waits(*made)
-
-
-def step_time(waits: Waits | None, ms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The time of each step: the host's, or that of a device whose stream waits, as far as it is known. The host may
-    run ahead of it by several steps.
-
-    Args:
-        waits: of a model whose parameters are sharded; None of any other.
-        ms: of the host, shape ``[steps]``.
-    """
-    return ms if waits is None else np.where(np.isnan(waits.device_step), ms, waits.device_step / 1e6)
-
-
-def net(waits: Waits | None, part: str, ms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The time of a part of each step without waits for parameters, if there are any: `Waits.net`."""
-    return ms if waits is None else waits.net(part, ms)
-
-
-@dataclass(frozen=True)
 class TableView:
     """A copy of some rows of one rank's `StepTable`, so that reading needs no lock."""
 
@@ -147,11 +70,7 @@ class TableView:
     gradients: npt.NDArray[np.int64]
     previous_end: npt.NDArray[np.int64]  # backward_end of the step before each, 0 if unknown
     spans: npt.NDArray[np.int64]  # ns of each of `SPANS` between the previous step and the backward
-    waits: Waits | None = None  # of a model whose parameters are sharded
-
-    def waits_of(self, row: int) -> Waits | None:
-        """Its waits in one step, in one row."""
-        return self.waits and Waits(*(values[row : row + 1] for values in vars(self.waits).values()))
+    communication: Communication = BESIDE
 
     @property
     def outside(self) -> npt.NDArray[np.int64]:
@@ -184,9 +103,7 @@ def device_rows(buckets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
 def _overlap(one: TableView) -> Overlap:
     names = ("launched", "reduced", "device_begin", "device_end")
     launched, reduced, begin, end = (one.buckets[:, :, _B[name]] for name in names)
-    if one.waits is not None:
-        return one.waits.overlap(launched, reduced)
-    return step_metrics.overlap_of(launched, reduced, begin, end, one.steps[:, _F["finalize"]])
+    return one.communication.overlap(launched, reduced, begin, end, one.steps[:, _F["finalize"]])
 
 
 def span_columns(views: Sequence[TableView], sizes: Mapping[tuple[int, int], npt.NDArray[np.int64]]) -> Columns:
@@ -216,7 +133,7 @@ def _spans_of(one: TableView, sizes: Mapping[tuple[int, int], npt.NDArray[np.int
         **{f"{name}_ns": one.buckets[row, bucket, _B[name]] for name in BUCKET_FIELDS[:-1]},
         "hidden_ms": overlap.hidden_ms[row, bucket],
         "exposed_ms": overlap.exposed_ms[row, bucket],
-        "clock": np.where(overlap.on_device[row], "device", "host"),
+        "clock": overlap.clock[row],
         "complete": one.steps[row, _F["backward_end"]] > 0,
     }
     for name in ("first_ready", "ready", "launched", "reduced"):
@@ -250,7 +167,7 @@ def step_columns(views: Sequence[TableView]) -> Columns:
 
 def _steps_of(one: TableView) -> Columns:
     times = {name: one.steps[:, column] for name, column in _F.items()}
-    overlap = _overlap(one)
+    overlap, of = _overlap(one), one.communication
     ended = times["backward_end"] > 0
     state = np.where(ended, "complete", np.where(times["abandoned"] > 0, "abandoned", "running"))
     hidden, exposed = (np.where(ended, ms, np.nan) for ms in (overlap.rank_hidden_ms, overlap.rank_exposed_ms))
@@ -263,21 +180,16 @@ def _steps_of(one: TableView) -> Columns:
         "buckets": (one.buckets[:, :, _B["launched"]] > 0).sum(axis=1),
         "bytes": one.buckets[:, :, _B["bytes"]].sum(axis=1),
         **{f"{name}_ns": values for name, values in times.items()},
-        "step_ms": step_time(one.waits, milliseconds(times["backward_end"], one.previous_end)),
-        "forward_ms": net(one.waits, "forward", milliseconds(times["forward_end"], times["forward_begin"])),
+        "step_ms": of.step_ms(milliseconds(times["backward_end"], one.previous_end)),
+        "forward_ms": of.net_ms("forward", milliseconds(times["forward_end"], times["forward_begin"])),
         "backward_ms": milliseconds(times["backward_end"], times["backward_begin"]),
-        "compute_ms": net(one.waits, "compute", milliseconds(times["finalize"], times["backward_begin"])),
+        "compute_ms": of.net_ms("compute", milliseconds(times["finalize"], times["backward_begin"])),
         "communication_ms": hidden + exposed,
         "hidden_ms": hidden,
         "exposed_ms": exposed,
-        "clock": np.where(_unknown(one, exposed), "none", np.where(overlap.on_device, "device", "host")),
-        **{f"{name}_ms": net(one.waits, name, one.spans[:, column] / 1e6) for column, name in enumerate(SPANS)},
+        "clock": np.where(of.unknown(exposed), "none", overlap.clock),
+        **{f"{name}_ms": of.net_ms(name, one.spans[:, column] / 1e6) for column, name in enumerate(SPANS)},
     }
-
-
-def _unknown(one: TableView, exposed: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Of which steps it is not known how long a rank waited, e.g. because their collectives are no longer kept."""
-    return np.isnan(exposed) if one.waits is not None else np.zeros(len(exposed), bool)
 
 
 def known_steps(columns: Columns) -> Columns:
@@ -292,13 +204,7 @@ def rank_steps(one: TableView, activity: ActivityTable) -> RankSteps:
     whole = milliseconds(columns["backward_end_ns"], one.previous_end)  # the host's, as its parts are
     names = ("forward", "compute", "hidden", "exposed", "backward")
     spans = np.stack([columns[f"{name}_ms"] for name in SPANS], axis=1) * 1e6
-    if one.waits is not None:  # it waits before the backward as well, and all of that is exposed
-        before = np.nan_to_num(one.waits.exposed - one.waits.in_backward)
-        waited = columns["backward_ms"] + np.maximum(before, 0.0) / 1e6
-        # While the stream of a device waits, the host may work: what it does then has its own name.
-        work = columns["forward_ms"] + columns["compute_ms"] + spans.sum(axis=1) / 1e6
-        idle = np.clip(whole - work, 0.0, columns["exposed_ms"])
-        columns["backward_ms"] = np.where(one.waits.on_device == 1, columns["compute_ms"] + idle, waited)
+    columns["backward_ms"] = one.communication.backward_ms(columns, whole)
     return RankSteps(
         whole=np.where(
             (columns["state"] == "complete") & (columns["clock"] != "none") & (one.previous_end > 0),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.timeline.records import LatePlace
+from ddp_lab.analysis.stragglers import LatePlace
 from tests.benchmarks import stragglers
 from tests.benchmarks.stragglers import Delay
 from tests.ranks.conftest import Ranks

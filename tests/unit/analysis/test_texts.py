@@ -32,9 +32,10 @@ from ddp_lab.analysis.findings import (
     options,
     parameter_groups,
 )
-from ddp_lab.analysis.parameter_groups import KINDS, GroupedSteps, LateGroup, ModelCollectives
+from ddp_lab.analysis.parameter_groups import KINDS, DeviceCollectives, GroupedSteps, LateGroup, ModelCollectives
 from ddp_lab.analysis.step_parts import SPANS, STARTS, Place, PlaceTime, RankSteps, step_parts
-from ddp_lab.analysis.steps import Steps, fit_line
+from ddp_lab.analysis.steps import DeviceSteps, Steps, fit_line
+from ddp_lab.timeline.model_kinds import OF_GRADIENTS
 from ddp_lab.timeline.timeline import Timeline
 from tests.unit.analysis.program_facts import CPU, MODEL, REPLICATE, SHARD, at, facts, on_gpu
 from tests.unit.analysis.program_facts import SMALL as SHARDED
@@ -220,6 +221,11 @@ def without_gradient(known: Facts, where: Any) -> Steps:
     return replace(known.steps, gradients=made)
 
 
+def on_device(steps: Steps) -> Steps:
+    """The same as if devices had timed them."""
+    return DeviceSteps(**vars(steps))
+
+
 OTHERWISE: dict[str, Callable[[Facts], dict[str, Any]]] = {
     "as it is": lambda known: {},
     "of halves": lambda known: {"keys": [("float16", "cpu"), *known.keys[1:]]},
@@ -233,9 +239,9 @@ OTHERWISE: dict[str, Callable[[Facts], dict[str, Any]]] = {
     "hardly small": lambda known: {"sizes": [16_384 + (place > 18) for place in range(len(known.sizes))]},
     "no size": lambda known: {"sizes": [0] * len(known.sizes)},
     "one bucket": lambda known: {"buckets": [sorted(index for bucket in known.buckets for index in bucket)]},
-    "on a device": lambda known: {"steps": replace(known.steps, on_device=True)},
+    "on a device": lambda known: {"steps": on_device(known.steps)},
     "on a device, without gradients": lambda known: {
-        "steps": replace(known.steps, on_device=True, gradients=known.steps.gradients[:, :, :0])
+        "steps": replace(on_device(known.steps), gradients=known.steps.gradients[:, :, :0])
     },
     "unused by one rank": lambda known: {"steps": without_gradient(known, (0, slice(None), 3))},
     "unused in one step": lambda known: {"steps": without_gradient(known, (slice(None), 4, 3))},
@@ -254,7 +260,8 @@ def test_models_otherwise(name: str) -> None:
     assert known is not None
     for how, change in OTHERWISE.items():
         other = replace(known, **change(known))
-        rules = (*OF_OPTIONS, options.unused_parameters, *(OF_BUCKETS if other.together else ()))
+        every = (*OF_OPTIONS, options.unused_parameters, *(OF_BUCKETS if other.together else ()))
+        rules = [rule for rule in every if other.steps.tells_gradients or rule not in OF_GRADIENTS]
         told += [
             f"== {how}",
             *(f"{one.kind} {one.bucket} {one.parameter} {one}" for rule in rules for one in rule(other)),
@@ -266,7 +273,6 @@ def test_groups_otherwise() -> None:
     """What is said of parameter groups with other sizes and times, on the CPU and on devices."""
     known, told = recorded(idle=6).judgement(), []
     assert known is not None
-    assert known.groups is not None
     draw = np.random.default_rng(1)
     sizes = {"blocks": [1 << 20] * 9, "whole": [0, 9 << 20, *[1 << 16] * 7], "tiny": [1 << n for n in range(9)]}
     shape = (len(KINDS), 2, len(known.steps), 9)
@@ -575,8 +581,7 @@ def of_groups(draw: np.random.Generator, number: int) -> tuple[list[ModelCollect
                 now += wait
         row, kind, group, ahead, now, end, wait_begin, wait, told = np.array(met, np.int64).reshape(-1, 9).T
         begin[draw.random(steps) < 0.1] = 0
-        model = ModelCollectives(
-            on_device=number % 3 == 0,
+        model = (ModelCollectives if number % 3 else DeviceCollectives)(
             **{"begin": begin, "end": begin + 90_000_000, "row": row, "group": group, "kind": kind},
             **{"ahead": ahead > 0, "goes_on": wait == 0, "bytes": 0 * row, "entered": now, "ended": end, "met": now},
             **{"wait_begin": wait_begin, "wait_ns": wait, "told": told > 0},
