@@ -53,7 +53,7 @@ py::list frames_of(const torch::SymbolizedTracebacks& symbols, const std::vector
   return frames;
 }
 
-// In the form of torch's own dump, of which it has what ddp_lab/diagnosis/flight_recorder.py reads.
+// In the form of torch's own dump, of which it has what ddp_lab/diagnosis/collectives_in_flight.py reads.
 py::dict dump_flights(bool with_frames) {
   const std::vector<Flight> flights = FlightLog::of_process().flights();
   torch::SymbolizedTracebacks symbols;

@@ -15,7 +15,7 @@ from pydantic import Field
 from ..cluster.cells.run import CellRun
 from ..cluster.cluster import Cluster
 from ..control.records import CellText, RankHealth
-from ..diagnosis.hang_report import HangReport
+from ..diagnosis.report import HangReport
 from ..errors import CellError, ClusterError
 from ..formatting import duration, enumeration, label_of
 from ..output.board import Board

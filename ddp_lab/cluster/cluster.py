@@ -18,7 +18,7 @@ from ..control.collectives import DEFAULT_BYTES
 from ..control.records import CellText, RankHealth, RankRecord
 from ..control.training import TrainingControl
 from ..control.wire import Wire
-from ..diagnosis.hang_report import HangReport
+from ..diagnosis.report import HangReport
 from ..errors import ClusterError
 from ..formatting import enumeration, label_of
 from ..output.board import Board

@@ -25,9 +25,9 @@ from ..control.examination import with_places
 from ..control.interrupts import held_back
 from ..control.records import RankHealth, RankRecord
 from ..control.wire import Wire
-from ..diagnosis.calls import Diagnosis
-from ..diagnosis.flights import in_flight_words
-from ..diagnosis.rank_state import Examined
+from ..diagnosis.collectives_in_flight import in_flight_words
+from ..diagnosis.rules import Diagnosis
+from ..diagnosis.snapshot import RankSnapshot
 from ..errors import ClusterError, FallbackWarning, RankFailure
 from ..formatting import exit_words, label_of
 from ..protocol import black_box
@@ -275,7 +275,7 @@ class Membership:
             )
         return tuple(records)
 
-    def examine(self) -> list[Examined]:
+    def examine(self) -> list[RankSnapshot]:
         """What every rank does now, without stopping it.
 
         Raises:
@@ -289,15 +289,15 @@ class Membership:
         for rank in range(self._world_size):
             answer = answers.get(rank)
             if rank in lost:
-                made.append(Examined(rank, "lost", why=lost[rank]))
+                made.append(RankSnapshot(rank, "lost", why=lost[rank]))
             elif answer is None and self.is_stopped(rank):
-                made.append(Examined(rank, "stopped", why=f"kill -CONT {self._processes.fork_server.pids[rank]}"))
+                made.append(RankSnapshot(rank, "stopped", why=f"kill -CONT {self._processes.fork_server.pids[rank]}"))
             elif answer is None:
-                made.append(Examined(rank, "silent"))
+                made.append(RankSnapshot(rank, "silent"))
             elif "error" in answer:
                 raise ClusterError(f"rank {rank} could not be examined: {answer['error']}")
             else:
-                made.append(Examined.of(rank, answer["state"], answer, asked=rank in given))
+                made.append(RankSnapshot.of(rank, answer["state"], answer, asked=rank in given))
         return with_places(self._wire, made)
 
     def is_stopped(self, rank: int) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..diagnosis import calls
-from ..diagnosis.rank_state import Examined
+from ..diagnosis import mismatch
+from ..diagnosis.snapshot import RankSnapshot
 from .wire import Wire
 
 __all__ = ["with_places"]
@@ -13,8 +13,8 @@ __all__ = ["with_places"]
 _SECONDS = 5.0  # torch looks the source lines of all recorded stacks up
 
 
-def with_places(wire: Wire, ranks: Sequence[Examined]) -> list[Examined]:
-    """As `calls.with_places`, asking the ranks over the wire."""
-    return calls.with_places(
+def with_places(wire: Wire, ranks: Sequence[RankSnapshot]) -> list[RankSnapshot]:
+    """As `mismatch.with_places`, asking the ranks over the wire."""
+    return mismatch.with_places(
         ranks, lambda some, group, number: wire.request(some, "entered_at", _SECONDS, group=group, number=number)
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..diagnosis.rank_state import BucketStage
+from ..diagnosis.snapshot import BucketStage
 
 __all__ = ["BucketStage", "CellText", "RankHealth", "RankRecord", "Reconfigured", "StepState"]
 

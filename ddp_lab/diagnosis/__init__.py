@@ -2,17 +2,14 @@
 
 __all__ = [
     "backwards",
-    "calls",
+    "collectives_in_flight",
     "command",
     "crashes",
     "dumps",
-    "flight_recorder",
-    "flights",
-    "hang_report",
-    "hangs",
-    "rank_state",
-    "sharded_methods",
+    "mismatch",
+    "report",
+    "rules",
+    "snapshot",
     "sources",
     "stacks",
-    "torch_calls",
 ]

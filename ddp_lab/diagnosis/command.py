@@ -15,11 +15,11 @@ from ..errors import DdpLabError
 from ..formatting import duration
 from ..printable import printable_lines
 from .dumps import diagnose_dumps
-from .hang_report import HangReport
-from .rank_state import Examined
+from .report import HangReport
+from .snapshot import RankSnapshot
 from .sources import dump_files
 from .sources.debug_server import DebugServer
-from .sources.processes import Processes
+from .sources.py_spy import Processes
 
 __all__ = ["EXIT_CODES", "doctor", "examined"]
 
@@ -90,7 +90,7 @@ def _as_dict(report: HangReport, waited: float) -> dict[str, Any]:
     }
 
 
-def _rank(one: Examined) -> dict[str, Any]:
+def _rank(one: RankSnapshot) -> dict[str, Any]:
     return {
         "rank": one.rank,
         "state": one.state,

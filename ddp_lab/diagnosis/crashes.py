@@ -13,16 +13,17 @@ one whose backward it left out.
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..formatting import enumeration, size
 from .backwards import SAME_STEPS, SKIP, Steps, counts, left_out
-from .calls import BUFFERS_ARE_BROADCAST, CALLED_ALONE, SAME_CALLS, SAME_TENSORS, Diagnosis
-from .rank_state import label
+from .rules import BUFFERS_ARE_BROADCAST, CALLED_ALONE, SAME_CALLS, SAME_TENSORS, Diagnosis
+from .snapshot import label
 
 __all__ = ["BUFFERS", "Entered", "Failure", "Group", "RankAtEnd", "diagnose_crash", "first_sentence"]
-__all__ += ["without_noise"]
+__all__ += ["unregistered_method", "without_noise"]
 
 BUFFERS = "the buffers"
 """What a broadcast is for."""
@@ -360,3 +361,27 @@ def _last(one: RankAtEnd) -> str:
         return " (it had entered no collective)"
     number, call = last[-1]
     return f" (its last collective: {_words(call, number, _NO_GROUP)})"
+
+
+# ---- an error of the program -------------------------------------------------------------------------------
+
+_MIXED = "got mixed torch.Tensor and DTensor"  # torch's error
+_OF_A_ROOT = ("unshard", "reshard", "set_requires_gradient_sync")  # methods that fully_shard adds to a module
+
+
+def unregistered_method(error: BaseException) -> str:
+    """What to do if a method of a sharded module was called besides its forward; "" if the error has another cause."""
+    if _MIXED not in str(error):
+        return ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module, name = frame.f_locals.get("self"), frame.f_code.co_name
+        if not all(hasattr(type(module), method) for method in _OF_A_ROOT):
+            continue
+        if name == "forward" or name.startswith("_"):  # this one gathers
+            return ""
+        return (
+            f"`{name}` of {type(module).__name__.removeprefix('FSDP')} was called, but only `forward` gathers the "
+            f"parameters that fully_shard has sharded: call `register_fsdp_forward_method(model, {name!r})` of "
+            "torch.distributed.fsdp before."
+        )
+    return ""

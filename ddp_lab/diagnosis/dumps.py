@@ -17,11 +17,20 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..formatting import duration, enumeration
-from .calls import SAME_CALLS, Diagnosis, diagnose_mismatch, mismatch_of
-from .flight_recorder import Entry, entries_of, numbered, tensors_in_words
-from .flights import Collective, Flight, GroupFlights, on_group
-from .rank_state import Examined, Place, label
-from .torch_calls import is_library
+from .collectives_in_flight import (
+    Collective,
+    Entry,
+    Flight,
+    GroupFlights,
+    entries_of,
+    numbered,
+    on_group,
+    tensors_in_words,
+)
+from .mismatch import mismatch_of
+from .rules import SAME_CALLS, Diagnosis, diagnose_mismatch
+from .snapshot import Place, RankSnapshot, label
+from .stacks import is_library
 
 __all__ = ["Dump", "diagnose_dumps", "flights_by_rank"]
 
@@ -166,7 +175,7 @@ def _has_entered(one: GroupFlights | None, number: int) -> bool:
     return one is not None and (one.entered is None or one.entered >= number)
 
 
-def diagnose_dumps(dumps: Sequence[Dump]) -> tuple[Diagnosis, tuple[Examined, ...]]:
+def diagnose_dumps(dumps: Sequence[Dump]) -> tuple[Diagnosis, tuple[RankSnapshot, ...]]:
     """The diagnosis, and each rank. See [Note: who is missing in a dump].
 
     Args:
@@ -241,11 +250,11 @@ def _in_message(message: Entry) -> str:
     return f"is in {message.name}{f' at {place}' if place is not None else ''}"
 
 
-def _nothing(ranks: Sequence[Examined]) -> Diagnosis:
+def _nothing(ranks: Sequence[RankSnapshot]) -> Diagnosis:
     return Diagnosis("working", f"Nothing was in flight on {label(one.rank for one in ranks)}.", stuck=False)
 
 
-def _examined(rank: int, one: _Recorded, members: _Members) -> Examined:
+def _examined(rank: int, one: _Recorded, members: _Members) -> RankSnapshot:
     """A rank as its dump shows it: what it does now is unknown."""
     flying = [(each.open[0], each) for each in one.flights if each.open]
     if flying:
@@ -256,10 +265,10 @@ def _examined(rank: int, one: _Recorded, members: _Members) -> Examined:
         why = _in_message(one.messages[0])
     else:
         why = f"has nothing in flight: {_last(rank, one, members)}"
-    return Examined(rank, "recorded", why=why, flights=one.flights, last_cell=_JOB, runs="script")
+    return RankSnapshot(rank, "recorded", why=why, flights=one.flights, last_cell=_JOB, runs="script")
 
 
-def _entered_at(rank: Examined, one: _Recorded, group: str, number: int) -> Examined:
+def _entered_at(rank: RankSnapshot, one: _Recorded, group: str, number: int) -> RankSnapshot:
     for key, entries in one.entries.items():
         if key[0] == group and number in entries:
             return replace(rank, entered_at=_place_of(entries[number]))

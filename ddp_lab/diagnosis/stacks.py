@@ -1,4 +1,5 @@
-"""What a rank does, from the stack of its main thread as another process sees it.
+"""What a thread's frames say of a rank: which function of torch makes it wait for others, whose code is the user's, and
+what a rank does whose stack another process has read.
 
 [Note: seen from outside]
 A stack names functions and lines, not arguments. So a call's group and number are known only if the rank's Flight
@@ -13,18 +14,69 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from .flight_recorder import group_description
-from .flights import Flight, GroupFlights
-from .rank_state import Call, Examined, Place
-from .torch_calls import COLLECTIVE, entered, is_library
+from .collectives_in_flight import Flight, GroupFlights, group_description
+from .snapshot import Call, Place, RankSnapshot
 
-__all__ = ["examined_stack", "place"]
+__all__ = ["COLLECTIVE", "GROUP", "POINT_TO_POINT", "Entered", "entered", "is_library", "place", "snapshot_of_stack"]
 
+COLLECTIVE, POINT_TO_POINT, GROUP = "collective", "point to point", "group"
+_KINDS = {
+    **dict.fromkeys(
+        (
+            *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_reduce_coalesced"),
+            *("all_to_all", "all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather"),
+            *("gather_object", "monitored_barrier", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter"),
+            *("scatter_object_list", "all_gather_single", "reduce_scatter_single"),
+        ),
+        COLLECTIVE,
+    ),
+    **dict.fromkeys(("send", "recv", "batch_isend_irecv", "send_object_list", "recv_object_list"), POINT_TO_POINT),
+    **dict.fromkeys(("init_process_group", "new_group", "new_subgroups", "split_group"), GROUP),
+}
+_FILE = "torch/distributed/distributed_c10d.py"
+_LIBRARY = re.compile(
+    r"^<(?!cell |ipython-input|stdin)|/(site|dist)-packages/|/lib/python\d[\d.]*/"
+    r"|/ddp_lab/(comm|engine|launch|parallel)/"  # installed in place
+)
 _NATIVE_WAIT = re.compile(r"\b(c10d|gloo|nccl)\w*::|\bncclComm|cu(da)?(Stream|Event|Device|Ctx)Synchronize")
 _PEERS = re.compile(r"\b(c10d|gloo|nccl)")
 _WAITING_LINE = re.compile(r"\.(wait|item|cpu|tolist|numpy|synchronize)\(")
 _BACKWARD = "_engine_run_backward"
+
+
+class Entered(NamedTuple):
+    """A call of torch.distributed that a thread has not returned from.
+
+    Attributes:
+        place: of its frame, counted from the innermost one.
+        name: of the function.
+        kind: `COLLECTIVE`, `POINT_TO_POINT` or `GROUP` (one is being created).
+    """
+
+    place: int
+    name: str
+    kind: str
+
+
+def entered(frames: Iterable[tuple[str, str]]) -> Entered | None:
+    """The outermost such call.
+
+    Args:
+        frames: file and function of each frame, innermost first.
+    """
+    found = None
+    for place, (file, function) in enumerate(frames):
+        kind = _KINDS.get(function)
+        if kind is not None and file.endswith(_FILE):
+            found = Entered(place, function, kind)
+    return found
+
+
+def is_library(file: str) -> bool:
+    """Whether a file belongs to a library, judged by its path alone, as on another machine."""
+    return bool(_LIBRARY.search(file))
 
 
 def place(file: str, line: int, function: str) -> Place:
@@ -33,13 +85,13 @@ def place(file: str, line: int, function: str) -> Place:
     return Place(file, line, function, text, users=not is_library(file))
 
 
-def examined_stack(
+def snapshot_of_stack(
     rank: int,
     stack: Sequence[Place],
     flights: Sequence[GroupFlights] = (),
     native: Iterable[str] | None = None,
     blocked: bool = True,
-) -> Examined:
+) -> RankSnapshot:
     """The rank.
 
     Args:
@@ -50,7 +102,7 @@ def examined_stack(
         blocked: whether the thread has not run for a while.
     """
     call = _call(stack, flights, None if native is None else list(native)) if blocked else None
-    return Examined(
+    return RankSnapshot(
         rank, "running", stack=tuple(stack), call=call, flights=tuple(flights), last_cell="job", runs="script"
     )
 

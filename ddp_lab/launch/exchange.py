@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..diagnosis.calls import with_places
-from ..diagnosis.rank_state import Examined
+from ..diagnosis.mismatch import with_places
+from ..diagnosis.snapshot import RankSnapshot
 from .local_ranks import LocalRanks
 from .nodes import CUT_S, Job, Nodes, alone, everyone, made
 
@@ -31,7 +31,7 @@ class Exchange:
         self._answered = self._repeated = 0  # of node 0's questions and sentences
         self._said: list[tuple[str, bool]] = []
 
-    def turn(self, ranks: Sequence[Examined], waited: float) -> float | None:
+    def turn(self, ranks: Sequence[RankSnapshot], waited: float) -> float | None:
         """Says how long ranks of this node have waited, and answers node 0.
 
         Returns:
@@ -49,7 +49,7 @@ class Exchange:
         self._answer()
         return None
 
-    def everyone(self) -> list[Examined]:
+    def everyone(self) -> list[RankSnapshot]:
         """What each rank of the job does, with the collectives that torch has recorded; empty if not all are known."""
         own = [made(one) for one in self._ranks.look(whole=True)]
         if not own or not self._nodes.leads:

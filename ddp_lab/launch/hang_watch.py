@@ -19,10 +19,10 @@ from pathlib import Path
 from ..cluster.processes.launchers import make_run_dir
 from ..command_line import tell
 from ..control.wire import Wire
-from ..diagnosis.calls import Diagnosis, with_places
-from ..diagnosis.hang_report import HangReport, brief
-from ..diagnosis.hangs import BUSY, diagnose, different_calls, wait_of
-from ..diagnosis.rank_state import Examined
+from ..diagnosis.mismatch import with_places
+from ..diagnosis.report import HangReport
+from ..diagnosis.rules import BUSY, Diagnosis, diagnose, different_calls, wait_of
+from ..diagnosis.snapshot import RankSnapshot
 from .exchange import Exchange
 from .invitation import invite
 from .local_ranks import LocalRanks
@@ -62,7 +62,7 @@ class HangWatch:
         self._told = ""
         self._last: tuple[float, Diagnosis] | None = None  # the last look: seconds of the longest wait, and why
         self._one_ended = False  # a rank of this host
-        self._seen: list[Examined] = []  # this host's ranks, when all were running
+        self._seen: list[RankSnapshot] = []  # this host's ranks, when all were running
         self._seen_at = 0.0  # monotonic
         self._numbers = itertools.count(1)
         self.ends_run = False  # set by the thread alone
@@ -128,12 +128,12 @@ class HangWatch:
             if of_all is not None:
                 self._judge(of_all)
 
-    def _ends(self, ranks: Sequence[Examined]) -> bool:
+    def _ends(self, ranks: Sequence[RankSnapshot]) -> bool:
         """Whether torch's agent ends the run, and says why: the ranks stop in any order."""
         asked_to_end = bool(select.select([self._signals], [], [], 0)[0])
         return asked_to_end or (not self._ranks.are_of_script and any(one.state == "lost" for one in ranks))
 
-    def _wait_of_all(self, job: Job, ranks: Sequence[Examined], waited: float) -> float | None:
+    def _wait_of_all(self, job: Job, ranks: Sequence[RankSnapshot], waited: float) -> float | None:
         """The same for all nodes; None if another node judges: then this one repeats what that one says."""
         if job.nodes == 1:
             return waited
@@ -149,7 +149,7 @@ class HangWatch:
                 self._act([made(one) for one in self._ranks.look(whole=True)])
         return of_all
 
-    def _everyone(self) -> list[Examined]:
+    def _everyone(self) -> list[RankSnapshot]:
         """What each rank of the job does, with the collectives that torch has recorded; empty if not all are known."""
         if self._exchange is not None:
             return self._exchange.everyone()
@@ -171,7 +171,7 @@ class HangWatch:
         except OSError as error:
             tell(f"can't write {path}: {error.strerror}")
 
-    def _longest_wait(self, ranks: Sequence[Examined], now: float) -> float:
+    def _longest_wait(self, ranks: Sequence[RankSnapshot], now: float) -> float:
         """For how many seconds a rank has waited for the same thing."""
         self._since = {one.rank: self._begun(one, now) for one in ranks if one.waits}
         return max((now - at for _, at in self._since.values()), default=0.0)
@@ -205,13 +205,13 @@ class HangWatch:
             self._tell(f"{what}: {_indented(found)}", acts=self._action != "wait")
             self._act(ranks)
 
-    def _begun(self, one: Examined, now: float) -> tuple[object, float]:
+    def _begun(self, one: RankSnapshot, now: float) -> tuple[object, float]:
         """What a rank waits for, and since when."""
         wait = wait_of(one)
         known = self._since.get(one.rank)
         return known if known is not None and known[0] == wait else (wait, now)
 
-    def _act(self, ranks: Sequence[Examined]) -> None:
+    def _act(self, ranks: Sequence[RankSnapshot]) -> None:
         if self._action == "wait":
             return
         path = self._record / f"hang-{next(self._numbers)}.txt"
@@ -229,4 +229,4 @@ class HangWatch:
 
 
 def _indented(diagnosis: Diagnosis) -> str:
-    return brief(diagnosis).replace("\n", "\n  ")
+    return diagnosis.brief.replace("\n", "\n  ")

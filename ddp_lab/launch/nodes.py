@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from ..diagnosis.rank_state import Examined
+from ..diagnosis.snapshot import RankSnapshot
 from ..formatting import enumeration
 
 __all__ = ["CUT_S", "Job", "Nodes", "alone", "everyone", "made"]
@@ -204,14 +204,14 @@ class Nodes:
                 self._asked = dict(self._heard[0].message.get("ask", {}))
 
 
-def made(told: Mapping[str, Any]) -> Examined:
+def made(told: Mapping[str, Any]) -> RankSnapshot:
     """The rank, from what `LocalRanks.look` of its node says of it."""
     if told["answer"] is not None:
-        return Examined.of(told["rank"], told["state"], told["answer"], why=told["why"], runs="script")
-    return Examined(told["rank"], told["state"], why=told["why"], runs="script")
+        return RankSnapshot.of(told["rank"], told["state"], told["answer"], why=told["why"], runs="script")
+    return RankSnapshot(told["rank"], told["state"], why=told["why"], runs="script")
 
 
-def everyone(own: Sequence[Examined], nodes: Nodes, answers: Mapping[int, Mapping[str, Any]]) -> list[Examined]:
+def everyone(own: Sequence[RankSnapshot], nodes: Nodes, answers: Mapping[int, Mapping[str, Any]]) -> list[RankSnapshot]:
     """The ranks of all nodes.
 
     Args:
@@ -225,7 +225,7 @@ def everyone(own: Sequence[Examined], nodes: Nodes, answers: Mapping[int, Mappin
         if node in answers:
             found += [made(told) for told in answers[node]["whole"]]
         elif one.message.get("ended"):
-            found += [Examined(rank, "idle", runs="script") for rank in ranks]
+            found += [RankSnapshot(rank, "idle", runs="script") for rank in ranks]
         elif one.seconds >= CUT_S:
             found += [_cut_off(rank, f"node {node} ({one.message['host']}) does not answer") for rank in ranks]
         else:
@@ -238,7 +238,7 @@ def everyone(own: Sequence[Examined], nodes: Nodes, answers: Mapping[int, Mappin
     return sorted(found, key=lambda one: one.rank)
 
 
-def alone(own: Sequence[Examined], nodes: Nodes) -> list[Examined]:
+def alone(own: Sequence[RankSnapshot], nodes: Nodes) -> list[RankSnapshot]:
     """The ranks as a node sees them that has lost node 0, or the store: then those of all other nodes are cut off."""
     here, first = {one.rank for one in own}, nodes.heard().get(0)
     if first is not None and nodes.cut_s < CUT_S:  # the store answers, and only node 0 does not
@@ -249,5 +249,5 @@ def alone(own: Sequence[Examined], nodes: Nodes) -> list[Examined]:
     return sorted([*own, *others], key=lambda one: one.rank)
 
 
-def _cut_off(rank: int, why: str) -> Examined:
-    return Examined(rank, "cut off", why=why, runs="script")
+def _cut_off(rank: int, why: str) -> RankSnapshot:
+    return RankSnapshot(rank, "cut off", why=why, runs="script")

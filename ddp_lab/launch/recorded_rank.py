@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ..command_line import tell
-from ..diagnosis.sharded_methods import unregistered_method
-from ..diagnosis.torch_calls import is_library
+from ..diagnosis.crashes import unregistered_method
+from ..diagnosis.stacks import is_library
 from ..engine.groups import script_interrupt
 from ..formatting import line_name
 from ..protocol import journal

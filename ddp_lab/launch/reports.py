@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..command_line import tell
-from ..diagnosis.hang_report import brief
 from ..printable import printable_lines
 from ..timeline.timeline import RecordedRun, read_run
 
@@ -38,7 +37,7 @@ def read(paths: Sequence[str | Path], *, partial: bool = False) -> RecordedRun:
         # the ranks were stuck: that has been told
         run.timeline.failure = failure = replace(failure, cause=None) if failure.ends else None
     if failure is not None and failure.cause is not None:
-        tell(printable_lines(f"{'' if failure.ends else 'no rank failed, but '}{brief(failure.cause)}"))
+        tell(printable_lines(f"{'' if failure.ends else 'no rank failed, but '}{failure.cause.brief}"))
     told = failure.cause.sentence if failure is not None and failure.cause is not None else ""
     for notice in run.notices:
         if notice not in told:

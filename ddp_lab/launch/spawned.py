@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from ..command_line import tell
-from ..diagnosis.torch_calls import is_library
+from ..diagnosis.stacks import is_library
 from ..engine.groups import script_interrupt
 from ..engine.processes.parent_watch import on_exit
 from ..errors import DdpLabError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.diagnosis.calls import HANGS
+from ddp_lab.diagnosis.rules import HANGS
 from tests.benchmarks.browser import Lab, NotebookPage
 from tests.browser.conftest import Shared
 from tests.waiting import wait_until
@@ -35,8 +35,8 @@ mine()
 STOPPED = 'ddp_lab.Cluster(2, backend="gloo").inject(ddp_lab.faults.SlowRank(1, 0.002))'
 MAGIC = "%cluster use nobody"
 DOCTOR = """
-from ddp_lab.diagnosis.hang_report import HangReport
-from ddp_lab.diagnosis.calls import Diagnosis
+from ddp_lab.diagnosis.report import HangReport
+from ddp_lab.diagnosis.rules import Diagnosis
 HangReport(Diagnosis("busy", "rank 0 is in `time.sleep(600)`", "`%cluster interrupt` ends <that>"), ())
 """
 # The smallest contrast of a text of the output of a cell, over all that lies behind it.

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ddp_lab import CellError
-from ddp_lab.diagnosis.hang_report import HangReport
+from ddp_lab.diagnosis.report import HangReport
 from ddp_lab.output.board import SilentBoard
 from tests import leftovers
 from tests.cluster.conftest import Lab

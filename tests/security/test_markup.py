@@ -13,8 +13,8 @@ import pytest
 from ddp_lab.dashboard.saved_picture import SavedPicture
 from ddp_lab.dashboard.views.catalogue import VIEWS
 from ddp_lab.dashboard.views.catalogue import figure as drawn_figure
-from ddp_lab.diagnosis.hang_report import HangReport
-from ddp_lab.diagnosis.rank_state import Call, Examined, Place
+from ddp_lab.diagnosis.report import HangReport
+from ddp_lab.diagnosis.snapshot import Call, Place, RankSnapshot
 from ddp_lab.output import status_table
 from ddp_lab.timeline.comparison import compare
 from tests.security.markup import NAME, TEXT, assert_text_alone, training
@@ -71,7 +71,7 @@ def test_doctor_and_status(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     call = Call(
         name="all_reduce", group=NAME, ranks=(0, 1), kind="collective", what=NAME, bytes=4, peer=None, sequence=1
     )
-    stuck = Examined(0, "running", label=NAME, seconds=9.0, stack=(place,), call=call)
-    dead = Examined(1, "lost", why=TEXT, label=NAME)
+    stuck = RankSnapshot(0, "running", label=NAME, seconds=9.0, stack=(place,), call=call)
+    dead = RankSnapshot(1, "lost", why=TEXT, label=NAME)
     assert_text_alone(HangReport.of([stuck, dead])._repr_html_(), NAME)
     assert_text_alone(status_table.html_table([NAME], [[TEXT]]), NAME, TEXT)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.diagnosis.flights import Collective, Flight, GroupFlights
-from ddp_lab.diagnosis.hang_report import HangReport
-from ddp_lab.diagnosis.rank_state import BucketStage, Examined, Model, Place
+from ddp_lab.diagnosis.collectives_in_flight import Collective, Flight, GroupFlights
+from ddp_lab.diagnosis.report import HangReport
+from ddp_lab.diagnosis.snapshot import BucketStage, Model, Place, RankSnapshot
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("tutorials/*.md")])
@@ -87,7 +87,9 @@ def test_the_readme_shows_what_the_doctor_prints() -> None:
     model = Model(0, "Net", 5, True, True, "", (BucketStage("launched", 4, 4, ()),))
     flight = Flight(10, Collective("all_reduce", "float32 [32896]", 131_584), 12.2, "bucket 0 of Net")
     flights = GroupFlights("0", "shm", (), 10, 10, 1, {}, (flight,), 1)
-    waiting = Examined(0, "running", seconds=12.0, stack=(line,), models=(model,), flights=(flights,), last_cell="a")
-    printed = str(HangReport.of([waiting, Examined(1, "idle", last_cell="a")]))
+    waiting = RankSnapshot(
+        0, "running", seconds=12.0, stack=(line,), models=(model,), flights=(flights,), last_cell="a"
+    )
+    printed = str(HangReport.of([waiting, RankSnapshot(1, "idle", last_cell="a")]))
     [quoted] = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert printed.startswith(quoted)

@@ -1,6 +1,6 @@
 """The doctor of cells: watches running cells for hangs.
 
-The ranks answer with `ddp_lab.engine.status.examine`; [Note: who waits for whom] in `ddp_lab.diagnosis.hangs` says
+The ranks answer with `ddp_lab.engine.status.examine`; [Note: who waits for whom] in `ddp_lab.diagnosis.rules` says
 what follows from that. Ranks are not stopped for it; one that does not answer within a second is called silent.
 """
 
@@ -11,11 +11,9 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from ...diagnosis.calls import Diagnosis, diagnose_ahead, hang_lesson
-from ...diagnosis.flights import Distance, Distances
-from ...diagnosis.hang_report import brief
-from ...diagnosis.hangs import BUSY, diagnose, different_calls
-from ...diagnosis.rank_state import Examined
+from ...diagnosis.mismatch import Distance, Distances
+from ...diagnosis.rules import BUSY, Diagnosis, diagnose, diagnose_ahead, different_calls
+from ...diagnosis.snapshot import RankSnapshot
 from ...errors import DdpLabError
 
 _SURE_SECONDS = 2.0  # a rank waits for one that was not sent the cell: only another cell changes that
@@ -39,14 +37,14 @@ class Watch:
 
     def __init__(
         self,
-        examine: Callable[[], Sequence[Examined]],
+        examine: Callable[[], Sequence[RankSnapshot]],
         cause_of_wait: Callable[[Collection[int]], Diagnosis | None],
         seconds: float,
         partial: bool = False,
     ) -> None:
         self._examine, self._cause_of_wait, self._seconds = examine, cause_of_wait, seconds
         self._lock = threading.Lock()  # guards what the examining thread leaves
-        self._found: tuple[Sequence[Examined], float] | None = None
+        self._found: tuple[Sequence[RankSnapshot], float] | None = None
         self._thread: threading.Thread | None = None
         self._sure = min(seconds, _SURE_SECONDS) if partial else seconds
         self._next = time.monotonic() + self._sure / _LOOKS
@@ -77,16 +75,16 @@ class Watch:
             self._told, self._told_busy = diagnosis.stuck, True
             if found is not None:
                 diagnosis = self._of_an_end(diagnosis, found[0])
-            lesson = hang_lesson(diagnosis.kind)
+            lesson = diagnosis.lesson
             more = f"; {lesson} explains it" if lesson else ""
-            return f"{what}: {brief(diagnosis)}\n  `%cluster doctor` shows every rank{more}."
+            return f"{what}: {diagnosis.brief}\n  `%cluster doctor` shows every rank{more}."
         if now >= self._next and (self._thread is None or not self._thread.is_alive()):
             self._next = now + self._sure / _LOOKS
             self._thread = threading.Thread(target=self._work, name="ddp_lab-doctor", daemon=True)
             self._thread.start()
         return None
 
-    def _of_an_end(self, diagnosis: Diagnosis, ranks: Sequence[Examined]) -> Diagnosis:
+    def _of_an_end(self, diagnosis: Diagnosis, ranks: Sequence[RankSnapshot]) -> Diagnosis:
         """The same of a rank whose cell has ended while others wait for it, from what each has recorded."""
         running = [one for one in ranks if one.state == "running"]
         waits = diagnosis.kind == "ended" or any(one.within(_BACKWARD) for one in running)  # torch's reducer waits
@@ -94,7 +92,7 @@ class Watch:
             return diagnosis
         return self._cause_of_wait([one.rank for one in running]) or diagnosis
 
-    def _judge(self, ranks: Sequence[Examined], at: float) -> tuple[str, Diagnosis] | None:
+    def _judge(self, ranks: Sequence[RankSnapshot], at: float) -> tuple[str, Diagnosis] | None:
         """What is certainly wrong: calls that differ, ranks that are out of step, ranks that wait too long."""
         if any(one.debugged for one in ranks):  # the user knows, and its peers may wait for as long as that takes
             self._seen, self._same_since, self._distances = None, at, Distances(self._seconds * _APART)
@@ -131,12 +129,12 @@ class Watch:
             self._found = (ranks, at)
 
 
-def _waits_for_an_end(ranks: Sequence[Examined], apart: Distance) -> bool:
+def _waits_for_an_end(ranks: Sequence[RankSnapshot], apart: Distance) -> bool:
     """Whether the rank ahead waits for one whose cell has ended: `diagnose` explains that better."""
     by_rank = {one.rank: one for one in ranks}
     return by_rank[apart.ahead].waits and by_rank[apart.behind].state != "running"
 
 
-def _fingerprint(ranks: Sequence[Examined]) -> Any:
+def _fingerprint(ranks: Sequence[RankSnapshot]) -> Any:
     """Changes when a rank makes progress."""
     return [(one.rank, one.state, one.place, one.call, sorted(one.sequences.items()), one.models) for one in ranks]

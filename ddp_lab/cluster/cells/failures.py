@@ -8,8 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...diagnosis.calls import BUFFERS_ARE_BROADCAST, IN_FORWARD, Diagnosis
-from ...diagnosis.hang_report import brief
+from ...diagnosis.rules import BUFFERS_ARE_BROADCAST, IN_FORWARD, Diagnosis
 from ...documentation import more
 from ...errors import CellError, RankFailure
 from ...formatting import duration, enumeration, label_of
@@ -169,7 +168,7 @@ def cell_error(
 
 
 def _because(cause: Diagnosis | None) -> list[str]:
-    return [] if cause is None else brief(cause).splitlines()
+    return [] if cause is None else cause.brief.splitlines()
 
 
 def timeout_error(failures: Mapping[int, RankFailure], ranks: Sequence[int], label: str, seconds: float) -> CellError:

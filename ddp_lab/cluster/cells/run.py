@@ -17,7 +17,7 @@ from typing import Any
 
 from ...control.interrupts import held_back, let_through
 from ...control.records import CellText
-from ...diagnosis.calls import Diagnosis
+from ...diagnosis.rules import Diagnosis
 from ...errors import CellError, ClusterError, RankFailure
 from ...formatting import duration, enumeration, label_of
 from ...output.board import Board, default_board

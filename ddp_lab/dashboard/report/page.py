@@ -12,7 +12,6 @@ from typing import Any
 from ..._version import __version__
 from ...analysis.findings import Finding
 from ...diagnosis.crashes import Failure
-from ...diagnosis.hang_report import brief
 from ...formatting import enumeration
 from ...timeline.summary import CHANGE
 from ...timeline.timeline import Timeline
@@ -106,7 +105,7 @@ def _failure(failure: Failure | None) -> str:
     """Why the run failed, and how each rank ended, or what ranks called that does not fit; else nothing."""
     if failure is None:
         return ""
-    cause = [] if failure.cause is None else brief(failure.cause).splitlines()
+    cause = [] if failure.cause is None else failure.cause.brief.splitlines()
     lines = "".join(f"<p>{escape(line[:1].upper() + line[1:])}</p>" for line in [*cause, *failure.ends])
     heading = f'<section aria-labelledby="failure"><h2 id="failure">{failure.title}</h2>'
     return f'{heading}\n<div class="sheet words">{lines}</div></section>\n'

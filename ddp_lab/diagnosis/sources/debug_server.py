@@ -17,8 +17,8 @@ from typing import Any
 
 from ...errors import DdpLabError
 from ..dumps import Dump, flights_by_rank
-from ..rank_state import Examined, Place
-from ..stacks import examined_stack, place
+from ..snapshot import Place, RankSnapshot
+from ..stacks import place, snapshot_of_stack
 
 __all__ = ["DebugServer"]
 
@@ -41,7 +41,7 @@ class DebugServer:
     def __init__(self, address: str) -> None:
         self._address = address
 
-    def examine(self) -> list[Examined]:
+    def examine(self) -> list[RankSnapshot]:
         """What each rank does now.
 
         Raises:
@@ -55,10 +55,10 @@ class DebugServer:
             raise DdpLabError(f"{self._address} is not torch's debug server: it has no page /stacks that shows ranks")
         return found
 
-    def _examined(self) -> list[Examined]:
+    def _examined(self) -> list[RankSnapshot]:
         ours = self._page(PAGE)
         if ours is not None:
-            return [Examined.of_script(one["rank"], one) for one in json.loads(ours)["ranks"]]
+            return [RankSnapshot.of_script(one["rank"], one) for one in json.loads(ours)["ranks"]]
         stacks = self._page("/stacks") or ""
         return _examined(_by_rank(stacks), [self._recorders(*each) for each in _RECORDERS.items()])
 
@@ -92,16 +92,16 @@ def _by_rank(page: str) -> dict[int, str]:
     return {int(rank): "" if failed else html.unescape(text) for rank, failed, text in _RANK.findall(page)}
 
 
-def _examined(stacks: Mapping[int, str], recorders: list[dict[int, Mapping[str, Any]]]) -> list[Examined]:
+def _examined(stacks: Mapping[int, str], recorders: list[dict[int, Mapping[str, Any]]]) -> list[RankSnapshot]:
     now = time.time_ns()
     dumps = [Dump(rank, tuple(one[rank] for one in recorders if rank in one), now) for rank in sorted(stacks)]
     flights = flights_by_rank(dumps)
     found = []
     for rank, text in sorted(stacks.items()):
         if not text:
-            found.append(Examined(rank, "silent", runs="script"))
+            found.append(RankSnapshot(rank, "silent", runs="script"))
         else:
-            found.append(examined_stack(rank, _main_thread(text), flights[rank]))
+            found.append(snapshot_of_stack(rank, _main_thread(text), flights[rank]))
     return found
 
 

@@ -17,9 +17,9 @@ from urllib.parse import quote
 import torch
 import torch.distributed as dist
 
-from ...diagnosis.calls import with_places
-from ...diagnosis.hang_report import HangReport
-from ...diagnosis.rank_state import Examined
+from ...diagnosis.mismatch import with_places
+from ...diagnosis.report import HangReport
+from ...diagnosis.snapshot import RankSnapshot
 from ...errors import DdpLabError
 from ..groups import registry
 from . import examine
@@ -155,7 +155,7 @@ def _handler() -> Any:
             ]
             return json.dumps({"ranks": told}).encode()
 
-        def _examined(self) -> list[Examined]:
+        def _examined(self) -> list[RankSnapshot]:
             return self._placed(self._answers(_EXAMINE))
 
         def _answers(self, handler: str, asked: str = "") -> dict[int, dict[str, Any]]:
@@ -163,8 +163,8 @@ def _handler() -> Any:
             self._ranks = len(answers)
             return {rank: one.json() for rank, one in enumerate(answers) if one.status_code == _FOUND}
 
-        def _placed(self, answers: Mapping[int, Mapping[str, Any]]) -> list[Examined]:
-            found = [Examined.of_script(rank, answers.get(rank)) for rank in range(self._ranks)]
+        def _placed(self, answers: Mapping[int, Mapping[str, Any]]) -> list[RankSnapshot]:
+            found = [RankSnapshot.of_script(rank, answers.get(rank)) for rank in range(self._ranks)]
             return with_places(found, self._entered_at)
 
         def _entered_at(self, ranks: list[int], group: str, number: int) -> dict[int, dict[str, Any]]:

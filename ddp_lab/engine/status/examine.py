@@ -24,8 +24,8 @@ from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined, unus
 from torch.distributed import distributed_c10d as c10d
 
 from ... import native
-from ...diagnosis.rank_state import UNNAMED, Examined
-from ...diagnosis.torch_calls import COLLECTIVE, GROUP, POINT_TO_POINT, entered
+from ...diagnosis.snapshot import UNNAMED, RankSnapshot
+from ...diagnosis.stacks import COLLECTIVE, GROUP, POINT_TO_POINT, entered
 from ...parallel.live.model import LiveModel, live_models
 from ..cells.tracebacks import is_users
 from ..groups import registry
@@ -100,7 +100,7 @@ def waited_in(error: BaseException) -> str:
     # A failed backward no longer waits: its buckets show what it waited in.
     backward = any(frame.f_code.co_name == "_engine_run_backward" for frame in frames)
     models = [{**_model(model), "finalizing": True} for model in live_models()] if backward else []
-    return Examined.of(0, "running", found | {"models": models}).waits_in
+    return RankSnapshot.of(0, "running", found | {"models": models}).waits_in
 
 
 def _described(frame: FrameType) -> dict[str, Any]:

@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from ...diagnosis.flight_recorder import Entry, Numbered, entries_of, group_description, numbered, tensors_in_words
+from ...diagnosis.collectives_in_flight import (
+    Entry,
+    Numbered,
+    entries_of,
+    group_description,
+    numbered,
+    tensors_in_words,
+)
 from ...parallel.live.model import live_models
 from ..groups import registry
 from .recorders import GpuFlights, dump_of, end_s, frames

@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 
 import ddp_lab.comm
 from ddp_lab import native
-from ddp_lab.diagnosis.flight_recorder import Entry, entries_of
+from ddp_lab.diagnosis.collectives_in_flight import Entry, entries_of
 from ddp_lab.engine.groups import registry
 from ddp_lab.engine.status import flights
 from ddp_lab.engine.status.recorders import GpuFlights

@@ -19,7 +19,7 @@ import pytest
 
 from ddp_lab.cli import main
 from ddp_lab.diagnosis.command import examined
-from ddp_lab.diagnosis.hang_report import HangReport
+from ddp_lab.diagnosis.report import HangReport
 from ddp_lab.errors import DdpLabError
 from tests import leftovers
 from tests.waiting import wait_until

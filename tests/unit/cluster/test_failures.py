@@ -19,7 +19,7 @@ from ddp_lab.cluster.cells.failures import (
     timed_out,
     timeout_error,
 )
-from ddp_lab.diagnosis.calls import Diagnosis
+from ddp_lab.diagnosis.rules import Diagnosis
 from ddp_lab.documentation import more
 from ddp_lab.errors import RankFailure
 from ddp_lab.output.terminal import plain

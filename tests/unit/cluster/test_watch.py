@@ -8,20 +8,20 @@ from dataclasses import replace
 import pytest
 
 from ddp_lab.cluster.cells.doctor import Watch
-from ddp_lab.diagnosis.calls import Diagnosis
-from ddp_lab.diagnosis.rank_state import Examined, Place
+from ddp_lab.diagnosis.rules import Diagnosis
+from ddp_lab.diagnosis.snapshot import Place, RankSnapshot
 from tests.unit.diagnosis.test_hangs import waiting
 from tests.waiting import wait_until
 
 IMPORT = Place("<frozen importlib._bootstrap>", 7, "_load", "", users=False)
-DONE, CAUSE = Examined(1, "idle", runs="cell"), Diagnosis("ended", "rank 1 has finished the cell at line 4.")
+DONE, CAUSE = RankSnapshot(1, "idle", runs="cell"), Diagnosis("ended", "rank 1 has finished the cell at line 4.")
 
 
 class Cell:
     """Its ranks, and what is said of it."""
 
     def __init__(self, cause: Diagnosis | None) -> None:
-        self.ranks: Sequence[Examined] = [waiting(0), Examined(1, "running", stack=(IMPORT,))]
+        self.ranks: Sequence[RankSnapshot] = [waiting(0), RankSnapshot(1, "running", stack=(IMPORT,))]
         self.cause, self.waits = cause, list[int]()
         self.watch = Watch(lambda: self.ranks, self._why, 0.02)
 

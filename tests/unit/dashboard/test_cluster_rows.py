@@ -15,7 +15,7 @@ import pytest
 from ddp_lab.control.records import RankHealth, RankRecord
 from ddp_lab.dashboard.cluster_panel.processes import ProcessUse, ProcessWatch
 from ddp_lab.dashboard.cluster_panel.rows import SILENT_SECONDS, cluster_rows, rank_rows, row_texts
-from ddp_lab.diagnosis.flights import in_flight_words
+from ddp_lab.diagnosis.collectives_in_flight import in_flight_words
 from ddp_lab.output.status_table import cells_of
 from ddp_lab.timeline.timeline import RankStatus
 from tests.waiting import wait_until

@@ -18,7 +18,6 @@ from ddp_lab.diagnosis.crashes import (
     first_sentence,
     without_noise,
 )
-from ddp_lab.diagnosis.hang_report import brief
 from tests.unit.approved import approved
 
 ALL = {0: Group("", (0, 1)), 1: Group("mesh dp", (0, 1))}
@@ -166,7 +165,7 @@ def test_what_is_said() -> None:
     told = []
     for title, ranks in SITUATIONS.items():
         found = diagnose_crash(ranks, ALL)
-        told.append(f"--- {title}\n" + (f"[{found.kind}] {brief(found)}" if found is not None else "nothing"))
+        told.append(f"--- {title}\n" + (f"[{found.kind}] {found.brief}" if found is not None else "nothing"))
     approved("crashes", "\n".join(told))
 
 

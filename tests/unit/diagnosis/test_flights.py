@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.diagnosis.flight_recorder import Entry, entries_of, numbered
-from ddp_lab.diagnosis.flights import Collective, Distances, Flight, GroupFlights, find_mismatch, in_flight_words
+from ddp_lab.diagnosis.collectives_in_flight import (
+    Collective,
+    Entry,
+    Flight,
+    GroupFlights,
+    entries_of,
+    in_flight_words,
+    numbered,
+)
+from ddp_lab.diagnosis.mismatch import Distances, find_mismatch
 
 ONE = Entry(0, "0", "gloo", 0, 1, "all_reduce", ("Float",), ((4,),), 100, "scheduled", True, False)
 SUM, COPY = Collective("all_reduce", "float32 [4]", 16), Collective("broadcast", "float32 [4]", 16)

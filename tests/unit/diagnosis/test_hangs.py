@@ -7,24 +7,24 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from ddp_lab.diagnosis import calls, hangs
-from ddp_lab.diagnosis.calls import HANGS, hang_lesson
-from ddp_lab.diagnosis.flights import Collective, GroupFlights, Mismatch
-from ddp_lab.diagnosis.hangs import diagnose
-from ddp_lab.diagnosis.rank_state import BucketStage, Call, Examined, Model, Place, label
+from ddp_lab.diagnosis import rules
+from ddp_lab.diagnosis.collectives_in_flight import Collective, GroupFlights
+from ddp_lab.diagnosis.mismatch import Mismatch
+from ddp_lab.diagnosis.rules import HANGS, Diagnosis, diagnose
+from ddp_lab.diagnosis.snapshot import BucketStage, Call, Model, Place, RankSnapshot, label
 
 LINE = Place("<cell %%distributed [3]>", 4, "<module>", "dist.all_reduce(t)", users=True)
 CALL = Call("all_reduce", "collective", "0", (0, 1), "float32 [8]", 32, None, 18)
 
 
-def waiting(rank: int, call: Call = CALL) -> Examined:
-    return Examined(rank, "running", stack=(LINE,), call=call)
+def waiting(rank: int, call: Call = CALL) -> RankSnapshot:
+    return RankSnapshot(rank, "running", stack=(LINE,), call=call)
 
 
-def in_backward(rank: int, number: int, module: str = "Net") -> Examined:
+def in_backward(rank: int, number: int, module: str = "Net") -> RankSnapshot:
     states = ["reduced"] * number + ["launched"] * (3 - number)
     model = Model(0, module, 5, True, True, "", tuple(BucketStage(state, 1, 1, ()) for state in states))
-    return Examined(rank, "running", stack=(LINE,), models=(model,))
+    return RankSnapshot(rank, "running", stack=(LINE,), models=(model,))
 
 
 def test_numbers_that_differ_by_messages() -> None:
@@ -40,7 +40,7 @@ def test_a_line_is_the_same_on_a_rank_that_has_run_fewer_cells() -> None:
     files = ["<cell %%distributed [3] #40>", "<cell %%distributed [3] #39>"]
     ranks = [replace(waiting(rank), entered_at=replace(LINE, file=file)) for rank, file in enumerate(files)]
     tensors = {0: Collective("all_reduce", "float32 [4]", 16), 1: Collective("all_reduce", "int32 [4]", 16)}
-    found = calls.diagnose_mismatch(ranks, Mismatch("0", 2, tensors, sizes=True))
+    found = rules.diagnose_mismatch(ranks, Mismatch("0", 2, tensors, sizes=True))
     assert found.kind == "sizes"
     assert "(int32 [4]) at %%distributed [3] line 4: the tensors differ." in found.sentence
 
@@ -48,8 +48,8 @@ def test_a_line_is_the_same_on_a_rank_that_has_run_fewer_cells() -> None:
 def test_a_rank_outside_the_group_is_not_waited_for() -> None:
     """Of ranks that are no members of the group it does not matter what they do. Ranks that wait for something else
     than a moment ago make progress; one that waits for the same does not."""
-    computing = Examined(2, "running", stack=(replace(LINE, text="train()"),))
-    found = diagnose([waiting(0), Examined(1, "idle"), computing])
+    computing = RankSnapshot(2, "running", stack=(replace(LINE, text="train()"),))
+    found = diagnose([waiting(0), RankSnapshot(1, "idle"), computing])
     assert found.kind == "ended"
     assert "rank 1 has finished the cell; rank 0 still waits in all_reduce #18" in found.sentence
     assert "rank 2" not in found.sentence
@@ -76,13 +76,13 @@ def test_places_and_ranks_in_words() -> None:
 
 def test_each_diagnosis_has_a_lesson() -> None:
     """Whatever the doctor finds wrong is explained under a heading that is there."""
-    kinds = set(re.findall(r'Diagnosis\(\s*"(\w+)"', inspect.getsource(hangs) + inspect.getsource(calls)))
-    kinds.add(hangs.BUSY)
+    kinds = set(re.findall(r'Diagnosis\(\s*"(\w+)"', inspect.getsource(rules)))
+    kinds.add(rules.BUSY)
     assert len(kinds) > 15
     nothing_wrong = {"debugger", "idle", "working"}
-    assert {kind for kind in kinds if not hang_lesson(kind)} == nothing_wrong
+    assert {kind for kind in kinds if not Diagnosis(kind, "").lesson} == nothing_wrong
     notebook = (Path(__file__).resolve().parents[3] / HANGS).read_text(encoding="utf-8")
     for kind in kinds - nothing_wrong:
-        document, heading = hang_lesson(kind)[:-1].split(', "')
+        document, heading = Diagnosis(kind, "").lesson[:-1].split(', "')
         assert document == HANGS
         assert f'"## {heading}' in notebook

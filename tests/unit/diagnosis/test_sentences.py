@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.diagnosis.calls import HANGS as LESSON
-from ddp_lab.diagnosis.calls import diagnose_ahead, with_places
+from ddp_lab.diagnosis.collectives_in_flight import Flight, open_words
 from ddp_lab.diagnosis.dumps import Dump, diagnose_dumps, flights_by_rank
-from ddp_lab.diagnosis.flights import Flight, distances, open_words
-from ddp_lab.diagnosis.hang_report import HangReport
-from ddp_lab.diagnosis.rank_state import BucketStage, Call, Examined, Model, Place
-from ddp_lab.diagnosis.stacks import examined_stack
+from ddp_lab.diagnosis.mismatch import distances, with_places
+from ddp_lab.diagnosis.report import HangReport
+from ddp_lab.diagnosis.rules import HANGS as LESSON
+from ddp_lab.diagnosis.rules import diagnose_ahead
+from ddp_lab.diagnosis.snapshot import BucketStage, Call, Model, Place, RankSnapshot
+from ddp_lab.diagnosis.stacks import snapshot_of_stack
 from tests.unit.approved import approved
 from tests.unit.diagnosis.test_flights import COPY, SUM, flights
 from tests.unit.diagnosis.test_hangs import CALL, LINE, in_backward, waiting
@@ -53,22 +54,22 @@ def dump(rank: int, *entries: dict[str, Any]) -> Dump:
     return Dump(rank, ({"version": "2.10", "pg_config": config, "pg_status": {}, "entries": list(entries)},), NOW_NS)
 
 
-def script(one: Examined) -> Examined:
+def script(one: RankSnapshot) -> RankSnapshot:
     return replace(one, runs="script", stack=(SCRIPT,), seconds=7.4)
 
 
-def running(rank: int, *stack: Place, **fields: Any) -> Examined:
-    return Examined(rank, "running", stack=stack or (replace(LINE, text="train()"),), **fields)
+def running(rank: int, *stack: Place, **fields: Any) -> RankSnapshot:
+    return RankSnapshot(rank, "running", stack=stack or (replace(LINE, text="train()"),), **fields)
 
 
-def with_model(one: Examined, forwards: Mapping[int, int] | None = None, *, in_flight: bool = True) -> Examined:
+def with_model(one: RankSnapshot, forwards: Mapping[int, int] | None = None, *, in_flight: bool = True) -> RankSnapshot:
     """With a model in its sixth step, for which it made so many forwards."""
     model = replace(in_backward(0, 1).models[0], forwards=forwards or {}, in_flight=in_flight, finalizing=in_flight)
     return replace(one, models=(model,))
 
 
-def rank(number: int, state: str, **fields: Any) -> Examined:
-    return Examined(number, state, **fields)
+def rank(number: int, state: str, **fields: Any) -> RankSnapshot:
+    return RankSnapshot(number, state, **fields)
 
 
 BUSY = {
@@ -84,7 +85,7 @@ BUSY = {
 ALL = replace(CALL, ranks=())
 ROOTED = replace(CALL, name="broadcast", peer=0)
 DEEP = tuple(replace(LINE, line=number, function=f"f{number}", text="x" * 150) for number in range(7))
-HANGS: dict[str, Sequence[Examined]] = {
+HANGS: dict[str, Sequence[RankSnapshot]] = {
     "one failed": [waiting(0), rank(1, "lost", why="was killed by SIGKILL (signal 9)"), waiting(2)],
     "two failed": [waiting(0), *(rank(number, "lost", why="exited with code 1") for number in (1, 2))],
     "all failed": [rank(0, "lost", why="exited with code 1", runs="script")],
@@ -335,9 +336,9 @@ def test_of_stacks() -> None:
     for stack in ([], [C10D], [receive], [new], [BACKWARD], [fsdp], [user("work.wait()")], [user("f()")]):
         for known in ((), (FLYING,), (FLYING, replace(FLYING, group="3", description="default_pg"))):
             for native in (None, [], waits, ["cudaStreamSynchronize libcudart.so"]):
-                one = examined_stack(3, [*stack, user("main()")] if stack else [], known, native)
+                one = snapshot_of_stack(3, [*stack, user("main()")] if stack else [], known, native)
                 told.append(f"{one.waits}, {one.last_cell}, {one.runs}: {one} | {one.call}")
-    told.append(str(examined_stack(3, [C10D, user("main()")], (FLYING,), waits, blocked=False)))
+    told.append(str(snapshot_of_stack(3, [C10D, user("main()")], (FLYING,), waits, blocked=False)))
     approved("stacks", "\n".join(told))
 
 
@@ -368,7 +369,7 @@ def test_of_an_answer() -> None:
             }
         ]
         answer["entered_at"] = vars(SCRIPT) if pause else None
-        told.append(repr(Examined.of(1, "running", answer, label="mine")))
-        told.append(str(Examined.of_script(1, {**answer, "state": "running"})))
-    told += [str(Examined.of_script(1, answer)) for answer in (None, {"why": "busy"})]
+        told.append(repr(RankSnapshot.of(1, "running", answer, label="mine")))
+        told.append(str(RankSnapshot.of_script(1, {**answer, "state": "running"})))
+    told += [str(RankSnapshot.of_script(1, answer)) for answer in (None, {"why": "busy"})]
     approved("answers", "\n\n".join(told))

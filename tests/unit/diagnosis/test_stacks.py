@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_lab.diagnosis.flights import Collective, Flight, GroupFlights
-from ddp_lab.diagnosis.rank_state import Place
-from ddp_lab.diagnosis.stacks import examined_stack, place
+from ddp_lab.diagnosis.collectives_in_flight import Collective, Flight, GroupFlights
+from ddp_lab.diagnosis.snapshot import Place
+from ddp_lab.diagnosis.stacks import place, snapshot_of_stack
 
 TORCH = "/v/lib/python3.11/site-packages/torch"
 C10D = Place(f"{TORCH}/distributed/distributed_c10d.py", 3252, "all_reduce", "work.wait()", users=False)
@@ -27,8 +27,8 @@ def user(text: str) -> Place:
 )
 def test_without_c_frames(text: str, waits: bool) -> None:
     """With a collective in flight, the line says whether it is one that waits."""
-    assert examined_stack(0, [user(text)], (FLYING,)).waits == waits
-    assert not examined_stack(0, [user(text)]).waits
+    assert snapshot_of_stack(0, [user(text)], (FLYING,)).waits == waits
+    assert not snapshot_of_stack(0, [user(text)]).waits
 
 
 def test_a_file_of_another_host() -> None:

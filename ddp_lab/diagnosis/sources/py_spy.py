@@ -22,8 +22,8 @@ import psutil
 from ... import machine
 from ...documentation import with_help
 from ...errors import DdpLabError
-from ..rank_state import Examined, Place
-from ..stacks import examined_stack, place
+from ..snapshot import Place, RankSnapshot
+from ..stacks import place, snapshot_of_stack
 
 __all__ = ["Processes"]
 
@@ -46,7 +46,7 @@ class Processes:
         self._spy = _py_spy()
         self._ranks = _ranks_of(pids)
 
-    def examine(self, seconds: float) -> list[Examined]:
+    def examine(self, seconds: float) -> list[RankSnapshot]:
         """Looks at each rank twice.
 
         Args:
@@ -62,14 +62,14 @@ class Processes:
         found = []
         for rank, pid in sorted(self._ranks.items()):
             if not psutil.pid_exists(pid):
-                found.append(Examined(rank, "lost", why="its process exited meanwhile", runs="script"))
+                found.append(RankSnapshot(rank, "lost", why="its process exited meanwhile", runs="script"))
             elif machine.stopped(pid):
-                found.append(Examined(rank, "stopped", why=f"kill -CONT {pid}", runs="script"))
+                found.append(RankSnapshot(rank, "stopped", why=f"kill -CONT {pid}", runs="script"))
             else:
                 stack, native = self._stack(pid)
                 same = [one.line for one in stack] == [one.line for one in first[rank][0]]
                 blocked = same and before[rank] == after[rank]
-                found.append(examined_stack(rank, stack, (), native, blocked))
+                found.append(snapshot_of_stack(rank, stack, (), native, blocked))
         return found
 
     def _stack(self, pid: int) -> tuple[list[Place], list[str] | None]:

@@ -12,11 +12,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ..lesson_files import COPIED
-from .calls import Diagnosis, hang_lesson
-from .hangs import diagnose
-from .rank_state import Examined
+from .rules import Diagnosis, diagnose
+from .snapshot import RankSnapshot
 
-__all__ = ["HangReport", "brief"]
+__all__ = ["HangReport"]
 
 _MOMENT_S = 0.1
 _FRAMES, _LONGEST = 4, 140  # of each rank in the text: frames, and characters of one
@@ -34,18 +33,18 @@ class HangReport:
     """
 
     diagnosis: Diagnosis
-    ranks: tuple[Examined, ...]
+    ranks: tuple[RankSnapshot, ...]
     processes: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls, ranks: Sequence[Examined], before: Sequence[Examined] = (), processes: Sequence[str] = ()
+        cls, ranks: Sequence[RankSnapshot], before: Sequence[RankSnapshot] = (), processes: Sequence[str] = ()
     ) -> HangReport:
         """The report on these ranks and on what they did a moment before (see `diagnose`)."""
         return cls(diagnose(ranks, before), tuple(ranks), tuple(processes))
 
     @classmethod
-    def made(cls, examine: Callable[[], Sequence[Examined]], processes: Sequence[str] = ()) -> HangReport:
+    def made(cls, examine: Callable[[], Sequence[RankSnapshot]], processes: Sequence[str] = ()) -> HangReport:
         """The report of one examination, or of two a moment apart if any rank waits."""
         before = examine()
         if not any(one.waits for one in before):
@@ -56,12 +55,12 @@ class HangReport:
     @property
     def brief(self) -> str:
         """The cause and the suggested fix."""
-        return "\n".join([*self.processes, brief(self.diagnosis)])
+        return "\n".join([*self.processes, self.diagnosis.brief])
 
     @property
     def lesson(self) -> str:
         """The document that explains it, and the heading there; "" if nothing is wrong."""
-        return hang_lesson(self.diagnosis.kind)
+        return self.diagnosis.lesson
 
     def __str__(self) -> str:
         lines = [self.brief]
@@ -100,11 +99,6 @@ class HangReport:
         return f"{others}<p><b>{sentence}</b>{remedy}</p><table>{head}{rows}</table>{more}"
 
 
-def brief(diagnosis: Diagnosis) -> str:
-    """The cause and the suggested fix."""
-    return f"{diagnosis.sentence}\n→ {diagnosis.remedy}" if diagnosis.remedy else diagnosis.sentence
-
-
 def _with_code(text: str) -> str:
     """Escapes a text and renders what is in backticks as code."""
     return _CODE.sub(r"<code>\1</code>", html.escape(text))
@@ -123,11 +117,11 @@ def _link(lesson: str) -> str:
     return html.escape(lesson)
 
 
-def _since(one: Examined) -> str:
+def _since(one: RankSnapshot) -> str:
     return f" (in the {one.runs} for {one.seconds:.0f} s)" if one.seconds >= 1 else ""
 
 
-def _frames(one: Examined) -> list[str]:
+def _frames(one: RankSnapshot) -> list[str]:
     """The user's own frames, the innermost last, as in a traceback."""
     return [f"{place} in {place.function}: {place.text}" for place in reversed(one.stack) if place.users]
 
@@ -139,5 +133,5 @@ def _innermost(frames: Sequence[str]) -> list[str]:
     return [*([f"… {left} more frame{'s' if left > 1 else ''}"] if left > 0 else ()), *kept]
 
 
-def _stack(one: Examined) -> str:
+def _stack(one: RankSnapshot) -> str:
     return "<br>".join(html.escape(line) for line in _frames(one)) or "–"

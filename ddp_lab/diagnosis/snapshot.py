@@ -8,9 +8,9 @@ from typing import Any
 
 from ..formatting import enumeration, label_of, line_name, names, size
 from .backwards import Steps
-from .flights import GroupFlights, on_group, open_words
+from .collectives_in_flight import GroupFlights, on_group, open_words
 
-__all__ = ["UNNAMED", "BucketStage", "Call", "Examined", "Model", "Place", "label"]
+__all__ = ["UNNAMED", "BucketStage", "Call", "Model", "Place", "RankSnapshot", "label"]
 
 UNNAMED = "a collective"
 """The name of one whose work does not tell, as some of Gloo's do not: those of `fully_shard`, for example."""
@@ -149,7 +149,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Examined:
+class RankSnapshot:
     """One rank.
 
     Attributes:
@@ -190,7 +190,7 @@ class Examined:
     runs: str = "cell"
 
     @classmethod
-    def of(cls, rank: int, state: str, answer: Mapping[str, Any], **more: Any) -> Examined:
+    def of(cls, rank: int, state: str, answer: Mapping[str, Any], **more: Any) -> RankSnapshot:
         """From the rank's answer (`ddp_lab.engine.status.examine`)."""
         call = answer["call"]
         return cls(
@@ -209,7 +209,7 @@ class Examined:
         )
 
     @classmethod
-    def of_script(cls, rank: int, answer: Mapping[str, Any] | None) -> Examined:
+    def of_script(cls, rank: int, answer: Mapping[str, Any] | None) -> RankSnapshot:
         """Of a rank of a script, from its answer with its ``state``; unresponsive without one."""
         if answer is None or "call" not in answer:
             return cls(rank, "silent", runs="script")

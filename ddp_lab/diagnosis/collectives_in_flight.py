@@ -1,4 +1,5 @@
-"""Entries of torch's Flight Recorders, which record every collective that a process gives to its groups.
+"""Collectives that a rank has entered: the entries of torch's Flight Recorders, which record every collective that a
+process gives to its groups, and what is in flight of them.
 
 [Note: numbers of collectives]
 Collectives of a group are compared by their numbers, which must mean the same on all ranks. Gloo's sequence numbers
@@ -15,10 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["Entry", "Numbered", "entries_of", "group_description", "numbered", "tensors_in_words"]
+from ..formatting import duration, label_of, size
+
+__all__ = ["Collective", "Entry", "Flight", "GroupFlights", "Numbered", "entries_of", "group_description"]
+__all__ += ["in_flight_words", "numbered", "on_group", "open_words", "tensors_in_words"]
 
 _NO_DESCRIPTION = {"", "undefined", "default_pg"}  # torch's own words
-
 # torch's name of a dtype in a dump -> as users write it, bytes of an element
 _DTYPES = {
     "Byte": ("uint8", 1), "Char": ("int8", 1), "Short": ("int16", 2), "Int": ("int32", 4), "Long": ("int64", 8),
@@ -28,7 +31,6 @@ _DTYPES = {
     "Float8_e4m3fn": ("float8_e4m3fn", 1), "Float8_e5m2": ("float8_e5m2", 1),
     "Float8_e4m3fnuz": ("float8_e4m3fnuz", 1), "Float8_e5m2fnuz": ("float8_e5m2fnuz", 1),
 }  # fmt: skip
-
 # A recorder's name (NCCL's, nccl2's or Gloo's) -> the function of torch.distributed, where they differ.
 _FUNCTIONS = {
     "_all_gather_base": "all_gather_into_tensor", "_reduce_scatter_base": "reduce_scatter_tensor",
@@ -160,3 +162,131 @@ def tensors_in_words(dtypes: Iterable[str], shapes: Sequence[Sequence[int]]) -> 
     if not shapes:
         return ""
     return f"{types} {list(shapes[0])}" if len(shapes) == 1 else f"{types} {len(shapes)} tensors"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective that a rank gave to a group.
+
+    Attributes:
+        name: e.g. ``"all_reduce"``.
+        what: types and shapes of the tensors; "" without.
+        bytes: their size.
+    """
+
+    name: str
+    what: str
+    bytes: int
+
+    def called(self, number: int) -> str:
+        """E.g. ``"all_reduce #18 of 4 MiB (float32 [1048576])"``."""
+        return f"{self.name} #{number}" + (f" of {size(self.bytes)} ({self.what})" if self.what else "")
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A collective in flight: launched and not ended.
+
+    Attributes:
+        number: on its group.
+        collective: what it is.
+        seconds: since it was launched.
+        bucket: which bucket it carries, in words; "" if none.
+    """
+
+    number: int
+    collective: Collective
+    seconds: float
+    bucket: str
+
+    def __str__(self) -> str:
+        carried = f", {self.bucket}," if self.bucket else ""
+        of_bytes = f" of {size(self.collective.bytes)}" if self.collective.what else ""
+        return f"{self.collective.name} #{self.number}{of_bytes}{carried} for {_seconds(self.seconds)}"
+
+
+@dataclass(frozen=True)
+class GroupFlights:
+    """The collectives of one rank on one group.
+
+    Attributes:
+        group: its name.
+        backend: its own name, e.g. ``"gloo"`` or ``"nccl2"``.
+        ranks: its global ranks; empty: all.
+        entered: how many it has entered; None if their numbers are unknown.
+        sequence: the backend's own number of its last operation, sends and receives included; None if unknown.
+        begun: number of the first that was entered in the rank's last cell; None if there is none.
+        entries: number -> collective, of the newest ones.
+        open: the oldest of those in flight.
+        open_count: how many are in flight.
+        description: as its maker gave it; "" for the default group.
+    """
+
+    group: str
+    backend: str
+    ranks: tuple[int, ...]
+    entered: int | None
+    sequence: int | None
+    begun: int | None
+    entries: Mapping[int, Collective]
+    open: tuple[Flight, ...]
+    open_count: int
+    description: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What distinguishes it on its rank."""
+        return self.group, self.backend
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> GroupFlights:
+        """From the rank's answer (`ddp_lab.engine.status.flights`)."""
+        kinds = [Collective(*kind) for kind in answer["kinds"]]
+        known = {name: answer[name] for name in ("group", "backend", "entered", "sequence", "begun", "open_count")}
+        return cls(
+            **known,
+            ranks=tuple(answer["ranks"]),
+            description=answer.get("description", ""),
+            entries={number: kinds[kind] for number, kind in answer["entries"]},
+            open=tuple(Flight(number, kinds[kind], *more) for number, kind, *more in answer["open"]),
+        )
+
+
+def on_group(description: str, ranks: Sequence[int]) -> str:
+    """E.g. ``" on mesh dimension tp (ranks 0–3)"``, to follow a collective; "" without a description.
+
+    Args:
+        description: of the group; of one of a DeviceMesh ``"mesh_"`` and the dimension's name.
+        ranks: its global ranks, if known.
+    """
+    if not description:
+        return ""
+    name = f"mesh dimension {description[5:]}" if description.startswith("mesh_") else description
+    return f" on {name} ({label_of(ranks)})" if ranks else f" on {name}"
+
+
+def open_words(groups: Sequence[GroupFlights]) -> str:
+    """As `in_flight_words`, of one rank's groups."""
+    found = [one for group in groups for one in group.open]
+    if not found:
+        return ""
+    return _count_words(sum(group.open_count for group in groups), max(found, key=lambda one: one.seconds))
+
+
+def in_flight_words(told: Mapping[str, Any]) -> str:
+    """The answer of `ddp_lab.engine.status.flights.in_flight` in words, e.g.
+    ``"2, oldest all_reduce #18 of 4 MiB for 3.2 s"``; "" if nothing is in flight.
+    """
+    oldest = told.get("oldest")
+    if not oldest:
+        return ""
+    kind = Collective(oldest["name"], "?" if oldest["bytes"] else "", oldest["bytes"])
+    return _count_words(told["count"], Flight(oldest["number"], kind, oldest["seconds"], oldest["bucket"]))
+
+
+def _count_words(count: int, oldest: Flight) -> str:
+    return f"{count}, oldest {oldest}" if count > 1 else str(oldest)
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1e3:.0f} ms" if value < 0.1 else duration(value)

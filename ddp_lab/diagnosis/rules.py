@@ -13,22 +13,84 @@ that called a different one under the same number are found, whatever they do no
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from ..formatting import enumeration, label_of, names, size
-from .backwards import SAME_STEPS
-from .calls import SAME_CALLS, SAME_TENSORS, Diagnosis, count_backwards, diagnose_mismatch, launched_alone, mismatch_of
-from .rank_state import UNNAMED, Call, Examined, label
+from .backwards import SAME_STEPS, SKIP, counts
+from .mismatch import SKEW_S, Distance, Mismatch, distances, mismatch_of
+from .snapshot import UNNAMED, Call, RankSnapshot, label
 
-__all__ = ["BUSY", "diagnose", "different_calls", "wait_of"]
+__all__ = ["BUFFERS_ARE_BROADCAST", "BUSY", "CALLED_ALONE", "HANGS", "IN_FORWARD", "SAME_CALLS", "SAME_TENSORS"]
+__all__ += ["Diagnosis", "diagnose", "diagnose_ahead", "diagnose_mismatch", "different_calls", "wait_of"]
 
+_CHECKPOINT = "torch/distributed/checkpoint/"
+IN_FORWARD = "_pre_forward"  # in which torch's DistributedDataParallel and ours broadcast buffers
+SAME_TENSORS = "Tensors must have the same shape and dtype on all ranks; if sizes differ, gather the sizes first."
+SAME_CALLS = "All ranks of a group must make the same calls in the same order."
+BUFFERS_ARE_BROADCAST = (
+    "The forward of a DistributedDataParallel model broadcasts its buffers (of BatchNorm, for example), so all ranks "
+    "must call it. To validate on one rank, call `model.module`."
+)
+ASYNC_SAVE = (
+    "A checkpoint is saved on a thread, whose collectives come in between: give it a group of its own, e.g. "
+    '`async_save(..., process_group=dist.new_group(backend="gloo"))`.'
+)
+CALLED_ALONE = (
+    "Either this call is made on one rank alone (all ranks of the group must make it, or none), or the ranks make "
+    "different numbers of steps (`model.join()`)."
+)
 BUSY = "busy"  # the kind of diagnosis in which a rank does something else; not stuck if that is an import or a compiler
 _COMPILERS = ("torch/_dynamo/", "torch/_inductor/")
 _IMPORT = "<frozen importlib._bootstrap>"
 _SLOW_LINK = "If it does not finish soon, the network is slow or down."
-_Rule = Callable[[Sequence[Examined], Sequence[Examined]], Diagnosis | None]
+HANGS = "tutorials/11_why_does_my_cell_hang.ipynb"
+_BUSY, _ENDED, _CALLS = "A busy rank", "A rank whose cell has ended", "Mismatched collectives"
+_HEADINGS = {
+    **dict.fromkeys(("busy", "paused", "silent", "stopped", "peer"), _BUSY),
+    **dict.fromkeys(("ended", "subset", "unused"), _ENDED),
+    **dict.fromkeys(("mismatch", "sizes", "root", "ahead", "group", "groups", "making", "crossed", "backward"), _CALLS),
+    **dict.fromkeys(("members", "order"), _CALLS),
+    **dict.fromkeys(("lost", "cut"), "A failed rank"),
+    "slow": "A slow interconnect",
+    "unknown": "How a hang is noticed",
+}
 
 
-def diagnose(ranks: Sequence[Examined], before: Sequence[Examined] = ()) -> Diagnosis:
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the doctor found.
+
+    Attributes:
+        kind: e.g. ``"mismatch"``; see `diagnose`.
+        sentence: the reason.
+        remedy: the suggested fix; "" if there is nothing to do.
+        stuck: whether ranks wait for something that will not happen by itself, or not soon.
+    """
+
+    kind: str
+    sentence: str
+    remedy: str = ""
+    stuck: bool = True
+
+    @property
+    def brief(self) -> str:
+        """The cause and the suggested fix."""
+        return f"{self.sentence}\n→ {self.remedy}" if self.remedy else self.sentence
+
+    @property
+    def lesson(self) -> str:
+        """The lesson that explains it, and a heading in it.
+
+        E.g. ``'tutorials/11_why_does_my_cell_hang.ipynb, "Mismatched collectives"'``; "" if nothing is wrong.
+        """
+        heading = _HEADINGS.get(self.kind)
+        return f'{HANGS}, "{heading}"' if heading else ""
+
+
+_Rule = Callable[[Sequence[RankSnapshot], Sequence[RankSnapshot]], Diagnosis | None]
+
+
+def diagnose(ranks: Sequence[RankSnapshot], before: Sequence[RankSnapshot] = ()) -> Diagnosis:
     """The first rule that fits.
 
     Args:
@@ -49,13 +111,81 @@ def diagnose(ranks: Sequence[Examined], before: Sequence[Examined] = ()) -> Diag
     return Diagnosis("unknown", _each(ranks))
 
 
-def wait_of(one: Examined) -> object:
+def wait_of(one: RankSnapshot) -> object:
     """What distinguishes one wait of a rank from its next one."""
     steps = tuple((model.reducer, model.step, model.waits_for) for model in one.models)
     return one.rank, one.call, tuple(sorted(one.sequences.items())), steps
 
 
-def _each(ranks: Sequence[Examined]) -> str:
+def diagnose_mismatch(ranks: Sequence[RankSnapshot], found: Mismatch) -> Diagnosis:
+    """The diagnosis of ranks that entered different collectives under the same number."""
+    places = {one.rank: f" at {one.entered_at}" for one in ranks if one.entered_at is not None}
+    modules = {
+        one.rank: f" for {one.call.module}"
+        for one in ranks
+        if one.call is not None and one.call.module and one.call.sequence == found.number
+    }
+    by_call: dict[str, list[int]] = {}
+    for rank, call in found.calls.items():
+        called = f"{call.called(found.number)}{modules.get(rank, '')}"
+        by_call.setdefault(f"{called}{found.where}{places.get(rank, '')}", []).append(rank)
+    (first, who), *others = by_call.items()
+    words = ", ".join([f"{label(who)} entered {first}", *(f"{label(which)} {call}" for call, which in others)])
+    other_lines = len(places) == len(found.calls) and len(set(places.values())) > 1  # so they are other calls
+    if found.sizes and not other_lines:
+        return Diagnosis("sizes", f"{words}: the tensors differ.", SAME_TENSORS)
+    told, remedy = count_backwards(ranks)
+    if remedy is SKIP:
+        return Diagnosis("backward", f"{words}. {told}", SKIP)
+    forward = {one.rank for one in ranks if one.within(IN_FORWARD)}
+    if any(call.name == "broadcast" and rank in forward for rank, call in found.calls.items()):
+        return Diagnosis("mismatch", f"{words}.", BUFFERS_ARE_BROADCAST)
+    saving = {rank for rank, place in places.items() if _CHECKPOINT in place}
+    return Diagnosis("mismatch", f"{words}.", ASYNC_SAVE if 0 < len(saving) < len(found.calls) else SAME_CALLS)
+
+
+def count_backwards(ranks: Sequence[RankSnapshot]) -> tuple[str, str]:
+    """How many backwards each rank made of a model in whose backward one waits, in a sentence, and the remedy; "" if
+    all have made the same number.
+    """
+    waits = next((one.bucket[0].reducer for one in ranks if one.bucket is not None), None)
+    steps = {one.rank: model.steps for one in ranks for model in one.models if model.reducer == waits}
+    if len(steps) < len(ranks) or len({one.backwards for one in steps.values()}) == 1:
+        return "", CALLED_ALONE
+    told, skipped = counts(steps)
+    return told, CALLED_ALONE if skipped is None else SKIP
+
+
+def launched_alone(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> Diagnosis | None:
+    """The diagnosis if a rank launched collectives that another one has not entered, and waits for none of them."""
+    if waiting:
+        return None
+    for found in distances({one.rank: one.flights for one in ranks}).values():
+        if found.launched is not None and found.launched.seconds >= SKEW_S:
+            return replace(diagnose_ahead(ranks, found), stuck=False)
+    return None
+
+
+def diagnose_ahead(ranks: Sequence[RankSnapshot], found: Distance) -> Diagnosis:
+    """The diagnosis of two ranks that are out of step although neither waits."""
+    by_rank = {one.rank: one for one in ranks}
+    behind, number = by_rank[found.behind], found.entered[1] + 1
+    what = found.missing.called(number) if found.missing is not None else f"operation #{number} of their group"
+    launches = f"rank {found.ahead} launched {what}{found.where}"
+    if behind.state == "running":
+        sentence = f"{launches} and continued; rank {found.behind} has not entered it and {behind}."
+    elif by_rank[found.ahead].state == "running":
+        sentence = f"{launches} and continued; rank {found.behind} finished the {behind.runs} without entering it."
+    else:
+        sentence = (
+            f"No cell is running, but {launches} and rank {found.behind} has not entered it: "
+            f"the next collective of rank {found.behind} will be matched with it."
+        )
+    remedy = f"{SAME_CALLS} Wait on the `Work` handles of async_op=True calls before the next step."
+    return Diagnosis("ahead", sentence, remedy)
+
+
+def _each(ranks: Sequence[RankSnapshot]) -> str:
     """What every rank does; ranks that do the same share one phrase."""
     doing: dict[str, list[int]] = {}
     for one in ranks:
@@ -63,11 +193,11 @@ def _each(ranks: Sequence[Examined]) -> str:
     return "; ".join(f"{'each of ' if len(who) > 1 else ''}{label(who)} {what}" for what, who in doing.items()) + "."
 
 
-def _who(ranks: Sequence[Examined]) -> str:
+def _who(ranks: Sequence[RankSnapshot]) -> str:
     return label(one.rank for one in ranks)
 
 
-def _gone(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+def _gone(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> Diagnosis | None:
     if not (gone := [one for one in ranks if one.state == "lost"]):
         return None
     them, new = ("it", "a new process for it") if len(gone) == 1 else ("them", "new processes for them")
@@ -77,7 +207,7 @@ def _gone(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis |
     return Diagnosis("lost", sentence, restart)
 
 
-def _debugged(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+def _debugged(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> Diagnosis | None:
     if not (debugged := [one for one in ranks if one.debugged]):
         return None
     others = f" {_who(waiting)} {_wait_s(waiting)} in {waiting[0].waits_in}." if waiting else ""
@@ -86,7 +216,7 @@ def _debugged(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnos
     return Diagnosis("debugger", sentence, remedy, stuck=False)
 
 
-def _paused(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+def _paused(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> Diagnosis | None:
     paused = [(one, one.paused.paused) for one in ranks if one.paused is not None]
     if not paused:
         return None
@@ -96,7 +226,7 @@ def _paused(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis
     return Diagnosis("paused", sentence, remedy)
 
 
-def different_calls(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+def different_calls(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> Diagnosis | None:
     """Ranks that entered different collectives under the same number: waiting longer does not change that."""
     found = mismatch_of(ranks)
     waits = _different(ranks, waiting) if found is not None and len(waiting) == len(ranks) else None
@@ -105,7 +235,7 @@ def different_calls(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> D
     return None if found is None else diagnose_mismatch(ranks, found)
 
 
-def _other_members(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+def _other_members(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> Diagnosis | None:
     """A group of one name with other members on other ranks: each rank made its own at the same call."""
     made: dict[str, dict[tuple[int, ...], list[int]]] = {}
     for one in ranks:
@@ -131,7 +261,7 @@ def _other_members(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Di
     return Diagnosis("members", sentence, remedy)
 
 
-def _stopped(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+def _stopped(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> Diagnosis | None:
     if not (stopped := [one for one in ranks if one.state == "stopped"]):
         return None
     are, resume, them = ("is", "resumes", "it") if len(stopped) == 1 else ("are", "resume", "them")
@@ -141,22 +271,22 @@ def _stopped(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosi
     return Diagnosis("stopped", sentence, f"{commands} {resume} {them}; nothing is lost.")
 
 
-def _was(waiting: Sequence[Examined]) -> str:
+def _was(waiting: Sequence[RankSnapshot]) -> str:
     return "was" if len(waiting) == 1 else "were"
 
 
-def _wait_s(waiting: Sequence[Examined]) -> str:
+def _wait_s(waiting: Sequence[RankSnapshot]) -> str:
     return "waits" if len(waiting) == 1 else "wait"
 
 
-def _idle(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+def _idle(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> Diagnosis | None:
     if any(one.state in ("running", "silent") for one in ranks):
         return None
     over = "No cell is running." if any(one.runs == "cell" for one in ranks) else "All ranks have finished the script."
     return Diagnosis("idle", over, stuck=False)
 
 
-def _cut_off(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+def _cut_off(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> Diagnosis | None:
     """Ranks of a node that does not answer."""
     if not (cut := [one for one in ranks if one.state == "cut off"]):
         return None
@@ -167,7 +297,7 @@ def _cut_off(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosi
     return Diagnosis("cut", sentence, remedy)
 
 
-def _silent(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+def _silent(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> Diagnosis | None:
     if not (silent := [one for one in ranks if one.state == "silent"]):
         return None
     are, them, ends = ("are", "them", "those ranks' processes; the next cell starts new ones")
@@ -179,13 +309,13 @@ def _silent(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis
     return Diagnosis("silent", sentence, remedy)
 
 
-def _nobody_waits(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+def _nobody_waits(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> Diagnosis | None:
     if waiting:
         return None
     return Diagnosis("working", f"No rank is waiting for another: {_each(ranks)}", stuck=False)
 
 
-def _point_to_point(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+def _point_to_point(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> Diagnosis | None:
     by_rank = {one.rank: one for one in ranks}
     for one in waiting:
         if one.call is None or one.call.kind != "point to point" or one.call.peer not in by_rank:
@@ -210,13 +340,13 @@ def _point_to_point(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> D
     return None
 
 
-def _members(one: Examined, ranks: Sequence[Examined]) -> list[Examined]:
+def _members(one: RankSnapshot, ranks: Sequence[RankSnapshot]) -> list[RankSnapshot]:
     """The other ranks that it waits for."""
     group = one.call.ranks if one.call is not None and one.call.ranks else tuple(other.rank for other in ranks)
     return [other for other in ranks if other.rank in group and other.rank != one.rank]
 
 
-def _ended(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+def _ended(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> Diagnosis | None:
     """Peers whose cell has finished, or that were not sent it."""
     for one in waiting:
         absent = [other for other in _members(one, ranks) if other.state in ("idle", "unblocked")]
@@ -238,7 +368,7 @@ def _ended(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis 
     return None
 
 
-def _never_produced(one: Examined, others: Sequence[Examined]) -> Diagnosis | None:
+def _never_produced(one: RankSnapshot, others: Sequence[RankSnapshot]) -> Diagnosis | None:
     """A backward that waits for a gradient that no rank will produce."""
     lacking = [(other.rank, model.missing) for other in others for model in other.models if model.missing]
     if one.bucket is None or not lacking:
@@ -251,7 +381,7 @@ def _never_produced(one: Examined, others: Sequence[Examined]) -> Diagnosis | No
     return Diagnosis("unused", sentence, "Wrap the model with find_unused_parameters=True.")
 
 
-def _busy(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+def _busy(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> Diagnosis | None:
     """Peers that are still doing something else."""
     for one in waiting:
         busy = [other for other in _members(one, ranks) if other.state == "running" and not other.waits]
@@ -267,7 +397,7 @@ def _busy(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis |
     return None
 
 
-def _remedy_of(busy: Examined) -> str:
+def _remedy_of(busy: RankSnapshot) -> str:
     """The suggested fix for what a rank does while others wait for it."""
     text = busy.place.text if busy.place is not None else ""
     innermost = busy.stack[0].file if busy.stack else ""
@@ -294,13 +424,13 @@ def _remedy_of(busy: Examined) -> str:
     )
 
 
-def _imports(busy: Examined) -> bool:
+def _imports(busy: RankSnapshot) -> bool:
     """Whether it imports a module, and no compiler has asked for that: a compiler is imported, too."""
     frames = [one for one in busy.stack if any(name in one.file for name in (_IMPORT, *_COMPILERS))]
     return bool(frames) and (_IMPORT in frames[-1].file or frames[-1].function == "<module>")
 
 
-def _different(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+def _different(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> Diagnosis | None:
     """If all peers wait: what do they wait for?"""
     calls = {one.rank: one.call for one in waiting if one.call is not None and one.call.kind == "collective"}
     making = [one for one in waiting if one.call is not None and one.call.kind == "group"]
@@ -321,7 +451,7 @@ def _different(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagno
     return _in_calls(calls, words, _uneven(waiting)) if calls else None
 
 
-def _making(ranks: Sequence[Examined], calls: Sequence[Call], words: str) -> Diagnosis:
+def _making(ranks: Sequence[RankSnapshot], calls: Sequence[Call], words: str) -> Diagnosis:
     joins = [one.joins for one in calls if one.joins]
     sentence = f"All ranks are creating a group but have not found each other: {words}."
     if len(joins) < len(calls):
@@ -335,7 +465,7 @@ def _making(ranks: Sequence[Examined], calls: Sequence[Call], words: str) -> Dia
     return Diagnosis("making", sentence, remedy)
 
 
-def _uneven(waiting: Sequence[Examined]) -> bool:
+def _uneven(waiting: Sequence[RankSnapshot]) -> bool:
     """Whether ranks that are in collectives are out of step. Sequence numbers also count sends and receives."""
     groups = {one.call.group for one in waiting if one.call is not None}
     known = {flight.entered for one in waiting for flight in one.flights if flight.group in groups}
@@ -344,7 +474,7 @@ def _uneven(waiting: Sequence[Examined]) -> bool:
     return len({one.call.sequence for one in waiting if one.call is not None and one.call.sequence is not None}) > 1
 
 
-def _in_buckets(buckets: Sequence[Examined]) -> Diagnosis:
+def _in_buckets(buckets: Sequence[RankSnapshot]) -> Diagnosis:
     found = {one.rank: one.bucket for one in buckets if one.bucket is not None}
     if len({(model.module, number) for model, number in found.values()}) > 1:
         each = (f"rank {rank} for bucket {number} of {model.module}" for rank, (model, number) in found.items())
@@ -373,7 +503,7 @@ def _in_calls(calls: dict[int, Call], words: str, uneven: bool) -> Diagnosis:
     return Diagnosis("slow", f"{label(calls)} are all in {some[0]}, which is in progress.", _SLOW_LINK)
 
 
-def _at(one: Examined, *, function: bool = False) -> str:
+def _at(one: RankSnapshot, *, function: bool = False) -> str:
     """Its line, to follow what it does; with the function if that is wanted and the line is in one."""
     if one.place is None:
         return ""

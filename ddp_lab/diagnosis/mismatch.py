@@ -1,4 +1,4 @@
-"""Collectives that ranks have entered, side by side: which rank called another one, which is ahead, what is in flight.
+"""Collectives of ranks side by side: which rank entered another one, and which is ahead.
 
 [Note: ahead, or only asked later]
 Ranks are examined one after the other while they keep running: of two ranks in step, the one that was examined later
@@ -9,128 +9,20 @@ ended will not catch up.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..formatting import duration, label_of, size
+from .collectives_in_flight import Collective, Flight, GroupFlights, on_group
+from .snapshot import Place, RankSnapshot
 
-__all__ = ["SKEW_S", "Collective", "Distance", "Distances", "Flight", "GroupFlights", "Mismatch", "distances"]
-__all__ += ["find_mismatch", "in_flight_words", "on_group", "open_words"]
+__all__ = ["SKEW_S", "Distance", "Distances", "Mismatch", "distances", "find_mismatch", "mismatch_of", "with_places"]
 
+Ask = Callable[[list[int], str, int], Mapping[int, Mapping[str, Any]]]
 SKEW_S = 1.0  # between the first and the last answer of one examination
 _STANDS = 10  # collectives ahead of a rank that makes no progress
 _MOVES = 100  # ahead of one that does
 _SAME_TENSORS = {"all_reduce", "broadcast", "reduce", "all_reduce_coalesced"}  # sizes agree on all ranks
-
-
-@dataclass(frozen=True)
-class Collective:
-    """A collective that a rank gave to a group.
-
-    Attributes:
-        name: e.g. ``"all_reduce"``.
-        what: types and shapes of the tensors; "" without.
-        bytes: their size.
-    """
-
-    name: str
-    what: str
-    bytes: int
-
-    def called(self, number: int) -> str:
-        """E.g. ``"all_reduce #18 of 4 MiB (float32 [1048576])"``."""
-        return f"{self.name} #{number}" + (f" of {size(self.bytes)} ({self.what})" if self.what else "")
-
-
-@dataclass(frozen=True)
-class Flight:
-    """A collective in flight: launched and not ended.
-
-    Attributes:
-        number: on its group.
-        collective: what it is.
-        seconds: since it was launched.
-        bucket: which bucket it carries, in words; "" if none.
-    """
-
-    number: int
-    collective: Collective
-    seconds: float
-    bucket: str
-
-    def __str__(self) -> str:
-        carried = f", {self.bucket}," if self.bucket else ""
-        of_bytes = f" of {size(self.collective.bytes)}" if self.collective.what else ""
-        return f"{self.collective.name} #{self.number}{of_bytes}{carried} for {_seconds(self.seconds)}"
-
-
-@dataclass(frozen=True)
-class GroupFlights:
-    """The collectives of one rank on one group.
-
-    Attributes:
-        group: its name.
-        backend: its own name, e.g. ``"gloo"`` or ``"nccl2"``.
-        ranks: its global ranks; empty: all.
-        entered: how many it has entered; None if their numbers are unknown.
-        sequence: the backend's own number of its last operation, sends and receives included; None if unknown.
-        begun: number of the first that was entered in the rank's last cell; None if there is none.
-        entries: number -> collective, of the newest ones.
-        open: the oldest of those in flight.
-        open_count: how many are in flight.
-        description: as its maker gave it; "" for the default group.
-    """
-
-    group: str
-    backend: str
-    ranks: tuple[int, ...]
-    entered: int | None
-    sequence: int | None
-    begun: int | None
-    entries: Mapping[int, Collective]
-    open: tuple[Flight, ...]
-    open_count: int
-    description: str = ""
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """What distinguishes it on its rank."""
-        return self.group, self.backend
-
-    @classmethod
-    def of(cls, answer: Mapping[str, Any]) -> GroupFlights:
-        """From the rank's answer (`ddp_lab.engine.status.flights`)."""
-        kinds = [Collective(*kind) for kind in answer["kinds"]]
-        known = {name: answer[name] for name in ("group", "backend", "entered", "sequence", "begun", "open_count")}
-        return cls(
-            **known,
-            ranks=tuple(answer["ranks"]),
-            description=answer.get("description", ""),
-            entries={number: kinds[kind] for number, kind in answer["entries"]},
-            open=tuple(Flight(number, kinds[kind], *more) for number, kind, *more in answer["open"]),
-        )
-
-
-def on_group(description: str, ranks: Sequence[int]) -> str:
-    """E.g. ``" on mesh dimension tp (ranks 0–3)"``, to follow a collective; "" without a description.
-
-    Args:
-        description: of the group; of one of a DeviceMesh ``"mesh_"`` and the dimension's name.
-        ranks: its global ranks, if known.
-    """
-    if not description:
-        return ""
-    name = f"mesh dimension {description[5:]}" if description.startswith("mesh_") else description
-    return f" on {name} ({label_of(ranks)})" if ranks else f" on {name}"
-
-
-def open_words(groups: Sequence[GroupFlights]) -> str:
-    """As `in_flight_words`, of one rank's groups."""
-    found = [one for group in groups for one in group.open]
-    if not found:
-        return ""
-    return _count_words(sum(group.open_count for group in groups), max(found, key=lambda one: one.seconds))
 
 
 @dataclass(frozen=True)
@@ -295,20 +187,26 @@ class Distances:
         return now.gap > _MOVES + speed * SKEW_S
 
 
-def in_flight_words(told: Mapping[str, Any]) -> str:
-    """The answer of `ddp_lab.engine.status.flights.in_flight` in words, e.g.
-    ``"2, oldest all_reduce #18 of 4 MiB for 3.2 s"``; "" if nothing is in flight.
+def mismatch_of(ranks: Sequence[RankSnapshot]) -> Mismatch | None:
+    """The first collective of the running cell, or of the last one, that is not the same on all ranks."""
+    running = {one.last_cell for one in ranks if one.state == "running"} or {one.last_cell for one in ranks}
+    of_cell = [one.rank for one in ranks if one.last_cell in running]
+    return find_mismatch({one.rank: one.flights for one in ranks}, of_cell)
+
+
+def with_places(ranks: Sequence[RankSnapshot], ask: Ask) -> list[RankSnapshot]:
+    """The same; where the ranks entered different collectives, with the line that entered each, if it is known.
+
+    Args:
+        ranks: all of them.
+        ask: called with ranks, group and number; returns rank -> ``file`` and ``line`` where it entered that one.
     """
-    oldest = told.get("oldest")
-    if not oldest:
-        return ""
-    kind = Collective(oldest["name"], "?" if oldest["bytes"] else "", oldest["bytes"])
-    return _count_words(told["count"], Flight(oldest["number"], kind, oldest["seconds"], oldest["bucket"]))
-
-
-def _count_words(count: int, oldest: Flight) -> str:
-    return f"{count}, oldest {oldest}" if count > 1 else str(oldest)
-
-
-def _seconds(value: float) -> str:
-    return f"{value * 1e3:.0f} ms" if value < 0.1 else duration(value)
+    found = mismatch_of(ranks)
+    if found is None:
+        return list(ranks)
+    places = {
+        rank: Place(answer["file"], answer["line"], "", "", users=True)
+        for rank, answer in ask(list(found.calls), found.group, found.number).items()
+        if "file" in answer
+    }
+    return [replace(one, entered_at=places.get(one.rank)) for one in ranks]
