@@ -35,7 +35,7 @@ _PUBLIC = {
     "measure_memory": "parallel.monitoring.memory",
     "observe": "parallel.observe",
     "replace_torch_ddp": "parallel.replacement",
-    "serve_doctor": "engine.status.debug_server",
+    "serve_doctor": "diagnosis.on_rank.doctor_page",
     "serve_mcp": "assistants.kernel_server",
 }
 _MODULES = {"fault_injection": "parallel.live.fault_injection", "faults": "faults", "recording": "recording"}
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from .cluster.cluster import Cluster as Cluster
     from .cluster.cluster import current_cluster as current_cluster
     from .cluster.followed import follow as follow
+    from .diagnosis.on_rank.doctor_page import serve_doctor as serve_doctor
     from .engine.restore import copy_state_from as copy_state_from
-    from .engine.status.debug_server import serve_doctor as serve_doctor
     from .errors import BucketStateError as BucketStateError
     from .errors import CellError as CellError
     from .errors import ClusterError as ClusterError

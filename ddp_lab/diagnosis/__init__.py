@@ -7,6 +7,7 @@ __all__ = [
     "crashes",
     "dumps",
     "mismatch",
+    "on_rank",
     "report",
     "rules",
     "snapshot",

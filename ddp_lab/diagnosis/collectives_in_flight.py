@@ -89,7 +89,7 @@ def entries_of(dump: Mapping[str, Any]) -> list[Entry]:
 
     Args:
         dump: what `torch._C._distributed_c10d._dump_fr_trace` (unpickled) or its JSON variants returned, or the same
-            of another recorder (``ddp_lab/engine/status/recorders.py``); version 2.x of the format.
+            of another recorder (``ddp_lab/diagnosis/on_rank/own_collectives.py``); version 2.x of the format.
     """
     return sorted((_entry(one) for one in dump.get("entries") or ()), key=lambda entry: entry.record)
 
@@ -240,7 +240,7 @@ class GroupFlights:
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> GroupFlights:
-        """From the rank's answer (`ddp_lab.engine.status.flights`)."""
+        """From the rank's answer (`ddp_lab.diagnosis.on_rank.own_collectives`)."""
         kinds = [Collective(*kind) for kind in answer["kinds"]]
         known = {name: answer[name] for name in ("group", "backend", "entered", "sequence", "begun", "open_count")}
         return cls(
@@ -274,7 +274,7 @@ def open_words(groups: Sequence[GroupFlights]) -> str:
 
 
 def in_flight_words(told: Mapping[str, Any]) -> str:
-    """The answer of `ddp_lab.engine.status.flights.in_flight` in words, e.g.
+    """The answer of `ddp_lab.diagnosis.on_rank.own_collectives.in_flight` in words, e.g.
     ``"2, oldest all_reduce #18 of 4 MiB for 3.2 s"``; "" if nothing is in flight.
     """
     oldest = told.get("oldest")

@@ -74,7 +74,7 @@ class Call:
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Call:
-        """From the rank's answer (`ddp_lab.engine.status.examine`)."""
+        """From the rank's answer (`ddp_lab.diagnosis.on_rank.examine`)."""
         return cls(**{**answer, **{name: tuple(answer.get(name, ())) for name in ("ranks", "members", "joins")}})
 
     def __str__(self) -> str:
@@ -191,7 +191,7 @@ class RankSnapshot:
 
     @classmethod
     def of(cls, rank: int, state: str, answer: Mapping[str, Any], **more: Any) -> RankSnapshot:
-        """From the rank's answer (`ddp_lab.engine.status.examine`)."""
+        """From the rank's answer (`ddp_lab.diagnosis.on_rank.examine`)."""
         call = answer["call"]
         return cls(
             rank=rank,

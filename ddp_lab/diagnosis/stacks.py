@@ -12,14 +12,18 @@ one that computes there.
 from __future__ import annotations
 
 import linecache
+import os
 import re
+import sysconfig
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from .collectives_in_flight import Flight, GroupFlights, group_description
 from .snapshot import Call, Place, RankSnapshot
 
-__all__ = ["COLLECTIVE", "GROUP", "POINT_TO_POINT", "Entered", "entered", "is_library", "place", "snapshot_of_stack"]
+__all__ = ["COLLECTIVE", "GROUP", "POINT_TO_POINT", "Entered", "entered", "is_library", "is_users", "place"]
+__all__ += ["snapshot_of_stack"]
 
 COLLECTIVE, POINT_TO_POINT, GROUP = "collective", "point to point", "group"
 _KINDS = {
@@ -39,6 +43,16 @@ _FILE = "torch/distributed/distributed_c10d.py"
 _LIBRARY = re.compile(
     r"^<(?!cell |ipython-input|stdin)|/(site|dist)-packages/|/lib/python\d[\d.]*/"
     r"|/ddp_lab/(comm|engine|launch|parallel)/"  # installed in place
+)
+_OURS = __file__.rpartition("diagnosis")[0]
+_BELOW_CELLS = ("IPython", "ipykernel", "ipyparallel", "tornado", "torch")  # wherever they are installed
+_FOLDERS = (
+    *(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib", "stdlib")),
+    *(
+        os.path.join(os.path.dirname(found.origin), "")
+        for name in _BELOW_CELLS
+        if (found := find_spec(name)) and found.origin
+    ),
 )
 _NATIVE_WAIT = re.compile(r"\b(c10d|gloo|nccl)\w*::|\bncclComm|cu(da)?(Stream|Event|Device|Ctx)Synchronize")
 _PEERS = re.compile(r"\b(c10d|gloo|nccl)")
@@ -77,6 +91,11 @@ def entered(frames: Iterable[tuple[str, str]]) -> Entered | None:
 def is_library(file: str) -> bool:
     """Whether a file belongs to a library, judged by its path alone, as on another machine."""
     return bool(_LIBRARY.search(file))
+
+
+def is_users(file: str) -> bool:
+    """Whether code of this file is the user's own: a cell's or a script's, not a library's."""
+    return file.startswith("<cell ") or not file.startswith((_OURS, *_FOLDERS, "<"))
 
 
 def place(file: str, line: int, function: str) -> Place:

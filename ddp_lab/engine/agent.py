@@ -47,14 +47,15 @@ import torch.distributed as dist
 from IPython.core import interactiveshell
 from torch import autograd
 
+from ..diagnosis.on_rank import examine, own_collectives
+from ..diagnosis.stacks import is_users
 from ..parallel.live import model as live_model
-from .cells import await_runner, cell, tracebacks
+from .cells import await_runner, cell
 from .cells.stdin import Asking
 from .debugger import tracing
 from .debugger.rank_debugger import RankDebugger
+from .gpu import Gpu
 from .groups import registry, rejoin
-from .status import examine, flights
-from .status.gpu import Gpu
 from .telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
@@ -311,12 +312,12 @@ class Agent:
         if cell_id is not None or cell.running() is None:
             self._settle(cell_id)
         whole = self._is_whole() and not rejoin.broken_backwards()
-        left = flights.left() if whole else 0
+        left = own_collectives.left() if whole else 0
         return {"whole": whole, "cell": cell.running(), "sequences": registry.sequences(), "in_flight": left}
 
     def _answer_vitals(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """As a ping, with ``label`` and ``seconds`` of the running cell (None between cells), ``gpu``, and
-        ``in_flight`` (see `flights.in_flight`).
+        ``in_flight`` (see `own_collectives.in_flight`).
         """
         reply, label, seconds = self._ping(request), None, None
         began = self._began  # a cell may begin meanwhile
@@ -324,7 +325,7 @@ class Agent:
             _, began_ns, label = began
             seconds = (time.monotonic_ns() - began_ns) / 1e9
         gpu = self.gpu.read() if self.gpu is not None else None
-        return {**reply, "label": label, "seconds": seconds, "in_flight": flights.in_flight(), "gpu": gpu}
+        return {**reply, "label": label, "seconds": seconds, "in_flight": own_collectives.in_flight(), "gpu": gpu}
 
     def _ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """This rank's state, its cell and the one that ended last, and on request its main thread's stack."""
@@ -494,7 +495,7 @@ def _users_steps(error: BaseException) -> TracebackType | None:
     """
     steps = list(_steps(error.__traceback__))  # none where the cell's own code raised nothing: its value has no text
     kept: TracebackType | None = None
-    users = [one for one in steps[1:] if tracebacks.is_users(one.tb_frame.f_code.co_filename)]
+    users = [one for one in steps[1:] if is_users(one.tb_frame.f_code.co_filename)]
     for step in reversed(steps[:1] + users):
         kept = TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)
     return kept

@@ -130,7 +130,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
 
     import ddp_lab
 
-    from .status.gpu import Gpu
+    from .gpu import Gpu
 
     _set_environment(spec)
     device = torch.device(spec["device"])
@@ -156,6 +156,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _start_services(shell: Any, rank: int, client: Mapping[str, Any]) -> None:
     """The object that from now on answers the client and sends it events."""
+    from ..diagnosis.on_rank import examine, own_collectives
     from ..parallel.monitoring import group_collectives
     from ..parallel.observe_shards import observe_every_root
     from . import model_control
@@ -163,13 +164,12 @@ def _start_services(shell: Any, rank: int, client: Mapping[str, Any]) -> None:
     from .cells import cell, last_cell, name_lookup, progress_bars, sources, spawned
     from .cells.delivery import Delivery
     from .debugger.rank_debugger import RankDebugger
-    from .status import examine, flights
     from .telemetry import Telemetry
 
     registry.install()
     group_collectives.record()
     observe_every_root()
-    flights.install(Path(shell.kernel.parent.profile_dir.location))
+    own_collectives.install(Path(shell.kernel.parent.profile_dir.location))
     progress_bars.install()
     _rank.telemetry = telemetry = Telemetry(client["endpoint"], rank, client["world_size"])
     _rank.agent = Agent(telemetry, rank)

@@ -47,7 +47,7 @@ def let_examine(
     Returns:
         What ends it: to be called with how the program ended.
     """
-    from ..engine.status import script
+    from ..diagnosis.on_rank import script
     from ..engine.telemetry import Telemetry
 
     job, name = script.job_of(given), rank

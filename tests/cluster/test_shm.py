@@ -35,8 +35,8 @@ def lab() -> Iterator[Lab]:
 
 _FRAMES = """
 import sys
-from ddp_lab.engine.status import flights
-frames = [one for number in range(99) for one in flights.frames_of(dist.group.WORLD.group_name, number)]
+from ddp_lab.diagnosis.on_rank import own_collectives
+frames = [one for number in range(99) for one in own_collectives.frames_of(dist.group.WORLD.group_name, number)]
 lines = [line for file, line in frames if "frames" in file]
 """
 _ALONE = """
@@ -44,9 +44,9 @@ import os, tempfile
 from pathlib import Path
 import torch, torch.distributed as dist
 from ddp_lab.engine.groups import registry
-from ddp_lab.engine.status import flights
+from ddp_lab.diagnosis.on_rank import own_collectives
 registry.install()
-flights.install(Path(tempfile.gettempdir()))
+own_collectives.install(Path(tempfile.gettempdir()))
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 exec(compile("\\n\\ndist.all_reduce(torch.ones(8))", "frames", "exec"))
 {}

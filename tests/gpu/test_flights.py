@@ -41,11 +41,11 @@ def _on_rank(rank: int, size: int, folder: str, built: str) -> None:
     os.environ["NCCL_HOSTID"] = f"host-{rank}"  # ranks that share one GPU
     device = torch.device("cuda:0")
     torch.cuda.set_device(device)
+    from ddp_lab.diagnosis.on_rank import own_collectives
     from ddp_lab.engine.groups import registry
-    from ddp_lab.engine.status import flights
 
     registry.install()
-    flights.install(Path(folder))
+    own_collectives.install(Path(folder))
     began, store = time.monotonic_ns(), FileStore(f"{folder}/store", size)
     bound = registry.bound_to(device, "cpu:gloo,cuda:nccl")
     assert bound == ({"device_id": device} if built == "nccl2" else {})
@@ -55,20 +55,20 @@ def _on_rank(rank: int, size: int, folder: str, built: str) -> None:
     torch.cuda.synchronize()
 
     def seen() -> list[Any]:
-        return [one for one in flights.flights(began) if one["backend"] == built]
+        return [one for one in own_collectives.collectives(began) if one["backend"] == built]
 
     wait_until(lambda: bool(seen()), "the first")
-    assert flights.left() == 0, "all that has ended is noted when it is asked for"
+    assert own_collectives.left() == 0, "all that has ended is noted when it is asked for"
     [first] = seen()
     assert (first["entered"], first["open_count"]) == (1, 0)
     assert first["kinds"] == [("all_reduce", "float32 [4]", 16)]
     if built == "nccl2":
         name = dist.group.WORLD.group_name
-        assert Path(__file__).name in [Path(file).name for file, _ in flights.frames_of(name, 1)]
+        assert Path(__file__).name in [Path(file).name for file, _ in own_collectives.frames_of(name, 1)]
     work = dist.all_reduce(large, async_op=True) if rank == 0 else None
     if rank == 0:
-        wait_until(lambda: flights.in_flight()["count"] == 1, "the one in flight")
-        oldest = flights.in_flight()["oldest"]
+        wait_until(lambda: own_collectives.in_flight()["count"] == 1, "the one in flight")
+        oldest = own_collectives.in_flight()["oldest"]
         assert (oldest["name"], oldest["number"], oldest["bytes"]) == ("all_reduce", 2, 1 << 20)
     Path(folder, f"seen-{rank}").touch()
     wait_until(lambda: all(Path(folder, f"seen-{other}").exists() for other in range(size)), "the others")
@@ -77,7 +77,7 @@ def _on_rank(rank: int, size: int, folder: str, built: str) -> None:
     else:
         work.wait()
     torch.cuda.synchronize()
-    wait_until(lambda: not flights.in_flight()["count"], "the end of all")
+    wait_until(lambda: not own_collectives.in_flight()["count"], "the end of all")
     [last] = seen()
     assert (last["entered"], last["open_count"]) == (2, 0), "what has ended is still known"
     Path(folder, f"done-{rank}").touch()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ddp_lab import Cluster
-from ddp_lab.engine.status.gpu import Gpu
+from ddp_lab.engine.gpu import Gpu
 from ddp_lab.output.board import SilentBoard
 from tests.waiting import wait_until
 

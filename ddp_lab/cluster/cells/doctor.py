@@ -1,6 +1,6 @@
 """The doctor of cells: watches running cells for hangs.
 
-The ranks answer with `ddp_lab.engine.status.examine`; [Note: who waits for whom] in `ddp_lab.diagnosis.rules` says
+The ranks answer with `ddp_lab.diagnosis.on_rank.examine`; [Note: who waits for whom] in `ddp_lab.diagnosis.rules` says
 what follows from that. Ranks are not stopped for it; one that does not answer within a second is called silent.
 """
 

@@ -8,28 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import sysconfig
 from collections.abc import Sequence
-from importlib.util import find_spec
 
-_OURS = __file__.rpartition("engine")[0]
-_BELOW_CELLS = ("IPython", "ipykernel", "ipyparallel", "tornado", "torch")  # wherever they are installed
-_LIBRARIES = (
-    *(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib", "stdlib")),
-    *(
-        os.path.join(os.path.dirname(found.origin), "")
-        for name in _BELOW_CELLS
-        if (found := find_spec(name)) and found.origin
-    ),
-)
+from ...diagnosis.stacks import is_users
+
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _FRAME = re.compile(r"Cell |File (.+?):\d+(?:, in |\n|$)")
 _FEWEST = 2  # omitted frames: a single one is as short as the line on it
-
-
-def is_users(file: str) -> bool:
-    """Whether code of this file is the user's own: a cell's or a script's, not a library's."""
-    return file.startswith("<cell ") or not file.startswith((_OURS, *_LIBRARIES, "<"))
 
 
 def folded(rendered: Sequence[str], mode: str = "Context") -> list[str]:

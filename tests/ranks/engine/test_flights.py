@@ -20,15 +20,15 @@ from torch.distributed import distributed_c10d
 import ddp_lab.comm
 from ddp_lab import native
 from ddp_lab.diagnosis.collectives_in_flight import Entry, entries_of
+from ddp_lab.diagnosis.on_rank import own_collectives
+from ddp_lab.diagnosis.on_rank.own_collectives import NcclRecorder
 from ddp_lab.engine.groups import registry
-from ddp_lab.engine.status import flights
-from ddp_lab.engine.status.recorders import GpuFlights
 from tests.ranks.harness import on_ranks
 from tests.waiting import wait_until
 
 
 def _flights_of(name: str, began: int) -> dict[str, Any]:
-    [found] = [one for one in flights.flights(began) if one["group"] == name]
+    [found] = [one for one in own_collectives.collectives(began) if one["group"] == name]
     return found
 
 
@@ -46,8 +46,8 @@ def test_collectives_of_a_group(rank: int, size: int) -> None:
         large = torch.ones(1 << 18)
         work = dist.all_reduce(large, group=group, async_op=True) if rank == 0 else None
         dist.barrier()
-        wait_until(lambda: flights.in_flight()["count"] == (rank == 0), "the end of all others")
-        seen += [_flights_of(group.group_name, began), flights.in_flight()]
+        wait_until(lambda: own_collectives.in_flight()["count"] == (rank == 0), "the end of all others")
+        seen += [_flights_of(group.group_name, began), own_collectives.in_flight()]
         dist.barrier()
         if work is None:
             dist.all_reduce(large, group=group)
@@ -55,7 +55,7 @@ def test_collectives_of_a_group(rank: int, size: int) -> None:
             work.wait()
         dist.send(torch.ones(1), 1, group=group) if rank == 0 else dist.recv(torch.ones(1), 0, group=group)
         dist.barrier(group)
-        wait_until(lambda: not flights.in_flight()["count"], "the end of all")
+        wait_until(lambda: not own_collectives.in_flight()["count"], "the end of all")
         new, seen, flying, last = *seen, _flights_of(group.group_name, began)
     finally:
         registry.uninstall()
@@ -88,7 +88,7 @@ def test_the_server_answers_in_the_same_format(rank: int, size: int, tmp_path: P
     of_group = partial(_of_group, name=group.group_name, began=began)
     dist.all_reduce(torch.ones(4), group=group)
     wait_until(lambda: all(one.done for one in of_group(_dump())), "the end of all")
-    asked = GpuFlights(tmp_path, "fr_trace_json", seconds=20.0)
+    asked = NcclRecorder(tmp_path, "fr_trace_json", seconds=20.0)
     try:
         told = asked.dump()
     finally:
@@ -97,7 +97,7 @@ def test_the_server_answers_in_the_same_format(rank: int, size: int, tmp_path: P
     assert told["pg_status"].keys() == {str(made) for made in dump["pg_status"]}
     assert of_group(told) == of_group(dump)
     assert of_group(dump)[-1].name == "all_reduce"
-    assert GpuFlights(tmp_path, "no such handler").dump() == {}
+    assert NcclRecorder(tmp_path, "no such handler").dump() == {}
     dist.barrier()
     assert list(tmp_path.iterdir()) == []
 
@@ -180,14 +180,18 @@ def test_a_third_partys_backend(rank: int, size: int) -> None:
         group, began = dist.new_group(backend="third"), time.monotonic_ns()
         dist.all_reduce(torch.ones(4), group=group)
         dist.broadcast(torch.ones(2), 0, group=group)
-        seen = [one for one in flights.flights(began) if (one["group"], one["backend"]) == (group.group_name, "third")]
+        seen = [
+            one
+            for one in own_collectives.collectives(began)
+            if (one["group"], one["backend"]) == (group.group_name, "third")
+        ]
         assert [(one["entered"], one["begun"], one["open_count"]) for one in seen] == [(2, 1, 0)]
         assert seen[0]["kinds"] == [("all_reduce", "float32 [4]", 16), ("broadcast", "float32 [2]", 8)]
-        assert Path(__file__).name in [Path(file).name for file, _ in flights.frames_of(group.group_name, 2)]
+        assert Path(__file__).name in [Path(file).name for file, _ in own_collectives.frames_of(group.group_name, 2)]
         looked = time.monotonic()
-        wait_until(lambda: not flights.in_flight()["count"] and time.monotonic() > looked + 0.5, "many looks")
+        wait_until(lambda: not own_collectives.in_flight()["count"] and time.monotonic() > looked + 0.5, "many looks")
         dist.all_reduce(torch.ones(4), group=group)
-        [again] = [one for one in flights.flights(began) if one["backend"] == "third"]
+        [again] = [one for one in own_collectives.collectives(began) if one["backend"] == "third"]
         assert again["entered"] == 3, "though such a backend has no sequence number for it"
     finally:
         registry.uninstall()

@@ -24,12 +24,11 @@ from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined, unus
 from torch.distributed import distributed_c10d as c10d
 
 from ... import native
-from ...diagnosis.snapshot import UNNAMED, RankSnapshot
-from ...diagnosis.stacks import COLLECTIVE, GROUP, POINT_TO_POINT, entered
+from ...engine.groups import registry
 from ...parallel.live.model import LiveModel, live_models
-from ..cells.tracebacks import is_users
-from ..groups import registry
-from . import flights
+from ..snapshot import UNNAMED, RankSnapshot
+from ..stacks import COLLECTIVE, GROUP, POINT_TO_POINT, entered, is_users
+from . import own_collectives
 
 _C = native.load()
 _WAIT = re.compile(r"(\w+)\.wait\(")  # of a Work
@@ -57,8 +56,8 @@ def examine(thread: int, running: str | None, began: tuple[str, int] | None, *, 
         name), ``ranks`` of the group, ``what`` (sizes and types of the tensors), ``bytes``, ``peer`` (source or
         destination), ``sequence`` (on its group), ``members`` (of a group that is being created), ``joins``,
         ``address`` and ``module`` (see `Call`); ``sequences``: group -> collectives entered; ``flights``:
-        the value of `flights.flights`, ``last_cell`` the cell from which it counts; ``models``: for each ``reducer``,
-        ``module``, ``forwards`` (pairs, see `Model`) and the value of `breakpoints.stage`.
+        the value of `own_collectives.collectives`, ``last_cell`` the cell from which it counts; ``models``: for each
+        ``reducer``, ``module``, ``forwards`` (pairs, see `Model`) and the value of `breakpoints.stage`.
     """
     frame = sys._current_frames().get(thread)
     stack = [] if frame is None else [one for one, _ in islice(traceback.walk_stack(frame), _DEEPEST)]
@@ -70,7 +69,7 @@ def examine(thread: int, running: str | None, began: tuple[str, int] | None, *, 
         "stack": [_described(one) for one in (*frames, *outer)] if running is not None else [],
         "call": _call(frames, thread) if running is not None else None,
         "sequences": registry.sequences(),
-        "flights": flights.flights(began[1] if began is not None else None) if whole else [],
+        "flights": own_collectives.collectives(began[1] if began is not None else None) if whole else [],
         "last_cell": began[0] if began is not None else None,
         "models": [_model(model) for model in live_models()],
     }
@@ -83,7 +82,7 @@ def entered_at(request: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         request: ``group`` and ``number`` of the collective.
     """
-    found = flights.frames_of(str(request["group"]), int(request["number"]))
+    found = own_collectives.frames_of(str(request["group"]), int(request["number"]))
     for name, line in found:
         if is_users(name):
             return {"file": name, "line": line}
@@ -182,7 +181,7 @@ def _entered(name: str, kind: str, group: Any) -> dict[str, Any]:
         "bytes": 0,
         "peer": None,
         "sequence": record.sequence if record is not None else None,
-        "description": "" if record is None else flights.description_of(record),
+        "description": "" if record is None else own_collectives.description_of(record),
     }
 
 
@@ -215,7 +214,7 @@ def _work(frame: FrameType) -> dict[str, Any] | None:
 def _functional(frames: list[FrameType]) -> dict[str, Any] | None:
     """A functional collective whose result the thread waits for: the oldest that has not ended."""
     waits = any(one.f_code.co_filename == _FUNCTIONAL and one.f_code.co_name == "wait_tensor" for one in frames)
-    oldest = flights.in_flight()["oldest"] if waits else None
+    oldest = own_collectives.in_flight()["oldest"] if waits else None
     return None if oldest is None else {**_entered(oldest["name"], COLLECTIVE, None), "sequence": oldest["number"]}
 
 

@@ -13,7 +13,7 @@ import functools
 
 import torch
 
-from ...machine import nvml
+from ..machine import nvml
 
 
 class _Memory(ctypes.Structure):

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import threading
-import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -17,17 +15,16 @@ from urllib.parse import quote
 import torch
 import torch.distributed as dist
 
-from ...diagnosis.mismatch import with_places
-from ...diagnosis.report import HangReport
-from ...diagnosis.snapshot import RankSnapshot
 from ...errors import DdpLabError
-from ..groups import registry
+from ..mismatch import with_places
+from ..report import HangReport
+from ..snapshot import RankSnapshot
 from . import examine
+from .script import ScriptRank
 
 __all__ = ["serve_doctor"]
 
 _PORT = 25999  # torch's default
-_SCRIPT = "script"
 _EXAMINE, _ENTERED_AT = "ddp_lab_examine", "ddp_lab_entered_at"
 _FOUND = 200
 _TEMPLATE = """
@@ -65,11 +62,10 @@ def serve_doctor(port: int = _PORT, **options: Any) -> None:
         raise DdpLabError("there is no process group yet: call init_process_group before ddp_lab.serve_doctor")
     from torch._C._distributed_c10d import _register_handler  # type: ignore[attr-defined, unused-ignore]
 
-    main, began = threading.main_thread().ident or 0, (_SCRIPT, time.monotonic_ns())
+    script = ScriptRank()
 
     def answer(request: Any, response: Any) -> None:
-        registry.adopt()
-        _reply(response, {"state": "running", **examine.examine(main, _SCRIPT, began)})
+        _reply(response, script.answer())
 
     def entered_at(request: Any, response: Any) -> None:
         asked = {"group": request.get_param("group"), "number": request.get_param("number")}

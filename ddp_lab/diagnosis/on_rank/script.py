@@ -7,16 +7,41 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from ..groups import registry
-from ..telemetry import Telemetry
-from . import examine, flights
+from ...engine.groups import registry
+from . import examine, own_collectives
+
+__all__ = ["ScriptRank", "install", "job_of"]
 
 _SCRIPT = "script"  # in the place of a cell's id
 
 
-def install(telemetry: Telemetry, folder: Path, rank: int, job: Mapping[str, Any]) -> Callable[[str], None]:
+class _Connection(Protocol):
+    """To who examines the rank: its telemetry."""
+
+    def on_control(self, op: str, handler: Callable[[dict[str, Any]], dict[str, Any]], /) -> None: ...
+
+
+class ScriptRank:
+    """This process as a rank that runs a script, from construction on.
+
+    Attributes:
+        failed: how the script failed; "" while it has not.
+    """
+
+    def __init__(self) -> None:
+        self._main, self._began = threading.main_thread().ident or 0, (_SCRIPT, time.monotonic_ns())
+        self.failed = ""
+
+    def answer(self, *, whole: bool = True) -> dict[str, Any]:
+        """What it does now: ``state``, ``why``, and the value of `examine.examine`. On any thread."""
+        registry.adopt()
+        state = {"state": "lost" if self.failed else "running", "why": self.failed}
+        return {**state, **examine.examine(self._main, _SCRIPT, self._began, whole=whole)}
+
+
+def install(telemetry: _Connection, folder: Path, rank: int, job: Mapping[str, Any]) -> Callable[[str], None]:
     """Answers the client's examinations; call it before the script makes a group.
 
     Args:
@@ -28,17 +53,14 @@ def install(telemetry: Telemetry, folder: Path, rank: int, job: Mapping[str, Any
     Returns:
         What to call when the script has failed, with how it did: from then on the rank says so.
     """
-    flights.install(folder, smaller=False)
-    main, began, failed = threading.main_thread().ident or 0, (_SCRIPT, time.monotonic_ns()), [""]
+    own_collectives.install(folder, smaller=False)
+    script = ScriptRank()
 
     def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-        registry.adopt()
-        state = {"state": "lost" if failed[0] else "running", "why": failed[0]}
-        seen = examine.examine(main, _SCRIPT, began, whole=bool(request.get("whole")))
-        return {**state, "rank": rank, "pid": os.getpid(), "job": job, **seen}
+        return {"rank": rank, "pid": os.getpid(), "job": job, **script.answer(whole=bool(request.get("whole")))}
 
     def fail(how: str) -> None:
-        failed[0] = how
+        script.failed = how
 
     telemetry.on_control("examine", answer)
     telemetry.on_control("entered_at", examine.entered_at)
