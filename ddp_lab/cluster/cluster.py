@@ -455,7 +455,7 @@ class Cluster:
             rank 0 waits in all_reduce #2 of 4 B (float32 [1]); rank 1 is in `time.sleep(60)` at cell 3 line 2.
         """
         session = self.session
-        return HangReport.made(session.members.examine, session.processes.conditions())
+        return HangReport.collect(session.members.source, session.processes.conditions())
 
     def pids(self) -> dict[str, int]:
         """Name -> process id of every process of the cluster; empty when it is stopped."""

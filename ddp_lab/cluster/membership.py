@@ -21,13 +21,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from typing import Any
 
 from .. import machine
-from ..control.examination import with_places
 from ..control.interrupts import held_back
 from ..control.records import RankHealth, RankRecord
 from ..control.wire import Wire
 from ..diagnosis.collectives_in_flight import in_flight_words
 from ..diagnosis.rules import Diagnosis
-from ..diagnosis.snapshot import RankSnapshot
+from ..diagnosis.sources.cells import CellRanks
 from ..errors import ClusterError, FallbackWarning, RankFailure
 from ..formatting import exit_words, label_of
 from ..protocol import black_box
@@ -68,6 +67,7 @@ class Membership:
         self._lock = threading.Lock()
         self._told: set[str] = set()  # cells whose ranks have been told that one was unblocked
         self._open: dict[str, set[int]] = {}  # cell -> ranks whose code has not ended
+        self.source = CellRanks(wire, self._world_size, self.lost, self.given, self._stopped)
         self._given: dict[str, set[int]] = {}  # cell that has not ended -> all ranks that run, or ran, it
         self._failed: dict[str, int] = {}  # cell that failed -> the rank on which it did first
         self._joined: dict[int, dict[str, Any]] = {}
@@ -275,30 +275,14 @@ class Membership:
             )
         return tuple(records)
 
-    def examine(self) -> list[RankSnapshot]:
-        """What every rank does now, without stopping it.
-
-        Raises:
-            ClusterError: a rank could not be examined.
-        """
-        lost = self.lost()
-        answers = self._ask("examine")
+    def given(self) -> set[int]:
+        """Ranks of the cells that have not ended."""
         with self._lock:
-            given = {rank for ranks in self._given.values() for rank in ranks}
-        made = []
-        for rank in range(self._world_size):
-            answer = answers.get(rank)
-            if rank in lost:
-                made.append(RankSnapshot(rank, "lost", why=lost[rank]))
-            elif answer is None and self.is_stopped(rank):
-                made.append(RankSnapshot(rank, "stopped", why=f"kill -CONT {self._processes.fork_server.pids[rank]}"))
-            elif answer is None:
-                made.append(RankSnapshot(rank, "silent"))
-            elif "error" in answer:
-                raise ClusterError(f"rank {rank} could not be examined: {answer['error']}")
-            else:
-                made.append(RankSnapshot.of(rank, answer["state"], answer, asked=rank in given))
-        return with_places(self._wire, made)
+            return {rank for ranks in self._given.values() for rank in ranks}
+
+    def _stopped(self, rank: int) -> int | None:
+        """The process id of a rank that was stopped by a signal; None of another one."""
+        return self._processes.fork_server.pids[rank] if self.is_stopped(rank) else None
 
     def is_stopped(self, rank: int) -> bool:
         """Whether a rank of this machine was stopped by a signal."""

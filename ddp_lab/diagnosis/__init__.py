@@ -5,6 +5,7 @@ __all__ = [
     "collectives_in_flight",
     "command",
     "crashes",
+    "detector",
     "dumps",
     "mismatch",
     "on_rank",

@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,9 @@ from .report import HangReport
 from .snapshot import RankSnapshot
 from .sources import dump_files
 from .sources.debug_server import DebugServer
-from .sources.py_spy import Processes
+from .sources.py_spy import SpiedProcesses
 
-__all__ = ["EXIT_CODES", "doctor", "examined"]
+__all__ = ["EXIT_CODES", "doctor", "snapshot_job"]
 
 EXIT_CODES = (
     "Exit code 0: nothing is stuck; 1: ranks are stuck, and the sentence says why; 2: the job can't be examined."
@@ -33,7 +32,7 @@ _ADDRESS = re.compile(r"^(\[.+\]|[^/:]+):\d+$")
 def doctor(arguments: argparse.Namespace) -> int:
     """Examines the job, prints why it hangs, and returns the exit code."""
     try:
-        report = examined(arguments.of, arguments.seconds)
+        report = snapshot_job(arguments.of, arguments.seconds)
     except DdpLabError as error:
         print(f"ddp-lab doctor: {printable_lines(str(error))}", file=sys.stderr)
         return _FAILED
@@ -46,7 +45,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     return _STUCK if report.diagnosis.stuck else 0
 
 
-def examined(of: Sequence[str], seconds: float) -> HangReport:
+def snapshot_job(of: Sequence[str], seconds: float) -> HangReport:
     """The report on a job.
 
     Args:
@@ -59,12 +58,9 @@ def examined(of: Sequence[str], seconds: float) -> HangReport:
     if all(Path(one).exists() for one in of):
         return HangReport(*diagnose_dumps(dump_files.read([Path(one) for one in of])))
     if all(one.isdigit() for one in of):
-        return HangReport.of(Processes([int(one) for one in of]).examine(seconds))
+        return HangReport.of(SpiedProcesses([int(one) for one in of], seconds).snapshots())
     if len(of) == 1 and _ADDRESS.match(of[0]):
-        server = DebugServer(of[0])
-        before = server.examine()
-        time.sleep(seconds)
-        return HangReport.of(server.examine(), before)
+        return HangReport.collect(DebugServer(of[0]), seconds=seconds)
     missing = next((one for one in of if not Path(one).exists() and not one.isdigit()), of[0])
     raise DdpLabError(
         f"{missing!r} is not a file or folder, HOST:PORT or a process id; give arguments of one of these kinds"

@@ -6,7 +6,7 @@ import html
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -14,6 +14,7 @@ from urllib.parse import quote
 from ..lesson_files import COPIED
 from .rules import Diagnosis, diagnose
 from .snapshot import RankSnapshot
+from .sources import Source
 
 __all__ = ["HangReport"]
 
@@ -44,13 +45,22 @@ class HangReport:
         return cls(diagnose(ranks, before), tuple(ranks), tuple(processes))
 
     @classmethod
-    def made(cls, examine: Callable[[], Sequence[RankSnapshot]], processes: Sequence[str] = ()) -> HangReport:
-        """The report of one examination, or of two a moment apart if any rank waits."""
-        before = examine()
-        if not any(one.waits for one in before):
+    def collect(cls, source: Source, processes: Sequence[str] = (), seconds: float = 0.0) -> HangReport:
+        """The report of one examination, or of two a moment apart if any rank waits.
+
+        Args:
+            source: of the ranks.
+            processes: see `HangReport`.
+            seconds: makes two examinations in any case, so far apart.
+
+        Raises:
+            DdpLabError: the ranks can't be examined, and why.
+        """
+        before = source.snapshots()
+        if not seconds and not any(one.waits for one in before):
             return cls.of(before, (), processes)
-        time.sleep(_MOMENT_S)
-        return cls.of(examine(), before, processes)
+        time.sleep(seconds or _MOMENT_S)
+        return cls.of(source.snapshots(), before, processes)
 
     @property
     def brief(self) -> str:

@@ -14,25 +14,27 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 from ..cluster.processes.launchers import make_run_dir
 from ..command_line import tell
 from ..control.wire import Wire
-from ..diagnosis.mismatch import with_places
+from ..diagnosis.detector import LOOKS, Detector, Notice
 from ..diagnosis.report import HangReport
-from ..diagnosis.rules import BUSY, Diagnosis, diagnose, different_calls, wait_of
 from ..diagnosis.snapshot import RankSnapshot
-from .exchange import Exchange
-from .invitation import invite
-from .local_ranks import LocalRanks
-from .nodes import Job, made
-from .reports import GOES_ON, HANGS
+from ..diagnosis.sources import Source
+from ..diagnosis.sources.nodes import NodeRanks, Store
+from ..diagnosis.sources.script import Job, ScriptRanks, snapshot_from
+from .endpoint_file import write_endpoint
+from .reports import HANGS
 
 __all__ = ["ACTIONS", "HangWatch"]
 
 ACTIONS = ("wait", "dump", "stop")
-_LOOKS = 5  # within the time after which a wait is told
+_PREFIX = "ddp_lab/doctor"
+_CONNECT = timedelta(seconds=30)
 _LONGEST_PAUSE_S = 1.0  # between two looks
 
 
@@ -56,12 +58,9 @@ class HangWatch:
         self._record, self._seconds, self._action = record, seconds, action
         self._folder = make_run_dir()
         self._wire = Wire(str(self._folder))
-        self.invitation = invite(self._wire, self._folder)
-        self._exchange: Exchange | None = None  # with other nodes
-        self._since: dict[int, tuple[object, float]] = {}  # rank -> what it waits for, since when
-        self._told = ""
-        self._last: tuple[float, Diagnosis] | None = None  # the last look: seconds of the longest wait, and why
-        self._one_ended = False  # a rank of this host
+        self.invitation = write_endpoint(self._wire, self._folder)
+        self._nodes: NodeRanks | None = None  # with other nodes
+        self._detector = Detector(seconds, sure_s=seconds / 2, of_script=True)
         self._seen: list[RankSnapshot] = []  # this host's ranks, when all were running
         self._seen_at = 0.0  # monotonic
         self._numbers = itertools.count(1)
@@ -73,7 +72,7 @@ class HangWatch:
 
     def start(self, ranks: int) -> None:
         """Begins to look as soon as so many ranks have answered; call it on the main thread."""
-        self._ranks = LocalRanks(self._wire, ranks)
+        self._ranks = ScriptRanks(self._wire, ranks)
         os.set_blocking(self._signalled, False)
         signal.set_wakeup_fd(self._signalled, warn_on_full_buffer=False)
         self._thread.start()
@@ -99,14 +98,14 @@ class HangWatch:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _leave_nodes(self) -> None:
-        if self._exchange is not None:
-            self._exchange.close()
+        if self._nodes is not None:
+            self._nodes.close()
 
     def tell_last(self) -> None:
         """Says once more what the ranks waited for at the end, if they did."""
-        if self._action != "stop" and self._last is not None:
-            waited, diagnosis = self._last
-            tell(f"before the end, ranks had waited for {waited:.0f} s: {_indented(diagnosis)}")
+        last = self._detector.last
+        if self._action != "stop" and last is not None:
+            tell(_indented(replace(last, what=f"before the end, ranks had waited for {last.waited:.0f} s")))
 
     def tell_seen(self, rank: int) -> None:
         """Says what a rank did when it was last seen, and how long ago that is, if it was."""
@@ -115,16 +114,13 @@ class HangWatch:
             tell(f"last seen {time.monotonic() - self._seen_at:.1f} s ago: rank {rank} {found}")
 
     def _watch(self) -> None:
-        while not self._over.wait(min(self._seconds / _LOOKS, _LONGEST_PAUSE_S)):
-            own = self._ranks.look(whole=False)
-            ranks = [made(one) for one in own]
+        while not self._over.wait(min(self._seconds / LOOKS, _LONGEST_PAUSE_S)):
+            ranks = [snapshot_from(one) for one in self._ranks.look(whole=False)]
             job = self._ranks.job
-            if not own or job is None or self._over.is_set() or self._ends(ranks):
+            if not ranks or job is None or self._over.is_set() or self._ends(ranks):
                 continue
             self._seen, self._seen_at = ranks, time.monotonic()
-            waited = self._longest_wait(ranks, time.monotonic())
-            self._one_ended = any(one.state != "running" for one in ranks)
-            of_all = self._wait_of_all(job, ranks, waited)
+            of_all = self._wait_of_all(job, ranks, self._detector.add(self._seen_at, ranks))
             if of_all is not None:
                 self._judge(of_all)
 
@@ -137,30 +133,25 @@ class HangWatch:
         """The same for all nodes; None if another node judges: then this one repeats what that one says."""
         if job.nodes == 1:
             return waited
-        if self._exchange is None or self._exchange.job != job:
+        if self._nodes is None or self._nodes.job != job:
             self._leave_nodes()
-            self._exchange, self._told = Exchange(job, self._ranks, self._seconds), ""
-        of_all = self._exchange.turn(ranks, waited)
-        for text, acts in self._exchange.heard():
+            self._nodes = NodeRanks(job, self._ranks, self._seconds, _connected)
+            self._detector.forget()
+        of_all = self._nodes.turn(ranks, waited)
+        for text, acts in self._nodes.heard():
             tell(text)
             self._note(text)
             if acts:
                 self.ends_run = self._action == "stop"
-                self._act([made(one) for one in self._ranks.look(whole=True)])
+                self._act(self._ranks.snapshots())
         return of_all
-
-    def _everyone(self) -> list[RankSnapshot]:
-        """What each rank of the job does, with the collectives that torch has recorded; empty if not all are known."""
-        if self._exchange is not None:
-            return self._exchange.everyone()
-        return with_places([made(one) for one in self._ranks.look(whole=True)], self._ranks.places)
 
     def _tell(self, text: str, *, acts: bool = False) -> None:
         """Says it here, and on the other nodes."""
         tell(text)
         self._note(text)
-        if self._exchange is not None:
-            self._exchange.say(text, acts)
+        if self._nodes is not None:
+            self._nodes.say(text, acts)
 
     def _note(self, text: str) -> None:
         """Keeps it for the report."""
@@ -171,45 +162,25 @@ class HangWatch:
         except OSError as error:
             tell(f"can't write {path}: {error.strerror}")
 
-    def _longest_wait(self, ranks: Sequence[RankSnapshot], now: float) -> float:
-        """For how many seconds a rank has waited for the same thing."""
-        self._since = {one.rank: self._begun(one, now) for one in ranks if one.waits}
-        return max((now - at for _, at in self._since.values()), default=0.0)
-
     def _judge(self, waited: float) -> None:
-        found, different, ranks = None, None, []
-        if waited >= self._seconds / 2:
-            ranks = self._everyone()
+        ranks: list[RankSnapshot] = []
+        if waited >= self._detector.sure_s:
+            ranks = self._source.snapshots()
             if not ranks or self._ends(ranks):
                 return
-            different = different_calls(ranks, [one for one in ranks if one.waits])
-            found = different or diagnose(ranks)
-        if found is None or not (found.stuck or found.kind == BUSY):
-            if self._one_ended:  # so others may have stopped to wait: that is no progress
-                return
-            self._last = None
-            if self._told:
-                self._told = ""
-                self._tell(GOES_ON)
+        notice = self._detector.judge(time.monotonic(), ranks, waited)
+        if notice is None:
             return
-        self._last = (waited, found)
-        if not found.stuck:  # a rank imports or compiles: that ends by itself, so it is said once, and nothing is done
-            if waited >= self._seconds and not self._told:
-                self._told = found.sentence
-                self._tell(f"ranks have waited for {waited:.0f} s: {_indented(found)}")
-            return
-        if found.sentence != self._told and (different or waited >= self._seconds):
-            self._told = found.sentence
+        acts = notice.diagnosis is not None and notice.diagnosis.stuck
+        if acts:
             self.ends_run = self._action == "stop"  # the other nodes' ranks may end before this one's
-            what = "the ranks make different calls" if different else f"no progress for {waited:.0f} s"
-            self._tell(f"{what}: {_indented(found)}", acts=self._action != "wait")
+        self._tell(_indented(notice), acts=acts and self._action != "wait")
+        if acts:
             self._act(ranks)
 
-    def _begun(self, one: RankSnapshot, now: float) -> tuple[object, float]:
-        """What a rank waits for, and since when."""
-        wait = wait_of(one)
-        known = self._since.get(one.rank)
-        return known if known is not None and known[0] == wait else (wait, now)
+    @property
+    def _source(self) -> Source:
+        return self._nodes or self._ranks
 
     def _act(self, ranks: Sequence[RankSnapshot]) -> None:
         if self._action == "wait":
@@ -228,5 +199,16 @@ class HangWatch:
                     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _indented(diagnosis: Diagnosis) -> str:
-    return diagnosis.brief.replace("\n", "\n  ")
+def _indented(notice: Notice) -> str:
+    return str(notice).replace("\n", "\n  ")
+
+
+def _connected(job: Job) -> Store:
+    """The part of the job's store in which nodes exchange what they see."""
+    import torch.distributed as dist
+
+    store = dist.TCPStore(  # type: ignore[attr-defined, unused-ignore]
+        job.host, job.port, is_master=False, timeout=_CONNECT, wait_for_workers=False
+    )
+    part: Store = dist.PrefixStore(f"{_PREFIX}/{job.attempt}", store)  # type: ignore[attr-defined, unused-ignore]
+    return part

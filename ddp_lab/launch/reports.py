@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..command_line import tell
+from ..diagnosis.detector import PROGRESS_AGAIN
 from ..printable import printable_lines
 from ..timeline.timeline import RecordedRun, read_run
 
-__all__ = ["GOES_ON", "HANGS", "hangs_of", "read", "write_pages"]
+__all__ = ["HANGS", "hangs_of", "read", "write_pages"]
 
-GOES_ON = "the ranks make progress again"
 HANGS = "hangs.txt"  # in a run's folder: why its ranks made no progress, a line each
 
 
@@ -33,7 +33,7 @@ def read(paths: Sequence[str | Path], *, partial: bool = False) -> RecordedRun:
     run = read_run(paths, partial=partial)
     run = replace(run, hangs=hangs_of([Path(path) for path in paths]))
     failure = run.timeline.failure
-    if failure is not None and run.hangs and not run.hangs[-1].endswith(GOES_ON):
+    if failure is not None and run.hangs and not run.hangs[-1].endswith(PROGRESS_AGAIN):
         # the ranks were stuck: that has been told
         run.timeline.failure = failure = replace(failure, cause=None) if failure.ends else None
     if failure is not None and failure.cause is not None:

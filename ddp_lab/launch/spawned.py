@@ -38,7 +38,7 @@ from ..formatting import line_name
 from ..machine import no_collector
 from ..protocol import journal
 from .black_boxes import complete_children, leave_in
-from .invitation import let_examine
+from .endpoint_file import let_examine
 from .recorded_rank import GRACE_SECONDS, about_me, begin_journal, end_this_process, reach_models, that_ends
 
 __all__ = ["ChildProcess", "record_children", "variables_of_agent"]

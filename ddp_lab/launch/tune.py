@@ -23,7 +23,7 @@ from ..errors import ClusterError, DdpLabError
 from ..simulation.settings import Tuned
 from ..timeline.timeline import Timeline
 from . import agent
-from .invitation import invite
+from .endpoint_file import write_endpoint
 
 __all__ = ["Job", "main"]
 
@@ -49,7 +49,7 @@ class Job:
         self.wire = Wire(str(folder))
         self.wire.on_batch(self.timeline.extend)
         self.wire.on_description(self.timeline.describe)
-        self.invitation = invite(self.wire, folder)
+        self.invitation = write_endpoint(self.wire, folder)
 
     def busy_ranks(self) -> set[int]:
         """Empty: the ranks run a program, not cells."""

@@ -19,7 +19,7 @@ from ..engine.groups import script_interrupt
 from ..engine.processes.parent_watch import on_parent_exit
 from ..machine import no_collector
 from .black_boxes import leave_in
-from .invitation import AGENT_EXITED, let_examine, started
+from .endpoint_file import AGENT_EXITED, let_examine, started
 from .recorded_rank import about_me, begin_journal, end_this_process, number, reach_models, that_ends
 from .spawned import ChildProcess, record_children, variables_of_agent
 

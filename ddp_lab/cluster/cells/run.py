@@ -111,9 +111,7 @@ class CellRun:
         self._watch = None
         if self.options.hang_seconds is not None:
             partial = len(self.ranks) < session.processes.placement.world_size
-            self._watch = Watch(
-                session.members.examine, self._cause_of_wait, self.options.hang_seconds, partial=partial
-            )
+            self._watch = Watch(session.members.source, self._cause_of_wait, self.options.hang_seconds, partial=partial)
         self._call: FunctionCall | None = None
         self._code: str | CellText | RankFunction = CALL
         if isinstance(code, str | CellText | RankFunction):

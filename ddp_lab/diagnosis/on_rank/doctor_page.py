@@ -132,13 +132,13 @@ def _handler() -> Any:
             return {"doctor.html": _TEMPLATE}
 
         def dump(self) -> str:
-            return str(HangReport.made(self._examined))
+            return str(HangReport.collect(self))
 
         def dump_filename(self) -> str:
             return "doctor"
 
         def _page(self, request: Any) -> bytes:
-            report = HangReport.made(self._examined)
+            report = HangReport.collect(self)
             page: bytes = request.frontend.render_template("doctor.html", report=report._repr_html_())
             return page
 
@@ -151,7 +151,7 @@ def _handler() -> Any:
             ]
             return json.dumps({"ranks": told}).encode()
 
-        def _examined(self) -> list[RankSnapshot]:
+        def snapshots(self) -> list[RankSnapshot]:
             return self._placed(self._answers(_EXAMINE))
 
         def _answers(self, handler: str, asked: str = "") -> dict[int, dict[str, Any]]:

@@ -6,13 +6,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 from ...engine.groups import registry
+from ..sources.script import Job
 from . import examine, own_collectives
 
-__all__ = ["ScriptRank", "install", "job_of"]
+__all__ = ["ScriptRank", "install"]
 
 _SCRIPT = "script"  # in the place of a cell's id
 
@@ -41,14 +43,14 @@ class ScriptRank:
         return {**state, **examine.examine(self._main, _SCRIPT, self._began, whole=whole)}
 
 
-def install(telemetry: _Connection, folder: Path, rank: int, job: Mapping[str, Any]) -> Callable[[str], None]:
+def install(telemetry: _Connection, folder: Path, rank: int, job: Job) -> Callable[[str], None]:
     """Answers the client's examinations; call it before the script makes a group.
 
     Args:
         telemetry: connection to the client.
         folder: where a folder with a socket may be created.
         rank: this one.
-        job: see `job_of`.
+        job: of which it is a rank.
 
     Returns:
         What to call when the script has failed, with how it did: from then on the rank says so.
@@ -57,7 +59,7 @@ def install(telemetry: _Connection, folder: Path, rank: int, job: Mapping[str, A
     script = ScriptRank()
 
     def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-        return {"rank": rank, "pid": os.getpid(), "job": job, **script.answer(whole=bool(request.get("whole")))}
+        return {"rank": rank, "pid": os.getpid(), "job": asdict(job), **script.answer(whole=bool(request.get("whole")))}
 
     def fail(how: str) -> None:
         script.failed = how
@@ -65,16 +67,3 @@ def install(telemetry: _Connection, folder: Path, rank: int, job: Mapping[str, A
     telemetry.on_control("examine", answer)
     telemetry.on_control("entered_at", examine.entered_at)
     return fail
-
-
-def job_of(given: Mapping[str, str]) -> dict[str, Any]:
-    """What torch's agent has said of the job in these variables: where its store is, this node and all ranks."""
-    return {
-        "host": given.get("MASTER_ADDR", ""),
-        "port": int(given.get("MASTER_PORT", 0)),
-        "node": int(given.get("GROUP_RANK", 0)),
-        "nodes": int(given.get("GROUP_WORLD_SIZE", 1)),
-        "world_size": int(given.get("WORLD_SIZE", 1)),
-        "attempt": f"{given.get('TORCHELASTIC_RUN_ID', '')}/{given.get('TORCHELASTIC_RESTART_COUNT', '0')}",
-        "of_script": False,
-    }

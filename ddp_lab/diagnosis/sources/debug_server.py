@@ -41,7 +41,7 @@ class DebugServer:
     def __init__(self, address: str) -> None:
         self._address = address
 
-    def examine(self) -> list[RankSnapshot]:
+    def snapshots(self) -> list[RankSnapshot]:
         """What each rank does now.
 
         Raises:

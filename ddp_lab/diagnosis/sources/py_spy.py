@@ -25,39 +25,37 @@ from ...errors import DdpLabError
 from ..snapshot import Place, RankSnapshot
 from ..stacks import place, snapshot_of_stack
 
-__all__ = ["Processes"]
+__all__ = ["SpiedProcesses"]
 
 _SPY_S = 30.0
 _HOW_TO_GET = "`pip install py-spy` in the environment of ddp-lab installs it"
 _PERMIT = "run the command as the processes' user, or with `sudo -E`"
 
 
-class Processes:
+class SpiedProcesses:
     """The ranks of a job on this host.
 
     Args:
         pids: of ranks, or of what started them (torchrun): then its children that are ranks.
+        seconds: between two looks at each rank; one that has run meanwhile does not wait.
 
     Raises:
         DdpLabError: py-spy is missing, a process does not exist or is no rank.
     """
 
-    def __init__(self, pids: Sequence[int]) -> None:
+    def __init__(self, pids: Sequence[int], seconds: float) -> None:
         self._spy = _py_spy()
-        self._ranks = _ranks_of(pids)
+        self._ranks, self._seconds = _ranks_of(pids), seconds
 
-    def examine(self, seconds: float) -> list[RankSnapshot]:
+    def snapshots(self) -> list[RankSnapshot]:
         """Looks at each rank twice.
-
-        Args:
-            seconds: between the looks; a rank that has run meanwhile does not wait.
 
         Raises:
             DdpLabError: py-spy may not, or can't, read a process.
         """
         first = {rank: self._stack(pid) for rank, pid in self._ranks.items()}
         before = {rank: _switches(pid) for rank, pid in self._ranks.items()}
-        time.sleep(seconds)
+        time.sleep(self._seconds)
         after = {rank: _switches(pid) for rank, pid in self._ranks.items()}
         found = []
         for rank, pid in sorted(self._ranks.items()):

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from ddp_lab.cli import main
-from ddp_lab.diagnosis.command import examined
+from ddp_lab.diagnosis.command import snapshot_job
 from ddp_lab.diagnosis.report import HangReport
 from ddp_lab.errors import DdpLabError
 from tests import leftovers
@@ -57,7 +57,7 @@ def _stuck(of: Sequence[str], words: Sequence[str], seconds: float = 1.0) -> Han
 
     def says() -> bool:
         try:
-            found = examined(of, seconds)
+            found = snapshot_job(of, seconds)
         except DdpLabError as error:
             print(error)
             return False
@@ -153,7 +153,7 @@ def test_a_job_in_progress_is_not_stuck(tmp_path: Path) -> None:
     with _job(tmp_path, "trains") as pid:
         wait_until(lambda: (tmp_path / "trains").exists(), "the job trains")
         for _ in range(5):
-            report = examined([str(pid)], 1.0)
+            report = snapshot_job([str(pid)], 1.0)
             assert not report.diagnosis.stuck, str(report)
 
 
@@ -201,5 +201,5 @@ def test_another_server() -> None:
     with http.server.HTTPServer(("localhost", 0), Other) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with pytest.raises(DdpLabError, match="answers, but not as torch's debug server does"):
-            examined([f"localhost:{server.server_port}"], 0.1)
+            snapshot_job([f"localhost:{server.server_port}"], 0.1)
         server.shutdown()

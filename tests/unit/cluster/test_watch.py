@@ -23,7 +23,10 @@ class Cell:
     def __init__(self, cause: Diagnosis | None) -> None:
         self.ranks: Sequence[RankSnapshot] = [waiting(0), RankSnapshot(1, "running", stack=(IMPORT,))]
         self.cause, self.waits = cause, list[int]()
-        self.watch = Watch(lambda: self.ranks, self._why, 0.02)
+        self.watch = Watch(self, self._why, 0.02)
+
+    def snapshots(self) -> list[RankSnapshot]:
+        return list(self.ranks)
 
     def _why(self, ranks: Collection[int]) -> Diagnosis | None:
         self.waits = list(ranks)

@@ -1,4 +1,4 @@
-"""How a rank finds who watches it, and lets it examine the rank."""
+"""The file with which a rank finds who watches it, and lets it examine the rank."""
 
 from __future__ import annotations
 
@@ -6,27 +6,30 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ..diagnosis.sources.script import Job
 
 if TYPE_CHECKING:
     from ..control.wire import Wire
     from ..engine.telemetry import Telemetry
 
-__all__ = ["AGENT_EXITED", "invite", "let_examine", "started"]
+__all__ = ["AGENT_EXITED", "let_examine", "started", "write_endpoint"]
 
 AGENT_EXITED = "the agent exited"
 """How a rank ended: nobody watches it any more."""
 
 
-def invite(wire: Wire, folder: Path) -> Path:
+def write_endpoint(wire: Wire, folder: Path) -> Path:
     """Writes a file with which a rank can connect to a wire; only this user may read it.
 
     Args:
         wire: that of this process.
         folder: for the file.
     """
-    made = folder / "invitation.json"
+    made = folder / "endpoint.json"
     made.touch(mode=0o600)
     made.write_text(json.dumps(wire.endpoint()))
     return made
@@ -50,9 +53,9 @@ def let_examine(
     from ..diagnosis.on_rank import script
     from ..engine.telemetry import Telemetry
 
-    job, name = script.job_of(given), rank
+    job, name = Job.of(given), rank
     if ranks_of_script:
-        job, name = {**job, "world_size": ranks_of_script, "of_script": True}, os.getpid()
+        job, name = replace(job, world_size=ranks_of_script, of_script=True), os.getpid()
     telemetry = Telemetry(json.loads(invitation.read_text()), name, publishes=False)
     fail = script.install(telemetry, invitation.parent, rank, job)
     stop = started(telemetry)

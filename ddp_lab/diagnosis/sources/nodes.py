@@ -1,4 +1,4 @@
-"""What the ranks of other nodes do, through the job's store: each node's agent puts what its ranks answer.
+"""The ranks of a script on several nodes, through the job's store: each node's agent puts what its ranks answer.
 
 [Note: one node says it]
 Every node puts a message once in `_PERIOD_S`; node 0 reads them all, and says what it finds to the others, so that each
@@ -17,47 +17,33 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
-from ..diagnosis.snapshot import RankSnapshot
-from ..formatting import enumeration
+from ...formatting import enumeration
+from ..mismatch import with_places
+from ..snapshot import RankSnapshot
+from .script import Job, ScriptRanks, snapshot_from
 
-__all__ = ["CUT_S", "Job", "Nodes", "alone", "everyone", "made"]
+__all__ = ["NodeRanks", "Store"]
 
 CUT_S = 6.0  # without a new message
 _PERIOD_S = 0.5
 _LOOK_S = 0.05
 _ANSWER_S = 5.0  # for an answer of the other nodes
-_CONNECT = timedelta(seconds=30)
-_PREFIX = "ddp_lab/diagnosis/sources"
+
+
+class Store(Protocol):
+    """The job's store, or a part of it: torch's."""
+
+    def set(self, key: str, value: Any, /) -> None: ...
+
+    def check(self, keys: list[str], /) -> bool: ...
+
+    def multi_get(self, keys: list[str], /) -> list[bytes]: ...
 
 
 @dataclass(frozen=True)
-class Job:
-    """What torch's agents tell a rank of the job.
-
-    Attributes:
-        host: where the store is.
-        port: of the store.
-        node: number of this node.
-        nodes: how many there are.
-        world_size: number of ranks.
-        attempt: the run's id and how often it was restarted.
-        of_script: the script has started the ranks, not the agents.
-    """
-
-    host: str
-    port: int
-    node: int
-    nodes: int
-    world_size: int
-    attempt: str
-    of_script: bool = False
-
-
-@dataclass(frozen=True)
-class Heard:
+class NodeMessage:
     """A node's newest message.
 
     Attributes:
@@ -83,18 +69,19 @@ class Heard:
         return self.seconds >= seconds and not self.message.get("ended")
 
 
-class Nodes:
+class _PeerNodes:
     """Exchanges messages with the other nodes, from construction until `close`.
 
     Args:
         job: the job.
+        connect: connects to the store; may take as long as the network does.
     """
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, job: Job, connect: Callable[[Job], Store]) -> None:
+        self.job, self._connect = job, connect
         self._lock = threading.Lock()  # guards all below
         self._mine: dict[str, Any] = {"host": socket.gethostname()}
-        self._heard: dict[int, Heard] = {}
+        self._heard: dict[int, NodeMessage] = {}
         self._asked: dict[str, Any] = {}
         self._began_at = self._answered_at = time.monotonic()
         self._numbers = itertools.count(1)
@@ -131,7 +118,7 @@ class Nodes:
         with self._lock:
             self._mine.update(message)
 
-    def heard(self) -> dict[int, Heard]:
+    def heard(self) -> dict[int, NodeMessage]:
         """The newest messages of the other nodes, by node; of those that have ever said anything."""
         with self._lock:
             return dict(self._heard)
@@ -167,13 +154,8 @@ class Nodes:
         self._thread.join(_ANSWER_S)
 
     def _exchange(self) -> None:
-        import torch.distributed as dist
-
         try:
-            store = dist.TCPStore(  # type: ignore[attr-defined, unused-ignore]
-                self.job.host, self.job.port, is_master=False, timeout=_CONNECT, wait_for_workers=False
-            )
-            keys = dist.PrefixStore(f"{_PREFIX}/{self.job.attempt}", store)  # type: ignore[attr-defined, unused-ignore]
+            keys = self._connect(self.job)
             for number in itertools.count():
                 self._now.wait(_PERIOD_S if number else 0.0)
                 self._now.clear()
@@ -185,7 +167,7 @@ class Nodes:
         except (RuntimeError, ValueError):  # the store has ended, or can't be reached: `cut_s` grows
             return
 
-    def _turn(self, store: Any, number: int) -> None:
+    def _turn(self, store: Store, number: int) -> None:
         """Puts this node's message and takes those of the others: of all on node 0, else of node 0."""
         with self._lock:
             mine = {"turn": number, **self._mine}
@@ -199,19 +181,14 @@ class Nodes:
             for node, raw in zip(there, taken, strict=True):
                 message = json.loads(zlib.decompress(raw))
                 if node not in self._heard or self._heard[node].message["turn"] != message["turn"]:
-                    self._heard[node] = Heard(now, message)
+                    self._heard[node] = NodeMessage(now, message)
             if not self.leads and 0 in self._heard:
                 self._asked = dict(self._heard[0].message.get("ask", {}))
 
 
-def made(told: Mapping[str, Any]) -> RankSnapshot:
-    """The rank, from what `LocalRanks.look` of its node says of it."""
-    if told["answer"] is not None:
-        return RankSnapshot.of(told["rank"], told["state"], told["answer"], why=told["why"], runs="script")
-    return RankSnapshot(told["rank"], told["state"], why=told["why"], runs="script")
-
-
-def everyone(own: Sequence[RankSnapshot], nodes: Nodes, answers: Mapping[int, Mapping[str, Any]]) -> list[RankSnapshot]:
+def _all_snapshots(
+    own: Sequence[RankSnapshot], nodes: _PeerNodes, answers: Mapping[int, Mapping[str, Any]]
+) -> list[RankSnapshot]:
     """The ranks of all nodes.
 
     Args:
@@ -223,7 +200,7 @@ def everyone(own: Sequence[RankSnapshot], nodes: Nodes, answers: Mapping[int, Ma
     for node, one in heard.items():
         ranks = one.message.get("ranks", ())
         if node in answers:
-            found += [made(told) for told in answers[node]["whole"]]
+            found += [snapshot_from(told) for told in answers[node]["whole"]]
         elif one.message.get("ended"):
             found += [RankSnapshot(rank, "idle", runs="script") for rank in ranks]
         elif one.seconds >= CUT_S:
@@ -238,7 +215,7 @@ def everyone(own: Sequence[RankSnapshot], nodes: Nodes, answers: Mapping[int, Ma
     return sorted(found, key=lambda one: one.rank)
 
 
-def alone(own: Sequence[RankSnapshot], nodes: Nodes) -> list[RankSnapshot]:
+def _local_snapshots(own: Sequence[RankSnapshot], nodes: _PeerNodes) -> list[RankSnapshot]:
     """The ranks as a node sees them that has lost node 0, or the store: then those of all other nodes are cut off."""
     here, first = {one.rank for one in own}, nodes.heard().get(0)
     if first is not None and nodes.cut_s < CUT_S:  # the store answers, and only node 0 does not
@@ -251,3 +228,86 @@ def alone(own: Sequence[RankSnapshot], nodes: Nodes) -> list[RankSnapshot]:
 
 def _cut_off(rank: int, why: str) -> RankSnapshot:
     return RankSnapshot(rank, "cut off", why=why, runs="script")
+
+
+class NodeRanks:
+    """One node's part, for one attempt of a job: node 0 asks and says why ranks wait, the others answer and repeat it.
+
+    Args:
+        job: the job.
+        ranks: those of this node.
+        seconds: after which waits are said.
+        connect: connects to the job's store.
+    """
+
+    def __init__(self, job: Job, ranks: ScriptRanks, seconds: float, connect: Callable[[Job], Store]) -> None:
+        self.job = job
+        self._ranks, self._cut_s = ranks, max(CUT_S, seconds / 2)
+        self._nodes = _PeerNodes(job, connect)
+        self._answered = self._repeated = 0  # of node 0's questions and sentences
+        self._said: list[tuple[str, bool]] = []
+
+    def turn(self, ranks: Sequence[RankSnapshot], waited: float) -> float | None:
+        """Says how long ranks of this node have waited, and answers node 0.
+
+        Returns:
+            For how long ranks of all nodes have waited, as far as known; None if another node judges.
+        """
+        nodes = self._nodes
+        nodes.put(ranks=[one.rank for one in ranks], waited=waited)
+        if nodes.leads:
+            heard = nodes.heard().values()
+            known = [waited, *(one.message.get("waited", 0.0) for one in heard)]
+            return max(known) if len(known) == self.job.nodes or nodes.age_s >= self._cut_s else 0.0
+        first = nodes.heard().get(0)
+        if nodes.cut_s >= self._cut_s or (first is not None and first.is_cut(self._cut_s)):
+            return waited
+        self._answer()
+        return None
+
+    def snapshots(self) -> list[RankSnapshot]:
+        """What each rank of the job does, with the collectives that torch has recorded; empty if not all are known."""
+        own = [snapshot_from(one) for one in self._ranks.look(whole=True)]
+        if not own or not self._nodes.leads:
+            return _local_snapshots(own, self._nodes) if own else []
+        return with_places(_all_snapshots(own, self._nodes, self._nodes.ask(whole=True)), self._places)
+
+    def say(self, text: str, acts: bool) -> None:
+        """Has the other nodes repeat a sentence, and do what follows if `acts`; returns when they have heard it."""
+        self._said.append((text, acts))
+        self._nodes.put(told=self._said)
+        self._nodes.wait_for(lambda message: message.get("repeated", 0) >= len(self._said))
+
+    def heard(self) -> list[tuple[str, bool]]:
+        """The sentences of node 0 that are new, each with whether something follows."""
+        if self._nodes.leads:
+            return []
+        told = [each for one in self._nodes.heard().values() for each in one.message.get("told", [])]
+        new = [(str(text), bool(acts)) for text, acts in told[self._repeated :]]
+        if new:
+            self._repeated = len(told)
+            self._nodes.put_now(repeated=self._repeated)
+        return new
+
+    def close(self) -> None:
+        """Says that this node has ended."""
+        self._nodes.close()
+
+    def _places(self, some: list[int], group: str, number: int) -> dict[int, Any]:
+        """Where ranks of all nodes entered a collective."""
+        found = self._ranks.places(some, group, number)
+        for message in self._nodes.ask(places=[group, number]).values():
+            found |= {int(rank): place for rank, place in message["places"].items()}
+        return found
+
+    def _answer(self) -> None:
+        """Answers node 0, if it asks."""
+        asked = self._nodes.asked
+        if not asked or asked["number"] == self._answered:
+            return
+        self._answered = asked["number"]
+        if "places" in asked:
+            found = self._ranks.places(range(self.job.world_size), *asked["places"])
+            self._nodes.put(places=found, answers=self._answered)
+        else:
+            self._nodes.put(whole=self._ranks.look(whole=True), answers=self._answered)

@@ -1,19 +1,52 @@
-"""What the ranks of this host answer when they are examined, in a form that other nodes can read."""
+"""The ranks of a script on this host, and what they answer in a form that other nodes can read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .. import machine
-from ..control.wire import Wire
-from .nodes import Job
+from ... import machine
+from ..mismatch import with_places
+from ..snapshot import RankSnapshot
+from . import ANSWER_S, PLACES_S, Channel
 
-__all__ = ["LocalRanks"]
+__all__ = ["Job", "ScriptRanks", "snapshot_from"]
 
-_ANSWER_S = 1.0
-_PLACES_S = 5.0  # torch looks the source lines of all recorded stacks up
+
+@dataclass(frozen=True)
+class Job:
+    """What torch's agents tell a rank of the job.
+
+    Attributes:
+        host: where the store is.
+        port: of the store.
+        node: number of this node.
+        nodes: how many there are.
+        world_size: number of ranks.
+        attempt: the run's id and how often it was restarted.
+        of_script: the script has started the ranks, not the agents.
+    """
+
+    host: str
+    port: int
+    node: int
+    nodes: int
+    world_size: int
+    attempt: str
+    of_script: bool = False
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> Job:
+        """What torch's agent has said of the job in these variables."""
+        return cls(
+            host=given.get("MASTER_ADDR", ""),
+            port=int(given.get("MASTER_PORT", 0)),
+            node=int(given.get("GROUP_RANK", 0)),
+            nodes=int(given.get("GROUP_WORLD_SIZE", 1)),
+            world_size=int(given.get("WORLD_SIZE", 1)),
+            attempt=f"{given.get('TORCHELASTIC_RUN_ID', '')}/{given.get('TORCHELASTIC_RESTART_COUNT', '0')}",
+        )
 
 
 @dataclass
@@ -33,20 +66,20 @@ class _Process:
     why: str = ""
 
 
-class LocalRanks:
-    """Asks the ranks of this host over a wire of its own.
+class ScriptRanks:
+    """Asks the ranks of this host over a channel of its own.
 
     As soon as the script has started ranks, these are the ranks: the script itself, which the agent has started, only
     waits for them.
 
     Args:
-        wire: the ranks connect to it.
+        channel: the ranks connect to it.
         count: how many the agent has started.
     """
 
-    def __init__(self, wire: Wire, count: int) -> None:
-        self._wire, self._count = wire, count
-        self._processes: dict[int, _Process] = {}  # by their names on the wire, in the order of their first answers
+    def __init__(self, channel: Channel, count: int) -> None:
+        self._channel, self._count = channel, count
+        self._processes: dict[int, _Process] = {}  # by their names on the channel, in the order of their first answers
         self.job: Job | None = None  # known from the first answer on
 
     @property
@@ -61,8 +94,8 @@ class LocalRanks:
         Args:
             whole: with the collectives that torch has recorded, which takes milliseconds of the ranks' time.
         """
-        connected = self._wire.connected()
-        answers = self._wire.request(connected, "examine", _ANSWER_S, whole=whole)
+        connected = self._channel.connected()
+        answers = self._channel.request(connected, "examine", ANSWER_S, whole=whole)
         if any("error" in one for one in answers.values()):
             return []
         for name, answer in answers.items():
@@ -72,11 +105,15 @@ class LocalRanks:
             return []
         return [self._state(names[rank], names[rank] in connected, answers.get(names[rank])) for rank in sorted(names)]
 
-    def places(self, ranks: Sequence[int], group: str, number: int) -> dict[int, Any]:
+    def snapshots(self) -> list[RankSnapshot]:
+        """What each rank does now; empty if `look` is."""
+        return with_places([snapshot_from(one) for one in self.look(whole=True)], self.places)
+
+    def places(self, ranks: Iterable[int], group: str, number: int) -> dict[int, Any]:
         """Rank -> ``file`` and ``line`` where it entered a collective, of those that know it."""
         names = self._names()
         own = {names[rank]: rank for rank in ranks if rank in names}
-        found = self._wire.request(own, "entered_at", _PLACES_S, group=group, number=number)
+        found = self._channel.request(own, "entered_at", PLACES_S, group=group, number=number)
         return {own[name]: place for name, place in found.items()}
 
     def _note(self, name: int, answer: Mapping[str, Any], connected: set[int]) -> None:
@@ -117,3 +154,10 @@ class LocalRanks:
         elif machine.stopped(one.pid):
             state, why = "stopped", f"kill -CONT {one.pid}"
         return {"rank": one.rank, "state": state, "why": why, "answer": answer}
+
+
+def snapshot_from(told: Mapping[str, Any]) -> RankSnapshot:
+    """The rank, from what `ScriptRanks.look` of its node says of it."""
+    if told["answer"] is not None:
+        return RankSnapshot.of(told["rank"], told["state"], told["answer"], why=told["why"], runs="script")
+    return RankSnapshot(told["rank"], told["state"], why=told["why"], runs="script")
