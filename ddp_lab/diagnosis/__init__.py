@@ -1,7 +1,6 @@
 """Why ranks make no progress: what each of them does, and who waits for whom."""
 
 __all__ = [
-    "backwards",
     "collectives_in_flight",
     "command",
     "crashes",

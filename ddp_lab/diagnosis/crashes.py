@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..formatting import enumeration, size
-from .backwards import SAME_STEPS, SKIP, Steps, counts, left_out
-from .rules import BUFFERS_ARE_BROADCAST, CALLED_ALONE, SAME_CALLS, SAME_TENSORS, Diagnosis
-from .snapshot import label
+from .mismatch import count_backwards, left_out_backward
+from .rules import BUFFERS_ARE_BROADCAST, CALLED_ALONE, SAME_CALLS, SAME_STEPS, SAME_TENSORS, SKIP, Diagnosis
+from .snapshot import Steps, label
 
 __all__ = ["BUFFERS", "Entered", "Failure", "Group", "RankAtEnd", "diagnose_crash", "first_sentence"]
 __all__ += ["unregistered_method", "without_noise"]
@@ -269,13 +269,13 @@ def _counts(ranks: Sequence[RankAtEnd], model: int) -> tuple[str, str]:
     steps = {one.rank: one.steps[model] for one in ranks if model in one.steps}
     if len(steps) < len(ranks):
         return "", CALLED_ALONE
-    told, skipped = counts(steps)
+    told, skipped = count_backwards(steps)
     return f" {told}", CALLED_ALONE if skipped is None else SKIP
 
 
 def _left_out(ranks: Sequence[RankAtEnd], model: int) -> str:
     """The first step of a sharded model whose backward a rank left out, in a sentence."""
-    told = left_out({one.rank: one.steps[model] for one in ranks if model in one.steps})
+    told = left_out_backward({one.rank: one.steps[model] for one in ranks if model in one.steps})
     return f" {told}" if told else ""
 
 

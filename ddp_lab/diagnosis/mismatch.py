@@ -13,10 +13,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..formatting import counted, ordinal
 from .collectives_in_flight import Collective, Flight, GroupFlights, on_group
-from .snapshot import Place, RankSnapshot
+from .snapshot import Place, RankSnapshot, Steps
 
-__all__ = ["SKEW_S", "Distance", "Distances", "Mismatch", "distances", "find_mismatch", "mismatch_of", "with_places"]
+__all__ = ["SKEW_S", "Distance", "Distances", "Mismatch", "count_backwards", "distances", "find_mismatch"]
+__all__ += ["left_out_backward", "mismatch_of", "with_places"]
 
 Ask = Callable[[list[int], str, int], Mapping[int, Mapping[str, Any]]]
 SKEW_S = 1.0  # between the first and the last answer of one examination
@@ -210,3 +212,49 @@ def with_places(ranks: Sequence[RankSnapshot], ask: Ask) -> list[RankSnapshot]:
         if "file" in answer
     }
     return [replace(one, entered_at=places.get(one.rank)) for one in ranks]
+
+
+def count_backwards(steps: Mapping[int, Steps]) -> tuple[str, int | None]:
+    """How many backwards each rank made, in a sentence, and the first step at which the rank with the fewest made a
+    forward without a backward; None if its forwards do not tell.
+
+    Args:
+        steps: rank -> its steps, of all ranks concerned.
+    """
+    most, fewest = (pick(steps, key=lambda rank: steps[rank].backwards) for pick in (max, min))
+    more, fewer = steps[most], steps[fewest]
+    if more.backwards == fewer.backwards:
+        return f"All have begun {counted(more.backwards, 'backward')} of {more.module}.", None
+    last = f"is in its {ordinal(more.backwards)}" if more.backwards > more.ended else f"made {more.backwards}"
+    told = f"Rank {fewest} made {counted(fewer.ended, 'backward')} of {fewer.module}; rank {most} {last}."
+    skipped = _skipped(fewer, more)
+    if skipped is not None:
+        told += f" Rank {fewest} made a forward at step {skipped} without a backward."
+    return told, skipped
+
+
+def left_out_backward(steps: Mapping[int, Steps]) -> str:
+    """The first step of a sharded model whose backward a rank left out, in a sentence; "" if there is none. Others may
+    not have begun a backward more: they wait in the forward before it.
+
+    Args:
+        steps: rank -> its steps, of all ranks concerned.
+    """
+    for rank, own in steps.items():
+        for other in steps.values():
+            more = [step for step in sorted(own.forwards) if own.forwards[step] > other.forwards.get(step, 0) > 0]
+            if own.backwards <= other.backwards and more:
+                made = counted(own.ended, "backward")
+                return (
+                    f"Rank {rank} made {made} of {own.module} and left one out at step {more[0]}: it made a forward "
+                    "there without a backward."
+                )
+    return ""
+
+
+def _skipped(fewer: Steps, more: Steps) -> int | None:
+    for step in sorted(fewer.forwards.keys() & more.forwards.keys()):
+        with_backward = more.forwards[step] if step < fewer.backwards else 0
+        if fewer.forwards[step] > with_backward:
+            return step
+    return None

@@ -16,13 +16,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..formatting import enumeration, label_of, names, size
-from .backwards import SAME_STEPS, SKIP, counts
-from .mismatch import SKEW_S, Distance, Mismatch, distances, mismatch_of
+from .mismatch import SKEW_S, Distance, Mismatch, count_backwards, distances, mismatch_of
 from .snapshot import UNNAMED, Call, RankSnapshot, label
 
-__all__ = ["BUFFERS_ARE_BROADCAST", "BUSY", "CALLED_ALONE", "HANGS", "IN_FORWARD", "SAME_CALLS", "SAME_TENSORS"]
-__all__ += ["Diagnosis", "diagnose", "diagnose_ahead", "diagnose_mismatch", "different_calls", "wait_of"]
+__all__ = ["BUFFERS_ARE_BROADCAST", "BUSY", "CALLED_ALONE", "HANGS", "IN_FORWARD", "SAME_CALLS", "SAME_STEPS"]
+__all__ += [
+    "SAME_TENSORS",
+    "SKIP",
+    "Diagnosis",
+    "diagnose",
+    "diagnose_ahead",
+    "diagnose_mismatch",
+    "different_calls",
+    "wait_of",
+]
 
+SAME_STEPS = (
+    "If ranks have different numbers of batches, train inside `with model.join():`, or stop all ranks together."
+)
+SKIP = (
+    "All ranks must make the same number of backwards: decide on all of them together whether to skip a batch "
+    "(all_reduce a flag), or make the backward with the model's output times zero."
+)
 _CHECKPOINT = "torch/distributed/checkpoint/"
 IN_FORWARD = "_pre_forward"  # in which torch's DistributedDataParallel and ours broadcast buffers
 SAME_TENSORS = "Tensors must have the same shape and dtype on all ranks; if sizes differ, gather the sizes first."
@@ -134,7 +149,7 @@ def diagnose_mismatch(ranks: Sequence[RankSnapshot], found: Mismatch) -> Diagnos
     other_lines = len(places) == len(found.calls) and len(set(places.values())) > 1  # so they are other calls
     if found.sizes and not other_lines:
         return Diagnosis("sizes", f"{words}: the tensors differ.", SAME_TENSORS)
-    told, remedy = count_backwards(ranks)
+    told, remedy = _backwards_of(ranks)
     if remedy is SKIP:
         return Diagnosis("backward", f"{words}. {told}", SKIP)
     forward = {one.rank for one in ranks if one.within(IN_FORWARD)}
@@ -144,7 +159,7 @@ def diagnose_mismatch(ranks: Sequence[RankSnapshot], found: Mismatch) -> Diagnos
     return Diagnosis("mismatch", f"{words}.", ASYNC_SAVE if 0 < len(saving) < len(found.calls) else SAME_CALLS)
 
 
-def count_backwards(ranks: Sequence[RankSnapshot]) -> tuple[str, str]:
+def _backwards_of(ranks: Sequence[RankSnapshot]) -> tuple[str, str]:
     """How many backwards each rank made of a model in whose backward one waits, in a sentence, and the remedy; "" if
     all have made the same number.
     """
@@ -152,7 +167,7 @@ def count_backwards(ranks: Sequence[RankSnapshot]) -> tuple[str, str]:
     steps = {one.rank: model.steps for one in ranks for model in one.models if model.reducer == waits}
     if len(steps) < len(ranks) or len({one.backwards for one in steps.values()}) == 1:
         return "", CALLED_ALONE
-    told, skipped = counts(steps)
+    told, skipped = count_backwards(steps)
     return told, CALLED_ALONE if skipped is None else SKIP
 
 
@@ -443,7 +458,7 @@ def _different(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -
         return _making(ranks, [one.call for one in making if one.call is not None], words)
     if buckets and calls:
         words = "; ".join(f"rank {one.rank} is in {one.waits_in}{_at(one, function=True)}" for one in waiting)
-        told, remedy = count_backwards(ranks)
+        told, remedy = _backwards_of(ranks)
         sentence = f"A backward pass and another collective wait for each other: {words}.{told and f' {told}'}"
         return Diagnosis("backward", sentence, remedy)
     if buckets:

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..formatting import enumeration, label_of, line_name, names, size
-from .backwards import Steps
 from .collectives_in_flight import GroupFlights, on_group, open_words
 
-__all__ = ["UNNAMED", "BucketStage", "Call", "Model", "Place", "RankSnapshot", "label"]
+__all__ = ["UNNAMED", "BucketStage", "Call", "Model", "Place", "RankSnapshot", "Steps", "label"]
 
 UNNAMED = "a collective"
 """The name of one whose work does not tell, as some of Gloo's do not: those of `fully_shard`, for example."""
@@ -106,6 +105,23 @@ class BucketStage:
     arrived: int
     of: int
     missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a model on one rank.
+
+    Attributes:
+        module: class of the model.
+        backwards: synchronised backwards that have begun.
+        ended: those that have ended.
+        forwards: step -> forwards that have ended for it.
+    """
+
+    module: str
+    backwards: int
+    ended: int
+    forwards: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -209,11 +225,12 @@ class RankSnapshot:
         )
 
     @classmethod
-    def of_script(cls, rank: int, answer: Mapping[str, Any] | None) -> RankSnapshot:
-        """Of a rank of a script, from its answer with its ``state``; unresponsive without one."""
-        if answer is None or "call" not in answer:
-            return cls(rank, "silent", runs="script")
-        return cls.of(rank, answer["state"], answer, runs="script")
+    def of_script(cls, told: Mapping[str, Any]) -> RankSnapshot:
+        """Of a rank of a script: from ``rank``, ``state``, ``why``, and its answer if it has answered."""
+        rank, state, why = told["rank"], told["state"], told.get("why", "")
+        if "call" not in told:
+            return cls(rank, state, why=why, runs="script")
+        return cls.of(rank, state, told, why=why, runs="script")
 
     @property
     def how_it_ended(self) -> str:

@@ -24,9 +24,8 @@ from ..control.wire import Wire
 from ..diagnosis.detector import LOOKS, Detector, Notice
 from ..diagnosis.report import HangReport
 from ..diagnosis.snapshot import RankSnapshot
-from ..diagnosis.sources import Source
 from ..diagnosis.sources.nodes import NodeRanks, Store
-from ..diagnosis.sources.script import Job, ScriptRanks, snapshot_from
+from ..diagnosis.sources.script import Job, ScriptRanks
 from .endpoint_file import write_endpoint
 from .reports import HANGS
 
@@ -115,7 +114,7 @@ class HangWatch:
 
     def _watch(self) -> None:
         while not self._over.wait(min(self._seconds / LOOKS, _LONGEST_PAUSE_S)):
-            ranks = [snapshot_from(one) for one in self._ranks.look(whole=False)]
+            ranks = [RankSnapshot.of_script(one) for one in self._ranks.look(whole=False)]
             job = self._ranks.job
             if not ranks or job is None or self._over.is_set() or self._ends(ranks):
                 continue
@@ -165,7 +164,7 @@ class HangWatch:
     def _judge(self, waited: float) -> None:
         ranks: list[RankSnapshot] = []
         if waited >= self._detector.sure_s:
-            ranks = self._source.snapshots()
+            ranks = (self._nodes or self._ranks).snapshots()
             if not ranks or self._ends(ranks):
                 return
         notice = self._detector.judge(time.monotonic(), ranks, waited)
@@ -177,10 +176,6 @@ class HangWatch:
         self._tell(_indented(notice), acts=acts and self._action != "wait")
         if acts:
             self._act(ranks)
-
-    @property
-    def _source(self) -> Source:
-        return self._nodes or self._ranks
 
     def _act(self, ranks: Sequence[RankSnapshot]) -> None:
         if self._action == "wait":

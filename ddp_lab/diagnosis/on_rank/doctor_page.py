@@ -160,7 +160,8 @@ def _handler() -> Any:
             return {rank: one.json() for rank, one in enumerate(answers) if one.status_code == _FOUND}
 
         def _placed(self, answers: Mapping[int, Mapping[str, Any]]) -> list[RankSnapshot]:
-            found = [RankSnapshot.of_script(rank, answers.get(rank)) for rank in range(self._ranks)]
+            told = ({"state": "silent", **answers.get(rank, {}), "rank": rank} for rank in range(self._ranks))
+            found = [RankSnapshot.of_script(one) for one in told]
             return with_places(found, self._entered_at)
 
         def _entered_at(self, ranks: list[int], group: str, number: int) -> dict[int, dict[str, Any]]:

@@ -7,18 +7,7 @@ from typing import Any, Protocol
 
 from ..snapshot import RankSnapshot
 
-__all__ = [
-    "ANSWER_S",
-    "PLACES_S",
-    "Channel",
-    "Source",
-    "cells",
-    "debug_server",
-    "dump_files",
-    "nodes",
-    "py_spy",
-    "script",
-]
+__all__ = ["Channel", "Source", "cells", "debug_server", "dump_files", "nodes", "py_spy", "script"]
 
 ANSWER_S = 1.0  # for a rank's answer: one that takes longer is unresponsive
 PLACES_S = 5.0  # for the place of a collective: torch looks the source lines of all recorded stacks up

@@ -58,7 +58,7 @@ class DebugServer:
     def _examined(self) -> list[RankSnapshot]:
         ours = self._page(PAGE)
         if ours is not None:
-            return [RankSnapshot.of_script(one["rank"], one) for one in json.loads(ours)["ranks"]]
+            return [RankSnapshot.of_script(one) for one in json.loads(ours)["ranks"]]
         stacks = self._page("/stacks") or ""
         return _examined(_by_rank(stacks), [self._recorders(*each) for each in _RECORDERS.items()])
 

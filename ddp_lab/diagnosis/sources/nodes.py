@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from ...formatting import enumeration
 from ..mismatch import with_places
 from ..snapshot import RankSnapshot
-from .script import Job, ScriptRanks, snapshot_from
+from .script import Job, ScriptRanks
 
 __all__ = ["NodeRanks", "Store"]
 
@@ -200,7 +200,7 @@ def _all_snapshots(
     for node, one in heard.items():
         ranks = one.message.get("ranks", ())
         if node in answers:
-            found += [snapshot_from(told) for told in answers[node]["whole"]]
+            found += [RankSnapshot.of_script(told) for told in answers[node]["whole"]]
         elif one.message.get("ended"):
             found += [RankSnapshot(rank, "idle", runs="script") for rank in ranks]
         elif one.seconds >= CUT_S:
@@ -267,7 +267,7 @@ class NodeRanks:
 
     def snapshots(self) -> list[RankSnapshot]:
         """What each rank of the job does, with the collectives that torch has recorded; empty if not all are known."""
-        own = [snapshot_from(one) for one in self._ranks.look(whole=True)]
+        own = [RankSnapshot.of_script(one) for one in self._ranks.look(whole=True)]
         if not own or not self._nodes.leads:
             return _local_snapshots(own, self._nodes) if own else []
         return with_places(_all_snapshots(own, self._nodes, self._nodes.ask(whole=True)), self._places)

@@ -11,7 +11,7 @@ from ..mismatch import with_places
 from ..snapshot import RankSnapshot
 from . import ANSWER_S, PLACES_S, Channel
 
-__all__ = ["Job", "ScriptRanks", "snapshot_from"]
+__all__ = ["Job", "ScriptRanks"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class ScriptRanks:
         return self.job is not None and self.job.of_script
 
     def look(self, *, whole: bool) -> list[dict[str, Any]]:
-        """What each rank does: ``rank``, ``state``, ``why`` and ``answer``, JSON-able; empty while not all have begun,
+        """What each rank does: ``rank``, ``state``, ``why`` and its answer, JSON-able; empty while not all have begun,
         or if one can't be examined (its own log says why), or if the script runs several jobs at the same time.
 
         Args:
@@ -107,7 +107,7 @@ class ScriptRanks:
 
     def snapshots(self) -> list[RankSnapshot]:
         """What each rank does now; empty if `look` is."""
-        return with_places([snapshot_from(one) for one in self.look(whole=True)], self.places)
+        return with_places([RankSnapshot.of_script(one) for one in self.look(whole=True)], self.places)
 
     def places(self, ranks: Iterable[int], group: str, number: int) -> dict[int, Any]:
         """Rank -> ``file`` and ``line`` where it entered a collective, of those that know it."""
@@ -153,11 +153,4 @@ class ScriptRanks:
             state, why = "lost", one.why or "its process has ended"
         elif machine.stopped(one.pid):
             state, why = "stopped", f"kill -CONT {one.pid}"
-        return {"rank": one.rank, "state": state, "why": why, "answer": answer}
-
-
-def snapshot_from(told: Mapping[str, Any]) -> RankSnapshot:
-    """The rank, from what `ScriptRanks.look` of its node says of it."""
-    if told["answer"] is not None:
-        return RankSnapshot.of(told["rank"], told["state"], told["answer"], why=told["why"], runs="script")
-    return RankSnapshot(told["rank"], told["state"], why=told["why"], runs="script")
+        return {**(answer or {}), "rank": one.rank, "state": state, "why": why}

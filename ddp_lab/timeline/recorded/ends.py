@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...diagnosis.backwards import Steps
 from ...diagnosis.crashes import Entered, Failure, Group, RankAtEnd, diagnose_crash, without_noise
 from ...diagnosis.rules import Diagnosis
+from ...diagnosis.snapshot import Steps
 from ...protocol.black_box import BlackBox, with_ranks_of_groups
 from ...protocol.events import OF_GROUPS, Batch, Kind
 from ...protocol.journal import ENDED_WITH_RUN, EXITED

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.diagnosis.backwards import Steps
 from ddp_lab.diagnosis.crashes import (
     BUFFERS,
     Entered,
@@ -18,6 +17,7 @@ from ddp_lab.diagnosis.crashes import (
     first_sentence,
     without_noise,
 )
+from ddp_lab.diagnosis.snapshot import Steps
 from tests.unit.approved import approved
 
 ALL = {0: Group("", (0, 1)), 1: Group("mesh dp", (0, 1))}

@@ -370,6 +370,6 @@ def test_of_an_answer() -> None:
         ]
         answer["entered_at"] = vars(SCRIPT) if pause else None
         told.append(repr(RankSnapshot.of(1, "running", answer, label="mine")))
-        told.append(str(RankSnapshot.of_script(1, {**answer, "state": "running"})))
-    told += [str(RankSnapshot.of_script(1, answer)) for answer in (None, {"why": "busy"})]
+        told.append(str(RankSnapshot.of_script({**answer, "rank": 1, "state": "running"})))
+    told += [str(RankSnapshot.of_script({"rank": 1, "state": "silent", **answer})) for answer in ({}, {"why": "busy"})]
     approved("answers", "\n\n".join(told))
