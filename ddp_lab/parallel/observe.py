@@ -18,12 +18,12 @@ from collections.abc import Callable
 from typing import Any, overload
 
 import torch
-import torch.distributed as dist
 from torch._C._dynamo import eval_frame
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from .. import native, recording
-from .core import agreement, buckets, comm_hooks, parameters, process_groups
+from .core import agreement, arguments, buckets, comm_hooks, parameters, process_groups
+from .core.arguments import BucketCaps, ReducerOptions
 from .core.buffers import UnchangedBuffers
 from .core.outputs import find_tensors
 from .distributed import DistributedDataParallel
@@ -130,7 +130,13 @@ class Observation:
             first_step=self.reducer.step(),
             module=type(model.module).__name__,
             rebuilt=self._rebuilt,
-            options=_options(model),
+            options=arguments.described_options(
+                ReducerOptions.of(model),
+                BucketCaps.of_torch(model),
+                averages_in_place=False,
+                # built-in hooks are only in the logging data
+                comm_hook=model._get_ddp_logging_data().get("comm_hook") or comm_hooks.name_of_hook(model._comm_hooks),
+            ),
         )
         recording.describe(description, owner=model)
 
@@ -294,23 +300,6 @@ def _why_not(model: TorchDDP) -> str | None:
 def observe_every_model() -> EveryModel:
     """Observes every model that torch's class wraps, or `fully_shard` and `replicate` handle, from now on here."""
     return EveryModel()
-
-
-def _options(model: TorchDDP) -> dict[str, Any]:
-    mebibyte = 2**20
-    first = dist._DEFAULT_FIRST_BUCKET_BYTES if model.bucket_bytes_cap_default else model.bucket_bytes_cap  # type: ignore[attr-defined]
-    caps = list(getattr(model, "bucket_bytes_cap_list", ())) or [first, model.bucket_bytes_cap]
-    return {
-        "find_unused_parameters": model.find_unused_parameters,
-        "static_graph": model.static_graph,
-        "gradient_as_bucket_view": model.gradient_as_bucket_view,
-        "batched_grad_copy": getattr(model, "batched_grad_copy", False),
-        "averages_in_place": False,
-        "bucket_cap_mb": model.bucket_bytes_cap / mebibyte,
-        "bucket_cap_mb_list": [cap / mebibyte for cap in caps],
-        # Built-in hooks are only there.
-        "comm_hook": model._get_ddp_logging_data().get("comm_hook") or comm_hooks.name_of_hook(model._comm_hooks),
-    }
 
 
 # torch.compile leaves them, and what they call, alone: see [Note: what torch.compile sees]

@@ -22,6 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import ddp_lab
 from ddp_lab import comm, native
+from ddp_lab.parallel.core.arguments import Arguments
 from ddp_lab.parallel.live import breakpoints
 from ddp_lab.parallel.live.model import live_models
 from ddp_lab.protocol.commands import Change
@@ -144,7 +145,7 @@ def on_demand(rank: int) -> None:
     for options in ({}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}):
         model = ddp_lab.DistributedDataParallel.__new__(ddp_lab.DistributedDataParallel)
         construct = inspect.unwrap(ddp_lab.DistributedDataParallel.__init__)  # older releases hide the argument
-        construct(model, Net(), bucket_cap_mb=0.0001, lazy_bucket_allocation=True, **options)
+        construct(model, Arguments(Net(), bucket_cap_mb=0.0001, lazy_bucket_allocation=True, **options))
         _steps(model, rank, bool(options.get("find_unused_parameters")))
         model = ddp_lab.DistributedDataParallel(Net(), bucket_cap_mb=0.0001, **options)
         model.require_manual_backward_finalization = True

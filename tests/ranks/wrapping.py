@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddp_lab import DistributedDataParallel
+from ddp_lab.parallel.core.arguments import Arguments
 
 __all__ = ["FORWARD_SYNC", "needs_forward_sync", "wrap"]
 
@@ -20,5 +21,5 @@ needs_forward_sync = pytest.mark.skipif(not FORWARD_SYNC, reason="this release o
 def wrap(module: nn.Module, **arguments: Any) -> Any:
     """`DistributedDataParallel(module, **arguments)`, whichever release of torch has the arguments."""
     model = DistributedDataParallel.__new__(DistributedDataParallel)
-    inspect.unwrap(DistributedDataParallel.__init__)(model, module, **arguments)
+    inspect.unwrap(DistributedDataParallel.__init__)(model, Arguments(module, **arguments))
     return model

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket
+
+from .arguments import warn_user
 
 __all__ = [
     "Hook",
@@ -70,11 +71,10 @@ def warn_if_late(hook: Callable[..., Any], step: int) -> None:
     Their gradients were averaged without it, and ranks that register it in different steps enter different collectives.
     """
     if step:
-        warnings.warn(
+        warn_user(
             f"register_comm_hook({hook_name(hook)}) was called after {step} synchronised backward passes, which "
             "averaged gradients without it. Register a hook before the first backward, or on all ranks between the "
-            "same two steps.",
-            stacklevel=3,
+            "same two steps."
         )
 
 

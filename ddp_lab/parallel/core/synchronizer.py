@@ -1,10 +1,10 @@
 """Averages the gradients of one module over the ranks: its reducer, the buckets, the comm hook, the buffers.
 
 [Note: who knows whom]
-`DistributedDataParallel` has a `GradientSynchronizer` and further features (mixed precision, monitors, live requests).
-Features know the synchronizer, which knows none of them: they register callbacks for a new reducer or a new group in
-its lists. All of it belongs to the training thread; what other threads may call is documented there. References to the
-wrapper are weak: a model is freed when the user drops it.
+`Runtime` has a `GradientSynchronizer` and further features (mixed precision, monitors, live requests). Features know
+the synchronizer, which knows none of them: they register callbacks for a new reducer or a new group in its lists. All
+of it belongs to the training thread; what other threads may call is documented there. References to the wrapper are
+weak: a model is freed when the user drops it.
 """
 
 from __future__ import annotations
@@ -12,27 +12,51 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import _JoinConfig
+from torch.nn.parallel.distributed import _BufferCommHook
 
 from ... import native, recording
 from ...bucketing import assign_buckets
 from . import agreement, arguments, buckets, comm_hooks, parameters, process_groups
-from .arguments import MEBIBYTE, BucketCaps, ReducerOptions
+from .arguments import BucketCaps, ReducerOptions
 from .buckets import BucketInfo, OrderFollower
 from .buffers import BufferSynchronizer
 from .comm_hooks import Hook
 from .parameters import Seen, Survey, TrainedParameters, module_text
 
-__all__ = ["GradientSynchronizer", "UnevenInputs"]
+__all__ = ["GradientSynchronizer", "Settings", "UnevenInputs", "synchronizer_of"]
 
 _C = native.load()
 _FORWARDS = 100  # steps whose forwards are counted
 _RANKS = 3  # index of the first rank's element in the row
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a model and its copies have in common; see [Note: a copy of a model].
+
+    Attributes:
+        options, caps: how gradients are reduced, and the size limits of buckets.
+        sync_buffers, buffers_wanted, buffer_hook: see `BufferSynchronizer`.
+        is_sharded: over the other dimensions of a device mesh, so that forwards replace parameters.
+        in_python, wanted, follower, manual_end: the attributes of `GradientSynchronizer`.
+    """
+
+    options: ReducerOptions
+    caps: BucketCaps
+    sync_buffers: bool
+    is_sharded: bool
+    in_python: bool
+    wanted: bool = True
+    buffers_wanted: bool = True
+    buffer_hook: _BufferCommHook | None = None
+    follower: OrderFollower | None = None
+    manual_end: bool = False
 
 
 class GradientSynchronizer:
@@ -44,10 +68,7 @@ class GradientSynchronizer:
         group: the ranks that train together.
         delayed: parameters that are averaged without it; they determine the device of a module without others.
         owner: the wrapper, for the user's hooks.
-        options, caps: how gradients are reduced, and the size limits of buckets.
-        sync_buffers, buffers_wanted, buffer_hook: see `BufferSynchronizer`.
-        is_sharded: over the other dimensions of a device mesh, so that forwards replace parameters.
-        in_python, wanted, follower, manual_end: the attributes of these names; with the above they are `settings`.
+        settings: how gradients are averaged; most are attributes of the same names.
 
     Attributes:
         device: of the parameters, and of messages between the ranks.
@@ -82,32 +103,25 @@ class GradientSynchronizer:
         group: dist.ProcessGroup,
         *,
         owner: torch.nn.Module,
-        options: ReducerOptions,
-        caps: BucketCaps,
-        sync_buffers: bool,
-        is_sharded: bool = False,
-        in_python: bool = False,
+        settings: Settings,
         delayed: Sequence[torch.nn.Parameter] = (),
-        wanted: bool = True,
-        buffers_wanted: bool = True,
-        buffer_hook: Any = None,
-        follower: OrderFollower | None = None,
-        manual_end: bool = False,
     ) -> None:
         self.module = module
         self.ignored = ignored
         self.group = group
         self.owner = weakref.ref(owner)
-        self.options = options
-        self.caps = caps
-        self.is_sharded = is_sharded
-        self.in_python = in_python
-        self.wanted = wanted
-        self.follower = follower
-        self.manual_end = manual_end
+        self.options = settings.options
+        self.caps = settings.caps
+        self.is_sharded = settings.is_sharded
+        self.in_python = settings.in_python
+        self.wanted = settings.wanted
+        self.follower = settings.follower
+        self.manual_end = settings.manual_end
+        self.buffers = BufferSynchronizer(
+            enabled=settings.sync_buffers, wanted=settings.buffers_wanted, hook=settings.buffer_hook
+        )
         self.hooks: list[tuple[Hook, object]] = []
         self.hook_changes = 0
-        self.buffers = BufferSynchronizer(enabled=sync_buffers, wanted=buffers_wanted, hook=buffer_hook)
         self.inputs = UnevenInputs()
         self.on_new_reducer: list[Callable[[GradientSynchronizer], None]] = []
         self.on_new_group: list[weakref.WeakMethod[Callable[[], None]]] = []
@@ -129,20 +143,20 @@ class GradientSynchronizer:
         self.buffers.keep(survey.buffers)
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The settings of a copy of the model; see [Note: a copy of a model]."""
-        return {
-            "options": self.options,
-            "caps": self.caps,
-            "is_sharded": self.is_sharded,
-            "in_python": self.in_python,
-            "wanted": self.wanted,
-            "sync_buffers": self.buffers.enabled,
-            "buffers_wanted": self.buffers.wanted,
-            "buffer_hook": self.buffers.hook,
-            "follower": self.follower,
-            "manual_end": self.manual_end,
-        }
+    def settings(self) -> Settings:
+        """The settings of a copy of the model."""
+        return Settings(
+            options=self.options,
+            caps=self.caps,
+            sync_buffers=self.buffers.enabled,
+            is_sharded=self.is_sharded,
+            in_python=self.in_python,
+            wanted=self.wanted,
+            buffers_wanted=self.buffers.wanted,
+            buffer_hook=self.buffers.hook,
+            follower=self.follower,
+            manual_end=self.manual_end,
+        )
 
     # -- the reducer
 
@@ -157,12 +171,7 @@ class GradientSynchronizer:
             raise RuntimeError(arguments.nothing_to_train(self.module))
 
     def _agree(self, survey: Survey, *, collective: bool) -> int:
-        options = {
-            "bucket_cap_mb": [cap / MEBIBYTE for cap in self.caps.rebuilt()],
-            "find_unused_parameters": self.options.find_unused_parameters,
-            "static_graph": self.options.static_graph,
-            "skip_all_reduce_unused_params": self.options.skip_all_reduce_unused_params,
-        }
+        options = {"bucket_cap_mb": self.caps.rebuilt_mb(), **self.options.agreed()}
         named = survey.buffers if self.buffers.enabled else {}
         entries = agreement.model_description(survey.parameters.items(), named.items(), options) if collective else []
         return agreement.agree(entries, self.group, self.device, collective=collective)
@@ -173,6 +182,17 @@ class GradientSynchronizer:
         if tensors:
             values = [tensor.detach() for tensor in tensors]
             process_groups.broadcast_coalesced(values, self.group, arguments.BROADCAST_BYTES)
+
+    def broadcast_coalesced(
+        self,
+        bufs: list[torch.Tensor] | None = None,
+        bucket_size: int | None = None,
+        authoritative_rank: int = 0,
+    ) -> None:
+        """Broadcasts tensors (the buffers, if None) from a rank of the group; hooks may call it."""
+        tensors = self.buffers.tensors if bufs is None else bufs
+        size = arguments.BROADCAST_BYTES if bucket_size is None else bucket_size
+        process_groups.broadcast_coalesced(tensors, self.group, size, authoritative_rank)
 
     def note_forward(self) -> None:
         """A synchronised forward has ended."""
@@ -189,7 +209,6 @@ class GradientSynchronizer:
         self.step_agreed = True
         self.has_rebuilt_buckets = False
         self.assignment = self._first_assignment()
-        options = {name: value for name, value in vars(self.options).items() if name != "mixed_precision"}
         self.reducer = _C.Reducer(
             parameters=self.trained.tensors,
             names=self.trained.names,
@@ -199,7 +218,7 @@ class GradientSynchronizer:
             process_group_index=process_groups.group_index(self.group),
             expect_sparse=self.trained.sparse,
             module=module_text(self.module),
-            **options,
+            **self.options.for_reducer(),
         )
         self.reducer.set_generation(generation)
         self.reducer.set_step(step)
@@ -318,7 +337,7 @@ class GradientSynchronizer:
 
     def description(self) -> dict[str, Any]:
         """The bucket layout's description for the timeline."""
-        options, caps = self.options, self.caps
+        options = self.options
         return buckets.describe(
             self.assignment,
             dict(zip(self.trained.names, self.trained.tensors, strict=True)),
@@ -330,16 +349,12 @@ class GradientSynchronizer:
             first_step=self.reducer.step(),
             module=type(self.module).__name__,
             rebuilt=self.has_rebuilt_buckets,
-            options={
-                "find_unused_parameters": options.find_unused_parameters,
-                "static_graph": options.static_graph,
-                "gradient_as_bucket_view": options.gradient_as_bucket_view,
-                "batched_grad_copy": options.batched_grad_copy,
-                "averages_in_place": self.reducer.sums_pieces() and not (self.hooks or options.batched_grad_copy),
-                "bucket_cap_mb": caps.others / MEBIBYTE,
-                "bucket_cap_mb_list": [cap / MEBIBYTE for cap in caps.rebuilt()],
-                "comm_hook": self.hook_name,
-            },
+            options=arguments.described_options(
+                options,
+                self.caps,
+                averages_in_place=self.reducer.sums_pieces() and not (self.hooks or options.batched_grad_copy),
+                comm_hook=self.hook_name,
+            ),
         )
 
     # -- the comm hook
@@ -418,6 +433,12 @@ class GradientSynchronizer:
         self.reducer.set_step(history["step"])
         self.reducer.set_finished(history["finished"])
         self.renew(parameters.survey(self.module, self.ignored))
+
+
+def synchronizer_of(module: torch.nn.Module) -> GradientSynchronizer | None:
+    """What averages the gradients of a model of our class; None for any other module."""
+    found = getattr(vars(module).get("_runtime"), "sync", None)
+    return found if isinstance(found, GradientSynchronizer) else None
 
 
 @functools.cache

@@ -37,17 +37,18 @@ def is_loaded() -> bool:
     return "torch._dynamo" in sys.modules
 
 
-def skip_frames(cls: type, callers: Collection[str]) -> None:
+def skip_frames(cls: type, *parts: type, callers: Collection[str]) -> None:
     """Keeps torch.compile from tracing into the functions of a class, of its parts, and of their modules.
 
     Args:
         cls: the wrapper class.
+        parts: classes of what it is made of.
         callers: names of its methods that call the wrapped module, which is compiled.
     """
     package = f"{__name__.split('.')[0]}.parallel."
     skip, default = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
     alone, with_callees = eval_frame._FrameExecStrategy(skip, default), eval_frame._FrameExecStrategy(skip, skip)
-    for name in {base.__module__ for base in cls.__mro__ if base.__module__.startswith(package)}:
+    for name in {base.__module__ for base in (*cls.__mro__, *parts) if base.__module__.startswith(package)}:
         module = sys.modules[name]
         classes = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == name]
         for holder in (module, *classes):

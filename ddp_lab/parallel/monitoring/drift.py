@@ -23,7 +23,7 @@ from torch import nn
 from ... import native, recording
 from ...analysis.check_reports import DriftReport
 from ..core import arguments, process_groups
-from ..core.synchronizer import GradientSynchronizer
+from ..core.synchronizer import GradientSynchronizer, synchronizer_of
 
 __all__ = ["DriftWatch", "check_drift", "check_replicas", "compare", "digest_of"]
 
@@ -50,8 +50,8 @@ def check_drift(module: nn.Module, process_group: dist.ProcessGroup | None = Non
     Raises:
         RuntimeError: the ranks' modules have different parameters, not only different values.
     """
-    sync = module.__dict__.get("_sync")
-    if isinstance(sync, GradientSynchronizer):
+    sync = synchronizer_of(module)
+    if sync is not None:
         return compare(sync, process_group)
     return _compare(module, set(), process_group or arguments.default_group(), None)
 

@@ -30,7 +30,7 @@ from ... import native, recording
 from ...simulation.memory import Mark, MemoryPart, ModuleUse, ParameterMemory, RecordedMemory, words_of
 from ..core import process_groups
 from ..core.outputs import find_tensors
-from ..core.synchronizer import GradientSynchronizer
+from ..core.synchronizer import synchronizer_of
 from ..observe import observed_number
 
 __all__ = ["MeasuredMemory", "measure_memory"]
@@ -186,8 +186,8 @@ def _states_of(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, dict[str,
 
 def _bytes_of_bucket(model: nn.Module) -> int:
     """Bytes that the buckets of a DDP model take beside gradients that are views of them; 0 of any other model."""
-    sync = model.__dict__.get("_sync")
-    if not isinstance(sync, GradientSynchronizer):
+    sync = synchronizer_of(model)
+    if sync is None:
         trained = model.module.parameters() if isinstance(model, TorchDDP) else ()
         return sum(one.nbytes for one in trained if one.requires_grad)
     if sync.options.lazy_bucket_allocation:
@@ -198,8 +198,8 @@ def _bytes_of_bucket(model: nn.Module) -> int:
 
 def _model_id(model: nn.Module) -> int | None:
     """The number of a recorded DDP model."""
-    sync = model.__dict__.get("_sync")
-    if isinstance(sync, GradientSynchronizer):
+    sync = synchronizer_of(model)
+    if sync is not None:
         return sync.model_id
     return observed_number(model) if isinstance(model, TorchDDP) else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddp_lab import DistributedDataParallel
+from ddp_lab.parallel.core.arguments import Arguments, ReducerOptions
 from tests.ranks.compare import everywhere
 from tests.ranks.harness import on_ranks
 from tests.ranks.wrapping import FORWARD_SYNC, wrap
@@ -20,7 +22,8 @@ from tests.ranks.wrapping import FORWARD_SYNC, wrap
 # Inherited methods that need no reducer of torch's: they read attributes that ours sets.
 INHERITED = {
     "_build_debug_param_to_name_mapping", "_build_params_for_reducer", "_get_active_ddp_module",
-    "_get_data_parallel_params", "_inside_ddp_forward", "_set_params_and_buffers_to_ignore_for_model",
+    "_get_data_parallel_params", "_inside_ddp_forward", "_set_ddp_sink_clone",
+    "_set_params_and_buffers_to_ignore_for_model",
     "_distributed_rank", "gather", "scatter", "to_kwargs", "train",
 }  # fmt: skip
 # Steps of torch's own constructor, forward, a mode or join: nothing that ours runs, or lets a user run, calls them.
@@ -39,14 +42,21 @@ UNREACHABLE = {
 def test_the_signature_is_torchs() -> None:
     """The constructor shows the installed torch's signature and takes each of its arguments."""
     assert inspect.signature(DistributedDataParallel) == inspect.signature(TorchDDP)
-    constructor = inspect.unwrap(DistributedDataParallel.__init__)
-    ours = inspect.signature(constructor).parameters
-    theirs = inspect.signature(TorchDDP.__init__).parameters
+    ours = inspect.signature(Arguments).parameters
+    theirs = inspect.signature(TorchDDP).parameters
     assert [name for name in ours if name in theirs] == list(theirs)
     defaults = {name: p.default for name, p in theirs.items()}
     if not FORWARD_SYNC:
         defaults["broadcast_buffers"] = None  # its successor decides
     assert {name: ours[name].default for name in theirs} == defaults
+
+
+def test_options_of_the_reducer_are_arguments() -> None:
+    """Each option of the reducer is an argument, with the same type and default, and an attribute of the model."""
+    arguments = {one.name: (one.type, one.default) for one in dataclasses.fields(Arguments)}
+    for option in dataclasses.fields(ReducerOptions):
+        assert arguments[option.name] == (option.type, option.default)
+        assert isinstance(vars(DistributedDataParallel)[option.name], property)
 
 
 def test_every_method_of_torchs_is_accounted_for() -> None:

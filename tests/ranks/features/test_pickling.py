@@ -69,6 +69,16 @@ def test_other_groups_are_refused(rank: int, size: int) -> None:
             copy.deepcopy(model)
 
 
+@on_ranks(1)
+def test_delayed_parameters_are_refused(rank: int, size: int) -> None:
+    """A model whose parameters are averaged late can't be copied: the copy would not average them."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    late = [("1.weight", net[1].weight)]
+    model = wrap(net, delay_all_reduce_named_params=late, param_to_hook_all_reduce=net[0].weight)
+    with pytest.raises(RuntimeError, match="delay_all_reduce_named_params can't be copied"):
+        copy.deepcopy(model)
+
+
 def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer() * 0)
