@@ -34,7 +34,7 @@ CXX_FILES := $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build demo test quick affected soak looks picture handouts matrix coverage lab check docs outputs site format bench-record browser hosts batch clean mpi wheel
+.PHONY: build demo test quick affected soak looks picture handouts matrix coverage lab check check-js format-js docs outputs site format bench-record browser hosts batch clean mpi wheel
 
 build: $(TORCH_IS_THERE)  ## set up .venv and compile the extensions
 	@$(MAKE) -s --no-print-directory -j 2 $(PACKAGES) $(COMPILED)
@@ -181,6 +181,32 @@ format: $(TEST_PACKAGES)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $(CXX_FILES)
+
+# The dashboard's JavaScript: biome formats and lints, tsc reads the types in comments. What Python makes for it is written
+# beside the tools, where tsc looks for it.
+JS := build/javascript
+JS_TOOLS := $(JS)/.installed
+JS_FILES := ddp_lab/dashboard/static
+BIOME := $(JS)/node_modules/.bin/biome
+$(JS_TOOLS): tests/javascript/package.json tests/javascript/package-lock.json
+	@mkdir -p $(JS) && cp $^ $(JS)
+	@echo "installing what checks JavaScript (10 s, and the time of its download)"
+	@npm ci --prefix $(JS) --silent --no-audit --no-fund
+	@touch $@
+
+ifeq ($(shell command -v npm),)
+check-js format-js:
+	@echo "missing npm: the dashboard's JavaScript is not checked (Debian: apt install nodejs npm)"
+else
+check-js: $(JS_TOOLS) build  ## the dashboard's JavaScript: format, lint, types, no line above 120; changes nothing
+	@mkdir -p $(JS)/static && $(BIN)/python -c "from ddp_lab.dashboard import bundle; print(bundle.module_text('generated.js'))" >$(JS)/static/generated.js
+	$(BIOME) ci --config-path=tests/javascript --error-on-warnings $(JS_FILES)
+	! LC_ALL=C.UTF-8 grep -rnE --include='*.js' '^.{121,}' $(JS_FILES)
+	$(JS)/node_modules/.bin/tsc -p tests/javascript/jsconfig.json
+
+format-js: $(JS_TOOLS)
+	$(BIOME) check --write --linter-enabled=false --config-path=tests/javascript $(JS_FILES)
+endif
 
 clean:
 	rm -rf build dist *.egg-info ddp_lab/*.so ddp_lab/_extensions $(VENV)/.compiled-*
