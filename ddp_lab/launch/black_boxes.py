@@ -81,6 +81,7 @@ class BlackBoxes:
                 _complete(folder, left, self._how)
 
     def close(self) -> None:
+        """Closes the files."""
         for file in (*self._files, *self._of_script):
             os.close(file)
 

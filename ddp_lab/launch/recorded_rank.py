@@ -155,6 +155,7 @@ def _runs_the_program(frame: types.FrameType) -> bool:
 
 
 def number(name: str, default: int = 0) -> int:
+    """The value of an environment variable, which torch's agent sets."""
     return int(os.environ.get(name, default))
 
 

@@ -101,6 +101,7 @@ class Assignment:
 
     @classmethod
     def of(cls, workload: Workload, configuration: Configuration, known: dict[Any, Assignment]) -> Assignment:
+        """The buckets of a workload with this configuration; `known` keeps those that were found before."""
         order: tuple[int, ...] | None = workload.order
         if configuration.order == "registration":
             order = None

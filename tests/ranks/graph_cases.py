@@ -227,7 +227,7 @@ def smallest(case: Case, fails: Callable[[Case], bool], attempts: int = 200) -> 
             return case
 
 
-def _simpler(case: Case) -> Iterator[Case]:
+def _simpler(case: Case) -> Iterator[Case]:  # noqa: C901 - a list of simplifications
     """Cases that are one thing simpler, the boldest first."""
     half = case
     for index in reversed(range((len(case["nodes"]) + 1) // 2, len(case["nodes"]))):

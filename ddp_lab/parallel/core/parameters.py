@@ -156,6 +156,7 @@ def _names_only(held: Any) -> tuple[Any, ...]:
 
 
 def kinds_of(parameters: dict[str, torch.nn.Parameter]) -> dict[str, tuple[torch.dtype, torch.device]]:
+    """Dtype and device of each parameter."""
     return {name: (parameter.dtype, parameter.device) for name, parameter in parameters.items()}
 
 

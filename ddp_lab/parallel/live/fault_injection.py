@@ -1,4 +1,4 @@
-"""Fault injection in a user's program: `with ddp_lab.fault_injection.slow_layer(model, "0.weight", 0.02): ...`
+"""Fault injection in a user's program: `with ddp_lab.fault_injection.slow_layer(model, "0.weight", 0.02):`.
 
 Each happens on the rank that calls it, from the next forward on. Faults are real: a slow rank sleeps, a lost rank
 kills its process. From a notebook `Cluster.inject` does the same while a cell runs.

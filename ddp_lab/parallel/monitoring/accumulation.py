@@ -70,6 +70,7 @@ class AccumulationWatch:
             self._end_hook()
 
     def has_any_of(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Whether it follows one of these parameters."""
         return any(id(one) in self._parameters for one in parameters)
 
     def before_accumulation(self, gradient: torch.Tensor | None) -> None:

@@ -121,7 +121,7 @@ class Run:
                 self.model.module(self.held_out)
 
 
-def plant(run: Run) -> None:
+def plant(run: Run) -> None:  # noqa: C901 - a list of faults
     """Changes a run as its fault says."""
     fault, rank = run.fault, run.rank
     folder = Path(tempfile.mkdtemp())
