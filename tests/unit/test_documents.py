@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ddp_lab.diagnosis.collectives_in_flight import Collective, Flight, GroupFlights
 from ddp_lab.diagnosis.report import HangReport
@@ -72,6 +73,32 @@ def test_make_targets_and_commands_exist() -> None:
             assert module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()
             assert f"`{name}`" in listed
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_hooks_run_the_versions_of_make_check() -> None:
+    """The hooks of pre-commit are pinned to the releases of the tools that `make check` installs."""
+    pins = dict(re.findall(r'"([a-z-]+)==([0-9.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8")))
+    repositories = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    hooks = {hook["id"]: one["rev"].removeprefix("v") for one in repositories if "rev" in one for hook in one["hooks"]}
+    assert hooks.pop("nbstripout")
+    assert hooks == {"ruff-format": pins["ruff"], "ruff-check": pins["ruff"], "clang-format": pins["clang-format"]}
+
+
+def test_workflows_and_templates_can_be_read() -> None:
+    """Workflows run targets that are there; each form for an issue has what the site that shows it requires."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for path in (ROOT / ".github/workflows").glob("*.yml"):
+        jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
+        commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+        assert {*re.findall(r"\bmake ([a-z-]+)", "\n".join(commands))} <= targets
+    forms = [path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml"]
+    assert {path.stem for path in forms} == {"bug", "feature", "wrong_diagnosis"}
+    for path in forms:
+        form = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert {"name", "description", "body"} <= set(form)
+        ids = [field["id"] for field in form["body"]]
+        assert len(set(ids)) == len(ids)
+        assert all(field["attributes"]["label"] for field in form["body"])
 
 
 def test_the_first_script_is_in_the_clone() -> None:
