@@ -177,3 +177,31 @@ def test_a_backward_that_failed_before_all_gradients_is_retried(rank: int, size:
         out.square().sum().backward()
         local(samples(rank, step)).square().sum().backward()
         _assert_average(model, local, size)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True will create a reference cycle")
+@pytest.mark.filterwarnings("ignore:Using DistributedDataParallel with create_graph=True")
+@pytest.mark.parametrize("as_view", [False, True])
+@on_ranks(2)
+def test_gradients_that_can_be_differentiated(rank: int, size: int, as_view: bool) -> None:
+    """create_graph=True: gradients are averaged and keep their graph, so the mean of a penalty's gradients is exact."""
+    alone = mlp().double()
+    model = _wrapped(mlp().double(), gradient_as_bucket_view=as_view)
+
+    def penalty(net: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        net(batch.double()).square().mean().backward(create_graph=True)
+        gradients = [p.grad for p in net.parameters()]
+        for p in net.parameters():
+            p.grad = None
+        return sum(gradient.square().sum() for gradient in gradients)
+
+    for step in range(2):
+        mine = penalty(model, samples(rank, step))
+        whole = penalty(alone, torch.cat([samples(each, step) for each in range(size)]))
+        assert torch.allclose(mine, whole)
+        whole.backward()
+        gradients = torch.autograd.grad(mine, list(model.parameters()))
+        for gradient, p in zip(gradients, alone.parameters(), strict=True):
+            dist.all_reduce(gradient)
+            assert torch.allclose(gradient / size, p.grad)
+            p.grad = None
