@@ -94,27 +94,6 @@ def test_save_load_and_prefix(rank: int, size: int, tmp_path: Path) -> None:
     assert_same_on_all_ranks(state_of(replaced))
 
 
-@on_ranks(2)
-def test_functional_call(rank: int, size: int) -> None:
-    """`torch.func.functional_call` swaps parameters of the wrapped model; its own parameters are averaged as ever."""
-
-    def program(wrap: Any) -> Any:
-        torch.manual_seed(3)
-        model = wrap(nn.Sequential(nn.Linear(10, 4), nn.BatchNorm1d(4)), bucket_cap_mb=SMALL)
-        x = samples(rank, 0)
-        doubled = {name: 2 * p.detach() for name, p in model.named_parameters()}
-        with torch.no_grad():
-            changed = torch.func.functional_call(model, doubled, (x,))
-            untouched = model(x)
-        same = dict(model.named_parameters())
-        torch.func.functional_call(model, same, (x,)).square().sum().backward()
-        return changed, untouched, state_of(model)
-
-    changed, untouched, state = same_as_torch(program)
-    assert not torch.equal(changed, untouched)
-    assert_same_on_all_ranks({name: value for name, value in state.items() if name.startswith("gradient")})
-
-
 SPLIT = {"0.weight": 0, "0.bias": 0, "2.weight": 1}  # by parameter: the dimension that tensor parallelism splits
 
 

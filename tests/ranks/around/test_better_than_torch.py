@@ -5,7 +5,6 @@ What torch 2.13 does in each case is said in the test's first line.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,25 +176,3 @@ def test_buckets_as_a_hook_sees_them(rank: int, size: int, mode: dict[str, Any])
         assert [index for index, _, _ in buckets] == list(range(len(buckets)))
         assert [last for _, last, _ in buckets] == [False] * (len(buckets) - 1) + [True]
         assert sum(parameters for _, _, parameters in buckets) == 6
-
-
-@pytest.mark.parametrize("steps_before", [0, 3])
-@pytest.mark.parametrize("mode", MODES, ids=str)
-@on_ranks(2)
-def test_gradients_of_no_sync_are_averaged_later(rank: int, size: int, mode: dict[str, Any], steps_before: int) -> None:
-    """Torch needs another backward. sync_gradients() averages what no_sync has accumulated."""
-    model = _model(**mode)
-    if steps_before:
-        assert_trains(model, rank, steps_before)
-    expected = expected_gradients(model.module, lambda module: sum(_loss(module, rank, step) for step in range(3)))
-    model.zero_grad()
-    with model.no_sync():
-        for step in range(3):
-            _loss(model, rank, step).backward()
-    alone = copy.deepcopy([parameter.grad for parameter in model.parameters()])
-    steps = model.reducer.step()
-    model.sync_gradients()
-    assert model.reducer.step() == steps + 1
-    assert_gradients(model, expected)
-    assert not all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), alone, strict=True))
-    assert_trains(model, rank)

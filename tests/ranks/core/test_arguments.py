@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddp_lab import DistributedDataParallel
@@ -126,15 +125,6 @@ def test_buckets_are_torchs(
         dist._DEFAULT_FIRST_BUCKET_BYTES = default
         for name in environment:
             del os.environ[name]
-
-
-@on_ranks(2)
-def test_a_device_mesh_names_the_group(rank: int, size: int) -> None:
-    """device_mesh of one dimension stands for its process group."""
-    mesh = init_device_mesh("cpu", (size,))
-    model = DistributedDataParallel(nn.Linear(2, 2), device_mesh=mesh)
-    assert model.device_mesh is mesh
-    assert model.process_group is mesh.get_group()
 
 
 @on_ranks(2)

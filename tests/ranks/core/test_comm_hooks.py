@@ -232,10 +232,14 @@ def _future_of(value: Any) -> torch.futures.Future[Any]:
     return future
 
 
+def _averaged_in_double(bucket: dist.GradBucket) -> Any:
+    return default_hooks.allreduce_hook(None, bucket).then(lambda done: done.value().double())
+
+
 @on_ranks(2)
 def test_results_that_do_not_fit_are_errors(rank: int, size: int) -> None:
     """A hook that raises, or whose result has another type or shape, is an error that names hook and bucket; one of
-    another dtype, a warning. After each of them the model trains on."""
+    another dtype, a warning, which is said once; its values are used. After each of them the model trains on."""
     answer: Callable[[Any], Any]
 
     def halved(state: None, bucket: dist.GradBucket) -> Any:
@@ -259,6 +263,10 @@ def test_results_that_do_not_fit_are_errors(rank: int, size: int) -> None:
     ):
         with told:
             model(batch(rank)).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        answer = _averaged_in_double
+        assert_trains(model, rank)
     answer = functools.partial(default_hooks.allreduce_hook, None)
     assert_trains(model, rank)
 

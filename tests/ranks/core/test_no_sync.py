@@ -57,17 +57,29 @@ def test_around_the_backward_only(rank: int, size: int) -> None:
     assert model.module.weight.grad.unique().tolist() == [3 * _mean(size)]
 
 
-@pytest.mark.parametrize("given", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}])
+MODES: list[dict[str, Any]] = [
+    *({}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}, {"static_graph": True}),
+    {"bucket_cap_mb": 1e-6},
+]
+
+
+@pytest.mark.parametrize("steps_before", [0, 3])
+@pytest.mark.parametrize("given", MODES, ids=str)
 @on_ranks(2)
-def test_sync_gradients(rank: int, size: int, given: dict[str, Any]) -> None:
-    """sync_gradients averages what accumulated under no_sync without another backward, leaves unused parameters
-    alone, and training goes on."""
+def test_sync_gradients(rank: int, size: int, given: dict[str, Any], steps_before: int) -> None:
+    """sync_gradients averages what accumulated under no_sync without another backward (which torch needs), counts as a
+    step, leaves unused parameters alone, and training goes on."""
     model = DistributedDataParallel(Two(), **given)
+    for _ in range(steps_before):
+        model(_x(rank)).sum().backward()
+    model.zero_grad()
+    steps = model.reducer.step()
     with model.no_sync():
         for _ in range(3):
             model(_x(rank), "a").sum().backward()
     assert model.module.a.weight.grad.unique().tolist() == [3.0 * (1 + rank)]
     model.sync_gradients()
+    assert model.reducer.step() == steps + 1
     assert model.module.a.weight.grad.unique().tolist() == [3 * _mean(size)]
     assert model.module.b.weight.grad is None
     model.zero_grad()

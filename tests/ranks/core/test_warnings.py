@@ -146,37 +146,3 @@ def test_autograd_grad(rank: int, size: int) -> None:
     assert len(texts) == 1
     assert "autograd.grad" in texts[0]
     assert "second.weight" in texts[0]
-
-
-@on_ranks(2)
-def test_autograd_grad_of_inputs_is_silent(rank: int, size: int) -> None:
-    """torch.autograd.grad on the inputs, as in a gradient penalty, is no mistake and warns of nothing."""
-    model = _model()
-
-    def step() -> None:
-        x = batch(rank).requires_grad_()
-        (slope,) = torch.autograd.grad(model(x).sum(), [x], create_graph=True)
-        (model(x).sum() + slope.square().sum()).backward()
-
-    assert [text for text in warned(step) if "autograd.grad" in text] == []
-
-
-def _all_reduce(state: Any, anything: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    buffer = anything.buffer().div_(dist.get_world_size())
-    return dist.all_reduce(buffer, async_op=True).get_future().then(lambda future: future.value()[0])
-
-
-def _to_double(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    return _all_reduce(state, bucket).then(lambda future: future.value().double())
-
-
-@on_ranks(2)
-def test_hook_that_gives_another_dtype(rank: int, size: int) -> None:
-    """A hook whose future holds another dtype: said once, naming the hook and both dtypes; the values are used."""
-    model = _model()
-    model.register_comm_hook(None, _to_double)
-    texts = warned(lambda: [_step(model, rank) for _ in range(3)])
-    assert_trains(model, rank)
-    assert len(texts) == 1
-    assert "_to_double" in texts[0]
-    assert "Double" in texts[0] or "float64" in texts[0]
