@@ -108,8 +108,7 @@ def _graphs_as_torch(rank: int, name: str, where: str, arguments: dict[str, Any]
     return len(graphs)
 
 
-@pytest.mark.parametrize("where", ["whole", "module"])
-@pytest.mark.parametrize("name", list(BUILD))
+@pytest.mark.parametrize(("name", "where"), [*((name, "whole") for name in BUILD), ("plain", "module")])
 @on_ranks(2)
 def test_graphs_break_where_torchs_do(rank: int, size: int, name: str, where: str) -> None:
     """Compiled, our model has the same number of graphs with the same contents as torch's, and the same weights."""

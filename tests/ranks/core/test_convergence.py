@@ -60,7 +60,10 @@ def _curve(model: nn.Module, data: TensorDataset, rank: int, size: int) -> list[
     ("size", "arguments"),
     [
         pytest.param(2, {}, marks=pytest.mark.soak),
-        (2, {"gradient_as_bucket_view": True, "static_graph": True, "bucket_cap_mb": 0.02}),
+        pytest.param(
+            *(2, {"gradient_as_bucket_view": True, "static_graph": True, "bucket_cap_mb": 0.02}),
+            marks=pytest.mark.soak,
+        ),
         (4, {"find_unused_parameters": True, "bucket_cap_mb": 0.02}),
     ],
     ids=str,

@@ -44,22 +44,22 @@ SENT = {
 }
 
 
-@pytest.mark.parametrize(
-    ("collective", "algorithm", "size"),
-    [(*case, size) for case in CASES for size in (2, 3, 4) if size != 3 or case[1] not in ("halving", "doubling")],
-)
+@pytest.mark.parametrize("size", [2, 3, 4])
 @on_ranks()
-def test_real_tensors_end_where_the_collective_says(rank: int, size: int, collective: str, algorithm: str) -> None:
-    """On 2, 3 and 4 real ranks the data that arrived is what the collective promises, equal in every rank's account,
-    and the bytes that were sent are the algorithm's."""
-    shown = demonstrate(collective, algorithm)
-    assert len(set(everywhere(str([(step.transfers, step.holds) for step in shown.steps])))) == 1
-    _ends_well(shown)
-    assert all(step.ms > 0 for step in shown.steps)
-    if size == 4 and (collective, algorithm) in SENT:
-        assert [shown.sent(one) / PART for one in range(4)] == SENT[collective, algorithm]
-    if (size, collective, algorithm) == (4, "all_reduce", "tree"):
-        assert len(shown.steps) == 4
+def test_real_tensors_end_where_the_collective_says(rank: int, size: int) -> None:
+    """On 2, 3 and 4 real ranks the data that arrived is what each collective promises, by each algorithm, equal in
+    every rank's account, and the bytes that were sent are the algorithm's."""
+    for case in CASES:
+        if size == 3 and case[1] in ("halving", "doubling"):  # which want a power of two
+            continue
+        shown = demonstrate(*case)
+        assert len(set(everywhere(str([(step.transfers, step.holds) for step in shown.steps])))) == 1, case
+        _ends_well(shown)
+        assert all(step.ms > 0 for step in shown.steps), case
+        if size == 4 and case in SENT:
+            assert [shown.sent(one) / PART for one in range(4)] == SENT[case], case
+        if (size, *case) == (4, "all_reduce", "tree"):
+            assert len(shown.steps) == 4
 
 
 def test_what_does_not_exist_is_refused() -> None:

@@ -103,6 +103,7 @@ def _copied(rank: int, size: int) -> list[bool]:
 
 
 def test_a_copy_of_an_observed_model_has_its_own_buffers(recording_ranks: Ranks) -> None:
+    """What watches a model's buffers does not follow a copy of it."""
     assert recording_ranks(2, _copied) == [[True, True]] * 2
 
 
@@ -264,15 +265,15 @@ def test_backwards_that_add_up(recording_ranks: Ranks, kind: str) -> None:
 
 
 @records
-def _adding_up(rank: int, size: int, kind: str) -> None:
-    one = Training(kind, rank)
+def _adding_up(rank: int, size: int) -> None:
+    one = Training("ours", rank)
     for _ in range(8):
         adds_up(one)
 
 
-@pytest.mark.parametrize("kind", ["ours", "sharded"])
-def test_the_facts_of_a_run_have_it(recording_ranks: Ranks, kind: str) -> None:
-    timeline = timeline_of(recording_ranks(2, _adding_up, kind))
+def test_the_facts_of_a_run_have_it(recording_ranks: Ranks) -> None:
+    """What findings are made of has the backwards of all optimizer steps that were looked at."""
+    timeline = timeline_of(recording_ranks(2, _adding_up))
     facts = timeline.judgement(timeline.reducers()[-1].reducer)
     assert facts is not None
     assert facts.accumulation == Accumulation(optimizer_steps=5, backwards=20, fewest=4, most=4)

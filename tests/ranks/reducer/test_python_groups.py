@@ -132,8 +132,10 @@ PROGRAMS: dict[str, Callable[[type, Any, int], Any]] = {
 }
 
 
-@pytest.mark.parametrize("works", ["timeout", "optional", "future"])
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    ("program", "works"),
+    [*((program, works) for program in PROGRAMS for works in ("timeout", "future")), ("plain", "optional")],
+)
 @on_ranks(2)
 def test_as_with_torchs_class(rank: int, size: int, program: str, works: str) -> None:
     """Values, gradients and refusals over two ranks are torch's, bit by bit, however the works are written."""

@@ -48,11 +48,11 @@ def test_the_python_reducer(rank: int, size: int) -> None:
     assert len(called) == 4
 
 
-@pytest.mark.parametrize("mode", ["python_reducer", "ddp_optimizer", "no_optimization"])
+@pytest.mark.parametrize("mode", ["python_reducer", "ddp_optimizer"])
 @on_ranks(2)
 def test_a_backward_in_the_compiled_function(rank: int, size: int, mode: str) -> None:
-    """Compiled autograd compiles the Python reducer's backward into as many graphs as with torch's class; the other
-    modes refuse it."""
+    """Compiled autograd compiles the Python reducer's backward into as many graphs as with torch's class; another
+    mode refuses it."""
     from torch._dynamo.testing import CompileCounter
 
     def train(wrap: Any) -> Any:
