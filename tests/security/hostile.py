@@ -90,6 +90,26 @@ def changed_bytes(draw: st.DrawFn, valid: bytes) -> bytes:
 
 
 @st.composite
+def damaged_bytes(draw: st.DrawFn, valid: bytes) -> bytes:
+    """Bytes of which stretches are others, nought, missing, there twice, moved, or followed by nothing."""
+    made = valid
+    for _ in range(draw(st.integers(1, 3))):
+        at, size = draw(st.integers(0, len(made))), draw(st.sampled_from([1, 4, 20, 200, 4096]))
+        before, part, after = made[:at], made[at : at + size], made[at + size :]
+        there, mask = draw(st.integers(0, len(before + after))), draw(st.integers(1, 255))
+        ways = {
+            "others": before + bytes(one ^ mask for one in part) + after,
+            "nought": before + bytes(len(part)) + after,
+            "missing": before + after,
+            "twice": before + part + part + after,
+            "cut": before,
+            "moved": (before + after)[:there] + part + (before + after)[there:],
+        }
+        made = ways[draw(st.sampled_from(sorted(ways)))]
+    return made
+
+
+@st.composite
 def changed_events(draw: st.DrawFn, valid: np.ndarray) -> np.ndarray:
     """Events some of whose fields are others."""
     made = valid.copy()

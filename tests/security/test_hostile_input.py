@@ -139,7 +139,10 @@ def _read_everything(path: Path, folder: Path) -> None:
     refusal = _said(lambda: read_run([path], partial=True))
     assert not refusal or path.name in refusal
     if not refusal:
-        hostile.answers(read_run([path], partial=True).timeline, folder)
+        timeline = read_run([path], partial=True).timeline
+        hostile.answers(timeline, folder)
+        timeline.to_perfetto(folder / "trace.json")
+        _said(lambda: compare(path, path))
 
 
 def _read_changed(arrays: dict[str, np.ndarray], folder: Path) -> Path:
@@ -182,20 +185,6 @@ def test_models_of_which_parts_are_missing(saved: dict[str, np.ndarray], folder:
     assert "10.0 ms per step (median)." in Timeline.load(_read_changed({**saved, "events": made}, folder)).summary()
 
 
-def _damaged(folder: Path, data: st.DataObject) -> None:
-    whole, name = data.draw(st.sampled_from([((folder / "valid.npz").read_bytes(), "npz"), (_journal(), "journal")]))
-    path = folder / f"damaged.{name}"
-    path.write_bytes(data.draw(hostile.changed_bytes(whole)))
-    refusal = _said(lambda: read_run([path], partial=True))
-    assert not refusal or path.name in refusal
-
-
-@some_or_many
-def test_damaged_files(folder: Path, saved: dict[str, np.ndarray], examples: int) -> None:
-    """A saved timeline or a journal with other bytes, or its beginning alone, is read or refused by name."""
-    _tried(examples, lambda data: _damaged(folder, data))
-
-
 def _messages(*more: list[bytes], **opening: Any) -> list[list[bytes]]:
     batch = events.Batch(0, 1, 0, 0, _TIMELINE.since(0)[0][0][1])
     described = journal.json_frames("describe", descriptions=[_ASSIGNMENT])
@@ -210,16 +199,78 @@ def _journal(*more: list[bytes], **opening: Any) -> bytes:
     return journals.written(_messages(*more, **opening))
 
 
-def test_journals(folder: Path) -> None:
-    """A journal whose messages hold other things is read, or a ValueError names the file and the field."""
-    path = folder / "changed.journal"
+def _held(path: Path) -> tuple[dict[tuple[int, int], bytes], list[str]]:
+    """A file's events by rank and sequence number, and what is said of what it lacks."""
+    run = read_run([path], partial=True)
+    chunks, notices = run.timeline.since(0)[0], [one for one in run.notices if not one.startswith("there is no file")]
+    return {(rank, int(event["sequence"])): event.tobytes() for rank, chunk in chunks for event in chunk}, notices
 
-    def check(fields: Any) -> None:
-        path.write_bytes(_journal([JSON_FRAME, json.dumps(fields).encode()]))
+
+@pytest.mark.parametrize("kind", ["npz", "journal"])
+@some_or_many
+def test_damaged_files(folder: Path, saved: dict[str, np.ndarray], kind: str, examples: int) -> None:
+    """A saved timeline or a journal with other bytes, or a part of its own, is read or refused by name, and takes no
+    more memory than it has. Nothing is read that was not recorded, and nothing is missing without a word."""
+    path = folder / f"damaged.{kind}"
+    whole = (folder / "valid.npz").read_bytes()
+    if kind == "journal":
+        opening, described, _ = _messages()
+        parts = np.array_split(_TIMELINE.since(0)[0][0][1], 4)
+        batches = [journals.batch(events.Batch(0, 1, int(part["sequence"][0]), 0, part)) for part in parts]
+        whole = journals.written([opening, described, *batches, journal.json_frames("end", how="finished")])
+    path.write_bytes(whole)
+    right, notices = _held(path)
+    assert right
+    assert not notices
+
+    def check(data: bytes) -> None:
+        path.write_bytes(data)
+        refusal, peak = _peak(lambda: _said(lambda: read_run([path], partial=True)))
+        assert peak < MEMORY
+        assert not refusal or path.name in refusal
+        if not refusal:
+            held, notices = _held(path)
+            assert held.items() <= right.items(), "numbers that were not recorded"
+            assert held == right or notices, "less, and no word"
+
+    _tried(examples, check, hostile.changed_bytes(whole) | hostile.damaged_bytes(whole))
+
+
+_changed_message = st.sampled_from([_ASSIGNMENT, *hostile.WATCHED]).flatmap(
+    lambda one: hostile.changed_json({"type": "describe", "descriptions": [one]}).map(
+        lambda fields: [JSON_FRAME, json.dumps(fields).encode()]
+    )
+)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # norms of 1e308
+@some_or_many
+def test_journals(folder: Path, examples: int) -> None:
+    """A journal whose messages hold other things, or come in another order, twice or not at all, is read, or a
+    ValueError names the file and the field."""
+    path = folder / "changed.journal"
+    opening, *valid = _messages(journal.json_frames("end", how="finished"), [], [b""])
+    batch = np.frombuffer(valid[1][1], events.DTYPE)
+    others = hostile.changed_events(batch).map(lambda made: [valid[1][0], made.tobytes()])
+
+    def check(messages: list[list[bytes]]) -> None:
+        path.write_bytes(journals.written([opening, *messages]))
         _read_everything(path, folder)
 
-    valid = st.sampled_from([_ASSIGNMENT, *hostile.WATCHED])
-    _tried(QUICK, check, valid.flatmap(lambda one: hostile.changed_json({"type": "describe", "descriptions": [one]})))
+    one_other = _changed_message.map(lambda one: [*valid[:2], one])
+    _tried(examples, check, one_other | st.lists(st.sampled_from(valid) | _changed_message | others, max_size=4))
+
+
+@pytest.mark.soak
+def test_as_many_models_as_events(folder: Path) -> None:
+    """What takes time for each pair of models would never end."""
+    made = np.zeros(4_000, events.DTYPE)
+    made["sequence"] = made["reducer"] = np.arange(len(made))
+    made["host_ns"], made["kind"] = 10**12 + made["sequence"] * 1_000, events.Kind.BACKWARD_BEGIN
+    made["bucket"] = made["parameter"] = -1
+    path = folder / "models.journal"
+    path.write_bytes(journals.written([journals.opening(), journals.batch(events.Batch(0, 1, 0, 0, made))]))
+    _read_everything(path, folder)
 
 
 # What a journal may hold that no rank writes -> what whoever reads or follows it says.
