@@ -108,8 +108,7 @@ def test_thousands_of_random_calls(ranks: Ranks, size: int) -> None:
         ranks(size, _random_calls, seed, 100)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@on_ranks()
+@on_ranks(3)
 def test_other_forms(rank: int, size: int) -> None:
     """One tensor for all ranks, averages, bool and bits, transposed tensors, lists, objects, send, several at once."""
     group = _group()
@@ -216,8 +215,7 @@ def _raised(call: Callable[[], Any]) -> str:
         ("splits", ("sends 8 B to rank 0", "expects 4 B")),
     ],
 )
-@pytest.mark.parametrize("size", [2, 3])
-@on_ranks()
+@on_ranks(3)
 def test_a_disagreement_is_told_on_all_ranks(rank: int, size: int, kind: str, words: tuple[str, str]) -> None:
     """With both sides; the group is unusable afterwards and says so."""
     group = _group()

@@ -48,8 +48,7 @@ def test_missing_gradients_are_named(rank: int, size: int) -> None:
     assert "first" not in text
 
 
-@pytest.mark.parametrize("culprit", [0, 1])
-@pytest.mark.parametrize("steps_before", [0, 1, 3])
+@pytest.mark.parametrize(("culprit", "steps_before"), [(0, 0), (1, 1), (0, 3)])
 @on_ranks(2)
 def test_unused_on_one_rank_is_the_same_error_on_every_rank(
     rank: int, size: int, culprit: int, steps_before: int

@@ -31,8 +31,7 @@ def _train(model: Any, rank: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["0.weight", "2.bias", "3.weight"])
-@pytest.mark.parametrize("size", [2, 3])
-@on_ranks()
+@on_ranks(3)
 def test_one_bit_is_found_with_its_name_and_rank(rank: int, size: int, name: str) -> None:
     """After training nothing differs; one bit of one parameter on one rank is found on all ranks, by name and rank.
     Batch norm's statistics differ after a forward: pending for the wrapper, drift for the module alone."""
