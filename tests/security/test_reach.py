@@ -1,22 +1,19 @@
-"""Who reaches a cluster: loopback ports, CurveZMQ on ours, private files; what its ranks say is text alone."""
+"""Who reaches a cluster: loopback ports, CurveZMQ on ours, private files; a model's names are text alone."""
 
 from __future__ import annotations
 
 import json
 import stat
 from pathlib import Path
-from typing import Any
 
 import ipyparallel
 import pytest
 import zmq
 
 import ddp_lab
-from ddp_lab.output.board import OutputBoard
-from ddp_lab.output.display import kernel_shell
 from tests.cluster.conftest import Lab
 from tests.security.looking import everything_in, listening, process_ids, run_folder
-from tests.security.markup import FLAG, NAME, TEXT, assert_text_alone
+from tests.security.markup import NAME, assert_text_alone
 from tests.waiting import wait_until
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
@@ -47,19 +44,6 @@ def test_ipyparallel_without_the_key_is_refused(lab: Lab, tmp_path: Path) -> Non
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
-def test_the_wire_refuses_other_keys(lab: Lab) -> None:
-    """Who knows the address and even the server's key, but not the ranks' key, is turned away and counted."""
-    endpoint, before = lab.wire.endpoint(), lab.wire.refused
-    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
-        push.linger = 0
-        push.curve_serverkey = endpoint["server_public"].encode()
-        push.curve_publickey, push.curve_secretkey = zmq.curve_keypair()
-        push.connect(endpoint["data"])
-        push.send_multipart([b"j", b'{"type": "status", "rank": 0, "status": {"state": "stolen"}}'])
-        wait_until(lambda: lab.wire.refused > before, "a refusal")  # type: ignore[union-attr]
-    assert [one.state for one in lab.timeline.ranks()] == ["idle", "idle"]
-
-
 def test_no_key_in_arguments_or_variables(lab: Lab) -> None:
     """No key is in a process's arguments, which every user may read, or in its variables."""
     keys = {value for name, value in lab.wire.endpoint().items() if "secret" in name or "public" in name}
@@ -88,36 +72,6 @@ def test_files_are_the_users_alone(lab: Lab, tmp_path: Path) -> None:
     lab.run(f"import pathlib; pathlib.Path({str(tmp_path)!r}, f'rank{{rank}}').touch()")
     assert {path.stat().st_mode for path in tmp_path.iterdir()} == {here.stat().st_mode}
     assert ddp_lab.current_cluster() is lab
-
-
-# -- what its ranks say, whatever tags it holds
-
-
-class _Kept:
-    """Keeps what a board publishes."""
-
-    def __init__(self) -> None:
-        self.bundles: list[dict[str, Any]] = []
-
-    def publish(self, handle: str, data: dict[str, Any], metadata: dict[str, Any], update: bool) -> None:
-        self.bundles.append(data)
-
-
-def test_outputs_of_ranks(lab: Lab) -> None:
-    """What ranks print, return and raise is shown as plain text, never as HTML; a model's names reach it whole."""
-    kept = _Kept()
-    assert kernel_shell() is None
-    code = f"""
-import sys
-print({TEXT!r}); print({TEXT!r}, file=sys.stderr)
-class Named:
-    def __repr__(self): return {TEXT!r}
-Named()
-"""
-    lab.run(code, board=OutputBoard(kept))
-    assert kept.bundles
-    assert {kind for bundle in kept.bundles for kind in bundle} == {"text/plain"}
-    assert str(kept.bundles).count(FLAG) >= 9
 
 
 def test_parameters_of_a_real_model(lab: Lab, tmp_path: Path) -> None:

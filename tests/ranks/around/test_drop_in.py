@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from typing import Any
 
 import pytest
 import torch
@@ -152,19 +151,3 @@ def test_state_is_broadcast_from_rank_0(rank: int, size: int) -> None:
     ignoring(torch.randn(5, 4)).square().sum().backward()
     assert not same(module[0].weight.grad)
     assert same(module[0].bias.grad)
-
-
-@on_ranks(2)
-def test_two_models_in_one_backward(rank: int, size: int) -> None:
-    """Two models that share a backward give torch's gradients."""
-
-    def losses(wrap: Any) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        generator, critic = wrap(nn.Linear(3, 3)), wrap(nn.Linear(3, 1))
-        x = torch.randn(4, 3, generator=torch.Generator().manual_seed(rank))
-        for _ in range(3):
-            critic(torch.tanh(generator(x))).sum().backward()
-            critic(generator(x).detach()).sum().backward()
-        return [p.grad for model in (generator, critic) for p in model.parameters()]
-
-    assert all(torch.equal(a, b) for a, b in zip(losses(DistributedDataParallel), losses(TorchDDP), strict=True))

@@ -13,7 +13,7 @@ from torch import nn
 
 from ddp_lab import DistributedDataParallel, fault_injection, faults, recording
 from tests.ranks.compare import everywhere
-from tests.ranks.harness import RankError, RankPool, on_ranks
+from tests.ranks.harness import on_ranks
 
 DELAY = 0.05
 
@@ -163,25 +163,6 @@ def test_faults_that_make_no_sense(rank: int, size: int) -> None:
     assert "between 0 and a day" in said[1]
     assert "must be positive" in said[2]
     assert "already has a slow link on this rank" in said[3]
-
-
-def _dies_on_rank(rank: int, size: int) -> None:
-    model = _model()
-    _step(model, rank)
-    if rank == 1:
-        fault_injection.die(model)
-    _step(model, rank)
-    raise AssertionError("nobody comes here")
-
-
-def test_a_rank_that_dies() -> None:
-    """The process of a rank that is to die is killed in its next forward, and its peer gets an error."""
-    pool = RankPool(2)
-    try:
-        with pytest.raises(RankError, match="rank 1 died"):
-            pool.run(_dies_on_rank)
-    finally:
-        pool.close()
 
 
 def test_faults_travel() -> None:

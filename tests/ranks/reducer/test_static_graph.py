@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from ddp_lab import DistributedDataParallel
 from tests.ranks.compare import assert_same_on_all_ranks, same_as_torch, samples
 from tests.ranks.harness import on_ranks
+from tests.ranks.provoking import Branches, batch, error_of
 
 CAP = 2e-4  # MiB
 
@@ -67,20 +68,6 @@ def test_later_backwards_overlap(rank: int, size: int) -> None:
     assert all(answers)
 
 
-class Skipping(nn.Module):
-    """Two layers; the second may be left out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.first = nn.Linear(10, 6)
-        self.second = nn.Linear(6, 6)
-
-    def forward(self, x: torch.Tensor, second: bool = True) -> torch.Tensor:
-        x = self.first(x)
-        return self.second(x) if second else x
-
-
 @on_ranks(2)
 def test_second_backward_of_a_static_graph(rank: int, size: int) -> None:
     """Two forwards and two backwards with one static graph: each backward leaves the same gradients on all ranks."""
@@ -98,20 +85,14 @@ def test_second_backward_of_a_static_graph(rank: int, size: int) -> None:
 @on_ranks(2)
 def test_graph_that_changes_is_refused(rank: int, size: int) -> None:
     """A parameter that was unused at first and then used: an error that names it, once more at the next forward."""
-    model = DistributedDataParallel(Skipping(), static_graph=True)
-    texts = []
-    model(samples(rank, 0), second=False).sum().backward()
-    with pytest.raises(RuntimeError) as gained:
-        model(samples(rank, 1)).sum().backward()
-    texts.append(str(gained.value))
-    with pytest.raises(RuntimeError) as unfinished:
-        model(samples(rank, 2), second=False)
-    texts.append(str(unfinished.value))
-    assert texts[1] in model.reducer.report()["error"]
+    model = DistributedDataParallel(Branches(), static_graph=True)
+    model(batch(rank, 0), 1).sum().backward()
+    gained = error_of(lambda: model(batch(rank, 1), 2).sum().backward())
+    unfinished = error_of(lambda: model(batch(rank, 2), 1))
+    assert unfinished in model.reducer.report()["error"]
     model.zero_grad()
-    model(samples(rank, 3), second=False).sum().backward()
-    assert_same_on_all_ranks({"first": model.module.first.weight.grad})  # type: ignore[dict-item]
-    gained, unfinished = texts
+    model(batch(rank, 3), 1).sum().backward()
+    assert_same_on_all_ranks({"first": model.module.first.weight.grad})
     assert gained.startswith("Your training graph has changed in this iteration")
     assert "'second." in gained
     assert unfinished.startswith("Expected to have finished reduction in the prior iteration")
