@@ -1,4 +1,4 @@
-"""What `observe()` returns: how long it lasts, what it survives, what it refuses; and what its events are good for."""
+"""What `observe()` returns: how long it lasts, what it survives, and what it refuses."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import copy
 import gc
 import pickle
 import weakref
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,37 +17,18 @@ from ddp_lab.parallel.monitoring.inspection import request_inspection
 from ddp_lab.parallel.observe import observe_every_model
 from ddp_lab.protocol.events import Kind
 from tests.ranks.compare import everywhere, mlp, samples
-from tests.ranks.conftest import Ranks
 from tests.ranks.harness import on_ranks
-from tests.ranks.observing import CAP_MB, check_backwards, recorded, timeline_of, train
-
-
-def _timeline(rank: int, size: int) -> Any:
-    model = TorchDDP(mlp(), bucket_cap_mb=CAP_MB)
-    observation = ddp_lab.observe(model)
-    assert ddp_lab.observe(model) is observation
-    _, events, _ = recorded(lambda: train(model, rank, 6))
-    return events, ddp_lab.recording.descriptions(0)[0], observation.model_id
-
-
-def test_a_timeline_tells_as_much_as_of_our_class(ranks: Ranks) -> None:
-    """From observed ranks a timeline makes complete spans with hidden and exposed times, and a summary."""
-    found = ranks(2, _timeline)
-    numbers = {number for _, _, number in found}
-    assert len(numbers) == 1
-    timeline = timeline_of([recorded for *recorded, _ in found])
-    spans = timeline.spans(numbers.pop())
-    assert spans["complete"].all()
-    assert len(spans) > 2 * 6
-    assert np.isfinite(spans[["hidden_ms", "exposed_ms", "ready_ms", "reduced_ms"]]).all().all()
-    assert "Sequential" in timeline.summary()
+from tests.ranks.observing import CAP_MB, check_backwards, recorded, train
 
 
 @on_ranks(2)
 def test_remove_leaves_nothing(rank: int, size: int) -> None:
-    """After remove() nothing is recorded and no hook is left; observing again works."""
+    """After remove() nothing is recorded and no hook is left; observing again works. Until then a second call gives the
+    same observation, whose number is the same on all ranks."""
     model = TorchDDP(mlp(), bucket_cap_mb=CAP_MB)
     observation = ddp_lab.observe(model)
+    assert ddp_lab.observe(model) is observation
+    assert len(set(everywhere(observation.model_id))) == 1
     train(model, rank, 1)
     observation.remove()
     observation.remove()
