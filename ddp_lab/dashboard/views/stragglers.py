@@ -10,7 +10,6 @@ import numpy as np
 from ...analysis.findings import Facts
 from ...analysis.findings.ranks import last_most_often, varying_rank
 from ...formatting import counted, ms, step_range
-from ...timeline import judged_steps
 from ...timeline.judged_steps import ANALYSED_STEPS
 from ...timeline.tables.span_columns import Columns
 from ...timeline.timeline import LatePlace, Timeline

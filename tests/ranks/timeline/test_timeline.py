@@ -109,7 +109,7 @@ def test_every_span_of_a_training_is_complete_and_in_order(wire: Wire, timeline:
 
 
 def test_a_late_layer_is_named_though_wall_time_is_equal(wire: Wire, timeline: Timeline, ranks: Ranks) -> None:
-    """A delay in one layer of rank 1's backward: both backwards take as long, readiness names rank, bucket and layer."""
+    """A delay in a layer of one backward: both take as long, and readiness names rank, bucket and layer."""
     told = ranks(2, _train, wire.endpoint(), 1)
     assert wire.wait_for("trained", [0, 1], DEADLINE_S)
     reducer, delay_ms = told[0]["reducer"], told[1]["delay_ms"]
