@@ -20,7 +20,7 @@ from ..analysis.step_parts import SPANS
 from .paint import palette
 from .step_feed import BLOCKS
 from .views.catalogue import VIEWS
-from .views.layout_words import LAYOUT_WORDS
+from .views.layout_words import BUCKETS
 
 __all__ = ["module_text", "modules_of", "style_text"]
 
@@ -29,7 +29,7 @@ _GENERATED = {
     "BLOCKS": BLOCKS,
     "COLOURS": palette.COLOURS,
     "EDGE_NAMES": EDGES,
-    "LAYOUT_WORDS": LAYOUT_WORDS,
+    "BUCKET_WORDS": BUCKETS.as_dict(),
     "PARTS": [
         {
             "name": name,

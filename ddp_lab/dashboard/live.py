@@ -30,6 +30,7 @@ from .paint.scene_svg import empty_svg
 from .step_feed import StepFeed
 from .views.buckets import bucket_gradients
 from .views.catalogue import FACTS, VIEWS
+from .views.layout_words import layout_words
 from .views.model_map import cell_rows
 from .views.step_frames import StepFrames
 from .views.view import Selection, View
@@ -418,7 +419,10 @@ class ShownTraining:
         if known != self._generations:
             self._generations = known
             described = {f"{of}:{generation}": self.feed.assignment(of, generation) for of, generation in known}
-            layouts = {key: {**one, "cells": cell_rows(one)} for key, one in described.items() if one}
+            words = {key: layout_words(one).as_dict() for key, one in described.items()}
+            layouts = {
+                key: {**one, "cells": cell_rows(one), "words": words[key]} for key, one in described.items() if one
+            }
             self._show({"models": {"assignments": layouts}})
         link = self._link()
         if link is not None and (link, known) != self._linked:

@@ -15,6 +15,7 @@ from ddp_lab.analysis.step_parts import SPANS
 from ddp_lab.control.collectives import DEFAULT_BYTES, choices
 from ddp_lab.dashboard import bundle
 from ddp_lab.dashboard.controls.collectives import CollectiveStage, no_ranks
+from ddp_lab.dashboard.controls.stepping import _pauses
 from ddp_lab.dashboard.paint.palette import PHASES
 from ddp_lab.dashboard.views.model_map import cell_rows, map_cells
 from ddp_lab.dashboard.views.overlap import breakdown
@@ -318,7 +319,7 @@ def test_equal_pauses_are_one_phrase(shown: BarePage) -> None:
     text, page = "pauses: bucket 0 is ready, not yet launched", shown.page
     before = page.evaluate("() => { const {control, facts} = window.model.data; return {control, facts} }")
     ranks = [{"rank": rank, "kind": "paused", "text": text, "since": 0, "for": [], "buckets": []} for rank in range(3)]
-    step = {"ranks": ranks, "paused": [0, 1, 2]}
+    step = {"ranks": ranks, "paused": [0, 1, 2], "pauses": _pauses(ranks)}
     now = {"control": {**before["control"], "live": True}, "facts": {**before["facts"], "step": step}}
     page.evaluate("(now) => window.fromKernel(now, [])", now)
     words = page.get_by_role("group", name="Paused")

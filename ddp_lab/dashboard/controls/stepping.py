@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...control.records import StepState
-from ...formatting import counted, enumeration
+from ...formatting import counted, enumeration, label_of
 from .control import Control
 
 if TYPE_CHECKING:
@@ -123,16 +123,32 @@ def machine(
         begun: returns the time of day at which a state's pause began.
 
     Returns:
-        ``armed``, ``paused``: ranks; ``ended``: why breakpoints were removed, else empty; ``ranks``: for each
+        ``armed``, ``paused``: ranks; ``pauses``: see `_pauses`; ``ended``: why breakpoints were removed, else
+        empty; ``ranks``: for each
         ``rank``, ``step``, ``generation``, ``kind``, ``text``, ``bucket``, ``for``, ``point``, ``parameter``,
         ``since``, ``inFlight`` and ``buckets``: [state, arrived, of, names of missing parameters, how many more].
     """
+    rows = [_row(state, found[rank], begun) for rank, state in sorted(states.items())]
     return {
         "armed": [rank for rank, state in sorted(states.items()) if state.armed],
         "paused": [rank for rank, state in sorted(states.items()) if state.paused],
         "ended": next((state.ended for state in states.values() if state.ended), ""),
-        "ranks": [_row(state, found[rank], begun) for rank, state in sorted(states.items())],
+        "pauses": _pauses(rows),
+        "ranks": rows,
     }
+
+
+def _pauses(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
+    """Ranks that pause at the same point, in words, and when the first of their pauses began (time of day)."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["kind"] == "paused":
+            groups.setdefault(row["text"], []).append(row)
+    made = []
+    for text, paused in groups.items():
+        words = f"pause{text[6:]}" if len(paused) > 1 and text.startswith("pauses") else text
+        made.append((f"{label_of(row['rank'] for row in paused)} {words}", min(row["since"] for row in paused)))
+    return made
 
 
 def _row(state: StepState, its: Standing, begun: Callable[[StepState], float]) -> dict[str, Any]:

@@ -9,29 +9,34 @@ every other second and only while the view is on a page. So an answer costs one 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...analysis.step_parts import SPANS
+from ...control.tuning import Session
+from ...control.turns import LiveTurns, TrainingEnded
+from ...errors import DdpLabError
 from ...formatting import step_range
 from ...simulation.calibration import anchored
 from ...simulation.link_model import CommModel
-from ...simulation.settings import grid
+from ...simulation.settings import Setting, grid
 from ...simulation.simulator import Configuration, Prediction, simulate
 from ...simulation.workload import Workload
 from ...timeline.what_if import fit_link
 from ...timeline.workloads import RecordedStep, recorded_step
 from ..step_feed import encode_steps
 from ..views.step_frames import StepFrame
-from .what_if_trial import Trial
 
 if TYPE_CHECKING:
     from ...control.training import TrainingControl
+    from ...simulation.race import Confirmation
     from ...timeline.timeline import Timeline
 
 __all__ = ["NOTHING", "WhatIfStage", "frame_of", "parts_ms"]
@@ -44,6 +49,9 @@ _AGAIN_SECONDS = 2.0
 _WORLDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _FACTORS = tuple(2.0 ** (power / 2) for power in range(-12, 13))
 _NO_LATENCY_NS = 10_000.0  # the middle of the slider if no latency was found
+_ROUNDS, _PATIENCE_SECONDS, _KEPT = 3, 10.0, 8  # of a trial
+_NOBODY = "There are no ranks to run it on. Predictions need a running cluster in this notebook."
+_IDLE = "No model is training. Start the training cell with %%distributed --no-wait, then press the button again."
 _Asked = dict[str, Any]
 
 
@@ -81,6 +89,86 @@ class _Known:
     def cap(self, asked: _Asked) -> float | None:
         """The cap that is asked for, None: as recorded. The sliders may still have the range of another model."""
         return None if asked.get("cap") is None else self.caps[min(int(asked["cap"]), len(self.caps) - 1)]
+
+
+class Trial:
+    """Runs a prediction ("Run it"), on a thread of its own.
+
+    The current setting and the predicted one alternate, some steps each, so that both run under the same conditions;
+    then the current setting is restored.
+
+    Args:
+        training: controls the ranks that train; None if there are none.
+        changed: called on that thread when there is something new to show.
+    """
+
+    def __init__(self, training: TrainingControl | None, changed: Callable[[], None]) -> None:
+        self._training, self._changed = training, changed
+        self._lock = threading.Lock()
+        self._state, self._text = "idle", ""
+        self._scores: list[dict[str, Any]] = []
+        self._thread: threading.Thread | None = None
+
+    def told(self) -> dict[str, Any]:
+        """The state for the browser: ``state`` ("idle", "running" or "failed"), ``text``, ``scores``, ``why``."""
+        with self._lock:
+            why = _NOBODY if self._training is None else ""
+            return {"state": self._state, "text": self._text, "scores": list(self._scores), "why": why}
+
+    def start(self, reducer: int, cap_mb: float, *, predicted_ms: float, present_ms: float) -> None:
+        """Starts a trial, unless one is running; returns at once.
+
+        Args:
+            reducer: the model's number on the timeline.
+            cap_mb: the bucket size limit to try.
+            predicted_ms: its predicted step time.
+            present_ms: the predicted step time of the current setting.
+        """
+        if self._training is None or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._tell("running", "waiting for the ranks …")
+        arguments = (self._training, reducer, Setting((cap_mb,)), predicted_ms, present_ms)
+        self._thread = threading.Thread(target=self._run, args=arguments, name="ddp_lab what-if", daemon=True)
+        self._thread.start()
+
+    def _run(
+        self, training: TrainingControl, reducer: int, setting: Setting, predicted_ms: float, present_ms: float
+    ) -> None:
+        try:
+            turns = LiveTurns(training, reducer, None, _PATIENCE_SECONDS)
+            if not turns.training:
+                self._tell("failed", _IDLE)
+                return
+            self._tell("running", f"{setting} against {turns.users}: round 1 of {_ROUNDS} …")
+            session = Session(turns, None, seconds=float("inf"), tell=partial(self._tell, "running"))
+            compared = session.compare(setting, _ROUNDS)
+        except TrainingEnded as ended:
+            self._tell("failed", f"{ended} The model keeps its current setting.")
+        except DdpLabError as error:
+            self._tell("failed", str(error))
+        except BaseException as error:  # noqa: BLE001 - the thread's top: shown in the view
+            self._tell("failed", f"{type(error).__name__}: {error}")
+        else:
+            self._score(setting, compared, predicted_ms, present_ms)
+
+    def _score(self, setting: Setting, compared: Confirmation, predicted_ms: float, present_ms: float) -> None:
+        measured = compared.winner_ms
+        with self._lock:
+            score = {
+                "setting": str(setting),
+                "predicted": predicted_ms,
+                "measured": measured,
+                "error": 100 * (predicted_ms / measured - 1),
+                "gainPredicted": 100 * (1 - predicted_ms / present_ms),
+                "gainMeasured": compared.gain.percent,
+            }
+            self._scores = [*self._scores, score][-_KEPT:]
+        self._tell("idle", "")
+
+    def _tell(self, state: str, text: str) -> None:
+        with self._lock:
+            self._state, self._text = state, text
+        self._changed()
 
 
 class WhatIfStage:

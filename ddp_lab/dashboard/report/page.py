@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,11 @@ from ...diagnosis.crashes import Failure
 from ...formatting import enumeration
 from ...timeline.summary import CHANGE
 from ...timeline.timeline import Timeline
+from ..paint import scene_svg
 from ..paint.palette import ROLE_RULES
-from . import figures
+from ..scene import Table
+from ..views.catalogue import VIEWS
+from ..views.view import Reported, Selection
 from .data import ReportData, gather
 
 __all__ = ["page"]
@@ -55,7 +58,7 @@ def _count(number: int, what: str) -> str:
 
 def _without_model(timeline: Timeline, hangs: Sequence[str]) -> str:
     """The process groups' operations, where no step of a model is complete."""
-    shown = list(figures.figures(timeline))
+    shown = list(_shown_views(timeline))
     words = "".join(f"<p>{escape(line)}</p>" for line in timeline.summary().splitlines())
     title = "Collectives by group" if shown else "Nothing recorded"
     head = f"<header>\n<h1>{title}</h1>\n{_recorded(timeline)}</header>\n"
@@ -83,7 +86,7 @@ def _body(timeline: Timeline, found: ReportData, title: str, hangs: Sequence[str
         + "".join(f"<p>{escape(line)}</p>" for line in _words(timeline, found.reducer))
         + "</div></section>\n",
     ]
-    parts.append(_figures(figures.figures(timeline, found)))
+    parts.append(_figures(_shown_views(timeline, found)))
     for number, (heading, head, lines) in enumerate(found.tables):
         parts.append(
             f'<section aria-labelledby="t{number}"><h2 id="t{number}">{escape(heading)}</h2>\n'
@@ -92,13 +95,29 @@ def _body(timeline: Timeline, found: ReportData, title: str, hangs: Sequence[str
     return "".join([*parts, "</main>\n"])
 
 
-def _figures(shown: Iterable[figures.Figure]) -> str:
+def _shown_views(timeline: Timeline, found: ReportData | None = None) -> Iterator[Reported]:
+    """Yields the views for which something was recorded; None: those that need no model."""
+    chosen = Selection() if found is None else Selection(found.reducer, found.last_steps, step=found.drawn[0])
+    for view in VIEWS.values():
+        shown = view.reported(timeline, chosen) if found is not None or not view.model else None
+        if shown is not None:
+            yield shown
+
+
+def _figures(shown: Iterable[Reported]) -> str:
     return "".join(
         f'<section aria-labelledby="f{number}"><h2 id="f{number}">{escape(one.title)}</h2>\n<div class="sheet">'
-        f'<p class="note">{escape(one.caption)}</p>{one.legend}<figure class="{one.style}">{one.picture}</figure>'
-        f"{_twin(one.table)}</div></section>\n"
+        f"{_figure(one)}</div></section>\n"
         for number, one in enumerate(shown)
     )
+
+
+def _figure(shown: Reported) -> str:
+    scene, note = shown.scene, '<p class="note">{}</p>'
+    if scene.empty:
+        return note.format(escape(scene.empty))
+    picture = f'<figure class="{shown.style}">{scene_svg.picture(scene)}</figure>'
+    return f"{note.format(escape(shown.caption))}{scene_svg.legend(scene)}{picture}{_twin(scene.table)}"
 
 
 def _failure(failure: Failure | None) -> str:
@@ -171,10 +190,11 @@ def _with_code(text: str) -> str:
     return _CODE.sub(lambda match: f"<code>{match[1]}</code>", escape(text, quote=False))
 
 
-def _twin(table: tuple[Sequence[str], Sequence[Sequence[Any]]] | None) -> str:
+def _twin(table: Table | None) -> str:
     if table is None:
         return ""
-    return f'<details><summary>As a table</summary><div class="tables">{_table(*table)}</div></details>'
+    numbers = _table(table.head, table.rows)
+    return f'<details><summary>As a table</summary><div class="tables">{numbers}</div></details>'
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:

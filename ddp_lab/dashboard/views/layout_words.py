@@ -1,8 +1,7 @@
 """The words of views for the parts in which a model's gradients are reduced, and for the collective that does it.
 
 A DistributedDataParallel has buckets, which have numbers. A model with `fully_shard` or `replicate` has parameter
-groups, which have the names of their modules. `bundle` hands `LAYOUT_WORDS` to the browser, where `kernel_facts.js`
-chooses from it as `layout_words` does here.
+groups, which have the names of their modules. A page gets the words with each bucket layout.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Any, Final
 from ...timeline.model_kinds import KINDS
 from ..paint.palette import TITLES
 
-__all__ = ["BUCKETS", "LAYOUT_WORDS", "LayoutWords", "layout_words"]
+__all__ = ["BUCKETS", "LayoutWords", "layout_words"]
 
-LAYOUT_WORDS: Final[dict[str, dict[str, Any]]] = {
+_WORDS: Final[dict[str, dict[str, Any]]] = {
     name: {"exposed": TITLES["exposed"], **kind.words} for name, kind in KINDS.items()
 }
 """Kind of a model -> its words; `reductions` by the number of dimensions of its mesh, the last one for more."""
@@ -61,6 +60,11 @@ class LayoutWords:
         """`column` as the head of a `Table`."""
         return f"{self.column}:" if self.grouped else self.column
 
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the words for a page, which has the names of the modules from the layout."""
+        words = {name: getattr(self, name) for name in ("unit", "column", "order", "exposed", "reduction", "grouped")}
+        return {**words, "title": self.title}
+
     @property
     def title(self) -> str:
         """The unit as the first word of a sentence."""
@@ -75,7 +79,7 @@ def layout_words(assignment: Mapping[str, Any] | None) -> LayoutWords:
     """
     described = assignment or {}
     kind, buckets = str(described.get("kind", "")), described.get("buckets", ())
-    words = LAYOUT_WORDS.get(kind, LAYOUT_WORDS[""])
+    words = _WORDS.get(kind, _WORDS[""])
     dimensions = max([len(one.get("mesh", ())) for one in buckets], default=0)
     of_mesh = words["reductions"]
     return LayoutWords(
@@ -84,7 +88,7 @@ def layout_words(assignment: Mapping[str, Any] | None) -> LayoutWords:
         words["order"],
         words["exposed"],
         of_mesh[min(max(dimensions, 1), len(of_mesh)) - 1],
-        words is not LAYOUT_WORDS[""],
+        words is not _WORDS[""],
         {one["bucket"]: one["name"] for one in buckets if one.get("name")},
     )
 

@@ -2,8 +2,7 @@
 
 import { asking } from "./life.js";
 import { button, choice, element, setOptions, setText } from "../charts/dom.js";
-import { significant } from "../charts/theme.js";
-import { duration } from "../views/step_through.js";
+import { duration, significant } from "../charts/theme.js";
 
 export class Alarm {
   // actions: {send(command)}
@@ -18,28 +17,10 @@ export class Alarm {
     const faults = live ? (injection?.faults ?? []) : [];
     const several = faults.length > 1 ? `${faults.length} active faults` : "1 active fault";
     this.faults.draw(faults.length ? `${several} (${faults.slice(0, 3).map((one) => `rank ${one.rank}: ${one.text}`).join("; ")}${faults.length > 3 ? "; …" : ""}).` : "");
-    const paused = live ? (stepping?.ranks ?? []).filter((one) => one.kind === "paused") : [];
-    this.pauses.draw(paused.length ? `${pauseWords(paused, Date.now() / 1000)}.` : "");
+    const pauses = live ? (stepping?.pauses ?? []) : [];
+    const phrases = pauses.slice(0, 3).map(([words, since]) => `${words} (${duration(Date.now() / 1000 - since)})`);
+    this.pauses.draw(pauses.length ? `${phrases.join("; ")}${pauses.length > 3 ? `; and ${pauses.length - 3} more` : ""}.` : "");
   }
-}
-
-// Joins ranks that pause at the same point: "ranks 0–2 pause: bucket 0 is ready, not yet launched (2 s)".
-function pauseWords(paused, now) {
-  const groups = new Map();
-  for (const one of paused) groups.set(one.text, [...(groups.get(one.text) ?? []), one]);
-  const phrases = [...groups].map(([text, ranks]) => `${rankNames(ranks.map((one) => one.rank))} ${ranks.length > 1 ? text.replace(/^pauses/, "pause") : text} (${duration(now - Math.min(...ranks.map((one) => one.since)))})`);
-  return `${phrases.slice(0, 3).join("; ")}${phrases.length > 3 ? `; and ${phrases.length - 3} more` : ""}`;
-}
-
-// [0, 1, 2, 5] -> "ranks 0–2, 5"
-export function rankNames(ranks) {
-  const runs = [];
-  for (const rank of ranks) {
-    const last = runs.at(-1);
-    if (last && rank === last[1] + 1) last[1] = rank;
-    else runs.push([rank, rank]);
-  }
-  return `${ranks.length === 1 ? "rank" : "ranks"} ${runs.map(([from, to]) => (from === to ? `${from}` : `${from}–${to}`)).join(", ")}`;
 }
 
 class Line {

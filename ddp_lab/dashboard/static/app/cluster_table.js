@@ -1,7 +1,7 @@
 // The table of the ranks: one row each, updated in place; durations advance between two messages.
 
 import { button, element, makeTable, scrolled, setRows, setText } from "../charts/dom.js";
-import { bytes } from "../charts/theme.js";
+import { bytes, duration } from "../charts/theme.js";
 
 const LATE_S = 2; // without a message from a rank
 const LOST_S = 10;
@@ -30,15 +30,6 @@ function size(value) {
 // Keeps numbers and their units on one line.
 function unbroken(text) {
   return text.replace(/(\d) (?=[A-Za-z])/g, "$1\u00a0");
-}
-
-// 0.4 → "< 1 s", 12 → "12 s", 75 → "1 min 15 s", 7300 → "2 h 1 min"
-export function duration(seconds) {
-  const whole = Math.floor(seconds);
-  if (whole < 1) return "< 1 s";
-  if (whole < 60) return `${whole} s`;
-  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
-  return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
 }
 
 export class ClusterTable {

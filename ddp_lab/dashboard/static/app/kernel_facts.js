@@ -1,31 +1,17 @@
 // The kernel's data about a model, besides its steps.
 
-import { LAYOUT_WORDS, VIEWS } from "../generated.js";
+import { BUCKET_WORDS, VIEWS } from "../generated.js";
 
 const ASK_MS = 700; // between two requests for the gradients of a bucket
 
 const entryOf = (assignment, bucket) => assignment?.buckets.find((one) => one.bucket === bucket);
 
-// The words for a bucket layout, as layout_words.py chooses them; assignment: undefined if it is not known.
+// The words for a bucket layout, which come with it; assignment: undefined if it is not known.
 export function layoutWords(assignment) {
-  const buckets = assignment?.buckets ?? [];
-  const grouped = Boolean(LAYOUT_WORDS[assignment?.kind]);
-  const { unit, column, order, exposed, reductions } = LAYOUT_WORDS[grouped ? assignment.kind : ""];
-  const dimensions = Math.max(1, ...buckets.map((one) => one.mesh?.length ?? 0));
-  const names = new Map(buckets.map((one) => [one.bucket, one.name]));
+  const words = assignment?.words ?? BUCKET_WORDS;
+  const names = new Map((assignment?.buckets ?? []).map((one) => [one.bucket, one.name]));
   const cell = (number) => names.get(number) ?? String(number);
-  return {
-    unit,
-    column,
-    order,
-    exposed, // what exposed communication is
-    reduction: reductions[Math.min(dimensions, reductions.length) - 1],
-    grouped, // whether they are parameter groups
-    title: unit[0].toUpperCase() + unit.slice(1),
-    name: (number) => names.get(number) ?? `${unit} ${number}`,
-    where: (number) => `${unit} ${cell(number)}`,
-    cell,
-  };
+  return { ...words, name: (number) => names.get(number) ?? `${words.unit} ${number}`, where: (number) => `${words.unit} ${cell(number)}`, cell };
 }
 
 export class KernelFacts {

@@ -91,3 +91,12 @@ export function bucketColour(bucket, buckets, dark) {
   const [r, g, b] = ramp[low].map((value, index) => Math.round(value + (ramp[low + 1][index] - value) * (at - low)));
   return { fill: `rgb(${r}, ${g}, ${b})`, ink: 0.3 * r + 0.59 * g + 0.11 * b > 120 ? "#000" : "#fff" };
 }
+
+// 0.4 → "< 1 s", 12 → "12 s", 75 → "1 min 15 s", 7300 → "2 h 1 min"
+export function duration(seconds) {
+  const whole = Math.floor(seconds);
+  if (whole < 1) return "< 1 s";
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+}

@@ -1,5 +1,6 @@
 // Step through: training pauses at chosen points and continues by one event, one bucket, or to the next point.
 
+import { duration } from "../charts/theme.js";
 import { Asker, ModelChoice, NeedsCluster, StatusLine } from "../app/control_status.js";
 import { ChartCanvas } from "../charts/canvas.js";
 import { button, checkbox, choice, element, field, onKey, setOptions, setText, Twin } from "../charts/dom.js";
@@ -151,9 +152,4 @@ function headline(assignment, stepping) {
   }
   if (armed.length) return `Breakpoints are set on ${list(armed)}. No rank has reached one yet. Run a cell that trains.`;
   return "No breakpoints. Choose where to pause, press Pause, and run a cell that trains.";
-}
-
-export function duration(seconds) {
-  const whole = Math.max(0, Math.floor(seconds));
-  return whole < 60 ? `${whole} s` : `${Math.floor(whole / 60)} min ${whole % 60} s`;
 }
