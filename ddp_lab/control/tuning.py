@@ -23,8 +23,7 @@ from ..simulation.race import Confirmation, Race
 from ..simulation.settings import HOOKS, Setting, Tried, Tuned, candidates, spread
 from ..simulation.simulator import simulate_many
 from ..simulation.workload import Workload
-from ..timeline import workloads
-from ..timeline.what_if import fit_link
+from ..timeline.what_if import fit_link, workload
 from .records import CellText
 from .turns import CellTurns, LiveTurns, TrainingEnded
 
@@ -185,7 +184,7 @@ class Session:
     def _prepare(self) -> None:
         """Candidates by simulation; over the whole range of bucket sizes if nothing can be simulated."""
         timeline, reducer = self.turns.control.timeline, self.turns.reducer
-        self.workload = workloads.workload(timeline, reducer)
+        self.workload = workload(timeline, reducer)
         try:
             self.link = self.link or fit_link(timeline, reducer)
             self.workload, self.link = anchored(self.workload, self.link)

@@ -15,5 +15,4 @@ __all__ = [
     "tables",
     "timeline",
     "what_if",
-    "workloads",
 ]

@@ -10,18 +10,17 @@ steps between the last fault that began or ended before the change and the next 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..analysis.step_metrics import means_by_step
 from ..faults import mark_kind
-from .judged_steps import ANALYSED_STEPS, WARM_UP, alike
+from .judged_steps import ANALYSED_STEPS, WARM_UP
+from .model import TimelineModel
+from .models import alike
 from .tables.span_columns import Columns, step_columns
-
-if TYPE_CHECKING:
-    from .model import TimelineModel
 
 __all__ = ["BucketChange", "last_change"]
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from ..analysis.comparison import LEVEL, Difference, Key, compare_series, largest
 from ..analysis.steps import Steps
 from ..formatting import counted
-from .judged_steps import WARM_UP, Layout, SideBySide
+from .judged_steps import WARM_UP, SideBySide
+from .models import Layout
 from .records import ReducerInfo
 from .timeline import Timeline
 

@@ -1,118 +1,48 @@
 """The steps that are analysed: those that all ranks have completed with one bucket layout, and the facts about them.
 
-[Note: the layout that is judged]
-Every rebuild, every change and every rejoin gives the bucket layout a new version number (its generation). A rejoin
-restores the initial layout until the next step, so that the newest generation may have no steps. Generations with the
-same buckets, options and ranks are one layout, even if there were others in between. The analysis uses the newest
-layout with at least 5 complete steps; if there is none, the newest with any.
+[Note: the layout that is judged] is in `models.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..analysis.findings import Accumulation, Facts, MeshDimension, UnchangedBuffers
+from ..analysis.findings import Accumulation, Facts, MeshDimension, UnchangedBuffers, findings, has_speed
 from ..analysis.parameter_groups import ModelCollectives
+from ..analysis.step_parts import StepParts
 from ..analysis.steps import DeviceSteps, Steps
 from ..formatting import step_range
+from . import summary as words
+from .clocks import clocks_of
+from .model import TimelineModel
 from .model_kinds import ModelKind
+from .models import NOTICED, Layout, newest
 from .tables.collectives import GroupInfo
-from .tables.span_columns import Columns, TableView, device_rows, step_columns, typical_step
+from .tables.span_columns import (
+    Columns,
+    TableView,
+    device_rows,
+    span_columns,
+    step_columns,
+    sync_columns,
+    typical_step,
+)
 from .tables.step_table import BUCKET_FIELDS, STEP_FIELDS
 
-__all__ = ["ANALYSED_STEPS", "FEWEST_STEPS", "WARM_UP", "Layout", "SideBySide", "accumulation", "alike", "facts"]
-__all__ += ["layouts", "mesh_dimensions", "newest", "step_to_draw", "unchanged_buffers"]
+__all__ = ["ANALYSED_STEPS", "PARTED_STEPS", "WARM_UP", "SideBySide", "judgement", "parts", "step_to_draw", "summary"]
 
 _Numbers = npt.NDArray[np.int64]
 
 ANALYSED_STEPS = 100
 """How many complete steps the numbers of views, summary, findings and reports are from, unless they say otherwise."""
-FEWEST_STEPS = 5  # fewer are not enough: the first ones after a rebuild take longer than others
+PARTED_STEPS = 500  # complete steps that their parts are taken from: samples are few
 WARM_UP = 3
 """How many first steps of a bucket layout are ignored, if as many others remain."""
-_FIELDS = ("parameters", "buckets", "options", "group_ranks", "backend")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A bucket layout of a model, and its steps.
-
-    Attributes:
-        description: of its newest generation, None if no rank has described it.
-        step: steps that all ranks have completed with it, ascending.
-        generation: shape of `step`: the generation of each step.
-    """
-
-    description: dict[str, Any] | None
-    step: _Numbers
-    generation: _Numbers
-
-    def only(self, chosen: npt.NDArray[np.bool_]) -> Layout:
-        """The same with some of its steps."""
-        return replace(self, step=self.step[chosen], generation=self.generation[chosen])
-
-    def warm(self, warm_up: int, last_steps: int | None = None) -> _Numbers:
-        """The newest `last_steps`, without the first `warm_up` of each generation if as many others remain.
-
-        Steps after a rebuild take longer than others, because memory is newly allocated.
-        """
-        first = np.zeros(len(self.step), bool)
-        for number in np.unique(self.generation):
-            first[np.flatnonzero(self.generation == number)[:warm_up]] = True
-        kept = self.step[~first] if (~first).sum() >= warm_up else self.step
-        return kept if last_steps is None else kept[max(0, len(kept) - last_steps) :]
-
-
-def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two descriptions are one layout: equal buckets of equal parameters, options and ranks."""
-    return all(one.get(name) == other.get(name) for name in _FIELDS)
-
-
-def layouts(done: Sequence[tuple[_Numbers, _Numbers]], described: Mapping[int, dict[str, Any]]) -> list[Layout]:
-    """The layouts that have steps, in the order of their newest step.
-
-    Args:
-        done: for each rank the steps that it has completed, ascending, and the generation of each.
-        described: generation -> its description. If there are any, steps of other generations are ignored.
-    """
-    step, generation = _common(done)
-    if not described:
-        return [Layout(None, step, generation)] if len(step) else []
-    of_layout: dict[int, int] = {}  # generation -> the first one that is alike
-    for number in np.unique(generation).tolist():
-        if number in described:
-            same = (known for known in of_layout.values() if alike(described[known], described[number]))
-            of_layout[number] = next(same, number)
-    made = []
-    for first in sorted(set(of_layout.values())):
-        members = [number for number, of in of_layout.items() if of == first]
-        rows = np.isin(generation, members)
-        made.append(Layout(described[max(members)], step[rows], generation[rows]))
-    return sorted(made, key=lambda one: int(one.step[-1]))
-
-
-def newest(known: Sequence[Layout]) -> Layout | None:
-    """The layout that is analysed: see [Note: the layout that is judged]; None if there is none."""
-    enough = [one for one in known if len(one.step) >= FEWEST_STEPS]
-    return next(reversed(enough or known), None)
-
-
-def _common(done: Sequence[tuple[_Numbers, _Numbers]]) -> tuple[_Numbers, _Numbers]:
-    """The steps that are in all lists with the same generation, and that generation."""
-    if not done:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    step, generation = done[0]
-    for other, of_other in done[1:]:
-        step, here, there = np.intersect1d(step, other, assume_unique=True, return_indices=True)
-        generation = generation[here]
-        same = generation == of_other[there]
-        step, generation = step[same], generation[same]
-    return step, generation
 
 
 class SideBySide:
@@ -174,7 +104,7 @@ class SideBySide:
         )
 
 
-def facts(
+def _facts(
     views: Sequence[TableView],
     layout: Layout,
     steps: npt.NDArray[np.int64],
@@ -242,7 +172,7 @@ def step_to_draw(found: Facts, held: _Numbers) -> tuple[int, str] | None:
     return int(steps.step[rows[len(rows) - 1 - int(np.argmin(unlike[::-1]))]]), words
 
 
-def mesh_dimensions(found: Facts, groups: Sequence[GroupInfo], columns: Callable[[], Columns]) -> list[MeshDimension]:
+def _mesh_dimensions(found: Facts, groups: Sequence[GroupInfo], columns: Callable[[], Columns]) -> list[MeshDimension]:
     """The dimensions of a `DeviceMesh` that communicate in the steps of these facts.
 
     Args:
@@ -282,7 +212,7 @@ def mesh_dimensions(found: Facts, groups: Sequence[GroupInfo], columns: Callable
     return made
 
 
-def unchanged_buffers(
+def _unchanged_buffers(
     found: Facts, described: Mapping[int, Mapping[str, Any]], columns: Callable[[], Columns]
 ) -> UnchangedBuffers | None:
     """The buffers that all ranks have seen unchanged, if their broadcast lies in the forwards of these steps.
@@ -322,7 +252,7 @@ def _in_forwards(steps: Steps, rows: Columns) -> float:
     return float(np.median(slowest[slowest > 0])) if (slowest > 0).any() else 0.0
 
 
-def accumulation(found: Facts, described: Mapping[int, Mapping[str, Any]]) -> Accumulation | None:
+def _accumulation(found: Facts, described: Mapping[int, Mapping[str, Any]]) -> Accumulation | None:
     """The optimizer steps before which all ranks have seen several backwards that reduced their gradients.
 
     Args:
@@ -339,3 +269,76 @@ def accumulation(found: Facts, described: Mapping[int, Mapping[str, Any]]) -> Ac
         fewest=min(int(one["fewest"]) for one in told),
         most=max(int(one["most"]) for one in told),
     )
+
+
+def judgement(
+    timeline: TimelineModel,
+    model: int | None = None,
+    last_steps: int = ANALYSED_STEPS,
+    *,
+    between: tuple[int, int] | None = None,
+    **options: float,
+) -> Facts | None:
+    """See `Timeline.judgement`."""
+    chosen = timeline.analysed(model)
+    known = timeline.layouts(chosen.reducer) if chosen is not None else []
+    if between is not None:
+        within = (one.only((one.step >= between[0]) & (one.step <= between[1])) for one in known)
+        known = [one for one in within if len(one.step)]
+    layout = newest(known)
+    if chosen is None or layout is None:
+        return None
+    steps = layout.warm(WARM_UP, last_steps)
+    newer = sum(int((one.step > steps[-1]).sum()) for one in known)
+    group = set((layout.description or {}).get("group_ranks", ()))  # a file may have ranks of another group
+    views = [one for one in timeline.views_of(chosen.reducer, steps) if not group or one.rank in group]
+    collectives = [one for _, one in timeline.collectives_in(views)]
+    found = _facts(views, layout, steps, kind=timeline.kind(chosen.reducer), found=collectives, newer=newer, **options)
+    found = replace(found, parts=parts(timeline, chosen.reducer), processes=timeline.processes())
+    found = replace(found, failed=timeline.failure is not None and bool(timeline.failure.ends))
+    found = replace(found, dimensions=_mesh_dimensions(found, timeline.groups(), timeline.collective_columns))
+    buffers, accumulated = (timeline.noticed(kind, chosen.reducer) for kind in NOTICED)
+    return replace(
+        found,
+        unchanged=_unchanged_buffers(found, buffers, timeline.collective_columns),
+        accumulation=_accumulation(found, accumulated),
+    )
+
+
+def parts(timeline: TimelineModel, model: int | None = None, last_steps: int = PARTED_STEPS) -> StepParts:
+    """See `Timeline.parts`."""
+    chosen = timeline.analysed(model)
+    layout = timeline.judged(chosen.reducer) if chosen is not None else None
+    if chosen is None or layout is None:
+        return StepParts(0, {}, {}, {})
+    return timeline.parts_of(chosen.reducer, layout.warm(WARM_UP, last_steps))
+
+
+def summary(timeline: TimelineModel, model: int | None, last_steps: int) -> str:
+    """What is said of a model, see `Timeline.summary`; "" if there is none."""
+    chosen = timeline.analysed(model)
+    if chosen is None:
+        return ""
+    ranks = timeline.ranks()
+    dropped = sum(one.dropped for one in ranks)
+    layout, found = timeline.judged(chosen.reducer), judgement(timeline, chosen.reducer, last_steps)
+    if layout is None or found is None:
+        return words.incomplete(chosen, dropped)
+    views = timeline.views_of(chosen.reducer, found.steps.step)
+    spans = span_columns(views, {})
+    said = words.Facts(
+        kind=timeline.kind(chosen.reducer),
+        info=chosen,
+        steps=step_columns(views),
+        spans=spans,
+        sync=sync_columns(spans, {chosen.reducer: len(chosen.ranks)}),
+        late=found.kind.late_places(found) if has_speed(found) else [],
+        assignment=layout.description,
+        dropped=dropped,
+        findings=findings(found),
+        kept=timeline.kept(chosen.reducer),
+        clocks=clocks_of({one.rank: one.status for one in ranks}),
+        parts=found.parts,
+        judged=found,
+    )
+    return words.summary(said)

@@ -15,9 +15,8 @@ from ..analysis.step_parts import StepParts, step_parts
 from ..diagnosis.crashes import Failure
 from ..protocol import descriptions, events
 from .history import EventStore, StepHistory
-from .judged_steps import FEWEST_STEPS, Layout, layouts, newest
 from .model_kinds import ModelKind
-from .models import FLEETING, ReducerBook
+from .models import FEWEST_STEPS, FLEETING, Layout, ReducerBook, layouts, newest
 from .recorded.saved import Saved
 from .records import DriftRecord, Inspection, Kept, RankStatus, ReducerInfo
 from .tables import span_columns

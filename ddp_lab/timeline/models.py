@@ -8,13 +8,20 @@ here, the rank's number if that is free.
 Only the ranks know which models exist, and they report once when a model no longer exists (`ddp_lab.recording`). A rank
 with a new process has none of its former models, until `copy_state_from` gives it a copy of another rank's, which
 continues with the next generation. A model that is missing on one of its ranks can't train, so it counts as gone.
+
+[Note: the layout that is judged]
+Every rebuild, every change and every rejoin gives the bucket layout a new version number (its generation). A rejoin
+restores the initial layout until the next step, so that the newest generation may have no steps. Generations with the
+same buckets, options and ranks are one layout, even if there were others in between. The analysis uses the newest
+layout with at least 5 complete steps; if there is none, the newest with any.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,15 +33,95 @@ from .records import Inspection
 from .tables.collectives import GroupInfo
 from .tables.gradients import GradientBook
 
-__all__ = ["FLEETING", "NOTICED", "ReducerBook"]
+__all__ = ["FEWEST_STEPS", "FLEETING", "NOTICED", "Layout", "ReducerBook", "alike", "layouts", "newest"]
 
 _PLACE_FIELDS = (("part", "code"), ("name", "?"), ("text", ""), ("workers", -1), ("pin_memory", False))
 # Types of descriptions that come with each step: only the newest are kept.
 FLEETING = ("gradients", "drift", "value", "buffers")
 NOTICED = ("unchanged_buffers", "accumulation")
 """Types of descriptions of what a rank has noticed of a model: of each only the newest counts."""
+FEWEST_STEPS = 5  # fewer are not enough: the first ones after a rebuild take longer than others
+_FIELDS = ("parameters", "buckets", "options", "group_ranks", "backend")
+_Numbers = npt.NDArray[np.int64]
 _Own = tuple[int, int, int]  # rank, its life, its number
 _MOST_VALUES = 20_000  # of a name, of all ranks
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A bucket layout of a model, and its steps.
+
+    Attributes:
+        description: of its newest generation, None if no rank has described it.
+        step: steps that all ranks have completed with it, ascending.
+        generation: shape of `step`: the generation of each step.
+    """
+
+    description: dict[str, Any] | None
+    step: _Numbers
+    generation: _Numbers
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Layout:
+        """The same with some of its steps."""
+        return replace(self, step=self.step[chosen], generation=self.generation[chosen])
+
+    def warm(self, warm_up: int, last_steps: int | None = None) -> _Numbers:
+        """The newest `last_steps`, without the first `warm_up` of each generation if as many others remain.
+
+        Steps after a rebuild take longer than others, because memory is newly allocated.
+        """
+        first = np.zeros(len(self.step), bool)
+        for number in np.unique(self.generation):
+            first[np.flatnonzero(self.generation == number)[:warm_up]] = True
+        kept = self.step[~first] if (~first).sum() >= warm_up else self.step
+        return kept if last_steps is None else kept[max(0, len(kept) - last_steps) :]
+
+
+def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two descriptions are one layout: equal buckets of equal parameters, options and ranks."""
+    return all(one.get(name) == other.get(name) for name in _FIELDS)
+
+
+def layouts(done: Sequence[tuple[_Numbers, _Numbers]], described: Mapping[int, dict[str, Any]]) -> list[Layout]:
+    """The layouts that have steps, in the order of their newest step.
+
+    Args:
+        done: for each rank the steps that it has completed, ascending, and the generation of each.
+        described: generation -> its description. If there are any, steps of other generations are ignored.
+    """
+    step, generation = _common(done)
+    if not described:
+        return [Layout(None, step, generation)] if len(step) else []
+    of_layout: dict[int, int] = {}  # generation -> the first one that is alike
+    for number in np.unique(generation).tolist():
+        if number in described:
+            same = (known for known in of_layout.values() if alike(described[known], described[number]))
+            of_layout[number] = next(same, number)
+    made = []
+    for first in sorted(set(of_layout.values())):
+        members = [number for number, of in of_layout.items() if of == first]
+        rows = np.isin(generation, members)
+        made.append(Layout(described[max(members)], step[rows], generation[rows]))
+    return sorted(made, key=lambda one: int(one.step[-1]))
+
+
+def newest(known: Sequence[Layout]) -> Layout | None:
+    """The layout that is analysed: see [Note: the layout that is judged]; None if there is none."""
+    enough = [one for one in known if len(one.step) >= FEWEST_STEPS]
+    return next(reversed(enough or known), None)
+
+
+def _common(done: Sequence[tuple[_Numbers, _Numbers]]) -> tuple[_Numbers, _Numbers]:
+    """The steps that are in all lists with the same generation, and that generation."""
+    if not done:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    step, generation = done[0]
+    for other, of_other in done[1:]:
+        step, here, there = np.intersect1d(step, other, assume_unique=True, return_indices=True)
+        generation = generation[here]
+        same = generation == of_other[there]
+        step, generation = step[same], generation[same]
+    return step, generation
 
 
 class ReducerBook:

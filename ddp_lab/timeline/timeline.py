@@ -7,12 +7,11 @@ back. Everything is bounded, and losses are counted and shown.
 
 from __future__ import annotations
 
-import gzip
 import importlib
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +19,12 @@ from ..analysis import findings
 from ..analysis.findings import Facts, Finding
 from ..analysis.step_parts import StepParts
 from ..analysis.stragglers import LatePlace
-from ..files import replacing, write_text
-from ..protocol.journal import SUFFIX
-from ..simulation.memory import RecordedMemory
-from ..simulation.parameter_groups import Sharding, groups_by_name, numbered_modules
+from ..files import write_text
 from ..simulation.workload import Workload
-from . import group_words, judged_steps, what_if, workloads
+from . import group_words, judged_steps, what_if
 from . import summary as words
 from .clocks import HostClock, clocks_of
 from .model import TimelineModel
-from .models import NOTICED
 from .recorded import chrome_trace, merge, saved
 from .recorded.player import Player
 from .records import Inspection, Kept, RankStatus, ReducerInfo
@@ -56,8 +51,6 @@ __all__ = [
     "read_run",
 ]
 
-_PARTED_STEPS = 500  # complete steps that their parts are taken from: samples are few
-
 
 class Timeline(TimelineModel):
     """Events of all ranks, by rank, model, step and bucket.
@@ -65,6 +58,9 @@ class Timeline(TimelineModel):
     Each model in a program has its own number: its `model_id`, which methods take as ``model`` and tables have in the
     column ``reducer``. Each bucket layout has a generation number, which grows with every rebuild. A rank whose process
     was restarted keeps its number, and the models that it builds then are new ones.
+
+    Methods that return a table take ``model`` (None: all models) and ``last_steps``: how many of the newest steps of
+    each model (None: all that are kept).
 
     Args:
         max_steps: how many of the newest steps of each model to keep. A quarter as many older steps are kept, too,
@@ -102,10 +98,6 @@ class Timeline(TimelineModel):
         - ``hidden_ms`` and ``exposed_ms``: the parts of the collective before and after the end of the rank's
           computation, on ``clock`` ("host" or "device")
         - ``complete``: whether the backward has ended
-
-        Args:
-            model: which model; None for all.
-            last_steps: how many of the newest steps of each model; None for all that are kept.
         """
         return _frame(self.columns(model, last_steps))
 
@@ -131,7 +123,6 @@ class Timeline(TimelineModel):
         the whole step, and ``forward_ms`` and ``compute_ms`` are without that; NaN where it is not known, see
         `parameter_groups`. On a device, ``exposed_ms`` and ``step_ms`` of such a model are the device's, the other
         times the host's.
-
         """
         return _frame(self.step_columns(model, last_steps))
 
@@ -152,7 +143,6 @@ class Timeline(TimelineModel):
         - ``hidden_ms`` and ``exposed_ms``: means over the ranks
 
         Between hosts, times have the uncertainty given by `clocks`.
-
         """
         return _frame(self.sync_columns(model, last_steps))
 
@@ -218,10 +208,6 @@ class Timeline(TimelineModel):
         A time lasts from a rank's call to the end (on a device: from when its stream begins it), waits for other ranks
         included. The exposed part is how long the rank waited for it. It is NaN where it is not known: for all-gathers
         with ``async_op`` on other CPU backends than gloo and shm, and on a device until it has ended the step.
-
-        Args:
-            model: which model; None for all.
-            last_steps: how many of the newest steps of each model; None for all that are kept.
         """
         return _frame(self.parameter_group_columns(model, last_steps))
 
@@ -241,10 +227,6 @@ class Timeline(TimelineModel):
         - ``nonfinite`` ("NaN", "Inf" or ""), and where it was found first: ``nonfinite_rank``,
           ``nonfinite_parameter``
         - ``cost_ms``: the cost of monitoring the step on the first rank
-
-        Args:
-            model: which model; None for all.
-            last_steps: how many of the newest steps of each model; None for all that are kept.
         """
         return _frame(gradient_norm_columns(self.watched_gradients(model, last_steps)))
 
@@ -338,33 +320,9 @@ class Timeline(TimelineModel):
         Returns:
             None if no step is complete on all ranks.
         """
-        chosen = self.analysed(model)
-        known = self.layouts(chosen.reducer) if chosen is not None else []
-        if between is not None:
-            within = (one.only((one.step >= between[0]) & (one.step <= between[1])) for one in known)
-            known = [one for one in within if len(one.step)]
-        layout = judged_steps.newest(known)
-        if chosen is None or layout is None:
-            return None
-        steps = layout.warm(judged_steps.WARM_UP, last_steps)
-        newer = sum(int((one.step > steps[-1]).sum()) for one in known)
-        group = set((layout.description or {}).get("group_ranks", ()))  # a file may have ranks of another group
-        views = [one for one in self.views_of(chosen.reducer, steps) if not group or one.rank in group]
-        collectives = [one for _, one in self.collectives_in(views)]
-        found = judged_steps.facts(
-            views, layout, steps, kind=self.kind(chosen.reducer), found=collectives, newer=newer, **options
-        )
-        found = replace(found, parts=self.parts(chosen.reducer), processes=self.processes())
-        found = replace(found, failed=self.failure is not None and bool(self.failure.ends))
-        found = replace(found, dimensions=judged_steps.mesh_dimensions(found, self.groups(), self.collective_columns))
-        buffers, accumulated = (self.noticed(kind, chosen.reducer) for kind in NOTICED)
-        return replace(
-            found,
-            unchanged=judged_steps.unchanged_buffers(found, buffers, self.collective_columns),
-            accumulation=judged_steps.accumulation(found, accumulated),
-        )
+        return judged_steps.judgement(self, model, last_steps, between=between, **options)
 
-    def parts(self, model: int | None = None, last_steps: int = _PARTED_STEPS) -> StepParts:
+    def parts(self, model: int | None = None, last_steps: int = judged_steps.PARTED_STEPS) -> StepParts:
         """Where the time of a step goes: its named parts by rank, and the program's lines behind the rest.
 
         Args:
@@ -375,11 +333,7 @@ class Timeline(TimelineModel):
             >>> for part, seconds in timeline.parts().mean.items():
             ...     print(f"{1e3 * seconds:.2f} ms {part}")
         """
-        chosen = self.analysed(model)
-        layout = self.judged(chosen.reducer) if chosen is not None else None
-        if chosen is None or layout is None:
-            return StepParts(0, {}, {}, {})
-        return self.parts_of(chosen.reducer, layout.warm(judged_steps.WARM_UP, last_steps))
+        return judged_steps.parts(self, model, last_steps)
 
     # ---- what if ----------------------------------------------------------------------------------------
 
@@ -393,7 +347,7 @@ class Timeline(TimelineModel):
         Raises:
             ValueError: no two consecutive steps have been recorded with the current buckets.
         """
-        return workloads.workload(self, model, last_steps=last_steps)
+        return what_if.workload(self, model, last_steps=last_steps)
 
     def simulate(
         self,
@@ -419,7 +373,7 @@ class Timeline(TimelineModel):
             >>> timeline.simulate(bucket_cap_mb=5).step_ms
             >>> timeline.simulate(world_size=64, sync_every=4).timeline().figure()
         """
-        return what_if.what_if(self, link, reducer=model, without_rank=without_rank, **what)
+        return what_if.what_if(self, link, model=model, without_rank=without_rank, **what)
 
     def predicted_memory(
         self,
@@ -457,25 +411,12 @@ class Timeline(TimelineModel):
         Example:
             >>> timeline.predicted_memory(groups=["layers.*", "head"])[["strategy", "peak_bytes"]]
         """
-        steps = self._measured_memory(model)
-        names = [one.name for one in steps[0].parameters]
-        wanted = numbered_modules(names) if groups is None else groups
-        ahead = None if prefetch is True else prefetch  # as torch does it, in releases that took a flag
-        sharding = Sharding(groups_by_name(names, wanted), reshard_after_forward, ahead)
-        return _frame(memory.predicted_columns(steps, world_size, sharding))
-
-    def _measured_memory(self, model: int | None) -> list[RecordedMemory]:
-        """The measured step of each rank of a model."""
         with self._lock:
-            measured = {number: dict(found) for number, found in self._book.memory.items()}
-        if model is None:
-            model = next((one.reducer for one in reversed(self.reducers()) if one.reducer in measured), None)
-        if model not in measured:
-            raise ValueError(
-                "the memory of no step was measured; train one on all ranks with "
-                "`ddp_lab.measure_memory(training_step, model, optimizer)`"
-            )
-        return [memory.recorded_memory(one) for one in measured[model].values()]
+            measured = {number: list(found.values()) for number, found in self._book.memory.items()}
+        known = [one.reducer for one in self.reducers()] if model is None else [model]
+        steps = memory.newest_measured(measured, known)
+        sharding = memory.sharding_of(steps, groups, reshard_after_forward, prefetch)
+        return _frame(memory.predicted_columns(steps, world_size, sharding))
 
     # ---- views ------------------------------------------------------------------------------------------
 
@@ -543,30 +484,7 @@ class Timeline(TimelineModel):
 
     def summary(self, model: int | None = None, last_steps: int = judged_steps.ANALYSED_STEPS) -> str:
         """A few sentences computed from the events: step time, communication, stragglers, findings, lost events."""
-        chosen = self.analysed(model)
-        if chosen is None:
-            return self.group_summary() or words.NOTHING
-        layout, found = self.judged(chosen.reducer), self.judgement(chosen.reducer, last_steps)
-        if layout is None or found is None:
-            return words.incomplete(chosen, self._dropped())
-        views = self.views_of(chosen.reducer, found.steps.step)
-        spans = span_columns.span_columns(views, {})
-        facts = words.Facts(
-            kind=self.kind(chosen.reducer),
-            info=chosen,
-            steps=span_columns.step_columns(views),
-            spans=spans,
-            sync=span_columns.sync_columns(spans, {chosen.reducer: len(chosen.ranks)}),
-            late=found.kind.late_places(found) if findings.has_speed(found) else [],
-            assignment=layout.description,
-            dropped=self._dropped(),
-            findings=findings.findings(found),
-            kept=self.kept(chosen.reducer),
-            clocks=self.clocks,
-            parts=found.parts,
-            judged=found,
-        )
-        return words.summary(facts)
+        return judged_steps.summary(self, model, last_steps) or self.group_summary() or words.NOTHING
 
     def group_summary(self) -> str:
         """A sentence for each process group: its operations, who was last in them, what has not ended; "" for none."""
@@ -604,9 +522,7 @@ class Timeline(TimelineModel):
             ValueError: a file is not a recording, or has another schema version; two files are of the same rank, or of
                 different runs; a rank has no file.
         """
-        files = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(file) for file in path]
-        several = len(files) != 1 or files[0].is_dir() or files[0].suffix == SUFFIX
-        made, _, damage = merge.read(files, cls, partial=partial or not several)
+        made, damage = merge.read_path(path, cls, partial=partial)
         for sentence in damage:
             warnings.warn(sentence, stacklevel=2)
         return made
@@ -640,14 +556,7 @@ class Timeline(TimelineModel):
             operations=self.collective_columns(),
             groups={one.group: str(one) for one in self.groups()},
         )
-        target = Path(path)
-        with replacing(target) as file:
-            if target.suffix == ".gz":
-                with gzip.GzipFile(target.stem, "wb", 1, file) as packed:
-                    chrome_trace.write(packed, trace)
-            else:
-                chrome_trace.write(file, trace)
-        return target
+        return chrome_trace.write_file(Path(path), trace)
 
 
 def _above(module: str) -> Any:

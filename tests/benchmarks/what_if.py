@@ -34,7 +34,7 @@ from ddp_lab.simulation.calibration import Measured, anchored, calibrated
 from ddp_lab.simulation.link_model import CommModel, Point
 from ddp_lab.simulation.simulator import Configuration, simulate_many
 from ddp_lab.simulation.workload import Workload
-from ddp_lab.timeline import workloads
+from ddp_lab.timeline import what_if
 from ddp_lab.timeline.timeline import Timeline
 from tests.benchmarks import what_if_ranks
 from tests.benchmarks.second_look import NOT_NEEDED, second_look, words
@@ -122,7 +122,7 @@ def _trained(
 
 
 def _typical_ms(timeline: Timeline, generation: int) -> float:
-    return float(np.median(workloads.step_times(timeline, generation=generation))) / 1e6
+    return float(np.median(what_if.step_times(timeline, generation=generation))) / 1e6
 
 
 def _case(
@@ -141,7 +141,7 @@ def _case(
     buckets: dict[float, str] = {}
     for generation, cap in made.items():
         if cap == base:
-            recorded.append(workloads.workload(timeline, generation=generation))
+            recorded.append(what_if.workload(timeline, generation=generation))
         measured[cap].append(_typical_ms(timeline, generation))
         buckets[cap] = str([one["parameters"] for one in timeline.assignment(reducer, generation)["buckets"]])
     same = {cap: min(other for other in caps if buckets[other] == buckets[cap]) for cap in caps}

@@ -29,8 +29,7 @@ from ...simulation.link_model import CommModel
 from ...simulation.settings import Setting, grid
 from ...simulation.simulator import Configuration, Prediction, simulate
 from ...simulation.workload import Workload
-from ...timeline.what_if import fit_link
-from ...timeline.workloads import RecordedStep, recorded_step
+from ...timeline.what_if import RecordedStep, fit_link, recorded_step
 from ..step_feed import encode_steps
 from ..views.step_frames import StepFrame
 

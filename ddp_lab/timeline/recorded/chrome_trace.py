@@ -11,16 +11,20 @@ A large trace holds fewer gradients and arrows (`MOST_GRADIENTS`, `MOST_ARROWS`)
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MOST_ARROWS", "MOST_GRADIENTS", "Trace", "write"]
+from ...files import replacing
+
+__all__ = ["MOST_ARROWS", "MOST_GRADIENTS", "Trace", "write", "write_file"]
 
 _Columns = Mapping[str, npt.NDArray[Any]]
 
@@ -137,6 +141,17 @@ class _Events:
         title = json.dumps(name).replace("%", "%%")
         template = f'{{"name":{title},"ph":"X","pid":%d,"tid":%d,"ts":%.3f,"dur":%.3f,"args":{{{"".join(words)}}}}}'
         self.rows(template, process, thread, begin / 1e3, (end - begin) / 1e3, *told)
+
+
+def write_file(target: Path, trace: Trace) -> Path:
+    """Writes the trace to a file, compressed if its name ends in ``.gz``."""
+    with replacing(target) as file:
+        if target.suffix == ".gz":
+            with gzip.GzipFile(target.stem, "wb", 1, file) as packed:
+                write(packed, trace)
+        else:
+            write(file, trace)
+    return target
 
 
 def write(file: _Sink, trace: Trace) -> None:

@@ -30,7 +30,7 @@ from . import saved as saved_files
 from .ends import failure_of
 from .journal_messages import Decoder, End, Opening
 
-__all__ = ["check_ranks", "find_files", "read"]
+__all__ = ["check_ranks", "find_files", "read", "read_path"]
 
 _Timeline = TypeVar("_Timeline", bound=TimelineModel)
 _EVENTS = 1_000_000  # that a timeline keeps at least
@@ -64,6 +64,16 @@ class Recording(Opening):
     descriptions: list[dict[str, Any]] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
     moved: ClockOffset | None = None
+
+
+def read_path(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], make: type[_Timeline], *, partial: bool
+) -> tuple[_Timeline, tuple[str, ...]]:
+    """The timeline of `Timeline.load`, and sentences about damaged or missing parts of the files; see there."""
+    files = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(file) for file in path]
+    several = len(files) != 1 or files[0].is_dir() or files[0].suffix == SUFFIX
+    made, _, damage = read(files, make, partial=partial or not several)
+    return made, damage
 
 
 def read(

@@ -17,16 +17,16 @@ from ...simulation.memory import (
     RecordedMemory,
     predict,
 )
-from ...simulation.parameter_groups import Sharding
+from ...simulation.parameter_groups import Sharding, groups_by_name, numbered_modules
 from .span_columns import Columns, objects
 
-__all__ = ["STRATEGIES", "predicted_columns", "recorded_memory"]
+__all__ = ["STRATEGIES", "newest_measured", "predicted_columns", "sharding_of"]
 
 STRATEGIES = ("ddp", "ddp, views", "zero-1", "fully_shard")
 _PARTS = ("parameters", "gradients", "buckets", "optimizer", "communication", "activations")
 
 
-def recorded_memory(description: Mapping[str, Any]) -> RecordedMemory:
+def _recorded(description: Mapping[str, Any]) -> RecordedMemory:
     """A step from its description, which was checked."""
     known = {one.name for one in fields(RecordedMemory)}
     marks = description["marks"]
@@ -39,6 +39,39 @@ def recorded_memory(description: Mapping[str, Any]) -> RecordedMemory:
         "marks": tuple(Mark(MemoryPart(part), *rest) for part, *rest in rows),
     }
     return RecordedMemory(**taken)
+
+
+def newest_measured(measured: Mapping[int, Sequence[Mapping[str, Any]]], models: Sequence[int]) -> list[RecordedMemory]:
+    """The measured step of each rank of the last of these models that has one.
+
+    Args:
+        measured: model -> the description of each rank's step.
+        models: which may be taken, the best one last.
+
+    Raises:
+        ValueError: none has one.
+    """
+    found = next((measured[model] for model in reversed(models) if model in measured), None)
+    if found is None:
+        raise ValueError(
+            "the memory of no step was measured; train one on all ranks with "
+            "`ddp_lab.measure_memory(training_step, model, optimizer)`"
+        )
+    return [_recorded(one) for one in found]
+
+
+def sharding_of(
+    steps: Sequence[RecordedMemory],
+    groups: str | Sequence[str | Sequence[str]] | None,
+    reshard_after_forward: bool,
+    prefetch: int | None,
+) -> Sharding:
+    """How `fully_shard` would hold the parameters of a measured step; arguments as of `Timeline.predicted_memory`."""
+    names = [one.name for one in steps[0].parameters]
+    ahead = None if prefetch is True else prefetch  # as torch does it, in releases that took a flag
+    return Sharding(
+        groups_by_name(names, numbered_modules(names) if groups is None else groups), reshard_after_forward, ahead
+    )
 
 
 def _made(kind: Any, found: Mapping[str, Any]) -> Any:

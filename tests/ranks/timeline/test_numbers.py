@@ -31,7 +31,7 @@ from ddp_lab.dashboard.views.stragglers import waiting
 from ddp_lab.dashboard.views.view import Selection
 from ddp_lab.formatting import ms, rate, step_range
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.timeline.workloads import recorded_step, workload
+from ddp_lab.timeline.what_if import recorded_step, workload
 from tests.ranks.conftest import Ranks
 from tests.ranks.observing import timeline_of
 

@@ -13,7 +13,7 @@ from ddp_lab.dashboard.controls.buckets import compared
 from ddp_lab.dashboard.controls.what_if import WhatIfStage
 from ddp_lab.dashboard.live import ViewFacts
 from ddp_lab.dashboard.report.data import gather
-from ddp_lab.timeline.judged_steps import layouts, newest
+from ddp_lab.timeline.models import layouts, newest
 from ddp_lab.timeline.timeline import Timeline
 from tests.unit.step_model import History, StepModel
 

@@ -15,7 +15,7 @@ from ddp_lab.simulation.calibration import Measured, calibrated, errors
 from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.simulation.simulator import Configuration, simulate
 from ddp_lab.simulation.workload import Workload
-from ddp_lab.timeline import what_if, workloads
+from ddp_lab.timeline import what_if
 from ddp_lab.timeline.timeline import Timeline
 from tests.unit.backwards import MS, Bucket, Recorder, assignment
 from tests.unit.timeline.test_parameter_groups import recorded as recorded_groups
@@ -104,7 +104,7 @@ def test_a_prediction_is_a_timeline() -> None:
     assert spans["launched_ns"][of_rank] == pytest.approx(found.prediction.launched_ns[1], abs=2)
     again = predicted.workload()
     assert again.ready_ns == pytest.approx(found.prediction.gradients_ns - found.prediction.begin_ns[:, None], abs=3)
-    assert workloads.step_times(predicted) == pytest.approx(found.prediction.step_ns, rel=1e-3)
+    assert what_if.step_times(predicted) == pytest.approx(found.prediction.step_ns, rel=1e-3)
     assert predicted.reducers()[0].module == "Net (predicted)"
     assert predicted.figure().data
 
@@ -113,7 +113,7 @@ def test_all_reduces_that_had_the_link_to_themselves() -> None:
     """A collective that was launched while one before it was under way is left out of the link's points. Of PowerSGD no
     time is expected; of a hook of one's own, that of the bucket."""
     timeline = trained([FIRST, Bucket((4.0, 5.0), 5.0, 8.0, (1, 0), MIB)], finalize=(5.0, 5.0))
-    assert set(workloads.all_reduces(timeline)) == {(2 * MIB, 4e6, 2)}
+    assert set(what_if.all_reduces(timeline)) == {(2 * MIB, 4e6, 2)}
     assert float(what_if.fit_link(timeline).time_ns(MIB, 2)) == pytest.approx(2e6)
     made, link = recorded(), CommModel(0.0, 4e6 / MIB)
     feed = StepFeed(made, lambda *message: None)
@@ -134,7 +134,7 @@ def test_bytes_that_travel(fields: dict[str, object]) -> None:
     made = recorded()
     for rank in range(2):
         made.describe(rank, described() | fields)
-    assert {size for size, _, _ in workloads.all_reduces(made)} == {MIB, MIB // 2}
+    assert {size for size, _, _ in what_if.all_reduces(made)} == {MIB, MIB // 2}
     assert what_if.fit_link(made).time_ns([MIB // 2, MIB], 2) == pytest.approx([2e6, 4e6])
     assert made.simulate().step_ms == pytest.approx(18.0, abs=0.1)
     link, workload = CommModel(0.0, 4e6 / MIB), made.workload()  # two ranks send the buffer's bytes once
@@ -199,12 +199,12 @@ def test_on_devices_readiness_is_the_devices() -> None:
     found = timeline.workload()
     assert found.ready_ns.tolist() == [[12e6, 8e6, 4e6, 2e6], [14e6, 10e6, 6e6, 3e6]]
     assert found.computed_ns.tolist() == [12e6, 14e6]
-    assert set(workloads.all_reduces(timeline)) == {(2 * MIB, 3e6, 2), (MIB, 3e6, 2)}
+    assert set(what_if.all_reduces(timeline)) == {(2 * MIB, 3e6, 2), (MIB, 3e6, 2)}
     queued = [(2, 6), (4, 8)], [(3, 7), (4, 9)]
     made = on_devices(*queued, backend="nccl")
-    assert set(workloads.all_reduces(made)) == {(2 * MIB, 4e6, 2), (MIB, 2e6, 2)}
+    assert set(what_if.all_reduces(made)) == {(2 * MIB, 4e6, 2), (MIB, 2e6, 2)}
     assert what_if.fit_link(made).time_ns([MIB, 2 * MIB], 2) == pytest.approx([2e6, 4e6])
-    assert set(workloads.all_reduces(on_devices(*queued))) == {(2 * MIB, 4e6, 2)}
+    assert set(what_if.all_reduces(on_devices(*queued))) == {(2 * MIB, 4e6, 2)}
 
 
 def test_calibration_finds_the_slowdowns() -> None:
