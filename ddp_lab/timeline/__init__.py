@@ -9,6 +9,7 @@ __all__ = [
     "judged_steps",
     "model",
     "model_kinds",
+    "models",
     "recorded",
     "records",
     "summary",

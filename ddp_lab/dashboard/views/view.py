@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...timeline import judged_steps
-from ...timeline.judged_steps import Layout
+from ...timeline.models import Layout, newest
 from ...timeline.timeline import Timeline
 from ..paint.figure import to_plotly
 from ..paint.scene_json import blocks_json
@@ -53,7 +52,7 @@ class Selection:
             return timeline.judged(model)
         first, last = self.between
         within = [one.only((one.step >= first) & (one.step <= last)) for one in timeline.layouts(model)]
-        return judged_steps.newest([one for one in within if len(one.step)])
+        return newest([one for one in within if len(one.step)])
 
 
 @dataclass(frozen=True)
