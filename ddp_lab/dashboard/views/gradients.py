@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ...formatting import counted, ms
 from ...timeline.tables.gradients import noise_scale, signal_and_noise
 from ...timeline.timeline import Timeline
 from ..scene import Axis, Line, Panel, Rule, Scene, Table, robust_top
@@ -59,11 +60,12 @@ def gradient_facts(timeline: Timeline, reducer: int) -> dict[str, Any]:
     """Returns the monitoring results of a model's gradients and replicas.
 
     Returns:
-        ``steps``: for each of the newest 200 monitored steps ``step``, ``before`` (norm by rank, None: none),
-        ``after``, ``noise`` (scale over the last 20 monitored steps, in batches of a rank; None if not measurable),
-        ``bad`` (None, or ``kind``, ``parameter``, ``rank``) and ``ms`` (cost); ``ranks``; ``buckets``: for as many of
-        the newest steps as fit, ``step`` -> ``before`` [ranks][buckets] and ``after`` [buckets]; ``noise_scale``, and
-        the top of its axis, ``noise_top``; ``drift``: the newest checks.
+        ``steps``: for each of the newest 200 monitored steps ``step``, ``before`` (norm by rank, None: none) and its
+        ``mean``, ``after``, ``noise`` (scale over the last 20 monitored steps, in batches of a rank; None if not
+        measurable), ``bad`` (None, or ``kind``, ``parameter``, ``rank``) and ``ms`` (cost); ``ranks``; ``buckets``: for
+        as many of the newest steps as fit, ``step`` -> ``before`` [ranks][buckets], ``after`` [buckets] and what
+        `_differences` says; ``noise_scale``, and the top of its axis, ``noise_top``; ``drift``: the newest checks;
+        ``text`` and ``notice``: sentences for a page.
     """
     described = timeline.watched_gradients(reducer, _STEPS)
     ranks = described[-1]["ranks"] if described else []
@@ -74,28 +76,86 @@ def gradient_facts(timeline: Timeline, reducer: int) -> dict[str, Any]:
     steps = []
     for index, one in enumerate(described):
         recent = slice(max(0, index + 1 - _NOISE_STEPS), index + 1)
+        finite = totals[index][np.isfinite(totals[index])]
         steps.append(
             {
                 "step": one["step"],
                 "before": [_known(value) for value in totals[index]],
+                "mean": _known(finite.mean()) if len(finite) else None,
                 "after": _known(after[index]),
                 "noise": _known(noise_scale(signal[recent], noise[recent])),
                 "bad": one["nonfinite"],
                 "ms": 1e3 * one["seconds"],
             }
         )
+    scale = _known(timeline.noise_scale(reducer)) if described else None
+    drift = [
+        {"step": one.step, "ok": one.ok, "first": one.first, "groups": one.groups, "differing": one.differing}
+        | {"ms": one.cost_ms, "bytes": one.bytes, "error": one.error}
+        for one in timeline.drift_records(reducer, _CHECKS)
+    ]
     return {
         "ranks": ranks,
         "steps": steps,
         "buckets": _buckets(described),
         "noise_top": robust_top(np.array([one["noise"] for one in steps], float)),
-        "noise_scale": _known(timeline.noise_scale(reducer)) if described else None,
-        "drift": [
-            {"step": one.step, "ok": one.ok, "first": one.first, "groups": one.groups, "differing": one.differing}
-            | {"ms": one.cost_ms, "bytes": one.bytes, "error": one.error}
-            for one in timeline.drift_records(reducer, _CHECKS)
-        ],
+        "noise_scale": scale,
+        "drift": drift,
+        "text": _page_words(steps, len(ranks), scale) if steps else "",
+        "notice": "\n".join([*_bad_words(steps), *_drift_words(drift)]),
     }
+
+
+def _page_words(steps: Sequence[Mapping[str, Any]], ranks: int, scale: float | None) -> str:
+    """The sentences above the pictures of a page."""
+    cost = np.median([one["ms"] for one in steps])
+    newest = f"{counted(len(steps), 'monitored step')}, the newest {steps[-1]['step']}"
+    parts = [f"{newest}; monitoring a step took {ms(cost)}."]
+    finite = [one for one in steps if not one["bad"] and one["after"] is not None and one["mean"]]
+    if ranks > 1 and finite:
+        wide = np.median([np.ptp(_norms(one)) / one["mean"] for one in finite])
+        kept = np.median([one["after"] / one["mean"] for one in finite])
+        parts.append(
+            f"Medians: the ranks' norms differ by {100 * wide:.3g} % of their mean; the norm of the average is "
+            f"{100 * kept:.3g} % of it."
+        )
+    if scale is not None:
+        batches = "one batch" if scale < 1 else f"{scale:.3g} batches"
+        parts.append(f"Noise scale {scale:.3g}: a larger batch pays off up to about {batches} of a rank.")
+    elif ranks > 1:
+        parts.append("Noise scale: not measurable, the noise hides the gradient.")
+    return " ".join(parts)
+
+
+def _norms(one: Mapping[str, Any]) -> list[float]:
+    return [value for value in one["before"] if value is not None]
+
+
+def _bad_words(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The newest step with a value that is not finite, if there is one."""
+    bad = [one for one in steps if one["bad"]]
+    if not bad:
+        return []
+    one = bad[-1]["bad"]
+    where = "only in the average; each rank's own gradients were finite"
+    if one["parameter"]:
+        where = f"first in the gradient of {one['parameter']} on rank {one['rank']}"
+    others = f" (and in {counted(len(bad) - 1, 'other monitored step')})" if len(bad) > 1 else ""
+    return [f"{one['kind']} in step {bad[-1]['step']}: {where}{others}."]
+
+
+def _drift_words(checks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The newest comparison in which replicas differed, if there is one."""
+    apart = [one for one in checks if not one["ok"] and not one["error"]]
+    if not apart:
+        return []
+    one = apart[-1]
+    more = f" and {one['differing'] - 1} more" if one["differing"] > 1 else ""
+    holders = " | ".join(f"rank{'s' if len(of) > 1 else ''} {', '.join(map(str, of))}" for of in one["groups"])
+    return [
+        f"The replicas have diverged, detected before step {one['step']}: {one['first']}{more}. Ranks with equal "
+        f"values: {holders}."
+    ]
 
 
 def _total(by_bucket: Any) -> npt.NDArray[np.float64]:
@@ -115,8 +175,24 @@ def _buckets(described: list[dict[str, Any]]) -> dict[str, Any]:
         numbers += (len(one["ranks"]) + 1) * len(one["after"])
         if found and numbers > _MOST_NUMBERS:
             break
-        found[str(one["step"])] = {"before": one["before"], "after": one["after"]}
+        found[str(one["step"])] = {"before": one["before"], "after": one["after"], **_differences(one)}
     return found
+
+
+def _differences(one: Mapping[str, Any]) -> dict[str, Any]:
+    """Of each bucket the ``mean`` norm of the ranks, and by rank and bucket how far it is ``off`` in percent;
+    ``spread``: what share of the mean the average keeps, in a sentence."""
+    before, after = np.array(one["before"], float), np.array(one["after"], float)
+    known = np.isfinite(before)
+    count = known.sum(axis=0)
+    mean = np.divide(np.where(known, before, 0).sum(axis=0), count, out=np.full(len(count), np.nan), where=count > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        off = np.nan_to_num(np.abs(100 * (before / mean - 1)), posinf=0.0)
+        shares = 100 * after / mean
+    shares = shares[np.isfinite(shares)]
+    kept = list(dict.fromkeys(f"{share:.3g}" for share in (shares.min(), shares.max()))) if len(shares) else []
+    spread = f"The norm of the average is {' to '.join(kept)} % of a bucket's mean norm." if kept else ""
+    return {"mean": [_known(value) for value in mean], "off": np.round(off, 3).tolist(), "spread": spread}
 
 
 def gradients_words(facts: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ddp_lab.dashboard.controls.control import WatchControl
@@ -55,7 +56,11 @@ def test_norms_by_step_and_bucket(timeline: Timeline) -> None:
     assert first["noise"] is None
     assert found["steps"][20]["before"] == [5.0, None]
     assert found["steps"][20]["bad"]["parameter"] == "layers.1.weight"
-    assert found["buckets"]["29"] == {"before": [[3.0, 4.0], [6.0, 8.0]], "after": [3.0, 4.0]}
+    newest = found["buckets"]["29"]
+    assert (newest["before"], newest["after"]) == ([[3.0, 4.0], [6.0, 8.0]], [3.0, 4.0])
+    assert newest["mean"] == [4.5, 6.0]
+    np.testing.assert_allclose(newest["off"], 100 / 3, atol=1e-3)  # percent from the mean, of each rank and bucket
+    assert newest["spread"] == "The norm of the average is 66.7 % of a bucket's mean norm."
     made = Timeline()
     for step in range(10):
         made.describe(0, watched(step, [[1.0] * 1000] * 3, [1.0] * 1000))

@@ -2,7 +2,7 @@
 
 import { COLOURS, RANK_COLOURS } from "../generated.js";
 import { Asker, NeedsCluster, StatusLine } from "../app/control_status.js";
-import { ChartCanvas, median } from "../charts/canvas.js";
+import { ChartCanvas } from "../charts/canvas.js";
 import { button, element, field, fill, legend, makeTable, number, read, scrolled, section, setText, Twin } from "../charts/dom.js";
 import { drawScene } from "../charts/scene.js";
 import { bytes, count, milliseconds, significant } from "../charts/theme.js";
@@ -63,11 +63,9 @@ export class GradientsView {
     this.status.draw(this.asker.state(control), withState(watching?.said) || state, withState(watching?.error));
     const [steps, drift] = [known?.steps ?? [], known?.drift ?? []];
     this.pictures.hidden = !steps.length;
-    setText(this.summary, reducer === null ? "No model yet. Wrap one in ddp_lab.DistributedDataParallel." : steps.length ? summarise(known) : live ? NONE : NONE_HERE);
-    const bad = steps.findLast((one) => one.bad);
-    const apart = drift.findLast((one) => !one.ok && !one.error);
-    this.notice.hidden = !bad && !apart;
-    setText(this.notice, [bad && badly(bad, steps), apart && driftWords(apart)].filter(Boolean).join("\n"));
+    setText(this.summary, reducer === null ? "No model yet. Wrap one in ddp_lab.DistributedDataParallel." : steps.length ? known.text : live ? NONE : NONE_HERE);
+    this.notice.hidden = !known?.notice;
+    setText(this.notice, known?.notice ?? "");
     this.drawChecks(drift);
     if (steps.length) this.drawPictures(known, step);
   }
@@ -80,7 +78,7 @@ export class GradientsView {
     drawScene(this.chart, () => this.scene(known, shown));
     this.twin.draw(() => steps.toReversed().slice(0, 100).map(row));
     const found = buckets[shown];
-    setText(this.heading, found ? `Step ${shown}, by bucket: difference of each rank's norm from the mean of the ranks, in percent. ${spread(found)}` : `Step ${shown}: its buckets are no longer stored here; see Timeline.gradients().`);
+    setText(this.heading, found ? `Step ${shown}, by bucket: difference of each rank's norm from the mean of the ranks, in percent. ${found.spread}` : `Step ${shown}: its buckets are no longer stored here; see Timeline.gradients().`);
     this.waits.node.hidden = !found;
     if (found) this.drawBuckets(found, ranks);
   }
@@ -110,9 +108,8 @@ export class GradientsView {
 
   drawBuckets(found, ranks) {
     const names = ranks.map((rank) => `rank ${rank}`);
-    const means = found.after.map((_, bucket) => mean(found.before.map((norms) => norms[bucket])));
-    const value = (rowOf, bucket) => Math.abs(100 * ((found.before[rowOf][bucket] ?? means[bucket]) / means[bucket] - 1)) || 0;
-    const lines = (rowOf, bucket) => [`${names[rowOf]} · bucket ${bucket}`, ["norm before averaging", show(found.before[rowOf][bucket])], ["ranks' mean", show(means[bucket])], ["norm of the average", show(found.after[bucket])]];
+    const value = (rowOf, bucket) => found.off[rowOf][bucket];
+    const lines = (rowOf, bucket) => [`${names[rowOf]} · bucket ${bucket}`, ["norm before averaging", show(found.before[rowOf][bucket])], ["ranks' mean", show(found.mean[bucket])], ["norm of the average", show(found.after[bucket])]];
     drawScene(this.waits, () => ({ height: 160, grids: [{ title: "norm", rows: names, columns: found.after.length, value, name: String, axis: "bucket", unit: "% from the mean", lines }] }));
   }
 
@@ -146,11 +143,6 @@ function stepLines(one, ranks) {
   return [`step ${one.step}`, ...bad, ...shown, ["average", show(one.after)], ["noise scale", show(one.noise)], ["monitoring cost", `${one.ms.toFixed(2)} ms`]];
 }
 
-function mean(values) {
-  const known = values.filter((value) => value !== null);
-  return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : NaN;
-}
-
 function show(value) {
   return value === null ? "–" : significant(value);
 }
@@ -158,7 +150,7 @@ function show(value) {
 function row(one) {
   const known = one.before.filter((value) => value !== null);
   const bad = one.bad ? `${one.bad.kind}: ${one.bad.parameter ? `${one.bad.parameter}, rank ${one.bad.rank}` : "average"}` : "";
-  const numbers = known.length ? [Math.min(...known), mean(known), Math.max(...known)] : [null, null, null];
+  const numbers = known.length ? [Math.min(...known), one.mean, Math.max(...known)] : [null, null, null];
   return [String(one.step), ...numbers.map(show), show(one.after), show(one.noise), bad, one.ms.toFixed(2)];
 }
 
@@ -175,34 +167,4 @@ function ordinal(value) {
   if (value === 1) return "single";
   const last = value % 100 > 10 && value % 100 < 14 ? 0 : value % 10;
   return `${value}${["th", "st", "nd", "rd"][last] ?? "th"}`;
-}
-
-function summarise({ steps, ranks, noise_scale: noise }) {
-  const finite = steps.filter((one) => !one.bad && one.after !== null);
-  const wide = median(finite.map((one) => (Math.max(...one.before) - Math.min(...one.before)) / mean(one.before)));
-  const kept = median(finite.map((one) => one.after / mean(one.before)));
-  const parts = [`${count(steps.length, "monitored step")}, the newest ${steps.at(-1).step}; monitoring a step took ${milliseconds(median(steps.map((one) => one.ms)))} ms.`];
-  if (ranks.length > 1 && finite.length) parts.push(`Medians: the ranks' norms differ by ${significant(100 * wide)} % of their mean; the norm of the average is ${significant(100 * kept)} % of it.`);
-  if (noise !== null) parts.push(`Noise scale ${significant(noise)}: a larger batch pays off up to about ${noise < 1 ? "one batch" : `${significant(noise)} batches`} of a rank.`);
-  else if (ranks.length > 1) parts.push("Noise scale: not measurable, the noise hides the gradient.");
-  return parts.join(" ");
-}
-
-function badly(one, steps) {
-  const others = steps.filter((step) => step.bad).length - 1;
-  const where = one.bad.parameter ? `first in the gradient of ${one.bad.parameter} on rank ${one.bad.rank}` : "only in the average; each rank's own gradients were finite";
-  return `${one.bad.kind} in step ${one.step}: ${where}${others ? ` (and in ${count(others, "other monitored step")})` : ""}.`;
-}
-
-function driftWords(one) {
-  const holders = one.groups.map((ranks) => `rank${ranks.length > 1 ? "s" : ""} ${ranks.join(", ")}`).join(" | ");
-  return `The replicas have diverged, detected before step ${one.step}: ${one.first}${one.differing > 1 ? ` and ${one.differing - 1} more` : ""}. Ranks with equal values: ${holders}.`;
-}
-
-function spread(found) {
-  const means = found.after.map((_, bucket) => mean(found.before.map((norms) => norms[bucket])));
-  const shares = found.after.map((value, bucket) => (100 * value) / means[bucket]).filter((value) => Number.isFinite(value));
-  if (!shares.length) return "";
-  const [least, most] = [significant(Math.min(...shares)), significant(Math.max(...shares))];
-  return `The norm of the average is ${least === most ? least : `${least} to ${most}`} % of a bucket's mean norm.`;
 }
