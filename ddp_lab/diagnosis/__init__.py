@@ -5,8 +5,6 @@ __all__ = [
     "command",
     "crashes",
     "detector",
-    "dumps",
-    "mismatch",
     "on_rank",
     "report",
     "rules",

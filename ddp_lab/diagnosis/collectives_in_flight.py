@@ -202,7 +202,8 @@ class Flight:
     def __str__(self) -> str:
         carried = f", {self.bucket}," if self.bucket else ""
         of_bytes = f" of {size(self.collective.bytes)}" if self.collective.what else ""
-        return f"{self.collective.name} #{self.number}{of_bytes}{carried} for {_seconds(self.seconds)}"
+        age = f"{self.seconds * 1e3:.0f} ms" if self.seconds < 0.1 else duration(self.seconds)
+        return f"{self.collective.name} #{self.number}{of_bytes}{carried} for {age}"
 
 
 @dataclass(frozen=True)
@@ -286,7 +287,3 @@ def in_flight_words(told: Mapping[str, Any]) -> str:
 
 def _count_words(count: int, oldest: Flight) -> str:
     return f"{count}, oldest {oldest}" if count > 1 else str(oldest)
-
-
-def _seconds(value: float) -> str:
-    return f"{value * 1e3:.0f} ms" if value < 0.1 else duration(value)

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +77,7 @@ def _waited(report: HangReport, seconds: float) -> float:
 
 def _as_dict(report: HangReport, waited: float) -> dict[str, Any]:
     found = report.diagnosis
-    return {
-        "stuck": found.stuck,
-        "kind": found.kind,
-        "sentence": found.sentence,
-        "remedy": found.remedy,
-        "seconds": waited,
-        "ranks": [_rank(one) for one in report.ranks],
-    }
+    return {"stuck": found.stuck, **asdict(found), "seconds": waited, "ranks": [_rank(one) for one in report.ranks]}
 
 
 def _rank(one: RankSnapshot) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from .collectives_in_flight import Flight, GroupFlights, group_description
+from .collectives_in_flight import GroupFlights, group_description
 from .snapshot import Call, Place, RankSnapshot
 
 __all__ = ["COLLECTIVE", "GROUP", "POINT_TO_POINT", "Entered", "entered", "is_library", "is_users", "place"]
@@ -157,7 +157,7 @@ def _known(name: str, kind: str, flights: Sequence[GroupFlights]) -> Call:
     flying = [(group.open[0], group) for group in flights if group.open]
     if kind != COLLECTIVE or not flying:
         return Call(name, kind, "", (), "", 0, None, None)
-    flight, group = max(flying, key=_seconds)
+    flight, group = max(flying, key=lambda pair: pair[0].seconds)
     made = flight.collective
     return Call(
         name=made.name if " " in name or made.name in name else name,
@@ -170,7 +170,3 @@ def _known(name: str, kind: str, flights: Sequence[GroupFlights]) -> Call:
         sequence=flight.number,
         description=group_description(group.description),
     )
-
-
-def _seconds(pair: tuple[Flight, GroupFlights]) -> float:
-    return pair[0].seconds

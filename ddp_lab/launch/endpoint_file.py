@@ -57,7 +57,7 @@ def let_examine(
     if ranks_of_script:
         job, name = replace(job, world_size=ranks_of_script, of_script=True), os.getpid()
     telemetry = Telemetry(json.loads(invitation.read_text()), name, publishes=False)
-    fail = script.install(telemetry, invitation.parent, rank, job)
+    rank_of_script = script.install(telemetry, invitation.parent, rank, job)
     stop = started(telemetry)
 
     def end(how: str) -> None:
@@ -66,7 +66,7 @@ def let_examine(
         elif how == "finished":  # who says goodbye has
             stop(how)
         else:
-            fail(how)
+            rank_of_script.failed = how
 
     return end
 

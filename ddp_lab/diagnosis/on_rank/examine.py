@@ -222,10 +222,7 @@ def _record(group: Any) -> registry.GroupRecord | None:
     """The record of a group; None means the default one."""
     if group is None or group is getattr(dist.group, "WORLD", None):
         group = c10d._get_default_group() if dist.is_initialized() else None
-    for record in registry.alive():
-        if record.group is group and group is not None:
-            return record
-    return None
+    return next((one for one in registry.alive() if group is not None and one.group is group), None)
 
 
 def _ranks(group: Any, record: registry.GroupRecord | None) -> list[int]:

@@ -43,7 +43,7 @@ class ScriptRank:
         return {**state, **examine.examine(self._main, _SCRIPT, self._began, whole=whole)}
 
 
-def install(telemetry: _Connection, folder: Path, rank: int, job: Job) -> Callable[[str], None]:
+def install(telemetry: _Connection, folder: Path, rank: int, job: Job) -> ScriptRank:
     """Answers the client's examinations; call it before the script makes a group.
 
     Args:
@@ -53,7 +53,7 @@ def install(telemetry: _Connection, folder: Path, rank: int, job: Job) -> Callab
         job: of which it is a rank.
 
     Returns:
-        What to call when the script has failed, with how it did: from then on the rank says so.
+        The rank. Note in it how the script has failed: from then on the rank says so.
     """
     own_collectives.install(folder, smaller=False)
     script = ScriptRank()
@@ -61,9 +61,6 @@ def install(telemetry: _Connection, folder: Path, rank: int, job: Job) -> Callab
     def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         return {"rank": rank, "pid": os.getpid(), "job": asdict(job), **script.answer(whole=bool(request.get("whole")))}
 
-    def fail(how: str) -> None:
-        script.failed = how
-
     telemetry.on_control("examine", answer)
     telemetry.on_control("entered_at", examine.entered_at)
-    return fail
+    return script

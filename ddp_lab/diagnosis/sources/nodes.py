@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -204,30 +204,29 @@ def _all_snapshots(
         elif one.message.get("ended"):
             found += [RankSnapshot(rank, "idle", runs="script") for rank in ranks]
         elif one.seconds >= CUT_S:
-            found += [_cut_off(rank, f"node {node} ({one.message['host']}) does not answer") for rank in ranks]
+            found += _cut_off(ranks, f"node {node} ({one.message['host']}) does not answer")
         else:
             return []
     if len(heard) < nodes.job.nodes - 1:
         never = [str(node) for node in range(nodes.job.nodes) if node not in heard and node != nodes.job.node]
         why = f"node{'s' if len(never) > 1 else ''} {enumeration(never)} never answered"
-        known = {one.rank for one in found}
-        found += [_cut_off(rank, why) for rank in range(nodes.job.world_size) if rank not in known]
+        found += _cut_off(set(range(nodes.job.world_size)) - {one.rank for one in found}, why)
     return sorted(found, key=lambda one: one.rank)
 
 
 def _local_snapshots(own: Sequence[RankSnapshot], nodes: _PeerNodes) -> list[RankSnapshot]:
     """The ranks as a node sees them that has lost node 0, or the store: then those of all other nodes are cut off."""
-    here, first = {one.rank for one in own}, nodes.heard().get(0)
+    first = nodes.heard().get(0)
     if first is not None and nodes.cut_s < CUT_S:  # the store answers, and only node 0 does not
-        silent = f"node 0 ({first.message['host']}) does not answer"
-        return sorted([*own, *(_cut_off(rank, silent) for rank in first.message["ranks"])], key=lambda one: one.rank)
-    why = f"the job's store at {nodes.job.host}:{nodes.job.port} does not answer"
-    others = [_cut_off(rank, why) for rank in range(nodes.job.world_size) if rank not in here]
+        others = _cut_off(first.message["ranks"], f"node 0 ({first.message['host']}) does not answer")
+    else:
+        ranks = set(range(nodes.job.world_size)) - {one.rank for one in own}
+        others = _cut_off(ranks, f"the job's store at {nodes.job.host}:{nodes.job.port} does not answer")
     return sorted([*own, *others], key=lambda one: one.rank)
 
 
-def _cut_off(rank: int, why: str) -> RankSnapshot:
-    return RankSnapshot(rank, "cut off", why=why, runs="script")
+def _cut_off(ranks: Iterable[int], why: str) -> list[RankSnapshot]:
+    return [RankSnapshot(rank, "cut off", why=why, runs="script") for rank in ranks]
 
 
 class NodeRanks:
