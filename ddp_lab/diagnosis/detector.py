@@ -73,7 +73,7 @@ class Detector:
         self._progress_at = at
 
     def forget(self) -> None:
-        """Forgets what was said: somebody else has said something since."""
+        """Forgets what was said: the job has been started again."""
         self._said = None
 
     def add(self, at: float, ranks: Sequence[RankSnapshot]) -> float:
