@@ -142,7 +142,7 @@ def _facts(
         newer=newer,
         typical=typical_step(step_columns(views)),
     )
-    return kind.with_late(made, found, buckets, minimum_ms=minimum_ms, minimum_share=minimum_share)
+    return kind.with_late(made, found, buckets, minimum_ms, minimum_share)
 
 
 def step_to_draw(found: Facts, held: _Numbers) -> tuple[int, str] | None:

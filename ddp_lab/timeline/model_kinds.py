@@ -28,6 +28,7 @@ from .tables.span_columns import TableView
 __all__ = ["BUCKETS", "KINDS", "OF_GRADIENTS", "ModelKind", "ParameterGroups", "kind_of"]
 
 _Rule = Callable[[Facts], Iterable[Finding]]
+_Found = Sequence[ModelCollectives]
 _Layout = Sequence[Mapping[str, Any]]
 
 _BETWEEN_RANKS: Final[tuple[_Rule, ...]] = (
@@ -108,7 +109,7 @@ class ModelKind:
         """
         return []
 
-    def measured(self, view: TableView, found: Sequence[ModelCollectives], table: CollectiveTable) -> TableView:
+    def measured(self, view: TableView, found: _Found, table: CollectiveTable) -> TableView:
         """The same view with the times that follow from its `collectives`."""
         return view
 
@@ -117,29 +118,19 @@ class ModelKind:
 
     # ---- ranks that are late --------------------------------------------------------------------------------
 
-    def with_late(
-        self,
-        facts: Facts,
-        found: Sequence[ModelCollectives],
-        layout: _Layout,
-        *,
-        minimum_ms: float,
-        minimum_share: float,
-    ) -> Facts:
+    def with_late(self, facts: Facts, found: _Found, layout: _Layout, least_ms: float, least_share: float) -> Facts:
         """The same facts with where ranks fall behind.
 
         Args:
             facts: of some steps.
             found: of each rank, of these steps: `collectives`.
             layout: the buckets, or parameter groups, as they are described.
-            minimum_ms: smaller delays of a rank count as noise.
-            minimum_share: fraction of the steps in which a rank must be late at one place.
+            least_ms: smaller delays of a rank count as noise.
+            least_share: fraction of the steps in which a rank must be late at one place.
         """
-        steps, minimum_ns = facts.steps, minimum_ms * 1e6
-        late = stragglers.find_stragglers(
-            steps.begin, steps.places(), steps.forward_ns(), minimum_ns=minimum_ns, minimum_share=minimum_share
-        )
-        return ranks.with_varying(replace(facts, late=late), minimum_ns)
+        times = facts.steps.begin, facts.steps.places(), facts.steps.forward_ns()
+        late = stragglers.find_stragglers(*times, minimum_ns=least_ms * 1e6, minimum_share=least_share)
+        return ranks.with_varying(replace(facts, late=late), least_ms * 1e6)
 
     def late_places(self, facts: Facts) -> list[LatePlace]:
         """The straggler locations, the most expensive first."""
@@ -231,7 +222,7 @@ class ParameterGroups(ModelKind):
         """All-gathers and reductions of its groups."""
         return [collectives_of(view, table, calls, groups, layout)]
 
-    def measured(self, view: TableView, found: Sequence[ModelCollectives], table: CollectiveTable) -> TableView:
+    def measured(self, view: TableView, found: _Found, table: CollectiveTable) -> TableView:
         """With how long the rank waited for them."""
         return with_waits(view, found[0], table)
 
@@ -239,15 +230,7 @@ class ParameterGroups(ModelKind):
         """There is no simulator of parameter groups."""
         raise ValueError(f"a model with {self.name} has no buckets: how long its step would take can't be predicted")
 
-    def with_late(
-        self,
-        facts: Facts,
-        found: Sequence[ModelCollectives],
-        layout: _Layout,
-        *,
-        minimum_ms: float,
-        minimum_share: float,
-    ) -> Facts:
+    def with_late(self, facts: Facts, found: _Found, layout: _Layout, least_ms: float, least_share: float) -> Facts:
         """By parameter group: [Note: late in a parameter group] in `analysis/parameter_groups.py`."""
         return replace(facts, groups=grouped_steps(found, layout, facts.step_ns))
 
