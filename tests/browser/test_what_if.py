@@ -11,10 +11,8 @@ from playwright.sync_api import Browser
 
 from ddp_lab import Cluster
 from ddp_lab.output.board import SilentBoard
-from ddp_lab.timeline.timeline import Timeline
-from tests.browser.bare_page import DARK, BarePage, bare_page
+from tests.browser.bare_page import BarePage, bare_page
 from tests.browser.looks import LOOP
-from tests.training_events import Training
 from tests.unit.step_model import History, StepModel
 from tests.waiting import DEADLINE_S
 
@@ -124,18 +122,6 @@ def test_nothing_trains(shown: BarePage) -> None:
     shown.page.get_by_role("button", name="Run it").click()
     why = shown.page.locator(".ddp-what-if-run [role=status]")
     shown.until(lambda: "--no-wait" in why.inner_text(), "the remedy")
-
-
-def test_empty_dark_and_narrow(bare: Callable[..., BarePage]) -> None:
-    """Before the first steps it says what to do; in the dark and narrow nothing is wider than the page."""
-    made = bare(timeline := Timeline(), views=["what_if"], theme=DARK, width=420, height=800)
-    made.until(lambda: "train some steps" in made.page.locator(".ddp-what-if .ddp-empty").inner_text(), "the words")
-    assert "train some steps" in made.dashboard.svg()
-    Training(8, 12, forward_ms=2.5, delays={(1, 1): 4.0}).trained(8, ms=20, timeline=timeline)
-    made.until(lambda: "Recorded:" in _summary(made), "an answer")
-    assert made.page.evaluate("() => document.documentElement.scrollWidth") <= 420
-    assert "recorded step" in made.dashboard.svg()
-    assert made.page.get_by_role("button", name="Run it").is_disabled()
 
 
 _DRAWN = """() => { const one = document.querySelector('.ddp-what-if-step canvas');
