@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ..control.collectives import DEFAULT_BYTES
-from ..control.records import CellText, RankHealth, RankRecord
+from ..control.records import RankHealth, RankRecord
 from ..control.training import TrainingControl
 from ..control.wire import Wire
 from ..diagnosis.hang_report import HangReport
@@ -25,6 +25,7 @@ from ..output.board import Board
 from ..output.display import RunView, kernel_shell, write_line
 from ..output.status_table import status_tables
 from ..protocol.entry_points import RankFunction
+from ..protocol.messages import CellText
 from ..timeline.timeline import Timeline
 from .cells import variables
 from .cells.run import CellOptions, CellResult

@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..control.interrupts import held_back
-from ..control.records import CellText
 from ..errors import CellError
 from ..output.board import SilentBoard, default_board
 from ..output.display import RunView
 from ..protocol.entry_points import RankFunction
+from ..protocol.messages import CellText
 from .cells.failures import replaced_text
 from .cells.run import CellOptions, CellResult, CellRun
 

@@ -9,6 +9,7 @@ from ..control.ranks import Ranks
 from ..dashboard.controls.collectives import CollectiveStage
 from ..errors import ClusterError
 from ..formatting import label_of
+from ..protocol.messages import InspectGradients, MeasureEventCost
 
 
 def dashboard_means(cluster: Ranks) -> dict[str, Any]:
@@ -16,12 +17,11 @@ def dashboard_means(cluster: Ranks) -> dict[str, Any]:
 
     def request_inspection(reducer: int, step: int) -> None:
         for rank, own in cluster.timeline.own_numbers(reducer).items():
-            cluster.wire.send([rank], {"op": "inspect", "reducer": own, "step": step})
+            cluster.wire.send([rank], InspectGradients(own, step))
 
     def event_cost() -> float | None:
-        replies = cluster.wire.request([0], "event_cost", timeout=0.5) if cluster.running else {}
-        cost: float | None = replies.get(0, {}).get("ns")
-        return cost
+        replies = cluster.wire.request([0], MeasureEventCost(), 0.5) if cluster.running else {}
+        return replies[0].ns if 0 in replies else None
 
     return {
         "status": cluster.status,

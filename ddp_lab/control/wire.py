@@ -12,20 +12,20 @@ main thread takes the lock with interrupts held back, see [Note: interrupts of t
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import zmq
 
 from ..errors import ClusterError
 from ..printable import Dropped
 from ..protocol import descriptions, events
+from ..protocol.messages import GetTime, Message, Request, encode, read
 from .interrupts import held_back
 from .wire_sockets import WireSockets
 
@@ -35,6 +35,7 @@ _TAKE = 64  # messages of one socket before the others are checked
 _MARKERS = 256  # ends of cells remembered per rank
 
 _log = logging.getLogger(__name__)
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,37 @@ class WireStatistics:
     bytes: int = 0
 
 
-class _Request:
-    """Replies to one control request, as they arrive."""
+class Replies(dict[int, _R], Generic[_R]):
+    """rank -> its reply to a request; filled as they arrive.
 
-    def __init__(self, ranks: Iterable[int]) -> None:
-        self.missing = set(ranks)
-        self.replies: dict[int, dict[str, Any]] = {}
+    Attributes:
+        errors: rank -> why it has no reply, of those that answered with an error.
+        received_ns: rank -> when its answer arrived, on this host's monotonic clock.
+    """
+
+    def __init__(self, ranks: Iterable[int], kind: type[_R]) -> None:
+        super().__init__()
+        self.errors: dict[int, str] = {}
         self.received_ns: dict[int, int] = {}
+        self._kind = kind
+        self.missing = set(ranks)
+
+    def take(self, rank: int, message: Mapping[str, Any], now_ns: int) -> None:
+        """Takes an answer.
+
+        Raises:
+            ValueError: it is malformed; then it counts as an error of the rank.
+        """
+        self.missing.discard(rank)
+        self.received_ns[rank] = now_ns
+        if (error := message.get("error")) is not None:
+            self.errors[rank] = str(error)
+            return
+        try:
+            self[rank] = read(self._kind, message["reply"])
+        except ValueError as wrong:
+            self.errors[rank] = f"its reply is malformed: {wrong}"
+            raise
 
 
 class Wire:
@@ -88,7 +113,7 @@ class Wire:
         self._heard: dict[int, float] = {}  # rank -> when its last message arrived, in seconds; the receiver thread's
         self._waiting: dict[int, deque[list[bytes]]] = {}  # for ranks that have not said hello
         self._outgoing: deque[tuple[int, list[bytes]]] = deque()
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, Replies[Any]] = {}
         self._ids = itertools.count(1)
         self._error: Exception | None = None
         self._dropped = Dropped()
@@ -156,16 +181,17 @@ class Wire:
                 self._waiting.pop(rank, None)
             self._outgoing = deque((rank, payload) for rank, payload in self._outgoing if rank not in ended)
 
-    def send(self, ranks: Iterable[int] | None, message: Mapping[str, Any], frames: Sequence[bytes] = ()) -> None:
-        """Sends a control message, e.g. ``{"op": "interrupt"}``; returns at once.
+    def send(self, ranks: Iterable[int] | None, message: Message) -> None:
+        """Sends a message; returns at once.
 
         Args:
             ranks: to whom; None for every rank that has said hello. A rank named here that has not said hello
                 yet gets the message when it does (the last 64 are kept).
-            message: JSON-able, with an ``"op"``.
-            frames: data that is not JSON; the rank's handler finds it as ``message["frames"]``.
+            message: the message.
         """
-        payload = [json.dumps(message).encode(), *frames]
+        self._put(ranks, encode(message))
+
+    def _put(self, ranks: Iterable[int] | None, payload: list[bytes]) -> None:
         with held_back(), self._lock:
             if self._closing:
                 return
@@ -173,16 +199,28 @@ class Wire:
             self._outgoing.extend((rank, payload) for rank in chosen)
             self._sockets.wake()
 
-    def request(
-        self, ranks: Iterable[int] | None, op: str, timeout: float, **arguments: Any
-    ) -> dict[int, dict[str, Any]]:
-        """Sends a control message and collects the replies.
+    def request(self, ranks: Iterable[int] | None, request: Request[_R], timeout: float) -> Replies[_R]:
+        """Sends a request; returns when all have answered, or after `timeout` seconds.
+
+        Args:
+            ranks: to whom; None for every rank that has said hello.
+            request: the request.
+            timeout: seconds to wait at most.
 
         Returns:
-            rank -> reply; a rank that did not answer within `timeout` seconds is missing. A reply of
-            ``{"error": text}`` means that the rank's handler raised.
+            rank -> reply. A rank that did not answer is missing; one whose handler raised is in ``errors``.
         """
-        return self._request(self.connected() if ranks is None else set(ranks), op, timeout, arguments).replies
+        assert request.reply is not None
+        number = next(self._ids)
+        replies: Replies[_R] = Replies(self.connected() if ranks is None else ranks, request.reply)
+        with held_back():
+            with self._lock:
+                self._requests[number] = replies
+            self._put(set(replies.missing), encode(request, number))
+            with self._lock:
+                self._lock.wait_for(lambda: self._closing or not replies.missing, timeout)
+                del self._requests[number]
+                return replies
 
     def times(self, ranks: Iterable[int], timeout: float) -> dict[int, tuple[int, int, int]]:
         """Asks ranks for the time on their own clocks, in nanoseconds.
@@ -191,25 +229,8 @@ class Wire:
             rank -> when it was asked, its answer, when the answer arrived; only of ranks that answer.
         """
         sent_ns = time.monotonic_ns()
-        request = self._request(set(ranks), "time", timeout, {})
-        return {
-            rank: (sent_ns, int(reply["ns"]), request.received_ns[rank])
-            for rank, reply in request.replies.items()
-            if "ns" in reply
-        }
-
-    def _request(self, ranks: set[int], op: str, timeout: float, arguments: Mapping[str, Any]) -> _Request:
-        """Sends a control message; returns when all have answered, or after `timeout` seconds."""
-        number = next(self._ids)
-        request = _Request(ranks)
-        with held_back():
-            with self._lock:
-                self._requests[number] = request
-            self.send(ranks, {"op": op, "id": number, **arguments})
-            with self._lock:
-                self._lock.wait_for(lambda: self._closing or not request.missing, timeout)
-                del self._requests[number]
-                return request
+        replies = self.request(ranks, GetTime(), timeout)
+        return {rank: (sent_ns, reply.ns, replies.received_ns[rank]) for rank, reply in replies.items()}
 
     def wait_for(self, cell: str, ranks: Iterable[int], timeout: float = 0.5) -> bool:
         """Waits until everything that these ranks recorded before they flushed `cell` has been handled.
@@ -374,12 +395,10 @@ class Wire:
                     del self._peers[rank]
         elif message["type"] == "reply":
             with self._lock:
-                request = self._requests.get(message["id"])
-                if request is not None:
-                    request.missing.discard(rank)
-                    request.received_ns[rank] = now_ns
-                    request.replies[rank] = message["reply"]
+                replies = self._requests.get(message["id"])
+                if replies is not None:
                     self._lock.notify_all()
+                    replies.take(rank, message, now_ns)
 
     def _send_outgoing(self) -> None:
         self._sockets.clear_waker()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..formatting import duration, label_of, size
+from ..protocol.messages import InFlight
 
 __all__ = ["SKEW_S", "Collective", "Distance", "Distances", "Flight", "GroupFlights", "Mismatch", "distances"]
 __all__ += ["find_mismatch", "in_flight_words", "on_group", "open_words"]
@@ -295,15 +296,13 @@ class Distances:
         return now.gap > _MOVES + speed * SKEW_S
 
 
-def in_flight_words(told: Mapping[str, Any]) -> str:
-    """The answer of `ddp_lab.engine.status.flights.in_flight` in words, e.g.
-    ``"2, oldest all_reduce #18 of 4 MiB for 3.2 s"``; "" if nothing is in flight.
-    """
-    oldest = told.get("oldest")
-    if not oldest:
+def in_flight_words(told: InFlight) -> str:
+    """A rank's collectives in flight, e.g. ``"2, oldest all_reduce #18 of 4 MiB for 3.2 s"``; "" if there are none."""
+    oldest = told.oldest
+    if oldest is None:
         return ""
-    kind = Collective(oldest["name"], "?" if oldest["bytes"] else "", oldest["bytes"])
-    return _count_words(told["count"], Flight(oldest["number"], kind, oldest["seconds"], oldest["bucket"]))
+    kind = Collective(oldest.name, "?" if oldest.bytes else "", oldest.bytes)
+    return _count_words(told.count, Flight(oldest.number, kind, oldest.seconds, oldest.bucket))
 
 
 def _count_words(count: int, oldest: Flight) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .. import machine
 from ..control.wire import Wire
+from ..protocol.messages import Examination, Examine, FindCallSite, plain
 from .nodes import Job
 
 __all__ = ["LocalRanks"]
@@ -62,8 +63,8 @@ class LocalRanks:
             whole: with the collectives that torch has recorded, which takes milliseconds of the ranks' time.
         """
         connected = self._wire.connected()
-        answers = self._wire.request(connected, "examine", _ANSWER_S, whole=whole)
-        if any("error" in one for one in answers.values()):
+        answers = self._wire.request(connected, Examine(whole=whole), _ANSWER_S)
+        if answers.errors:
             return []
         for name, answer in answers.items():
             self._note(name, answer, connected)
@@ -76,23 +77,23 @@ class LocalRanks:
         """Rank -> ``file`` and ``line`` where it entered a collective, of those that know it."""
         names = self._names()
         own = {names[rank]: rank for rank in ranks if rank in names}
-        found = self._wire.request(own, "entered_at", _PLACES_S, group=group, number=number)
-        return {own[name]: place for name, place in found.items()}
+        found = self._wire.request(own, FindCallSite(group, number), _PLACES_S)
+        return {own[name]: plain(site) for name, site in found.items() if site.file}
 
-    def _note(self, name: int, answer: Mapping[str, Any], connected: set[int]) -> None:
+    def _note(self, name: int, answer: Examination, connected: set[int]) -> None:
         """Notes who answers; forgets the ranks of an earlier attempt: torch's agent has started the script again, or
         the script its ranks."""
-        job = Job(**answer["job"])
+        job, rank = Job(**answer.job), answer.rank or 0
         if not job.of_script and any(one.job != job for one in self._processes.values() if not one.job.of_script):
             self._processes = {}
         known = self._processes.get(name)
-        if known is None or (known.pid, known.job) != (answer["pid"], job):
-            if job.of_script and any(one.rank == answer["rank"] and one.job == job for one in self._processes.values()):
+        if known is None or (known.pid, known.job) != (answer.pid, job):
+            if job.of_script and any(one.rank == rank and one.job == job for one in self._processes.values()):
                 self._processes = {
                     other: one for other, one in self._processes.items() if self._lives(other, connected)
                 }
-            self._processes[name] = _Process(answer["rank"], answer["pid"], job)
-        self._processes[name].why = answer["why"]
+            self._processes[name] = _Process(rank, answer.pid, job)
+        self._processes[name].why = answer.why
         jobs = [one.job for one in self._processes.values()]
         self.job = next((one for one in jobs if one.of_script), jobs[0])
 
@@ -105,15 +106,15 @@ class LocalRanks:
         names = {rank: name for name, rank in own}
         return names if len(names) == len(own) else {}
 
-    def _state(self, name: int, connected: bool, answer: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _state(self, name: int, connected: bool, answer: Examination | None) -> dict[str, Any]:
         one = self._processes[name]
-        state, why = "silent", ""
+        state, why, seen = "silent", "", None
         if answer is not None:
-            state, why = answer["state"], answer["why"]
+            state, why, seen = answer.state, answer.why, {**answer.snapshot, "state": answer.state}
         elif not connected:
             state = "idle"
         elif machine.ended(one.pid):
             state, why = "lost", one.why or "its process has ended"
         elif machine.stopped(one.pid):
             state, why = "stopped", f"kill -CONT {one.pid}"
-        return {"rank": one.rank, "state": state, "why": why, "answer": answer}
+        return {"rank": one.rank, "state": state, "why": why, "answer": seen}

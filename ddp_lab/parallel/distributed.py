@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
 from ..analysis.check_reports import DriftReport
-from ..protocol.commands import Change
+from ..protocol.messages import Change
 from .core import adaptation, arguments, process_groups, step_check
 from .core.arguments import BucketCaps, ReducerOptions
 from .core.buckets import BucketInfo, OrderFollower

@@ -18,6 +18,7 @@ from ddp_lab import CellError
 from ddp_lab.cluster.cells.messages import CellMessages
 from ddp_lab.cluster.cells.run import CellRun
 from ddp_lab.output.terminal import plain
+from ddp_lab.protocol.messages import Ping
 from tests import leftovers
 from tests.benchmarks.recovery import SETUP, STATES, State, interrupted
 from tests.cluster.conftest import Lab
@@ -74,8 +75,8 @@ def raise_while_peers_wait(lab: Lab) -> None:
         lab.run("if rank == 1:\n    raise ValueError('on purpose')\ndist.all_reduce(t)")
     failures = caught.value.failures
     assert list(failures) == [1, 0]
-    answers = lab.wire.request([0, 1], "ping", 10.0)
-    assert {rank: answer["broken_by"] for rank, answer in answers.items()} == {0: "rank 1", 1: "failed"}
+    answers = lab.wire.request([0, 1], Ping(), 10.0)
+    assert {rank: answer.broken_by for rank, answer in answers.items()} == {0: "rank 1", 1: "failed"}
     assert (failures[1].name, failures[1].message, failures[1].secondary) == ("ValueError", "on purpose", False)
     assert failures[0].secondary
 

@@ -34,6 +34,7 @@ from ddp_lab.dashboard.views import pictures
 from ddp_lab.dashboard.views.timeline_scene import find_step
 from ddp_lab.launch.serve import JournalServer
 from ddp_lab.protocol import events, journal
+from ddp_lab.protocol.messages import Ping
 from ddp_lab.timeline.comparison import compare
 from ddp_lab.timeline.timeline import Timeline, read_run
 from tests import journals
@@ -517,7 +518,7 @@ def test_wrong_ranks_and_a_flood(rank: tuple[Wire, Any, Any], caplog: pytest.Log
         control.send(json.dumps({"type": "hello", "rank": wrong}).encode())
     _still_serves(wire, data, control)
     assert wire.connected() <= {0, 5}
-    wire.send(None, {"op": "ping"})
+    wire.send(None, Ping())
     assert wire.error is not None
     before = wire.malformed
     for _ in range(1_000):

@@ -16,9 +16,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...control.interrupts import held_back, let_through
-from ...control.records import CellText
 from ...control.wire import Wire
-from ...protocol.entry_points import CALL, RankFunction
+from ...protocol.entry_points import RankFunction
+from ...protocol.messages import (
+    Call,
+    Cell,
+    CellReport,
+    CommMessage,
+    InputAnswer,
+    Question,
+    RequestFailure,
+    read,
+    report_of,
+)
 
 QUESTION = "ddp_lab_question"
 _NOBODY = "input() can't be answered because the notebook does not wait for this cell: run it without --no-wait"
@@ -37,29 +47,12 @@ class CellMessages:
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
         self._takers: dict[str, Take] = {}  # by cell; the wire's thread only reads it
-        self._comms = CommRelay(lambda rank, message, frames: wire.send([rank], message, frames))
+        self._comms = CommRelay(lambda rank, message: wire.send([rank], message))
         wire.on_cell(self._on_cell)
 
-    def send(self, ranks: Iterable[int], cell: Mapping[str, Any], code: str | CellText | RankFunction) -> None:
-        """Sends a cell to ranks and returns at once.
-
-        Args:
-            ranks: to whom.
-            cell: ``id``, ``label``, ``sources`` (as `ddp_lab.engine.cells.cell.run`), ``after`` (id -> label of cells
-                that the ranks may still run; if one fails, a rank does not run this one), and for a function ``args``,
-                ``kwargs``.
-            code: a cell's text, or a function that ranks import.
-        """
-        head = {"id": cell["id"], "label": cell["label"], "sources": cell["sources"]}
-        if not isinstance(code, RankFunction) or code == CALL:  # push and pull also run after a failed cell
-            head["after"] = cell["after"]
-        if isinstance(code, RankFunction):
-            message = {"op": "cell", "cell": head, "function": [code.module, code.name]}
-            self.wire.send(ranks, message, _arguments(cell["args"], cell["kwargs"]))
-            return
-        text = code if isinstance(code, CellText) else CellText(code)
-        head |= {"code": text.text, "first_line": text.first_line, "above": text.above}
-        self.wire.send(ranks, {"op": "cell", "cell": head})
+    def send(self, ranks: Iterable[int], cell: Cell) -> None:
+        """Sends a cell to ranks and returns at once."""
+        self.wire.send(ranks, cell)
 
     def call(self, calls: Mapping[int, tuple[RankFunction, Sequence[Any]]]) -> Calls:
         """Lets ranks call a function each, between two cells; returns at once.
@@ -71,8 +64,7 @@ class CellMessages:
         with held_back():  # all or none: ranks wait for each other
             self.listen(made.call_id, made.take)
             for rank, (function, args) in calls.items():
-                message = {"op": "call", "call": made.call_id, "function": [function.module, function.name]}
-                self.wire.send([rank], message, _arguments(args, {}))
+                self.wire.send([rank], Call(made.call_id, function, arguments(args, {})))
         return made
 
     def listen(self, cell_id: str, take: Take) -> None:
@@ -80,7 +72,7 @@ class CellMessages:
 
         Args:
             cell_id: the cell's id.
-            take: called with rank, kind and data; see `content`.
+            take: called with rank, kind and data; see [Note: one wire].
         """
         with held_back():
             self._takers[cell_id] = take
@@ -101,37 +93,28 @@ class Calls:
 
     Attributes:
         values: rank -> what the function returned.
-        errors: rank -> ``name``, ``message`` and ``traceback`` of what it raised.
+        errors: rank -> what it raised.
     """
 
     def __init__(self, call_id: str) -> None:
         self.call_id = call_id
         self.values: dict[int, Any] = {}
-        self.errors: dict[int, dict[str, str]] = {}
+        self.errors: dict[int, RequestFailure] = {}
 
     def take(self, rank: int, kind: str, frames: Sequence[bytes]) -> None:
         """Takes a rank's answer."""
-        said = content(kind, frames)
-        if "outside" in said:
-            self.errors[rank] = said["outside"]
+        report = report_of(frames)
+        if isinstance(report, CellReport):
+            self.values[rank] = pickle.loads(report.blob or b"")
         else:
-            self.values[rank] = pickle.loads(said["blob"])
+            self.errors[rank] = report
 
 
-def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[bytes]:
+def arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, ...]:
+    """A function's arguments as a `Cell` or a `Call` has them."""
     buffers: list[pickle.PickleBuffer] = []
     called = pickle.dumps((tuple(args), dict(kwargs)), protocol=5, buffer_callback=buffers.append)
-    return [called, *map(bytes, buffers)]
-
-
-def content(kind: str, frames: Sequence[bytes]) -> dict[str, Any]:
-    """What a rank says: nothing for ``"begun"``; for ``"reply"`` the report; else an output's content."""
-    if not frames:
-        return {}
-    said: dict[str, Any] = json.loads(frames[0])
-    if kind == "reply":
-        said["blob"] = b"".join(frames[1:]) or None
-    return said
+    return called, *map(bytes, buffers)
 
 
 class Answers:
@@ -140,19 +123,19 @@ class Answers:
     Holds the questions of one cell run; owned by the thread that shows its outputs.
 
     Args:
-        send: sends a rank the answer: ``number`` of the question, and ``text`` or ``error``.
+        send: sends a rank the answer.
     """
 
-    def __init__(self, send: Callable[[int, Mapping[str, Any]], None]) -> None:
+    def __init__(self, send: Callable[[int, InputAnswer], None]) -> None:
         self._send = send
-        self._asked: deque[tuple[int, Mapping[str, Any]]] = deque()
+        self._asked: deque[tuple[int, Question]] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._asked)
 
-    def take(self, rank: int, question: Mapping[str, Any]) -> None:
-        """Takes a question: ``number``, ``prompt``, ``secret``."""
-        self._asked.append((rank, question))
+    def take(self, rank: int, frames: Sequence[bytes]) -> None:
+        """Takes a question."""
+        self._asked.append((rank, read(Question, json.loads(frames[0]))))
 
     def ask(self) -> None:
         """Asks the user the first question and sends what was typed; on the main thread.
@@ -161,22 +144,21 @@ class Answers:
             KeyboardInterrupt: the user pressed interrupt instead.
         """
         rank, question = self._asked.popleft()
-        read = getpass.getpass if question["secret"] else input
+        read = getpass.getpass if question.secret else input
         try:
             with let_through():
-                text = read(f"rank {rank} │ {question['prompt']}")
+                text = read(f"rank {rank} │ {question.prompt}")
         except (EOFError, OSError, RuntimeError) as error:  # a front end without input raises a RuntimeError
-            self._answer(rank, question, error=_NO_INPUT.format(error=error or type(error).__name__))
+            why = _NO_INPUT.format(error=error or type(error).__name__)
+            self._send(rank, InputAnswer(question.number, error=why))
         else:
-            self._answer(rank, question, text=text)
+            self._send(rank, InputAnswer(question.number, text))
 
     def refuse(self) -> None:
         """Answers all questions with an error: there is no user to ask."""
         while self._asked:
-            self._answer(*self._asked.popleft(), error=_NOBODY)
-
-    def _answer(self, rank: int, question: Mapping[str, Any], **answer: str) -> None:
-        self._send(rank, {"op": "answer", "number": question["number"], **answer})
+            rank, question = self._asked.popleft()
+            self._send(rank, InputAnswer(question.number, error=_NOBODY))
 
 
 class CommRelay:
@@ -186,10 +168,10 @@ class CommRelay:
     that a rank opens gets a proxy there, which passes messages on, both ways.
 
     Args:
-        send: sends a rank a message with data.
+        send: sends a rank a message.
     """
 
-    def __init__(self, send: Callable[[int, Mapping[str, Any], Sequence[bytes]], None]) -> None:
+    def __init__(self, send: Callable[[int, CommMessage], None]) -> None:
         self._send = send
 
     def take(self, rank: int, kind: str, frames: Sequence[bytes]) -> None:
@@ -220,9 +202,9 @@ class CommRelay:
         comm = importlib.import_module("ipykernel.comm").Comm(comm_id=comm_id, primary=False)
 
         def pass_on(message: Mapping[str, Any]) -> None:
-            told = {"type": message["header"]["msg_type"], "content": message["content"]}
-            buffers = [bytes(buffer) for buffer in message.get("buffers") or ()]
-            self._send(rank, {"op": "comm", **told, "metadata": message.get("metadata") or {}}, buffers)
+            buffers = tuple(bytes(buffer) for buffer in message.get("buffers") or ())
+            kind, metadata = message["header"]["msg_type"], message.get("metadata") or {}
+            self._send(rank, CommMessage(kind, message["content"], metadata, buffers))
 
         comm.on_msg(pass_on)
         comm.on_close(pass_on)

@@ -13,6 +13,7 @@ from ...errors import RankFailure
 from ...formatting import label_of
 from ...output.logs import CellOutputs
 from ...output.terminal import Line, TerminalText
+from ...protocol.messages import CellReport
 from . import failures as reports
 
 
@@ -113,14 +114,14 @@ class RankState:
     """The cell on one rank.
 
     Attributes:
-        report: the return value of `ddp_lab.engine.cells.cell.run`.
+        report: how the rank says that it ended.
         failure: why there will be no report.
         begun_s: when it began, in seconds on the monotonic clock; None if it has not.
         ended_s: when it ended, in seconds on the monotonic clock.
         shown: the text that it showed for the last expression's value.
     """
 
-    report: Mapping[str, Any] | None = None
+    report: CellReport | None = None
     failure: RankFailure | None = None
     begun_s: float | None = None
     ended_s: float = 0.0
@@ -138,9 +139,9 @@ class RankState:
             return "queued" if self.begun_s is None else "running"
         if self.report is None:
             return "failed"
-        if self.report["ok"]:
+        if self.report.ok:
             return "done"
-        return "interrupted" if self.report["name"] == reports.INTERRUPTED else "failed"
+        return "interrupted" if self.report.name == reports.INTERRUPTED else "failed"
 
 
 class RankStates:
@@ -200,7 +201,7 @@ class RankStates:
         for rank, state in self._states.items():
             if state.failure is not None:
                 found.append(state.failure)
-            elif state.report is not None and not state.report["ok"]:
+            elif state.report is not None and not state.report.ok:
                 made = reports.failure_of(rank, state.report)
                 found.append(
                     made if self._on_axis is None else replace(made, time_ns=self._on_axis(rank, made.time_ns))
@@ -224,13 +225,11 @@ class RankStates:
 
     def values(self) -> dict[int, Any]:
         """rank -> value, of the ranks that have reported."""
-        return {rank: _value_of(rank, state) for rank, state in self._states.items() if state.report is not None}
+        reports = {rank: state.report for rank, state in self._states.items() if state.report is not None}
+        return {rank: _value_of(rank, report, self._states[rank].shown) for rank, report in reports.items()}
 
 
-def _value_of(rank: int, state: RankState) -> Any:
-    report = state.report or {}
-    if report.get("blob") is not None:
-        return pickle.loads(report["blob"])
-    if not report.get("ok"):
-        return None
-    return RemoteValue(rank, str(report["kind"]), state.shown, str(report.get("unsent", "")))
+def _value_of(rank: int, report: CellReport, shown: str) -> Any:
+    if report.blob is not None:
+        return pickle.loads(report.blob)
+    return RemoteValue(rank, report.kind, shown, report.unsent) if report.ok else None

@@ -7,6 +7,7 @@ interrupts only while it sleeps; see [Note: interrupts of the client].
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections import deque
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from ...control.interrupts import held_back, let_through
-from ...control.records import CellText
 from ...diagnosis.calls import Diagnosis
 from ...errors import CellError, ClusterError, RankFailure
 from ...formatting import duration, enumeration, label_of
@@ -25,12 +25,12 @@ from ...output.display import RunView, write_line
 from ...output.logs import CellOutputs
 from ...output.throttle import in_turns
 from ...protocol.entry_points import CALL, RankFunction
+from ...protocol.messages import Cell, CellText, RequestFailure, report_of
 from ..processes.process_watch import ProcessWatch
 from ..session import Session
 from . import failures as reports
-from . import messages
 from .doctor import Watch
-from .messages import QUESTION, Answers
+from .messages import QUESTION, Answers, arguments
 from .packing import FunctionCall
 from .results import CellResult, CellStatus, RankStates, RemoteValue
 
@@ -165,7 +165,7 @@ class CellRun:
             view.show(self)
         self._check_ranks()
         self._session.cells.listen(self.cell_id, self._put)
-        self._session.cells.send(self.ranks, self._cell(), self._code)
+        self._session.cells.send(self.ranks, self._cell())
         ahead = self.waits_for
         if ahead:
             if view is None:
@@ -183,13 +183,16 @@ class CellRun:
                 f"{label_of(missing)} {have} failed or never started (`%cluster rejoin` starts new ones)"
             )
 
-    def _cell(self) -> dict[str, Any]:
-        options = self.options
+    def _cell(self) -> Cell:
+        options, code, call = self.options, self._code, self._call
         after = {run.cell_id: run.label for run in options.after if not run.done}
-        cell = {"id": self.cell_id, "label": self.label, "after": after}
-        cell["sources"] = self._call.sources if self._call else {}
-        args, kwargs = (self._call.args, {}) if self._call else (tuple(options.args), dict(options.kwargs))
-        return {**cell, "args": args, "kwargs": kwargs}
+        if not isinstance(code, RankFunction):
+            text = code if isinstance(code, CellText) else CellText(code)
+            return Cell(self.cell_id, self.label, text=text, after=after)
+        if call is None:  # push and pull also run after a failed cell
+            return Cell(self.cell_id, self.label, function=code, frames=arguments(options.args, options.kwargs))
+        frames = arguments(call.args, {})
+        return Cell(self.cell_id, self.label, function=code, after=after, sources=call.sources, frames=frames)
 
     def _put(self, rank: int, kind: str, frames: Sequence[bytes]) -> None:
         """On the wire's thread."""
@@ -465,23 +468,24 @@ class CellRun:
     def _take(self) -> None:
         while self._inbox:
             rank, kind, frames = self._inbox.popleft()
-            state, content = self._states[rank], messages.content(kind, frames)
+            state = self._states[rank]
             if kind == "begun":
                 state.begun_s = state.begun_s or time.monotonic()
                 if self._said_waits:
                     self._said_waits = False
                     self._board.announce(self.ranks, f"{self.label} is running …")
             elif kind == "reply":
-                state.ended_s = time.monotonic()
-                if "outside" not in content:
-                    state.report = content
+                state.ended_s, report = time.monotonic(), report_of(frames)
+                if not isinstance(report, RequestFailure):
+                    state.report = report
                 elif not state.ended:
-                    self._give_up(reports.outside(rank, **content["outside"]))
+                    self._give_up(reports.outside(rank, report))
                 self._session.members.note_end(rank, self.cell_id, state.word != "done")
             elif kind == QUESTION:
-                self._answers.take(rank, content)
+                self._answers.take(rank, frames)
             else:
                 self._outputs += 1
+                content = json.loads(frames[0])
                 self._states.take_output(rank, kind, content)
                 self._unshown.append((rank, kind, content))
 
@@ -552,7 +556,7 @@ class CellRun:
         for line in news.lines:
             self._board.announce(self.ranks, line, stays=True)
         if news.again:
-            self._session.cells.send(news.again, self._cell(), self._code)
+            self._session.cells.send(news.again, self._cell())
         for rank in news.lost:
             self._give_up(reports.unknown(rank, _RESULT_LOST))
             self._session.members.note_end(rank, self.cell_id, True)

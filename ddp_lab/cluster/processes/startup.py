@@ -28,6 +28,7 @@ from ... import machine
 from ...control.interrupts import held_back
 from ...errors import ClusterError
 from ...protocol.entry_points import RANK, RankFunction
+from ...protocol.messages import RequestFailure
 from ..cells.messages import CellMessages
 from .devices import Placement
 from .launchers import Controller, ForkServer, RankProcess, check_client, make_run_dir
@@ -479,10 +480,10 @@ class Processes:
         return {"connecting to the hosts": 0.02, _CONNECTING: 0.05}.get(doing, 0.9), doing
 
 
-def _failure(rank: int, error: Mapping[str, str], doing: str) -> str:
-    if error["name"] == ClusterError.__name__:  # which says what to do
-        return f"{doing} failed on rank {rank}: {error['message']}"
-    return f"{doing} failed on rank {rank}: {error['name']}: {error['message']}\n{error['traceback']}".rstrip()
+def _failure(rank: int, error: RequestFailure, doing: str) -> str:
+    if error.name == ClusterError.__name__:  # which says what to do
+        return f"{doing} failed on rank {rank}: {error.message}"
+    return f"{doing} failed on rank {rank}: {error.name}: {error.message}\n{error.traceback}".rstrip()
 
 
 @contextlib.contextmanager

@@ -21,13 +21,13 @@ from ...diagnosis.calls import with_places
 from ...diagnosis.hang_report import HangReport
 from ...diagnosis.rank_state import Examined
 from ...errors import DdpLabError
+from ...protocol.messages import SCRIPT, FindCallSite, plain
 from ..groups import registry
 from . import examine
 
 __all__ = ["serve_doctor"]
 
 _PORT = 25999  # torch's default
-_SCRIPT = "script"
 _EXAMINE, _ENTERED_AT = "ddp_lab_examine", "ddp_lab_entered_at"
 _FOUND = 200
 _TEMPLATE = """
@@ -65,15 +65,16 @@ def serve_doctor(port: int = _PORT, **options: Any) -> None:
         raise DdpLabError("there is no process group yet: call init_process_group before ddp_lab.serve_doctor")
     from torch._C._distributed_c10d import _register_handler  # type: ignore[attr-defined, unused-ignore]
 
-    main, began = threading.main_thread().ident or 0, (_SCRIPT, time.monotonic_ns())
+    main, began = threading.main_thread().ident or 0, (SCRIPT, time.monotonic_ns())
 
     def answer(request: Any, response: Any) -> None:
         registry.adopt()
-        _reply(response, {"state": "running", **examine.examine(main, _SCRIPT, began)})
+        _reply(response, {"state": "running", **examine.examine(main, SCRIPT, began)})
 
     def entered_at(request: Any, response: Any) -> None:
-        asked = {"group": request.get_param("group"), "number": request.get_param("number")}
-        _reply(response, examine.entered_at(asked))
+        asked = FindCallSite(request.get_param("group"), int(request.get_param("number")))
+        site = examine.find_call_site(asked)
+        _reply(response, plain(site) if site.file else {})
 
     _register_handler(_EXAMINE, answer)
     _register_handler(_ENTERED_AT, entered_at)

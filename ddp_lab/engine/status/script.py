@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...protocol.messages import SCRIPT, Examination, Examine, FindCallSite
 from ..groups import registry
 from ..telemetry import Telemetry
 from . import examine, flights
-
-_SCRIPT = "script"  # in the place of a cell's id
 
 
 def install(telemetry: Telemetry, folder: Path, rank: int, job: Mapping[str, Any]) -> Callable[[str], None]:
@@ -29,19 +28,19 @@ def install(telemetry: Telemetry, folder: Path, rank: int, job: Mapping[str, Any
         What to call when the script has failed, with how it did: from then on the rank says so.
     """
     flights.install(folder, smaller=False)
-    main, began, failed = threading.main_thread().ident or 0, (_SCRIPT, time.monotonic_ns()), [""]
+    main, began, failed = threading.main_thread().ident or 0, (SCRIPT, time.monotonic_ns()), [""]
 
-    def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(request: Examine) -> Examination:
         registry.adopt()
-        state = {"state": "lost" if failed[0] else "running", "why": failed[0]}
-        seen = examine.examine(main, _SCRIPT, began, whole=bool(request.get("whole")))
-        return {**state, "rank": rank, "pid": os.getpid(), "job": job, **seen}
+        seen = examine.examine(main, SCRIPT, began, whole=request.whole)
+        state = "lost" if failed[0] else "running"
+        return Examination(state, seen, why=failed[0], rank=rank, pid=os.getpid(), job=job)
 
     def fail(how: str) -> None:
         failed[0] = how
 
-    telemetry.on_control("examine", answer)
-    telemetry.on_control("entered_at", examine.entered_at)
+    telemetry.on_control(Examine, answer)
+    telemetry.on_control(FindCallSite, examine.find_call_site)
     return fail
 
 
