@@ -12,6 +12,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ..control.collectives import DEFAULT_BYTES
@@ -21,7 +22,6 @@ from ..control.wire import Wire
 from ..diagnosis.hang_report import HangReport
 from ..errors import ClusterError
 from ..formatting import enumeration, label_of
-from ..output.board import Board
 from ..output.display import RunView, kernel_shell, write_line
 from ..output.status_table import status_tables
 from ..protocol.entry_points import RankFunction
@@ -364,14 +364,11 @@ class Cluster:
     def run(
         self,
         code: str | CellText | Callable[..., Any] | RankFunction,
+        /,
         *args: Any,
         ranks: Iterable[int] | None = None,
         wait: bool = True,
         timeout: float | None = None,
-        label: str | None = None,
-        board: Board | None = None,
-        view: RunView | None = None,
-        tick: Callable[[], None] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Runs a cell, or calls a function, on ranks.
@@ -383,11 +380,9 @@ class Cluster:
             ranks: where; None for all.
             wait: False returns the `CellRun` at once.
             timeout: seconds after which the ranks are interrupted.
-            label: the cell's name in tracebacks, and in `results`.
-            board: shows the outputs; None for the one that fits this process.
-            view: with `wait=False`, shows the cell's progress; None: a widget in a notebook, nothing elsewhere.
-            tick: called from time to time while waiting.
-            kwargs: the function's keyword arguments.
+            kwargs: the function's keyword arguments, of any name but these three. With a text: ``label``, the cell's
+                name in tracebacks and in `results`; ``board``, which shows the outputs; ``view``, which shows the
+                progress with `wait=False`; ``tick``, called from time to time while waiting.
 
         Returns:
             `CellResult`; with `wait=False`, the `CellRun`.
@@ -395,20 +390,12 @@ class Cluster:
         Raises:
             CellError: it failed on a rank; ranks that waited for that rank were unblocked, and variables are kept.
             ClusterError: a rank is still running a cell, or the cluster is not running.
+            TypeError: the function can't be sent, or has a parameter of one of the three names, which was given.
         """
-        options = CellOptions(
-            label=label, args=args, kwargs=kwargs, board=board, timeout=timeout, hang_seconds=self.hang_seconds
-        )
-        return self._runner.run(
-            self.session,
-            code,
-            self._chosen(ranks),
-            options,
-            wait=wait,
-            view=view,
-            new_view=self._view_of_run,
-            tick=tick,
-        )
+        own = {name: value for name, value in (("ranks", ranks), ("timeout", timeout)) if value is not None}
+        options = CellOptions.of(code, args, kwargs, [*own, *([] if wait else ["wait"])])
+        options = replace(options, timeout=timeout, hang_seconds=self.hang_seconds)
+        return self._runner.run(self.session, code, self._chosen(ranks), options, wait, self._view_of_run)
 
     def interrupt(self, ranks: Iterable[int] | None = None) -> None:
         """Raises KeyboardInterrupt in the running cells, even inside a blocked collective; returns at once."""

@@ -18,7 +18,7 @@ from ..formatting import label_of
 from ..protocol.events import Batch
 from ..protocol.messages import DescribeRank, GetLastCell, LastCell, RankDescription
 from ..timeline.clocks import HostClocks
-from .cells.messages import CellMessages
+from .cells.front_end import CommRelay
 from .membership import Membership
 from .processes.host_processes import HostProcesses
 from .processes.startup import Processes, Progress, ignore
@@ -116,15 +116,6 @@ class Session:
         return _started(self._wire)
 
     @property
-    def cells(self) -> CellMessages:
-        """What sends cells over the wire.
-
-        Raises:
-            ClusterError: the cluster is still starting.
-        """
-        return _started(self.processes.messages)
-
-    @property
     def members(self) -> Membership:
         """Its ranks.
 
@@ -203,7 +194,8 @@ class Session:
         wire = self._wire = self._new_wire(self.processes.reach(progress))
         if self._config.hosts is not None:
             self.clocks = HostClocks(wire, self.processes.clocks, machine.host_clock(), self._timeline.set_status)
-        self.processes.messages = CellMessages(wire)
+        self.processes.wire = wire
+        CommRelay(wire)
         wire.on_batch(self._take_batch)
         wire.on_description(self._timeline.describe)
         wire.on_status(self._timeline.set_status)

@@ -280,12 +280,12 @@ class RankLink:
         if self.rank in self._session.members.lost():
             raise ClusterError(f"rank {self.rank} has failed (`%cluster rejoin` starts a new process for it)")
         name = f"debug-{uuid.uuid4().hex}"
-        self._session.cells.listen(name, self._take)
+        self._session.wire.listen(name, self._take)
         connections = self._session.wire.connections().get(self.rank, 0)
         answers = await self._request([self.rank], OpenDebugger(name, self._prefix), _OPEN_SECONDS)
         silent = DebuggerState("it does not respond")
         if problem := answers.errors.get(self.rank) or answers.get(self.rank, silent).problem:
-            self._session.cells.forget(name)
+            self._session.wire.unlisten(name)
             raise ClusterError(f"rank {self.rank} can't be debugged: {problem}")
         self._name, self._connections = name, connections
 
@@ -319,7 +319,7 @@ class RankLink:
     def give_up(self) -> None:
         """Answers what still waits, and tells the front end that nothing is stopped."""
         if self._name:
-            self._session.cells.forget(self._name)
+            self._session.wire.unlisten(self._name)
         self._name = ""
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():

@@ -6,9 +6,9 @@ The client sends with ``Wire.send`` and ``Wire.request``; a rank gives each type
 | message | sent by | answered by, with |
 |---|---|---|
 | ``Cell`` | ``cluster.cells.run`` | ``engine.cells.delivery``: outputs, then a ``CellReport`` or ``RequestFailure`` |
-| ``Call`` (of a function between cells) | ``cluster.cells.messages`` | the same |
-| ``CommMessage`` (of a widget) | ``cluster.cells.messages`` | ``engine.cells.delivery``: nothing |
-| ``InputAnswer`` (to a ``Question``) | ``cluster.cells.messages`` | ``engine.cells.stdin``: nothing |
+| ``Call`` (of a function between cells) | ``cluster.processes.startup`` | the same |
+| ``CommMessage`` (of a widget) | ``cluster.cells.front_end`` | ``engine.cells.delivery``: nothing |
+| ``InputAnswer`` (to a ``Question``) | ``cluster.cells.front_end`` | ``engine.cells.stdin``: nothing |
 | ``Interrupt``, ``Unblock``, ``PeerFailed`` | ``cluster.membership`` | ``engine.agent``: nothing but a ``Status`` |
 | ``Settle`` | ``cluster.membership`` | ``engine.agent``: ``Settled`` |
 | ``Ping`` | ``cluster.membership``, tuning | ``engine.agent``; in scripts ``engine.telemetry``: ``Activity`` |
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import functools
 import json
+import pickle
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -261,7 +262,7 @@ class Cell(Message):
         id: of the cell run; a rank refuses one that it has run.
         label: the cell's name in tracebacks, e.g. ``"%%distributed [3]"``.
         text: what to run; None: the function.
-        function: which the rank imports; its pickled arguments are in `frames`, see `arguments_in`.
+        function: which the rank imports; its pickled arguments are in `frames`, see `arguments`.
         after: id -> label of cells that may run before it. If one of them fails on a rank, this one is not run there.
         sources: file name -> text, for tracebacks of a function that was defined on the client.
         frames: see `function`.
@@ -274,6 +275,13 @@ class Cell(Message):
     after: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     frames: tuple[bytes, ...] = ()
+
+
+def arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, ...]:
+    """A function's arguments as a `Cell` or a `Call` has them in its frames."""
+    buffers: list[pickle.PickleBuffer] = []
+    called = pickle.dumps((tuple(args), dict(kwargs)), protocol=5, buffer_callback=buffers.append)
+    return called, *map(bytes, buffers)
 
 
 @dataclass(frozen=True)

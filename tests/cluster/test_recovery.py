@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from ddp_lab import CellError
-from ddp_lab.cluster.cells.messages import CellMessages
 from ddp_lab.cluster.cells.run import CellRun
+from ddp_lab.control.wire import Wire
 from ddp_lab.output.terminal import plain
 from ddp_lab.protocol.messages import Ping
 from tests import leftovers
@@ -227,7 +227,7 @@ def test_an_interrupt_as_the_cell_is_sent(steady: Lab) -> None:
     """An interrupt that comes when the cell has just been sent ends it on both ranks."""
 
     def press(frame: FrameType, event: str, argument: object) -> None:
-        if event == "return" and frame.f_code is CellMessages.send.__code__:
+        if event == "return" and frame.f_code is Wire.send.__code__:
             sys.setprofile(None)
             os.kill(os.getpid(), signal.SIGINT)
 

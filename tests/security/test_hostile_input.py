@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from ddp_lab import follow
 from ddp_lab.cli import main
 from ddp_lab.cluster.followed import _Connection
-from ddp_lab.control import wire_sockets
+from ddp_lab.control import wire as wires
 from ddp_lab.control.wire import JSON_FRAME, Wire
 from ddp_lab.dashboard.views import pictures
 from ddp_lab.dashboard.views.timeline_scene import find_step
@@ -310,7 +310,7 @@ def test_sizes_that_are_announced(tmp_path: Path) -> None:
     run, peak = _peak(lambda: read_run([path]))
     assert peak < 16 << 20
     assert "is damaged in one place (134,21" in run.damage[0]
-    assert journal.MOST_BYTES == wire_sockets.MAX_MESSAGE
+    assert journal.MOST_BYTES == wires.MAX_MESSAGE
     path = tmp_path / "rank0.journal"
     head = struct.pack("<4sIII", journal.pack([b""], 0)[:4], 9, 8 << 20, 0)
     path.write_bytes(_journal() + (head + struct.pack("<I", zlib.crc32(head))) * ((16 << 20) // 20))

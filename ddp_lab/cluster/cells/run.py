@@ -25,19 +25,20 @@ from ...output.display import RunView, write_line
 from ...output.logs import CellOutputs
 from ...output.throttle import in_turns
 from ...protocol.entry_points import CALL, RankFunction
-from ...protocol.messages import Cell, CellText, RequestFailure, report_of
+from ...protocol.messages import Cell, CellText, RequestFailure, arguments, report_of
 from ..processes.process_watch import ProcessWatch
 from ..session import Session
 from . import failures as reports
 from .doctor import Watch
-from .messages import QUESTION, Answers, arguments
-from .packing import FunctionCall
+from .front_end import QUESTION, Answers
+from .packing import FunctionCall, parameters_of
 from .results import CellResult, CellStatus, RemoteValue, value_of
 from .state import ANNOUNCE_S, GRACE_S, Action, Announce, Begin, CellState, Interrupt, Lose, Phase, TimeOut
 
 __all__ = ["CellOptions", "CellResult", "CellRun", "CellStatus", "CellText", "RankFunction", "RemoteValue"]
 
 _NEVER = float("inf")
+_OF_TEXTS = ("label", "board", "view", "tick")  # options that `Cluster.run` takes by keyword
 _FIRST_REFRESH_S = 0.04  # a short cell is shown once, complete
 _REFRESH_S = 0.08
 _REFRESH_SHARE = 5  # at most a sixth of the time is spent on showing
@@ -59,6 +60,8 @@ class CellOptions:
         args: arguments of the function, where a function is run.
         kwargs: its keyword arguments.
         board: shows the outputs; None for the one that fits this process.
+        view: shows its progress if it is not waited for; None: a widget in a notebook, nothing elsewhere.
+        tick: called from time to time while it is waited for.
         timeout: seconds after which the ranks are interrupted; None for no limit.
         hang_seconds: time without progress after which the cell reports the cause; None: it never does.
         after: cells sent before to some of the same ranks that may not have ended: this one waits for them.
@@ -69,9 +72,37 @@ class CellOptions:
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     board: Board | None = None
+    view: RunView | None = None
+    tick: Callable[[], None] | None = None
     timeout: float | None = None
     hang_seconds: float | None = None
     after: Sequence[CellRun] = ()
+
+    @classmethod
+    def of(cls, code: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: Sequence[str]) -> CellOptions:
+        """From the arguments of `Cluster.run`: of a function they are the function's, of a text ours.
+
+        Args:
+            code: what is run.
+            args: without names.
+            kwargs: with names that are not `Cluster.run`'s own.
+            given: which of its own were given.
+
+        Raises:
+            TypeError: a text has no such option, or the function has a parameter of such a name.
+        """
+        if isinstance(code, str | CellText | RankFunction):
+            unknown = [name for name in kwargs if name not in _OF_TEXTS]
+            if unknown:
+                raise TypeError(f"a cell's text has no argument {unknown[0]!r}: choose from {', '.join(_OF_TEXTS)}")
+            return cls(args=args, **kwargs)
+        taken = [name for name in given if name in parameters_of(code)]
+        if taken:
+            raise TypeError(
+                f"{taken[0]}= is both an argument of lab.run and a parameter of the function: fix the function's with "
+                f"functools.partial or a lambda, e.g. `lab.run(lambda: f({taken[0]}=...))`"
+            )
+        return cls(args=args, kwargs=kwargs)
 
 
 class CellRun:
@@ -151,8 +182,8 @@ class CellRun:
         if view is not None:
             self._view = _View(view, self)
         self._check_ranks()
-        self._session.cells.listen(self.cell_id, self._put)
-        self._session.cells.send(self.ranks, self._cell())
+        self._session.wire.listen(self.cell_id, self._put)
+        self._session.wire.send(self.ranks, self._cell())
         if ahead and view is None:
             self._screen.board.announce(self.ranks, reports.waiting(self.label, ahead))
         return self
@@ -433,7 +464,7 @@ class CellRun:
         if self._state.end(time.monotonic()):
             boxes = self._session.members.black_boxes
             self._cause = boxes.cause(self.failures, self.ranks, self._sent_ns)
-        self._session.cells.forget(self.cell_id)
+        self._session.wire.unlisten(self.cell_id)
         self._values()
 
     def _take(self) -> None:
@@ -517,7 +548,7 @@ class CellRun:
         for line in news.lines:
             self._announce(self.ranks, line, stays=True)
         if news.again:
-            self._session.cells.send(news.again, self._cell())
+            self._session.wire.send(news.again, self._cell())
         for rank in news.lost:
             self._give_up(reports.unknown(rank, _RESULT_LOST))
             self._session.members.note_end(rank, self.cell_id, True)

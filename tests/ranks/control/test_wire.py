@@ -276,11 +276,11 @@ def test_what_cells_say_is_bounded_without_a_client(ranks: Ranks, tmp_path: Path
     thread, _ = _in_background(ranks, 1, _says_much, endpoint, 200, str(done))
     wait_until(done.exists, "the rank has said everything")
     with Wire(str(tmp_path), keys) as wire:
-        wire.on_cell(lambda rank, cell, kind, frames: said.append((rank, cell, int(kind), len(frames[0]))))
-        wait_until(lambda: said and said[-1] == (0, "much", 199, 1 << 20), "the last of it")
+        wire.listen("much", lambda rank, kind, frames: said.append((rank, int(kind), len(frames[0]))))
+        wait_until(lambda: said and said[-1] == (0, 199, 1 << 20), "the last of it")
         wire.send([0], Leave())
         thread.join()
-    numbers = [number for _, _, number, _ in said]
+    numbers = [number for _, number, _ in said]
     assert numbers == sorted(numbers)
     assert 8 <= len(numbers) <= 64 + 8
     assert numbers[-7:] == list(range(193, 200))
