@@ -19,11 +19,12 @@ class Ranks(Protocol):
 
     timeline: Timeline
     name: str | None
-    link: CommModel | None
     training: TrainingControl
 
     @property
     def running(self) -> bool: ...
+    @property
+    def link(self) -> CommModel | None: ...
     @property
     def world_size(self) -> int: ...
     @property
