@@ -14,7 +14,7 @@ from pydantic import Field
 
 from ..cluster.cells.run import CellRun
 from ..cluster.cluster import Cluster
-from ..control.records import CellText, RankHealth
+from ..control.records import RankHealth
 from ..diagnosis.report import HangReport
 from ..errors import CellError, ClusterError
 from ..formatting import duration, enumeration, label_of
@@ -22,6 +22,7 @@ from ..output.board import Board
 from ..output.display import RunView
 from ..output.status_table import text_table
 from ..output.terminal import plain
+from ..protocol.messages import CellText
 from . import answers
 from .answers import Answer, CellOutcome, Hang, Status
 from .timeline_tools import models_of

@@ -10,39 +10,35 @@ import atexit
 import functools
 import itertools
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from ..control.collectives import DEFAULT_BYTES
-from ..control.records import CellText, RankHealth, RankRecord
+from ..control.records import RankHealth, RankRecord
 from ..control.training import TrainingControl
 from ..control.wire import Wire
 from ..diagnosis.report import HangReport
 from ..errors import ClusterError
 from ..formatting import enumeration, label_of
-from ..output.board import Board
 from ..output.display import RunView, kernel_shell, write_line
 from ..output.status_table import status_tables
 from ..protocol.entry_points import RankFunction
+from ..protocol.messages import CellText
 from ..timeline.timeline import Timeline
 from .cells import variables
 from .cells.run import CellOptions, CellResult
 from .config import ClusterConfig
+from .experiments import Experiments
 from .processes.hosts import parse_hosts
 from .processes.keeper import DetachedCluster, Keeper, detached_clusters, free_name
 from .processes.remote_launchers import Starting
 from .processes.startup import Progress, ignore
 from .runner import CellRunner, Runs
 from .session import MissedCell, Session
+from .views import Views
 
 if TYPE_CHECKING:
-    from ..dashboard.cluster_panel.panel import ClusterPanel
-    from ..dashboard.collectives import Collectives
-    from ..dashboard.dashboard import Dashboard
     from ..simulation.link_model import CommModel
-    from ..simulation.settings import Tuned
-    from ..timeline.what_if import WhatIf
 
 
 _P = ParamSpec("_P")
@@ -51,12 +47,12 @@ _running: list[Cluster] = []  # in this process, the current one at the end
 _numbers = itertools.count(1)  # of clusters without a name of their own
 
 
-def _of_training(method: Callable[Concatenate[TrainingControl, _P], _R]) -> Callable[Concatenate[Cluster, _P], _R]:
-    """A method of `Cluster.training`, as a method of the cluster."""
+def _of(part: str, method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Cluster, _P], _R]:
+    """A method of a part of the cluster, as a method of the cluster."""
 
     @functools.wraps(method)
     def forwarded(self: Cluster, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        return method(self.training, *args, **kwargs)
+        return method(getattr(self, part), *args, **kwargs)
 
     forwarded.__qualname__ = f"Cluster.{method.__name__}"
     return forwarded
@@ -97,7 +93,6 @@ class Cluster:
             `.status()`, `.wait()`, `.outputs()`, `.text(rank)`, `.interrupt()`, `.values`, `.failures`.
         timeline: `Timeline` of what the ranks record; it stays when the cluster stops.
         training: `TrainingControl`, which changes and inspects models while they train.
-        link: the `CommModel` that `measure_communication` has fitted; None before.
 
     Raises:
         ValueError: an argument is invalid here.
@@ -144,21 +139,19 @@ class Cluster:
 
     def _set_up(self, config: ClusterConfig, name: str | None) -> None:
         self._config = config
-        self._session: Session | None = None
-        self._started = False
+        self._life = _Life(self)
         self._runner = CellRunner(config.placement.world_size, shared=config.detach)
-        self._panel: ClusterPanel | None = None
+        self._views, self._experiments = Views(self), Experiments(self)
         self.name = name if name is not None or config.detach else _automatic_name()
         self.timeline = Timeline()
         self.training = TrainingControl(self)
-        self.link: CommModel | None = None
 
     # Life cycle
 
     @property
     def running(self) -> bool:
         """Whether it has been started and not stopped."""
-        return self._session is not None
+        return self._life.session is not None
 
     @property
     def world_size(self) -> int:
@@ -180,34 +173,34 @@ class Cluster:
             ClusterError: it, or another one of its name, is already running, or a rank failed to start; the message
                 contains the end of its log.
         """
-        if self._session is not None:
+        if self._life.session is not None:
             raise ClusterError("the cluster is already running")
-        self._check_only_one()
+        self._life.check_only_one()
         show = progress or ignore
         keeper = None
         if self._config.detach:
             self.name = self.name or free_name()
             keeper = Keeper.start(self.name, self.idle_timeout, self._config.placement.environment)
-        session = self._begin(keeper)
+        session = self._life.begin(keeper)
         try:
             session.open(show)
         except BaseException:
             self.stop()
             raise
         show(1.0, "ready")
-        self._is_up(session)
+        self._life.is_up(session)
         return self
 
     def stop(self) -> None:
         """Ends every process of the cluster and waits for them; no effect if it is stopped."""
-        session = self._session
+        session = self._life.session
         if session is None or session.owner != os.getpid():
             return
         self._runner.give_up("ended when the cluster was stopped")
         try:
             session.close()
         finally:
-            self._is_down()
+            self._life.is_down()
 
     def restart(self, progress: Progress | None = None) -> None:
         """Restarts every rank's process: variables are lost, process groups are new."""
@@ -238,7 +231,7 @@ class Cluster:
         Raises:
             ClusterError: a rank is still running a cell, or could not be started.
         """
-        return self.session.members.rejoin(replace=[] if not replace else self._chosen(replace))
+        return self.session.members.rejoin(replace=[] if not replace else _chosen(replace, self.world_size))
 
     def use(self) -> None:
         """Makes this the current cluster of the process: `%%distributed` cells without ``--cluster`` run on it.
@@ -275,17 +268,17 @@ class Cluster:
             cluster = cls.__new__(cls)
             cluster._set_up(ClusterConfig.noted(keeper.notes, keeper.idle_timeout), keeper.name)
             cluster.hang_seconds = keeper.notes["watch_seconds"]
-            cluster._check_only_one(detached=True)
+            cluster._life.check_only_one(detached=True)
         except BaseException:
             keeper.leave()
             raise
-        session = cluster._begin(keeper)
+        session = cluster._life.begin(keeper)
         try:
             session.open_again(keeper)
         except BaseException:
-            cluster._let_go("could not be attached to")
+            cluster._life.let_go("could not be attached to")
             raise
-        cluster._is_up(session)
+        cluster._life.is_up(session)
         return cluster
 
     find = attach
@@ -303,7 +296,7 @@ class Cluster:
         Raises:
             ClusterError: it is not running, or was not started with ``detach=True``.
         """
-        session = self._session
+        session = self._life.session
         if session is None:
             raise ClusterError("the cluster is not running")
         if session.processes.keeper is None:
@@ -311,42 +304,25 @@ class Cluster:
                 "only a cluster started with detach=True (`%cluster start --detach`) outlives this process"
             )
         if session.owner == os.getpid():
-            self._let_go(f"kept running without this process (`%cluster attach {self.name}` re-attaches)")
+            self._life.let_go(f"kept running without this process (`%cluster attach {self.name}` re-attaches)")
 
     @property
     def missed_cells(self) -> tuple[MissedCell, ...]:
         """The cells that ran while no client was attached, as they are now; empty unless `attach` made this object."""
-        return () if self._session is None else self._session.ask_missed()
+        return () if self._life.session is None else self._life.session.ask_missed()
 
     def successor(self) -> Cluster | None:
         """The cluster that this process uses now that this one is stopped; None if there is none."""
         return None if self.running else current_cluster()
 
-    def runs_on(self, hosts: str, n: int | None) -> bool:
-        """Whether its ranks are on these hosts, given as for the constructor."""
-        return self._config.hosts is not None and self._config.hosts.hosts == parse_hosts(hosts, n)
-
     def __repr__(self) -> str:
-        if self._session is None:
-            return f"<Cluster {self.name or ''!r}: {'stopped' if self._started else 'not started'}>"
-        ranks, device = label_of(range(self.world_size)), self._config.placement.devices[0].partition(":")[0]
-        return f"<Cluster {self.name!r}: {ranks}, {device}, {self._doing(self._session)}>"
-
-    def _doing(self, session: Session) -> str:
-        """What its ranks do, in words."""
-        if session.starting:
-            return "starting"
-        lost = session.members.lost()
-        if lost:
-            return f"{label_of(lost)} lost"
-        cells = [run.label for run in self.results.pending_cells(range(self.world_size))]
-        return f"running {enumeration(cells)}" if cells else "idle"
+        return f"<Cluster {self.name or ''!r}: {self._life.words()}>"
 
     def __enter__(self) -> Cluster:
         return self if self.running else self.start()
 
     def __exit__(self, *_: object) -> None:
-        self._at_exit()
+        self._life.at_exit()
 
     # Cells
 
@@ -356,6 +332,11 @@ class Cluster:
         return self._runner.results
 
     @property
+    def link(self) -> CommModel | None:
+        """The `CommModel` that `measure_communication` has fitted; None before."""
+        return self._experiments.link
+
+    @property
     def last_result(self) -> CellResult | None:
         """The result of the last cell that was waited for and did not fail."""
         return self._runner.last_result
@@ -363,14 +344,11 @@ class Cluster:
     def run(
         self,
         code: str | CellText | Callable[..., Any] | RankFunction,
+        /,
         *args: Any,
         ranks: Iterable[int] | None = None,
         wait: bool = True,
         timeout: float | None = None,
-        label: str | None = None,
-        board: Board | None = None,
-        view: RunView | None = None,
-        tick: Callable[[], None] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Runs a cell, or calls a function, on ranks.
@@ -382,11 +360,9 @@ class Cluster:
             ranks: where; None for all.
             wait: False returns the `CellRun` at once.
             timeout: seconds after which the ranks are interrupted.
-            label: the cell's name in tracebacks, and in `results`.
-            board: shows the outputs; None for the one that fits this process.
-            view: with `wait=False`, shows the cell's progress; None: a widget in a notebook, nothing elsewhere.
-            tick: called from time to time while waiting.
-            kwargs: the function's keyword arguments.
+            kwargs: the function's keyword arguments, of any name but these three. With a text: ``label``, the cell's
+                name in tracebacks and in `results`; ``board``, which shows the outputs; ``view``, which shows the
+                progress with `wait=False`; ``tick``, called from time to time while waiting.
 
         Returns:
             `CellResult`; with `wait=False`, the `CellRun`.
@@ -394,19 +370,13 @@ class Cluster:
         Raises:
             CellError: it failed on a rank; ranks that waited for that rank were unblocked, and variables are kept.
             ClusterError: a rank is still running a cell, or the cluster is not running.
+            TypeError: the function can't be sent, or has a parameter of one of the three names, which was given.
         """
-        options = CellOptions(
-            label=label, args=args, kwargs=kwargs, board=board, timeout=timeout, hang_seconds=self.hang_seconds
-        )
+        own = {name: value for name, value in (("ranks", ranks), ("timeout", timeout)) if value is not None}
+        options = CellOptions.of(code, args, kwargs, [*own, *([] if wait else ["wait"])])
+        options = replace(options, timeout=timeout, hang_seconds=self.hang_seconds)
         return self._runner.run(
-            self.session,
-            code,
-            self._chosen(ranks),
-            options,
-            wait=wait,
-            view=view,
-            new_view=self._view_of_run,
-            tick=tick,
+            self.session, code, _chosen(ranks, self.world_size), options, wait, self._life.view_of_run
         )
 
     def interrupt(self, ranks: Iterable[int] | None = None) -> None:
@@ -421,8 +391,8 @@ class Cluster:
         Raises:
             TypeError: a value can't be sent; the message names it and the part that can't be.
         """
-        chosen = self._chosen(ranks)
-        variables.push(self.run, mapping, chosen, self.far_ranks.intersection(chosen))
+        chosen = _chosen(ranks, self.world_size)
+        variables.push(self.run, mapping, chosen, self.session.processes.far_ranks.intersection(chosen))
 
     def pull(self, name: str, ranks: Iterable[int] | None = None) -> dict[int, Any]:
         """Returns rank -> value of a variable or expression (None: all ranks).
@@ -430,8 +400,8 @@ class Cluster:
         Tensors are copied to the host, as tensors if this process has imported torch, else as numpy arrays (bfloat16
         and float8 as float32). For a model or an optimizer, its `state_dict()` is returned.
         """
-        chosen = self._chosen(ranks)
-        return variables.pull(self.run, name, chosen, self.far_ranks.intersection(chosen))
+        chosen = _chosen(ranks, self.world_size)
+        return variables.pull(self.run, name, chosen, self.session.processes.far_ranks.intersection(chosen))
 
     # Inspection
 
@@ -459,7 +429,7 @@ class Cluster:
 
     def pids(self) -> dict[str, int]:
         """Name -> process id of every process of the cluster; empty when it is stopped."""
-        return {} if self._session is None else self._session.processes.pids
+        return {} if self._life.session is None else self._life.session.processes.pids
 
     def busy_ranks(self) -> set[int]:
         """Ranks that were sent a cell that has not ended."""
@@ -480,127 +450,39 @@ class Cluster:
         return dict(self.session.processes.engine_of_rank)
 
     @property
-    def far_ranks(self) -> frozenset[int]:
-        """Ranks of other hosts: large objects are sent to and from them in messages, not through shared memory."""
-        return self.session.processes.far_ranks
-
-    @property
     def wire(self) -> Wire:
         """The channel for events and control."""
         return self.session.wire
 
     # Training models
 
-    reconfigure = _of_training(TrainingControl.reconfigure)
-    before_after = _of_training(TrainingControl.before_after)
-    inject = _of_training(TrainingControl.inject)
-    faults = _of_training(TrainingControl.faults)
-    clear_faults = _of_training(TrainingControl.clear_faults)
-    breakpoints = _of_training(TrainingControl.breakpoints)
-    step_state = _of_training(TrainingControl.step_state)
-    wait_paused = _of_training(TrainingControl.wait_paused)
-    next_event = _of_training(TrainingControl.next_event)
-    next_bucket = _of_training(TrainingControl.next_bucket)
-    next_breakpoint = _of_training(TrainingControl.next_breakpoint)
-    resume = _of_training(TrainingControl.resume)
-    watch_gradients = _of_training(TrainingControl.watch_gradients)
-    watch_drift = _of_training(TrainingControl.watch_drift)
-    check_drift = _of_training(TrainingControl.check_drift)
-    monitoring = _of_training(TrainingControl.monitoring)
-
-    def measure_communication(self, sizes: Sequence[int] | None = None, repeats: int = 7) -> CommModel:
-        """Measures all-reduces on the ranks (about a second on 2 CPU ranks) and fits a model of the interconnect.
-
-        Args:
-            sizes: bytes of the buffers; None: 1 KiB to 16 MiB.
-            repeats: number of measurements of each size.
-        """
-        from ..control.tuning import measure_communication
-
-        self.link = measure_communication(self, sizes, repeats)
-        return self.link
-
-    def simulate(self, link: CommModel | None = None, *, model: int | None = None, **what: Any) -> WhatIf[Timeline]:
-        """Predicts the step of the model that trained last; see `Timeline.simulate`.
-
-        Args:
-            link: how long an all-reduce takes; None: as measured by `measure_communication`, which is called if it was
-                not.
-            model: which model; None for the most recently active.
-            what: see `Timeline.simulate`.
-        """
-        from ..timeline.what_if import what_if
-
-        if link is not None:
-            return what_if(self.timeline, link, model=model, **what)
-        own = self.link or self.measure_communication()
-        return what_if(self.timeline, own, recorded_link=own, model=model, **what)
-
-    def tune(
-        self,
-        step: str | None = None,
-        *,
-        model: int | None = None,
-        lossy: bool = False,
-        seconds: float = 300.0,
-        steps: int | None = None,
-        apply: bool = True,
-        tell: Callable[[str], object] | None = None,
-    ) -> Tuned:
-        """Searches for bucket size limits (and comm hooks) with which the model trains faster, and applies the best.
-
-        Candidates come from the simulator. They are A/B-tested against the current setting in alternating blocks of
-        training steps. The best one is applied if it is faster by its 95 % bound, else nothing is changed. After an
-        error, an interrupt, or if training ends too early, the model's original setting is restored.
-
-        The steps are either those of a cell that trains meanwhile (``%%distributed --no-wait``), or tune runs `step`
-        itself. Both are ordinary training steps and change the weights.
-
-        Args:
-            step: the code of one training step on each rank, such as ``"train_step()"``; None: a cell trains.
-            model: which model; None for the most recently active of those that exist.
-            lossy: whether to try also comm hooks that round gradients to 16 bits.
-            seconds: time limit.
-            steps: training steps per block; None: about 0.3 s of them.
-            apply: False: the model keeps its setting; the result says what is faster.
-            tell: called with a line on each round; None: the lines are printed to stderr.
-
-        Returns:
-            The result; printed, it shows what to write into the program.
-
-        Raises:
-            ClusterError: no model is training, or the ranks don't respond.
-            CellError: `step` failed.
-
-        Example:
-            >>> lab.tune("step()")  # where a cell has defined model and step
-        """
-        from ..control import tuning
-
-        return tuning.tune(
-            self,
-            step,
-            reducer=model,
-            steps=steps,
-            lossy=lossy,
-            seconds=seconds,
-            apply=apply,
-            tell=tell or (lambda line: print(line, file=sys.stderr)),
-        )
+    reconfigure = _of("training", TrainingControl.reconfigure)
+    before_after = _of("training", TrainingControl.before_after)
+    inject = _of("training", TrainingControl.inject)
+    faults = _of("training", TrainingControl.faults)
+    clear_faults = _of("training", TrainingControl.clear_faults)
+    breakpoints = _of("training", TrainingControl.breakpoints)
+    step_state = _of("training", TrainingControl.step_state)
+    wait_paused = _of("training", TrainingControl.wait_paused)
+    next_event = _of("training", TrainingControl.next_event)
+    next_bucket = _of("training", TrainingControl.next_bucket)
+    next_breakpoint = _of("training", TrainingControl.next_breakpoint)
+    resume = _of("training", TrainingControl.resume)
+    watch_gradients = _of("training", TrainingControl.watch_gradients)
+    watch_drift = _of("training", TrainingControl.watch_drift)
+    check_drift = _of("training", TrainingControl.check_drift)
+    monitoring = _of("training", TrainingControl.monitoring)
+    measure_communication = _of("_experiments", Experiments.measure_communication)
+    simulate = _of("_experiments", Experiments.simulate)
+    tune = _of("_experiments", Experiments.tune)
 
     # Widgets
 
-    def panel(self) -> ClusterPanel:
-        """Returns the widget that shows each rank live, with buttons to interrupt, rejoin and restart.
-
-        It shows state, device, memory, CPU and GPU use, newest step, and seconds since the rank was last heard from,
-        also while a cell runs. A cluster that is the last expression of a notebook's cell shows it.
-        """
-        from ..dashboard.cluster_panel.panel import ClusterPanel
-
-        if self._panel is None or self._panel.comm is None:  # it was closed
-            self._panel = ClusterPanel(self)
-        return self._panel
+    panel = _of("_views", Views.panel)
+    dashboard = _of("_views", Views.dashboard)
+    what_if = _of("_views", Views.what_if)
+    animate_collective = _of("_views", Views.animate_collective)
+    dashboard_means = _of("_views", Views.means)
 
     def _ipython_display_(self) -> None:
         """Shows the panel in a notebook, the table of `status` elsewhere."""
@@ -609,64 +491,6 @@ class Cluster:
             return
         text = status_tables(self.status())[0] if self.running else "The cluster is not running: `.start()` starts it."
         write_line("stdout", text)
-
-    def dashboard(self, *views: str) -> Dashboard:
-        """Returns a widget that shows the timeline live.
-
-        Args:
-            views: of ``"timeline"``, ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``, ``"findings"``,
-                ``"step"`` (through a backward), ``"fault_injection"``, ``"what_if"`` (sliders),
-                ``"gradients"``, ``"groups"`` (every collective) and ``"collectives"``; none: all.
-        """
-        from ..dashboard.dashboard import Dashboard
-
-        return Dashboard(self.timeline, views=views or None, **self.dashboard_means())
-
-    def what_if(self) -> Dashboard:
-        """Returns a widget that predicts the step for the values of its sliders, next to the recorded step.
-
-        Sliders: world size, bandwidth and latency of the interconnect, bucket size limit, "without the straggler".
-        "Run it" tests a bucket size limit against the current one on the training ranks and shows the prediction's
-        error.
-        """
-        return self.dashboard("what_if")
-
-    def animate_collective(
-        self, collective: str = "all_reduce", algorithm: str | None = None, *, bytes: int = DEFAULT_BYTES
-    ) -> Collectives:
-        """Runs a collective step by step on the ranks, and returns a widget that animates it.
-
-        The tensors are small and real: the numbers that arrived show which rank held which part after each step. Each
-        step is timed (median of five runs). The widget runs other collectives on demand.
-
-        Args:
-            collective: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"``, ``"broadcast"``, ``"reduce"``,
-                ``"gather"``, ``"scatter"`` or ``"all_to_all"``; the root is rank 0.
-            algorithm: ``"ring"``, ``"tree"``, ``"chain"``, ``"halving"``, ``"doubling"`` or ``"direct"``, where the
-                collective has it; None for its first one.
-            bytes: size of the buffer on each rank, up to 64 MiB; rounded up so that each part holds whole numbers.
-
-        Raises:
-            ValueError: there is no such algorithm, or it does not support this number of ranks.
-            ClusterError: the cluster is not running, a rank has failed, or the ranks are running a cell.
-
-        Example:
-            >>> lab.animate_collective("all_reduce", "ring", bytes=1_000_000)
-            >>> lab.animate_collective("broadcast", "tree").shown.table()
-        """
-        from ..control.collectives import run_collective
-        from ..dashboard.collectives import Collectives
-
-        shown = run_collective(self, collective, algorithm, bytes)
-        made = Collectives(self.timeline, **self.dashboard_means())
-        made.show(shown)
-        return made
-
-    def dashboard_means(self) -> dict[str, Any]:
-        """The questions that a dashboard can ask the ranks."""
-        from .views import dashboard_means
-
-        return dashboard_means(self)
 
     # Internals
 
@@ -677,76 +501,95 @@ class Cluster:
         Raises:
             ClusterError: the cluster is not running.
         """
-        if self._session is None:
+        if self._life.session is None:
             raise _does_not_run()
-        return self._session
+        return self._life.session
+
+
+class _Life:
+    """A cluster's session, from its start or from attaching to it, and its place among the clusters of this process."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.session: Session | None = None
+        self._started = False
+        self._cluster = cluster
 
     @property
-    def _attached(self) -> bool:
+    def attached(self) -> bool:
         """Whether it is running and outlives this process."""
-        return self._session is not None and self._session.processes.keeper is not None
+        return self.session is not None and self.session.processes.keeper is not None
 
-    def _check_only_one(self, detached: bool = False) -> None:
+    def check_only_one(self, detached: bool = False) -> None:
         """Refuses the name of another cluster of this process; a detached one may be attached here already."""
-        known = [one for one in _running if not (detached and one._attached)]
-        if any(one.name == self.name for one in known if one.name is not None):
+        name = self._cluster.name
+        known = [one for one in _running if not (detached and one._life.attached)]
+        if any(one.name == name for one in known if one.name is not None):
             raise ClusterError(
-                f"a cluster {self.name!r} is already running in this process: choose another name, or stop it first"
+                f"a cluster {name!r} is already running in this process: choose another name, or stop it first"
             )
 
-    def _begin(self, keeper: Keeper | None) -> Session:
-        notes = {"watch_seconds": self.hang_seconds}
-        session = Session(self._config, keeper, self.timeline, self.results.give_up, notes)
-        atexit.register(self._at_exit)
-        self._session, self._started = session, True
-        return session
+    def begin(self, keeper: Keeper | None) -> Session:
+        """Makes the session."""
+        cluster = self._cluster
+        notes = {"watch_seconds": cluster.hang_seconds}
+        self.session = Session(cluster._config, keeper, cluster.timeline, cluster.results.give_up, notes)
+        self._started = True
+        atexit.register(self.at_exit)
+        return self.session
 
-    def _is_up(self, session: Session) -> None:
+    def is_up(self, session: Session) -> None:
+        """Its ranks have joined."""
         if session.processes.keeper is not None:
-            session.processes.keeper.on_taken = self._taken
-        _running.append(self)
+            session.processes.keeper.on_taken = lambda by: self.let_go(f"was taken over by process {by}")
+        _running.append(self._cluster)
 
-    def _is_down(self) -> None:
-        self._session = None
-        atexit.unregister(self._at_exit)
-        if self in _running:
-            _running.remove(self)
+    def is_down(self) -> None:
+        """Its session has ended."""
+        self.session = None
+        atexit.unregister(self.at_exit)
+        if self._cluster in _running:
+            _running.remove(self._cluster)
 
-    def _at_exit(self) -> None:
-        if self._attached:
-            self.detach()
-        else:
-            self.stop()
+    def at_exit(self) -> None:
+        """The process, or a ``with`` block, ends."""
+        (self._cluster.detach if self.attached else self._cluster.stop)()
 
-    def _taken(self, by: int) -> None:
-        """On the keeper's reader thread: another client has the cluster now."""
-        self._let_go(f"was taken over by process {by}")
-
-    def _let_go(self, why: str) -> None:
-        session = self._session
-        self._is_down()
+    def let_go(self, why: str) -> None:
+        """Leaves a detached cluster, also on the keeper's reader thread."""
+        session = self.session
+        self.is_down()
         if session is not None:
             session.let_go(why)
 
-    def _view_of_run(self, waited: bool) -> RunView | None:
-        """The view of a cell's progress; for a cell that is waited for, on pages opened meanwhile."""
-        if kernel_shell() is None:
-            return None
-        from ..dashboard.background_cell import BackgroundCell
+    def words(self) -> str:
+        """Its ranks, and what they do."""
+        session, cluster = self.session, self._cluster
+        if session is None:
+            return "stopped" if self._started else "not started"
+        doing = "starting"
+        if not session.starting:
+            lost = session.members.lost()
+            cells = [run.label for run in cluster.results.pending_cells(range(cluster.world_size))]
+            doing = f"{label_of(lost)} lost" if lost else f"running {enumeration(cells)}" if cells else "idle"
+        device = cluster._config.placement.devices[0].partition(":")[0]
+        return f"{label_of(range(cluster.world_size))}, {device}, {doing}"
 
+    def view_of_run(self, waited: bool) -> RunView | None:
+        """A view of a cell's progress in the notebook."""
         after = "its ranks ended with it"
-        if self._attached:
-            after = f"its ranks keep running: `%cluster attach {self.name}` shows how it ended"
-        return BackgroundCell(self.timeline, after, waited)
+        if self.attached:
+            after = f"its ranks keep running: `%cluster attach {self._cluster.name}` shows how it ended"
+        return self._cluster._views.of_run(waited, after)
 
-    def _chosen(self, ranks: Iterable[int] | None) -> list[int]:
-        chosen = list(range(self.world_size)) if ranks is None else sorted(set(ranks))
-        for rank in chosen:
-            if not 0 <= rank < self.world_size:
-                raise ValueError(f"there is no rank {rank}: the cluster has ranks 0 to {self.world_size - 1}")
-        if not chosen:
-            raise ValueError("choose at least one rank")
-        return chosen
+
+def _chosen(ranks: Iterable[int] | None, world_size: int) -> list[int]:
+    chosen = list(range(world_size)) if ranks is None else sorted(set(ranks))
+    for rank in chosen:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"there is no rank {rank}: the cluster has ranks 0 to {world_size - 1}")
+    if not chosen:
+        raise ValueError("choose at least one rank")
+    return chosen
 
 
 def _does_not_run() -> ClusterError:
@@ -758,6 +601,12 @@ def _automatic_name() -> str:
     """``cluster-1``, ``cluster-2``, ...: a name that no running cluster of this process has."""
     taken = {one.name for one in _running}
     return next(name for number in _numbers if (name := f"cluster-{number}") not in taken)
+
+
+def runs_on(cluster: Cluster, hosts: str, n: int | None) -> bool:
+    """Whether its ranks are on these hosts, given as for the constructor."""
+    config = cluster._config
+    return config.hosts is not None and config.hosts.hosts == parse_hosts(hosts, n)
 
 
 def current_cluster() -> Cluster | None:

@@ -18,7 +18,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import machine
 from ..control.interrupts import held_back
@@ -30,6 +30,21 @@ from ..diagnosis.sources.cells import CellRanks
 from ..errors import ClusterError, FallbackWarning, RankFailure
 from ..formatting import exit_words, label_of
 from ..protocol import black_box
+from ..protocol.messages import (
+    Activity,
+    GetHealth,
+    Health,
+    Interrupt,
+    PeerFailed,
+    Ping,
+    Replies,
+    Request,
+    Settle,
+    Settled,
+    Status,
+    Unblock,
+    read,
+)
 from ..timeline.clocks import HostClocks
 from ..timeline.recorded.ends import cause_of
 from .cells.failures import LOST, is_communication
@@ -41,6 +56,8 @@ _MOMENT_SECONDS = 0.2
 _SILENCE_SECONDS = 5.0  # of a rank on a busy machine: one that has not answered then may be ended
 _END_SECONDS = 30.0
 _SILENT = "was unresponsive (a C call held the GIL, or the process was suspended) and was terminated"
+_SILENT_RANK = Health("silent", None)  # in the place of the answer of one that does not answer
+_R = TypeVar("_R")
 _FINISHED, _ENDED, _RUNNING = (
     ("finished", "finished the cell"),
     ("ended", "ended with the cell"),
@@ -133,7 +150,7 @@ class Membership:
         self._end(replace, "was terminated to be replaced")
         lost = self.lost()
         self._check_idle()
-        self._ask("settle")  # no thread of an earlier cell may shut the new groups down
+        self._ask(Settle())  # no thread of an earlier cell may shut the new groups down
         self.suspect = True  # until all have rejoined: an interrupt may come before
         try:
             if lost:
@@ -190,20 +207,20 @@ class Membership:
                 self.suspect = True
             if missing:
                 if first and failed and entered is not None:
-                    self._wire.send(missing, {"op": "behind", "cell": cell, "by": rank, "entered": dict(entered)})
+                    self._wire.send(missing, PeerFailed(cell, rank, entered))
                 return
             del self._open[cell], self._given[cell]
             if cell not in self._failed:
                 return
             del self._failed[cell]
-        self._wire.send(None, {"op": "settle", "cell": cell})
+        self._wire.send(None, Settle(cell))
 
     def interrupt(self, ranks: Iterable[int] | None = None, cell: str | None = None) -> None:
         """Makes ranks (None: all) end a cell (None: each they were sent), or not begin it; returns at once."""
         self.suspect = True
         with self._lock:
             cells = list(self._given) if cell is None else [cell]
-        self._wire.send(ranks, {"op": "interrupt", "cells": cells})
+        self._wire.send(ranks, Interrupt(cells))
 
     def busy(self) -> set[int]:
         """Living ranks that were sent a cell whose code has not ended, whether or not they have begun it."""
@@ -218,10 +235,9 @@ class Membership:
 
     def settle(self) -> None:
         """Tells the ranks that a cell has ended everywhere, and asks whether its groups are intact and in step."""
-        answers = self._ask("settle")
+        answers = self._ask(Settle())
         whole = len(answers) == self._world_size and all(
-            answer.get("whole") and answer.get("cell") is None and not answer.get("in_flight")
-            for answer in answers.values()
+            answer.whole and answer.cell is None and not answer.in_flight for answer in answers.values()
         )
         if whole and _equally_far(answers.values()):
             self.suspect = False
@@ -239,24 +255,24 @@ class Membership:
 
     def records(self) -> tuple[RankRecord, ...]:
         """Every rank as it is now."""
-        return self._records(self._ask("vitals"))
+        return self._records(self._ask(GetHealth()))
 
     def health(self, seconds: float) -> tuple[RankHealth, ...]:
         """The value of `Cluster.health`; waits `seconds` for answers at most."""
-        answers = self._ask("vitals", seconds)
+        answers = self._ask(GetHealth(), seconds)
         silence = self._wire.silence()
         return tuple(
-            RankHealth.of(record, answers.get(record.rank, {}), silence.get(record.rank))
+            RankHealth.of(record, answers.get(record.rank), silence.get(record.rank))
             for record in self._records(answers)
         )
 
-    def _records(self, answers: Mapping[int, Mapping[str, Any]]) -> tuple[RankRecord, ...]:
+    def _records(self, answers: Mapping[int, Health]) -> tuple[RankRecord, ...]:
         exits, pids = dict(self._processes.fork_server.exits), dict(self._processes.fork_server.pids)
         told = self._clocks.clocks() if self._clocks is not None else ()
         clocks = {rank: f"±{each.uncertain_ns / 1e6:.2f} ms" for each in told for rank in each.ranks}
         records = []
         for rank in range(self._world_size):
-            answer, known = answers.get(rank, {}), self._joined.get(rank, {})
+            answer, known = answers.get(rank, _SILENT_RANK), self._joined.get(rank, {})
             records.append(
                 RankRecord(
                     rank=rank,
@@ -265,12 +281,12 @@ class Membership:
                     host=known.get("host", ""),
                     device=known.get("device", ""),
                     backend=known.get("backend", ""),
-                    state="lost" if rank in exits else answer.get("state", "silent"),
-                    cell=answer.get("cell"),
+                    state="lost" if rank in exits else answer.state,
+                    cell=answer.cell,
                     exit_code=exits.get(rank),
                     clock=clocks.get(rank, ""),
-                    in_flight=in_flight_words(answer.get("in_flight") or {}),
-                    broken_by=answer.get("broken_by", ""),
+                    in_flight=in_flight_words(answer.in_flight),
+                    broken_by=answer.broken_by,
                 )
             )
         return tuple(records)
@@ -289,14 +305,14 @@ class Membership:
         pid = self._processes.fork_server.pids.get(rank)
         return pid is not None and rank not in self._processes.far_ranks and machine.stopped(pid)
 
-    def ask(self, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
+    def ask(self, ranks: Iterable[int]) -> Mapping[int, Activity]:
         """The immediate answers of these ranks to a ping."""
-        return self._wire.request(ranks, "ping", _MOMENT_SECONDS)
+        return self._wire.request(ranks, Ping(), _MOMENT_SECONDS)
 
     def end_silent(self, ranks: Iterable[int]) -> None:
         """Terminates those of these ranks that are unresponsive, which no interrupt reaches; not suspended ones."""
         living = [rank for rank in ranks if rank not in self.lost() and not self.is_stopped(rank)]
-        answers = self._wire.request(living, "ping", _SILENCE_SECONDS)
+        answers = self._wire.request(living, Ping(), _SILENCE_SECONDS)
         silent = {rank for rank in living if rank not in answers}
         # The connection is silent, not the rank: it may still run, and ends with its host if that stays unreachable.
         self._end(silent - self._processes.fork_server.unreachable(silent, _ANSWER_SECONDS), _SILENT)
@@ -321,8 +337,8 @@ class Membership:
         """
         begin = time.monotonic()
         while True:
-            answers = self._ask("ping")
-            busy = [rank for rank, answer in answers.items() if answer.get("cell") is not None]
+            answers = self._ask(Ping())
+            busy = [rank for rank, answer in answers.items() if answer.cell is not None]
             silent = [rank for rank in range(self._world_size) if rank not in answers and rank not in self.lost()]
             if not busy and not silent:
                 return
@@ -333,7 +349,7 @@ class Membership:
                     f"{label_of(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped (SIGSTOP): "
                     f"`kill -CONT {pids}` resumes {'it' if len(stopped) == 1 else 'them'}"
                 )
-            ending = not silent and all(answers[rank].get("state") != "running" for rank in busy)
+            ending = not silent and all(answers[rank].state != "running" for rank in busy)
             if time.monotonic() - begin > (_SILENCE_SECONDS if silent else _END_SECONDS if ending else _ANSWER_SECONDS):
                 cut_off = self._processes.fork_server.unreachable(silent, _ANSWER_SECONDS)
                 if cut_off:
@@ -351,10 +367,10 @@ class Membership:
                 )
             time.sleep(0.01)
 
-    def _ask(self, op: str, seconds: float = _ANSWER_SECONDS) -> dict[int, dict[str, Any]]:
+    def _ask(self, request: Request[_R], seconds: float = _ANSWER_SECONDS) -> Replies[_R]:
         lost = self.lost()
         living = [rank for rank in range(self._world_size) if rank not in lost]
-        return self._wire.request(living, op, seconds)
+        return self._wire.request(living, request, seconds)
 
     def _call(self, new: Iterable[int], progress: Progress) -> None:
         """Calls `ddp_lab.engine.rank.join` on new ranks and `rejoin` on the others, with what `prepare` said."""
@@ -395,26 +411,27 @@ class Membership:
 
     def _on_status(self, rank: int, status: Mapping[str, Any]) -> None:
         """On the wire's thread: when one rank is unblocked, all are, whichever group they wait on."""
-        if not status.get("whole", True):
+        said = read(Status, status, strict=False)
+        if not said.whole:
             self.suspect = True
-        cell = status.get("freed")
+        cell = said.unblocked
         if cell is not None:
             with self._lock:
                 new = cell not in self._told
                 self._told.add(cell)
                 culprit = self._failed.get(cell, rank)
             if new:
-                self._free(range(self._world_size), culprit, cell)
-        if status.get("ended"):  # after that: once all have ended, no group is shut down any more
-            ended, failed = status["ended"]
-            self.note_end(rank, ended, failed, status["entered"])
+                self._unblock(range(self._world_size), culprit, cell)
+        if said.ended is not None:  # after that: once all have ended, no group is shut down any more
+            ended, failed = said.ended
+            self.note_end(rank, ended, failed, said.entered)
 
     def _on_exit(self, rank: int) -> None:
         """On the fork server's reader thread: a rank's process has ended."""
         how = self.lost().get(rank) or self._ended.get(rank, "has ended")  # its successor may be on the way already
         self.suspect = True
         self._wire.forget([rank])
-        self._free((other for other in range(self._world_size) if other != rank), rank, None)
+        self._unblock((other for other in range(self._world_size) if other != rank), rank, None)
         with self._lock:
             cells = list(self._open)
         for cell in cells:
@@ -425,8 +442,8 @@ class Membership:
         if engine is not None:
             self._processes.unregister(engine)
 
-    def _free(self, ranks: Iterable[int], by: int, cell: str | None) -> None:
-        self._wire.send(ranks, {"op": "free", "by": by, "cell": cell})
+    def _unblock(self, ranks: Iterable[int], by: int, cell: str | None) -> None:
+        self._wire.send(ranks, Unblock(by, cell))
 
 
 def _c10d_backend(backend: str, device: str, hosts: Set[str]) -> str:
@@ -437,11 +454,11 @@ def _c10d_backend(backend: str, device: str, hosts: Set[str]) -> str:
     return "shm" if len(hosts) == 1 else "gloo"
 
 
-def _equally_far(answers: Iterable[Mapping[str, Any]]) -> bool:
+def _equally_far(answers: Iterable[Settled]) -> bool:
     """Whether all members of each group have entered the same number of collectives."""
     counts: dict[str, set[int]] = {}
     for answer in answers:
-        for name, count in answer["sequences"].items():
+        for name, count in answer.sequences.items():
             counts.setdefault(name, set()).add(count)
     return all(len(found) == 1 for found in counts.values())
 

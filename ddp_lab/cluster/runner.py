@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..control.interrupts import held_back
-from ..control.records import CellText
 from ..errors import CellError
 from ..output.board import SilentBoard, default_board
 from ..output.display import RunView
 from ..protocol.entry_points import RankFunction
+from ..protocol.messages import CellText
 from .cells.failures import replaced_text
 from .cells.run import CellOptions, CellResult, CellRun
 
@@ -96,25 +96,24 @@ class CellRunner:
         code: str | CellText | Callable[..., Any] | RankFunction,
         ranks: Sequence[int],
         options: CellOptions,
-        *,
         wait: bool,
-        view: RunView | None,
         new_view: Callable[[bool], RunView | None],
-        tick: Callable[[], None] | None,
     ) -> CellResult | CellRun:
         """See `Cluster.run`.
 
         Args:
             session: whose ranks.
+            code: what to run.
             ranks: which of them, checked.
             options: the cell's options.
+            wait: whether to wait for its end.
             new_view: makes the view of the cell's progress; its argument: whether the cell is waited for.
         """
         members = session.members
         idle = members.suspect  # then wait for the ranks
         replaced = members.ensure_whole()
         number = next(self._numbers)
-        name = code.name if isinstance(code, CellText) else options.label or ""
+        name, view = code.name if isinstance(code, CellText) else options.label or "", options.view
         board, label = options.board, options.label or f"cell {number}"
         if replaced:
             board = board or default_board(ranks)
@@ -136,7 +135,7 @@ class CellRunner:
             shown = isinstance(code, CellText) and not isinstance(board, SilentBoard)
             late = (lambda: new_view(True)) if shown else None
             try:
-                self.last_result = cell_run.wait(tick, late)
+                self.last_result = cell_run.wait(options.tick, late)
             except (CellError, KeyboardInterrupt):  # wait for the ranks too before reporting anything else
                 members.suspect = True
                 members.settle()

@@ -16,8 +16,9 @@ from ..control.wire import Wire
 from ..errors import ClusterError
 from ..formatting import label_of
 from ..protocol.events import Batch
+from ..protocol.messages import DescribeRank, GetLastCell, LastCell, RankDescription
 from ..timeline.clocks import HostClocks
-from .cells.messages import CellMessages
+from .cells.front_end import CommRelay
 from .membership import Membership
 from .processes.host_processes import HostProcesses
 from .processes.startup import Processes, Progress, ignore
@@ -95,7 +96,7 @@ class Session:
         hosts = config.hosts
         self.processes = Processes(config.placement, keeper) if hosts is None else HostProcesses(hosts)
         self.clocks: HostClocks | None = None
-        self.missed: dict[int, dict[str, Any]] = {}
+        self.missed: dict[int, RankDescription] = {}
         self._config, self._timeline, self._on_lost, self._notes = config, timeline, on_lost, notes
         self._wire: Wire | None = None
         self._members: Membership | None = None
@@ -113,15 +114,6 @@ class Session:
             ClusterError: the cluster is still starting.
         """
         return _started(self._wire)
-
-    @property
-    def cells(self) -> CellMessages:
-        """What sends cells over the wire.
-
-        Raises:
-            ClusterError: the cluster is still starting.
-        """
-        return _started(self.processes.messages)
 
     @property
     def members(self) -> Membership:
@@ -151,17 +143,19 @@ class Session:
         servers = self.processes.fork_server
         living = [rank for rank in servers.pids if rank not in servers.exits and not members.is_stopped(rank)]
         self.wire.wait_connected(living, _HELLO_SECONDS)
-        answers = self.wire.request(living, "introduce", _ANSWER_SECONDS)
-        told = {rank: answer for rank, answer in answers.items() if answer.get("cell")}
-        running = {rank: answer["cell"]["id"] for rank, answer in told.items() if answer["cell"]["ended"] is None}
+        answers = self.wire.request(living, DescribeRank(), _ANSWER_SECONDS)
+        last = {rank: answer.cell for rank, answer in answers.items() if answer.cell is not None}
+        running = {rank: cell.id for rank, cell in last.items() if cell.ended is None}
         members.adopt({int(rank): found for rank, found in joined.items()}, running)
-        self.missed = {rank: answer for rank, answer in told.items() if _is_news(answer, keeper.alone_since)}
+        news = [rank for rank, cell in last.items() if cell.ended is None or cell.ended >= keeper.alone_since]
+        self.missed = {rank: answers[rank] for rank in news}
 
     def ask_missed(self) -> tuple[MissedCell, ...]:
         """The cells that ran while no client was attached, as they are now, by each rank's answer on its last one."""
         if self.missed:
-            for rank, answer in self.wire.request(self.missed, "last_cell", _ANSWER_SECONDS).items():
-                if answer["cell"]["id"] == self.missed[rank]["cell"]["id"]:
+            for rank, answer in self.wire.request(self.missed, GetLastCell(), _ANSWER_SECONDS).items():
+                before = self.missed[rank].cell
+                if answer.cell is not None and before is not None and answer.cell.id == before.id:
                     self.missed[rank] = answer
         return _missed_cells(self.missed)
 
@@ -200,7 +194,8 @@ class Session:
         wire = self._wire = self._new_wire(self.processes.reach(progress))
         if self._config.hosts is not None:
             self.clocks = HostClocks(wire, self.processes.clocks, machine.host_clock(), self._timeline.set_status)
-        self.processes.messages = CellMessages(wire)
+        self.processes.wire = wire
+        CommRelay(wire)
         wire.on_batch(self._take_batch)
         wire.on_description(self._timeline.describe)
         wire.on_status(self._timeline.set_status)
@@ -237,27 +232,22 @@ def _started(part: _Part | None) -> _Part:
     return part
 
 
-def _is_news(answer: Mapping[str, Any], alone_since: float) -> bool:
-    """Whether a rank's last cell is running, or ended after the last client disconnected."""
-    return answer["cell"]["ended"] is None or bool(answer["cell"]["ended"] >= alone_since)
-
-
-def _missed_cells(told: Mapping[int, Mapping[str, Any]]) -> tuple[MissedCell, ...]:
-    cells: dict[str, list[int]] = {}
-    for rank, answer in sorted(told.items()):
-        cells.setdefault(answer["cell"]["id"], []).append(rank)
+def _missed_cells(described: Mapping[int, RankDescription]) -> tuple[MissedCell, ...]:
+    cells: dict[str, dict[int, LastCell]] = {}
+    for rank, answer in sorted(described.items()):
+        if answer.cell is not None:
+            cells.setdefault(answer.cell.id, {})[rank] = answer.cell
     made = []
-    for ranks in cells.values():
-        found = {rank: told[rank]["cell"] for rank in ranks}
-        ends = [cell["ended"] or told[rank]["now"] for rank, cell in found.items()]
+    for last in cells.values():
+        ends = [cell.ended or described[rank].now for rank, cell in last.items()]
         made.append(
             MissedCell(
-                label=found[ranks[0]]["label"],
-                ranks=tuple(ranks),
-                running=tuple(rank for rank, cell in found.items() if cell["ended"] is None),
-                errors={rank: cell["error"] for rank, cell in found.items() if cell["error"]},
-                seconds=max(ends) - min(cell["began"] for cell in found.values()),
-                text={rank: text for rank in ranks if (text := told[rank]["text"])},
+                label=next(iter(last.values())).label,
+                ranks=tuple(last),
+                running=tuple(rank for rank, cell in last.items() if cell.ended is None),
+                errors={rank: cell.error for rank, cell in last.items() if cell.error},
+                seconds=max(ends) - min(cell.began for cell in last.values()),
+                text={rank: described[rank].text for rank in last if described[rank].text},
             )
         )
     return tuple(made)

@@ -1,31 +1,13 @@
-"""Records of ranks, of cells for them, and of a model's state while it trains."""
+"""Records of ranks, and of a model's state while it trains."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..diagnosis.snapshot import BucketStage
+from ..protocol.messages import BucketStage, GpuUse, Health, Stage
 
-__all__ = ["BucketStage", "CellText", "RankHealth", "RankRecord", "Reconfigured", "StepState"]
-
-
-@dataclass(frozen=True)
-class CellText:
-    """A cell's text and its place in the notebook.
-
-    Attributes:
-        text: the text below the line of the magic.
-        first_line: line number of the text's first line in the cell, for tracebacks.
-        name: under which the cell's result is kept; "" for none.
-        above: the notebook's cell above the text, by which a debugger knows the cell; "" if unknown.
-    """
-
-    text: str
-    first_line: int = 1
-    name: str = ""
-    above: str = ""
+__all__ = ["BucketStage", "RankHealth", "RankRecord", "Reconfigured", "StepState"]
 
 
 @dataclass(frozen=True)
@@ -96,11 +78,13 @@ class RankHealth:
     gpu_percent: int | None = None
 
     @classmethod
-    def of(cls, record: RankRecord, answer: Mapping[str, Any], silent_seconds: float | None) -> RankHealth:
-        """From the rank's answer; empty if it did not answer."""
-        gpu = answer.get("gpu") or {}
-        of_gpu = (gpu.get(name) for name in ("used", "total", "percent"))
-        return cls(record, answer.get("label"), answer.get("seconds"), silent_seconds, record.in_flight, *of_gpu)
+    def of(cls, record: RankRecord, answer: Health | None, silent_seconds: float | None) -> RankHealth:
+        """From the rank's answer; None if it did not answer."""
+        if answer is None:
+            return cls(record, silent_seconds=silent_seconds, in_flight=record.in_flight)
+        gpu = answer.gpu or GpuUse(None, None, None)
+        more = (record.in_flight, gpu.used, gpu.total, gpu.percent)
+        return cls(record, answer.label, answer.seconds, silent_seconds, *more)
 
 
 @dataclass(frozen=True)
@@ -159,20 +143,20 @@ class StepState:
         return self.point is not None
 
     @classmethod
-    def of(cls, rank: int, reply: dict[str, Any]) -> StepState:
+    def of(cls, rank: int, stage: Stage) -> StepState:
         """From the rank's answer."""
-        paused = reply["paused"] or {}
+        paused = stage.paused
         return cls(
             rank=rank,
-            step=reply["step"],
-            generation=reply["generation"],
-            point=paused.get("point"),
-            parameter=paused.get("parameter"),
-            bucket=paused.get("bucket"),
-            since_ns=paused.get("since_ns", 0),
-            in_flight=reply["in_flight"],
-            finalizing=reply["finalizing"],
-            armed=reply["armed"],
-            ended=reply["ended"],
-            buckets=tuple(BucketStage(**{**one, "missing": tuple(one["missing"])}) for one in reply["buckets"]),
+            step=stage.step,
+            generation=stage.generation,
+            point=paused.point if paused is not None else None,
+            parameter=paused.parameter if paused is not None else None,
+            bucket=paused.bucket if paused is not None else None,
+            since_ns=paused.since_ns if paused is not None else 0,
+            in_flight=stage.in_flight,
+            finalizing=stage.finalizing,
+            armed=stage.armed,
+            ended=stage.ended,
+            buckets=stage.buckets,
         )

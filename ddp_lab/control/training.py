@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..analysis.comparison import BeforeAfter, before_after
 from ..errors import ClusterError
 from ..faults import Fault
 from ..output.board import SilentBoard
-from ..protocol import commands
-from ..protocol.commands import Command
+from ..protocol import messages
 from ..protocol.entry_points import CHECK_DRIFT
+from ..protocol.messages import ChangeState, ModelRequest
 from ..timeline.changes import last_change
 from ..timeline.judged_steps import ANALYSED_STEPS
 from ..timeline.records import DriftRecord
 from .records import Reconfigured, StepState
 
 if TYPE_CHECKING:
+    from ..protocol.messages import Replies
     from ..timeline.timeline import Timeline
     from .wire import Wire
 
 
+_R = TypeVar("_R")
 _ANSWER_SECONDS = 5.0
 _LOOK_SECONDS = 0.02
 
@@ -94,7 +96,7 @@ class TrainingControl:
             ClusterError: the ranks refuse (the message says why), or the model did not train two steps within
                 `timeout`: then nothing is changed, unless the message says otherwise.
         """
-        change = commands.Change(
+        change = messages.Change(
             bucket_cap_mb,
             first_bucket_mb,
             None if bucket_cap_mb_list is None else list(bucket_cap_mb_list),
@@ -104,16 +106,16 @@ class TrainingControl:
         return self.apply(self.model(model), change, timeout)
 
     def apply(
-        self, number: int, asked: commands.Change, timeout: float, trains: Callable[[], bool] = lambda: True
+        self, number: int, asked: messages.Change, timeout: float, trains: Callable[[], bool] = lambda: True
     ) -> Reconfigured:
         """See `reconfigure`; also gives up when `trains()`, which is called repeatedly, returns False."""
         ranks = list(self.timeline.assignment(number)["group_ranks"])
         name = uuid.uuid4().hex
-        self.ask(number, ranks, commands.CheckChange(asked))
+        self.ask(number, ranks, messages.CheckChange(asked))
         # See [Note: a change while training runs] on the rank side for why rank 0 comes last.
         try:
-            self.ask(number, ranks[1:], commands.PrepareChange(name, asked))
-            self.ask(number, ranks[:1], commands.PrepareChange(name, asked))
+            self.ask(number, ranks[1:], messages.PrepareChange(name, asked))
+            self.ask(number, ranks[:1], messages.PrepareChange(name, asked))
             done = self._wait_applied(number, ranks, name, time.monotonic() + timeout, trains)
         except ClusterError as error:
             if not self._withdraw(number, ranks, name):
@@ -125,19 +127,18 @@ class TrainingControl:
             self._withdraw(number, ranks, name)
             raise
         first = done[ranks[0]]
-        self._wait_described(number, first["generation"])
-        return Reconfigured(
-            number, first["step"], first["generation"], {k: v for k, v in asdict(asked).items() if v is not None}
-        )
+        self._wait_described(number, first.generation)
+        given = {name: value for name, value in asdict(asked).items() if value is not None}
+        return Reconfigured(number, first.step, first.generation, given)
 
     def _wait_applied(
         self, reducer: int, ranks: list[int], name: str, deadline: float, trains: Callable[[], bool]
-    ) -> dict[int, dict[str, Any]]:
+    ) -> Mapping[int, ChangeState]:
         while True:
-            found = self.ask(reducer, ranks, commands.TellChange(name))
-            states = {answer["state"] for answer in found.values()}
+            found = self.ask(reducer, ranks, messages.GetChange(name))
+            states = {answer.state for answer in found.values()}
             if states == {"applied"}:
-                after = {rank: answer["after"] for rank, answer in found.items()}
+                after = {rank: answer.after for rank, answer in found.items()}
                 if len(set(after.values())) > 1:
                     words = f"The ranks applied the change after different backwards ({after})"
                     raise ClusterError(f"{words}: make sure that all ranks train the same steps.")
@@ -161,8 +162,8 @@ class TrainingControl:
     def _withdraw(self, reducer: int, ranks: list[int], name: str) -> bool:
         """Withdraws a change, first on the rank that decides; returns False if it is too late."""
         for some in (ranks[:1], ranks[1:]):
-            answers = self.answers(reducer, some, commands.WithdrawChange(name))
-            if any(answer.get("withdrawn") is False for answer in answers.values()):
+            answers = self.answers(reducer, some, messages.WithdrawChange(name))
+            if any(not answer.withdrawn for answer in answers.values()):
                 return False
         return True
 
@@ -208,13 +209,13 @@ class TrainingControl:
             ClusterError: its rank refuses it, or does not respond.
         """
         fault.check()
-        answer = self.ask(self.model(model), [fault.rank], commands.InjectFault(fault))
-        return int(answer[fault.rank]["number"])
+        answer = self.ask(self.model(model), [fault.rank], messages.InjectFault(fault))
+        return int(answer[fault.rank].number or 0)
 
     def faults(self) -> dict[int, list[dict[str, Any]]]:
         """rank -> its faults: the fields of each, its ``number``, and whether it has ``begun``."""
-        answers = self._request(None, commands.TellFaults())
-        return {rank: answer["faults"] for rank, answer in sorted(answers.items()) if answer.get("faults")}
+        answers = self.owner.wire.request(None, messages.GetFaults(), _ANSWER_SECONDS)
+        return {rank: [dict(one) for one in answer.faults] for rank, answer in sorted(answers.items()) if answer.faults}
 
     def clear_faults(self, rank: int | None = None, number: int | None = None) -> None:
         """Ends faults before the next forward: one of a rank, all of a rank, or all.
@@ -225,7 +226,8 @@ class TrainingControl:
         """
         if number is not None and rank is None:
             raise ValueError("fault numbers are per rank: pass rank= as well")
-        self._request(None if rank is None else [rank], commands.ClearFaults(number))
+        ranks = None if rank is None else [rank]
+        self.owner.wire.request(ranks, messages.ClearFaults(number), _ANSWER_SECONDS)
 
     # -- pauses
 
@@ -254,13 +256,13 @@ class TrainingControl:
         """
         number = self.model(model)
         chosen = self.ranks_of(number) if ranks is None else sorted(set(ranks))
-        self._request(None, commands.HoldTimeouts())
-        self.ask(number, chosen, commands.SetBreakpoints(points, parameters, buckets))
+        self.owner.wire.request(None, messages.HoldTimeouts(), _ANSWER_SECONDS)
+        self.ask(number, chosen, messages.SetBreakpoints(points, parameters, buckets))
 
     def step_state(self, model: int | None = None) -> dict[int, StepState]:
         """rank -> the state of its backward and of each bucket now; also while it is paused."""
         number = self.model(model)
-        answers = self.ask(number, self.ranks_of(number), commands.TellStage())
+        answers = self.ask(number, self.ranks_of(number), messages.GetStage())
         return {rank: StepState.of(rank, answer) for rank, answer in sorted(answers.items())}
 
     def wait_paused(
@@ -301,7 +303,7 @@ class TrainingControl:
 
     def resume(self) -> None:
         """Removes all breakpoints: paused ranks continue, and train at full speed."""
-        self._request(None, commands.Resume())
+        self.owner.wire.request(None, messages.Resume(), _ANSWER_SECONDS)
 
     def _go_on(
         self, until: str, ranks: Iterable[int] | None, timeout: float, reducer: int | None
@@ -311,7 +313,7 @@ class TrainingControl:
         paused = [rank for rank, state in states.items() if state.paused and (ranks is None or rank in set(ranks))]
         if not paused:
             return states
-        self.ask(number, paused, commands.GoOn(until))
+        self.ask(number, paused, messages.Continue(until))
         return self.wait_paused(paused, timeout, number)
 
     # -- monitoring; none of it runs unless requested
@@ -330,7 +332,7 @@ class TrainingControl:
         Raises:
             ClusterError: a rank refuses, or does not respond.
         """
-        self._look(model, commands.Look(gradients=every))
+        self._look(model, messages.MonitoringRequest(gradients=every))
 
     def watch_drift(self, every: int = 100, model: int | None = None) -> None:
         """Compares parameters and buffers of all ranks before every `every`-th step; works while a cell trains.
@@ -345,7 +347,7 @@ class TrainingControl:
         Raises:
             ClusterError: a rank refuses, or does not respond.
         """
-        self._look(model, commands.Look(drift=every))
+        self._look(model, messages.MonitoringRequest(drift=every))
 
     def check_drift(self, model: int | None = None, timeout: float = 30.0) -> DriftRecord:
         """Compares parameters and buffers of all ranks now: between two steps while they train, else at once.
@@ -362,7 +364,7 @@ class TrainingControl:
         before = self.timeline.inspection_count(number)
         deadline = time.monotonic() + timeout
         if self.owner.run is None or self.owner.busy_ranks() & set(ranks):
-            self._look(number, commands.Look(check=True))
+            self._look(number, messages.MonitoringRequest(check=True))
         else:
             own = {str(rank): of_rank for rank, of_rank in self.timeline.own_numbers(number).items()}
             self.owner.run(CHECK_DRIFT, own, ranks=ranks, label="check drift", board=SilentBoard())
@@ -378,15 +380,15 @@ class TrainingControl:
         """The active monitoring: ``gradients`` and ``drift`` (interval in steps; 0: off), ``pending`` requests."""
         number = self.model(model)
         first = self.ranks_of(number)[0]
-        return {name: int(value) for name, value in self.ask(number, [first], commands.TellLooks())[first].items()}
+        return asdict(self.ask(number, [first], messages.GetMonitoring())[first])
 
-    def _look(self, reducer: int | None, wanted: commands.Look) -> None:
+    def _look(self, reducer: int | None, wanted: messages.MonitoringRequest) -> None:
         number = self.model(reducer)
         ranks = self.ranks_of(number)
         name = uuid.uuid4().hex
         # See [Note: a change while training runs] on the rank side for why rank 0 comes last.
         for some in (ranks[1:], ranks[:1]):
-            self.ask(number, some, commands.PrepareLook(name, wanted))
+            self.ask(number, some, messages.PrepareMonitoring(name, wanted))
 
     # -- the ranks
 
@@ -410,22 +412,19 @@ class TrainingControl:
         """The ranks that train a model."""
         return list(self.timeline.assignment(model)["group_ranks"])
 
-    def _request(self, ranks: Sequence[int] | None, command: Command, **more: Any) -> dict[int, dict[str, Any]]:
-        return self.owner.wire.request(ranks, "live", _ANSWER_SECONDS, **commands.to_json(command), **more)
+    def answers(self, model: int, ranks: Sequence[int], request: ModelRequest[_R]) -> Replies[_R]:
+        """The answers of these ranks, of those that answer, to a request about this model."""
+        request = replace(request, reducers=dict(self.timeline.own_numbers(model)))
+        return self.owner.wire.request(ranks, request, _ANSWER_SECONDS)
 
-    def answers(self, model: int, ranks: Sequence[int], command: Command) -> dict[int, dict[str, Any]]:
-        """The answers of these ranks, of those that answer, to a command about this model."""
-        own = {str(rank): number for rank, number in self.timeline.own_numbers(model).items()}
-        return self._request(ranks, command, reducers=own)
-
-    def ask(self, model: int, ranks: Sequence[int], command: Command) -> dict[int, dict[str, Any]]:
+    def ask(self, model: int, ranks: Sequence[int], request: ModelRequest[_R]) -> Replies[_R]:
         """Like `answers`; raises `ClusterError` if one does not answer, or answers with an error."""
-        answers = self.answers(model, ranks, command)
+        answers = self.answers(model, ranks, request)
         for rank in sorted(ranks):
+            if rank in answers.errors:
+                raise ClusterError(f"rank {rank} refused: {answers.errors[rank]}")
             if rank not in answers:
                 raise ClusterError(
                     f"rank {rank} does not respond: check with `status()` whether its process is still running"
                 )
-            if "error" in answers[rank]:
-                raise ClusterError(f"rank {rank} refused: {answers[rank]['error']}")
         return answers

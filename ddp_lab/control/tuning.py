@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ClusterError
 from ..output.board import SilentBoard
 from ..protocol.entry_points import MEASURE_LINK
+from ..protocol.messages import CellText, Ping
 from ..simulation.calibration import Measured, anchored, calibrated
 from ..simulation.link_model import LANES, CommModel
 from ..simulation.race import Confirmation, Race
@@ -24,7 +25,6 @@ from ..simulation.settings import HOOKS, Setting, Tried, Tuned, candidates, spre
 from ..simulation.simulator import simulate_many
 from ..simulation.workload import Workload
 from ..timeline.what_if import fit_link, workload
-from .records import CellText
 from .turns import CellTurns, LiveTurns, TrainingEnded
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def _wait_first_steps(control: TrainingControl, reducer: int | None, seconds: fl
     while _recorded(control, reducer) < wanted:
         if time.monotonic() > asked:
             asked += 1.0
-            answers = control.owner.wire.request(None, "ping", 5.0)
-            if not any(answer.get("cell", "") is not None for answer in answers.values()):
+            answers = control.owner.wire.request(None, Ping(), 5.0)
+            if not any(answer.cell is not None for answer in answers.values()):
                 raise ClusterError(
                     "no model is training: start the training cell with `%%distributed --no-wait` and call tune() "
                     'while it runs, or pass the code of one training step: tune("step()")'

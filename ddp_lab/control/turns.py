@@ -11,11 +11,10 @@ import numpy.typing as npt
 
 from ..errors import CellError, ClusterError
 from ..output.board import SilentBoard
-from ..protocol.commands import Change, CheckChange, PrepareChange
 from ..protocol.entry_points import APPLY_CHANGE
+from ..protocol.messages import CellText, Change, CheckChange, Ping, PrepareChange
 from ..simulation.settings import Setting
 from ..timeline.tables.step_table import STEP_FIELDS
-from .records import CellText
 
 if TYPE_CHECKING:
     from ..timeline.model import TimelineModel
@@ -75,8 +74,7 @@ class Turns:
         if not change:
             return ""
         answers = self.control.answers(self.reducer, self.ranks, CheckChange(Change(**change)))
-        said = [str(answers[rank]["error"]) for rank in sorted(answers) if "error" in answers[rank]]
-        return said[0] if said else ""
+        return answers.errors[min(answers.errors)] if answers.errors else ""
 
     def _change(self, setting: Setting) -> dict[str, Any]:
         """The change that leads to a setting from the current one."""
@@ -237,8 +235,8 @@ class LiveTurns(Turns):
         """Whether a rank of the model runs a program or a cell, or is about to."""
         if not self.control.owner.busy_ranks().isdisjoint(self.ranks):
             return True
-        answers = self.control.owner.wire.request(self.ranks, "ping", _ANSWER_SECONDS)
-        return any(answer.get("cell", "") is not None for answer in answers.values())
+        answers = self.control.owner.wire.request(self.ranks, Ping(), _ANSWER_SECONDS)
+        return any(answer.cell is not None for answer in answers.values())
 
     def _trains(self) -> bool:
         """Whether the model keeps training, as far as known; called repeatedly, it asks the ranks when no step arrives.

@@ -11,30 +11,38 @@ main thread takes the lock with interrupts held back, see [Note: interrupts of t
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import json
 import logging
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import zmq
+from zmq.utils import z85
 
 from ..errors import ClusterError
 from ..printable import Dropped
 from ..protocol import descriptions, events
+from ..protocol.messages import GetTime, Message, Replies, Request, encode
 from .interrupts import held_back
-from .wire_sockets import WireSockets
 
 JSON_FRAME = b"j"  # first frame of a data message that is not an event batch: the second is JSON
 WAITING_CONTROL = 64  # control messages kept for a rank that has not said hello
+DATA_QUEUE = 128  # messages of one rank queued here (75 MB at most), before that rank's own queue fills
+_HANDSHAKE_MS = 3_000  # until a silent connection is closed, so that no stranger can use up this process's descriptors
+MAX_MESSAGE = 64 << 20  # bytes; ranks send far smaller batches
 _TAKE = 64  # messages of one socket before the others are checked
 _MARKERS = 256  # ends of cells remembered per rank
 
 _log = logging.getLogger(__name__)
+_R = TypeVar("_R")
+Listener = Callable[[int, str, list[bytes]], object]
 
 
 @dataclass(frozen=True)
@@ -54,15 +62,6 @@ class WireStatistics:
     bytes: int = 0
 
 
-class _Request:
-    """Replies to one control request, as they arrive."""
-
-    def __init__(self, ranks: Iterable[int]) -> None:
-        self.missing = set(ranks)
-        self.replies: dict[int, dict[str, Any]] = {}
-        self.received_ns: dict[int, int] = {}
-
-
 class Wire:
     """Receives what the ranks publish and sends them control messages.
 
@@ -80,7 +79,7 @@ class Wire:
         self._on_batch: list[Callable[[events.Batch], object]] = []
         self._on_description: list[Callable[[int, dict[str, Any]], object]] = []
         self._on_status: list[Callable[[int, dict[str, Any]], object]] = []
-        self._on_cell: list[Callable[[int, str, str, list[bytes]], object]] = []
+        self._listeners: dict[str, Listener] = {}  # by cell; the receiver thread only reads it
         self._statistics: dict[int, WireStatistics] = {}
         self._markers: dict[int, deque[str]] = {}
         self._peers: dict[int, bytes] = {}  # rank -> routing id, since its hello
@@ -88,13 +87,13 @@ class Wire:
         self._heard: dict[int, float] = {}  # rank -> when its last message arrived, in seconds; the receiver thread's
         self._waiting: dict[int, deque[list[bytes]]] = {}  # for ranks that have not said hello
         self._outgoing: deque[tuple[int, list[bytes]]] = deque()
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, Replies[Any]] = {}
         self._ids = itertools.count(1)
         self._error: Exception | None = None
         self._dropped = Dropped()
         self._closing = False
         self._linger = 0.0
-        self._sockets = WireSockets(address, keys)
+        self._sockets = _Sockets(address, keys)
         self._thread = threading.Thread(target=self._run, name="ddp_lab-wire", daemon=True)
         self._thread.start()
 
@@ -126,9 +125,20 @@ class Wire:
         """Calls `handler(rank, status)` for every status that a rank sends."""
         self._on_status.append(handler)
 
-    def on_cell(self, handler: Callable[[int, str, str, list[bytes]], object]) -> None:
-        """Calls `handler(rank, cell, kind, frames)` for what a rank says of a cell, in the rank's order."""
-        self._on_cell.append(handler)
+    def listen(self, cell: str, listener: Listener) -> None:
+        """From now on calls `listener(rank, kind, frames)`, on the receiver thread, for what ranks say of a cell.
+
+        Args:
+            cell: the id of a cell run, a call or a debugger; "" for the messages of widgets.
+            listener: called in each rank's order; see [Note: one wire].
+        """
+        with held_back():
+            self._listeners[cell] = listener
+
+    def unlisten(self, cell: str) -> None:
+        """Drops what ranks still say of a cell."""
+        with held_back():
+            self._listeners.pop(cell, None)
 
     def connected(self) -> set[int]:
         """The ranks that have said hello."""
@@ -156,16 +166,17 @@ class Wire:
                 self._waiting.pop(rank, None)
             self._outgoing = deque((rank, payload) for rank, payload in self._outgoing if rank not in ended)
 
-    def send(self, ranks: Iterable[int] | None, message: Mapping[str, Any], frames: Sequence[bytes] = ()) -> None:
-        """Sends a control message, e.g. ``{"op": "interrupt"}``; returns at once.
+    def send(self, ranks: Iterable[int] | None, message: Message) -> None:
+        """Sends a message; returns at once.
 
         Args:
             ranks: to whom; None for every rank that has said hello. A rank named here that has not said hello
                 yet gets the message when it does (the last 64 are kept).
-            message: JSON-able, with an ``"op"``.
-            frames: data that is not JSON; the rank's handler finds it as ``message["frames"]``.
+            message: the message.
         """
-        payload = [json.dumps(message).encode(), *frames]
+        self._put(ranks, encode(message))
+
+    def _put(self, ranks: Iterable[int] | None, payload: list[bytes]) -> None:
         with held_back(), self._lock:
             if self._closing:
                 return
@@ -173,16 +184,28 @@ class Wire:
             self._outgoing.extend((rank, payload) for rank in chosen)
             self._sockets.wake()
 
-    def request(
-        self, ranks: Iterable[int] | None, op: str, timeout: float, **arguments: Any
-    ) -> dict[int, dict[str, Any]]:
-        """Sends a control message and collects the replies.
+    def request(self, ranks: Iterable[int] | None, request: Request[_R], timeout: float) -> Replies[_R]:
+        """Sends a request; returns when all have answered, or after `timeout` seconds.
+
+        Args:
+            ranks: to whom; None for every rank that has said hello.
+            request: the request.
+            timeout: seconds to wait at most.
 
         Returns:
-            rank -> reply; a rank that did not answer within `timeout` seconds is missing. A reply of
-            ``{"error": text}`` means that the rank's handler raised.
+            rank -> reply. A rank that did not answer is missing; one whose handler raised is in ``errors``.
         """
-        return self._request(self.connected() if ranks is None else set(ranks), op, timeout, arguments).replies
+        assert request.reply is not None
+        number = next(self._ids)
+        replies: Replies[_R] = Replies(self.connected() if ranks is None else ranks, request.reply)
+        with held_back():
+            with self._lock:
+                self._requests[number] = replies
+            self._put(set(replies.missing), encode(request, number))
+            with self._lock:
+                self._lock.wait_for(lambda: self._closing or not replies.missing, timeout)
+                del self._requests[number]
+                return replies
 
     def times(self, ranks: Iterable[int], timeout: float) -> dict[int, tuple[int, int, int]]:
         """Asks ranks for the time on their own clocks, in nanoseconds.
@@ -191,25 +214,8 @@ class Wire:
             rank -> when it was asked, its answer, when the answer arrived; only of ranks that answer.
         """
         sent_ns = time.monotonic_ns()
-        request = self._request(set(ranks), "time", timeout, {})
-        return {
-            rank: (sent_ns, int(reply["ns"]), request.received_ns[rank])
-            for rank, reply in request.replies.items()
-            if "ns" in reply
-        }
-
-    def _request(self, ranks: set[int], op: str, timeout: float, arguments: Mapping[str, Any]) -> _Request:
-        """Sends a control message; returns when all have answered, or after `timeout` seconds."""
-        number = next(self._ids)
-        request = _Request(ranks)
-        with held_back():
-            with self._lock:
-                self._requests[number] = request
-            self.send(ranks, {"op": op, "id": number, **arguments})
-            with self._lock:
-                self._lock.wait_for(lambda: self._closing or not request.missing, timeout)
-                del self._requests[number]
-                return request
+        replies = self.request(ranks, GetTime(), timeout)
+        return {rank: (sent_ns, reply.ns, replies.received_ns[rank]) for rank, reply in replies.items()}
 
     def wait_for(self, cell: str, ranks: Iterable[int], timeout: float = 0.5) -> bool:
         """Waits until everything that these ranks recorded before they flushed `cell` has been handled.
@@ -327,9 +333,9 @@ class Wire:
         self._heard[rank] = time.monotonic()
         kind = message["type"]
         if kind == "cell":
-            said = [bytes(frame) for frame in frames[2:]]
-            for take in self._on_cell:
-                take(rank, message["cell"], message["kind"], said)
+            listener = self._listeners.get(message["cell"])
+            if listener is not None:
+                listener(rank, message["kind"], [bytes(frame) for frame in frames[2:]])
         elif kind == "describe":
             for description in message["descriptions"]:
                 for describe in self._on_description:
@@ -374,12 +380,10 @@ class Wire:
                     del self._peers[rank]
         elif message["type"] == "reply":
             with self._lock:
-                request = self._requests.get(message["id"])
-                if request is not None:
-                    request.missing.discard(rank)
-                    request.received_ns[rank] = now_ns
-                    request.replies[rank] = message["reply"]
+                replies = self._requests.get(message["id"])
+                if replies is not None:
                     self._lock.notify_all()
+                    replies.take(rank, message, now_ns)
 
     def _send_outgoing(self) -> None:
         self._sockets.clear_waker()
@@ -403,3 +407,100 @@ class Wire:
                 return False
             raise
         return True
+
+
+class _Sockets:
+    """PULL for data, ROUTER for control, the gate that libzmq asks about each connection, and a pipe that wakes.
+
+    One thread uses the sockets, and closes them; any thread may `wake` it.
+
+    Attributes:
+        endpoint: addresses and keys for the ranks, JSON-able.
+        refused: connections turned away because they did not hold the ranks' key.
+        keys: the keys of these sockets: secret.
+        waker: file descriptor that is readable after `wake`.
+    """
+
+    def __init__(self, address: str, keys: Mapping[str, str] | None = None) -> None:
+        self.refused = 0
+        self._context = zmq.Context(io_threads=1)
+        self.waker, self._wake_write = os.pipe()
+        os.set_blocking(self.waker, False)
+        os.set_blocking(self._wake_write, False)
+        self.keys = dict(keys) if keys is not None else _new_keys()
+        server_secret = self.keys["server_secret"].encode()
+        self._admitted = z85.decode(self.keys["client_public"])
+        # Before the others bind: from then on libzmq asks it about every connection of this context.
+        self.gate = self._context.socket(zmq.REP)
+        self.gate.linger = 0
+        self.gate.bind("inproc://zeromq.zap.01")
+        self.data = self._listen(zmq.PULL, server_secret)
+        self.data.set_hwm(DATA_QUEUE)
+        self.control = self._listen(zmq.ROUTER, server_secret)
+        self.control.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self.control.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.endpoint = {
+            "data": self._bind(self.data, address, "data"),
+            "control": self._bind(self.control, address, "control"),
+            **{name: key for name, key in self.keys.items() if name != "server_secret"},
+        }
+
+    @staticmethod
+    def _bind(socket: zmq.Socket[bytes], address: str, name: str) -> str:
+        if "/" not in address:
+            return f"tcp://{address}:{socket.bind_to_random_port(f'tcp://{address}')}"
+        path = Path(address, name)
+        socket.bind(f"ipc://{path}")
+        path.chmod(0o600)
+        return f"ipc://{path}"
+
+    def _listen(self, kind: int, secret: bytes) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.linger = 0
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        socket.curve_server = True
+        socket.curve_secretkey = secret
+        socket.zap_domain = b"ddp_lab"
+        return socket
+
+    def admit(self) -> None:
+        """Answers libzmq's question about one connection (ZAP, rfc.zeromq.org/spec/27)."""
+        question = self.gate.recv_multipart()
+        admitted = question[5:] == [b"CURVE", self._admitted]
+        if not admitted:
+            self.refused += 1
+        status = [b"200", b"OK"] if admitted else [b"400", b"unknown key"]
+        version, number = question[:2]
+        self.gate.send_multipart([version, number, *status, b"", b""])
+
+    def wake(self) -> None:
+        """Makes `waker` readable. Any thread."""
+        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: nothing listens
+            os.write(self._wake_write, b"x")
+
+    def clear_waker(self) -> None:
+        """Drains `waker`."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self.waker, 4096):
+                pass
+
+    def close(self, linger: float = 0.0) -> None:
+        """Closes the sockets, on the thread that uses them; messages to ranks have `linger` seconds to be sent."""
+        self.control.linger = int(1e3 * linger)
+        for socket in (self.data, self.control, self.gate):
+            socket.close()
+
+    def release(self) -> None:
+        """Ends the rest, after `close`."""
+        self._context.term()
+        os.close(self._wake_write)
+        os.close(self.waker)
+
+
+def _new_keys() -> dict[str, str]:
+    made = {}
+    for side in ("server", "client"):
+        public, secret = zmq.curve_keypair()
+        made[f"{side}_public"], made[f"{side}_secret"] = public.decode("ascii"), secret.decode("ascii")
+    return made

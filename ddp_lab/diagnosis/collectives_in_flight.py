@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..formatting import duration, label_of, size
+from ..protocol.messages import InFlight
 
 __all__ = ["Collective", "Entry", "Flight", "GroupFlights", "Numbered", "entries_of", "group_description"]
 __all__ += ["in_flight_words", "numbered", "on_group", "open_words", "tensors_in_words"]
@@ -274,15 +275,13 @@ def open_words(groups: Sequence[GroupFlights]) -> str:
     return _count_words(sum(group.open_count for group in groups), max(found, key=lambda one: one.seconds))
 
 
-def in_flight_words(told: Mapping[str, Any]) -> str:
-    """The answer of `ddp_lab.diagnosis.on_rank.own_collectives.in_flight` in words, e.g.
-    ``"2, oldest all_reduce #18 of 4 MiB for 3.2 s"``; "" if nothing is in flight.
-    """
-    oldest = told.get("oldest")
-    if not oldest:
+def in_flight_words(told: InFlight) -> str:
+    """A rank's collectives in flight, e.g. ``"2, oldest all_reduce #18 of 4 MiB for 3.2 s"``; "" if there are none."""
+    oldest = told.oldest
+    if oldest is None:
         return ""
-    kind = Collective(oldest["name"], "?" if oldest["bytes"] else "", oldest["bytes"])
-    return _count_words(told["count"], Flight(oldest["number"], kind, oldest["seconds"], oldest["bucket"]))
+    kind = Collective(oldest.name, "?" if oldest.bytes else "", oldest.bytes)
+    return _count_words(told.count, Flight(oldest.number, kind, oldest.seconds, oldest.bucket))
 
 
 def _count_words(count: int, oldest: Flight) -> str:

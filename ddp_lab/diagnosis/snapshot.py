@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..formatting import enumeration, label_of, line_name, names, size
+from ..protocol.messages import BucketStage
 from .collectives_in_flight import GroupFlights, on_group, open_words
 
 __all__ = ["UNNAMED", "BucketStage", "Call", "Model", "Place", "RankSnapshot", "Steps", "label"]
@@ -88,23 +89,6 @@ class Call:
         root = f" with root {self.peer}" if self.peer is not None else ""
         carried = f" for {self.module}" if self.module else ""
         return f"{self.name}{number}{of_bytes}{carried}{on_group(self.description, self.ranks)}{root}"
-
-
-@dataclass(frozen=True)
-class BucketStage:
-    """One bucket in the middle of a backward.
-
-    Attributes:
-        state: ``"pending"``, ``"ready"``, ``"launched"`` or ``"reduced"``.
-        arrived: gradients that have arrived.
-        of: gradients that it holds.
-        missing: names of those that have not arrived.
-    """
-
-    state: str
-    arrived: int
-    of: int
-    missing: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ rejoin makes another store.
 See [Note: freeing peers]. A cell that fails leaves peers behind that may wait for this rank. Shutting the groups down
 is safe but costs a rejoin, and most failures are a mistake that all ranks make at the same line. A peer that has
 entered more collectives than this rank waits for it in vain: the client tells the peers how many this rank has entered
-("behind"), and such a peer shuts its groups down at once. For all others the agent waits `_GRACE_SECONDS`, in which the
-client may report ("settle") that every rank's cell has ended anyway.
+(`PeerFailed`), and such a peer shuts its groups down at once. For all others the agent waits `_GRACE_SECONDS`, in which
+the client may report (`Settle`) that every rank's cell has ended anyway.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -50,6 +50,20 @@ from torch import autograd
 from ..diagnosis.on_rank import examine, own_collectives
 from ..diagnosis.stacks import is_users
 from ..parallel.live import model as live_model
+from ..protocol.messages import (
+    Activity,
+    Examination,
+    Examine,
+    GetHealth,
+    Health,
+    Interrupt,
+    PeerFailed,
+    Ping,
+    Settle,
+    Settled,
+    Status,
+    Unblock,
+)
 from .cells import await_runner, cell
 from .cells.stdin import Asking
 from .debugger import tracing
@@ -126,16 +140,13 @@ class Agent:
         cell.before_cell.append(self._before_cell)
         cell.on_failure.append(self._on_failure)
         cell.on_done.append(self._on_done)
-        for op, answer in (
-            ("interrupt", self._answer_interrupt),
-            ("free", self._answer_free),
-            ("behind", self._answer_behind),
-            ("settle", self._answer_settle),
-            ("ping", self._ping),
-            ("vitals", self._answer_vitals),
-            ("examine", self._answer_examine),
-        ):
-            self._channel.on_control(op, answer)
+        self._channel.on_control(Interrupt, self._answer_interrupt)
+        self._channel.on_control(Unblock, self._answer_unblock)
+        self._channel.on_control(PeerFailed, self._answer_peer_failed)
+        self._channel.on_control(Settle, self._answer_settle)
+        self._channel.on_control(Ping, self._answer_ping)
+        self._channel.on_control(GetHealth, self._answer_health)
+        self._channel.on_control(Examine, self._answer_examine)
 
     def joined(self) -> None:
         """Notes that this rank's groups are intact again."""
@@ -156,7 +167,7 @@ class Agent:
             self._left.clear()
             doomed = cell_id in self._doomed
             to_free, self._to_free = self._to_free, None
-        self._channel.send_status({"state": "running", "cell": cell_id})
+        self._channel.send_status(Status("running", cell_id))
         if to_free is not None:
             self._free(*to_free)
         if doomed:
@@ -199,15 +210,9 @@ class Agent:
     def _report(self) -> None:
         failed = self._ended is not None and self._ended[1]
         with self._reporting:
+            entered = registry.sequences() if failed else {}
             self._channel.send_status(
-                {
-                    "state": self._state(),
-                    "cell": cell.running(),
-                    "ended": self._ended,
-                    "entered": registry.sequences() if failed else {},
-                    "freed": self._freed,
-                    "whole": self._is_whole(),
-                }
+                Status(self._state(), cell.running(), self._ended, entered, self._freed, self._is_whole())
             )
 
     def _is_whole(self) -> bool:
@@ -273,21 +278,28 @@ class Agent:
 
     # Control messages, on the channel's thread
 
-    def _answer_interrupt(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer_interrupt(self, request: Interrupt) -> None:
         with self._gate:
-            self._doomed.extend(request["cells"])
+            self._doomed.extend(request.cells)
             cell_id = self._current()
-            if cell_id is None and cell.running() in request["cells"]:
+            if cell_id is None and cell.running() in request.cells:
                 # Its code has ended already, because an interrupted peer closed a connection: `_on_failure` waits.
                 self._interrupted = cell.running()
                 self._told.set()
-        if cell_id in request["cells"]:
+        if cell_id in request.cells:
             self._begin_interrupt(str(cell_id))
-        return {"state": self._state(), "cell": cell_id}
 
-    def _answer_free(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        asked, by = request["cell"], request["by"]
-        by = None if by == self._rank else by
+    def _answer_unblock(self, request: Unblock) -> None:
+        self._unblock(request.cell, request.by)
+
+    def _answer_peer_failed(self, request: PeerFailed) -> None:
+        """More collectives than the peer has entered can't end."""
+        entered = request.entered
+        if any(count > entered.get(name, count) for name, count in registry.sequences().items()):
+            self._unblock(request.cell, request.by)
+
+    def _unblock(self, asked: str | None, rank: int) -> None:
+        by = None if rank == self._rank else rank
         with self._gate:
             cell_id = self._current()
             ended = self._at_risk if cell_id is None else None
@@ -299,43 +311,30 @@ class Agent:
             due = cell_id is not None and asked in (None, cell_id) and self._mark_freed(cell_id, by)
         if due:
             _beside(self._free_when_still, str(cell_id), "ddp_lab-free")
-        return {"state": self._state()}
 
-    def _answer_behind(self, request: Mapping[str, Any]) -> None:
-        """A peer's cell has failed after it had entered so many collectives: more of them can't end."""
-        entered = request["entered"]
-        if any(count > entered.get(name, count) for name, count in registry.sequences().items()):
-            self._answer_free(request)
-
-    def _answer_settle(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        cell_id = request.get("cell")
-        if cell_id is not None or cell.running() is None:
-            self._settle(cell_id)
+    def _answer_settle(self, request: Settle) -> Settled:
+        if request.cell is not None or cell.running() is None:
+            self._settle(request.cell)
         whole = self._is_whole() and not rejoin.broken_backwards()
         left = own_collectives.left() if whole else 0
-        return {"whole": whole, "cell": cell.running(), "sequences": registry.sequences(), "in_flight": left}
+        return Settled(whole, cell.running(), registry.sequences(), left)
 
-    def _answer_vitals(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """As a ping, with ``label`` and ``seconds`` of the running cell (None between cells), ``gpu``, and
-        ``in_flight`` (see `own_collectives.in_flight`).
-        """
-        reply, label, seconds = self._ping(request), None, None
+    def _answer_health(self, request: GetHealth) -> Health:
+        now, label, seconds = self._activity(), None, None
         began = self._began  # a cell may begin meanwhile
-        if began is not None and reply["cell"] == began[0]:
+        if began is not None and now.cell == began[0]:
             _, began_ns, label = began
             seconds = (time.monotonic_ns() - began_ns) / 1e9
         gpu = self.gpu.read() if self.gpu is not None else None
-        return {**reply, "label": label, "seconds": seconds, "in_flight": own_collectives.in_flight(), "gpu": gpu}
+        return Health(**vars(now), label=label, seconds=seconds, in_flight=own_collectives.in_flight(), gpu=gpu)
 
-    def _ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """This rank's state, its cell and the one that ended last, and on request its main thread's stack."""
+    def _answer_ping(self, request: Ping) -> Activity:
+        frame = sys._current_frames().get(self._main or 0) if request.stack else None
+        return self._activity(() if frame is None else traceback.format_stack(frame))
+
+    def _activity(self, stack: Sequence[str] = ()) -> Activity:
         last = self._ended[0] if self._ended is not None else None
-        reply: dict[str, Any] = {"state": self._state(), "cell": cell.running(), "last": last}
-        reply["broken_by"] = self._broken_by()
-        if request.get("stack"):
-            frame = sys._current_frames().get(self._main or 0)
-            reply["stack"] = [] if frame is None else traceback.format_stack(frame)
-        return reply
+        return Activity(self._state(), cell.running(), last, self._broken_by(), stack)
 
     def _waited_in(self, error: RuntimeError) -> str:
         """What the rank waited in. Errors here must not keep its peers from being unblocked."""
@@ -345,11 +344,11 @@ class Agent:
             _log.exception("could not determine what rank %d waited in", self._rank)
             return ""
 
-    def _answer_examine(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer_examine(self, request: Examine) -> Examination:
         stopped = self.debugger is not None and self.debugger.stopped
         began = None if self._began is None else self._began[:2]
-        seen = examine.examine(self._main or 0, cell.running(), began)
-        return {"state": self._state(), "debugger": stopped, **seen}
+        seen = examine.examine(self._main or 0, cell.running(), began, whole=request.whole)
+        return Examination(self._state(), seen, stopped)
 
     def _current(self) -> str | None:
         """The cell whose own code runs."""

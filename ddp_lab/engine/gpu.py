@@ -14,6 +14,7 @@ import functools
 import torch
 
 from ..machine import nvml
+from ..protocol.messages import GpuUse
 
 
 class _Memory(ctypes.Structure):
@@ -42,22 +43,16 @@ class Gpu:
         uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
         return None if uuid is None else cls(str(uuid))
 
-    def read(self) -> dict[str, int | None] | None:
-        """Returns bytes ``used`` and ``total`` of the whole device, by all processes, and ``percent`` of the time in
-        which it was busy (of about the last second); a value that the driver does not report is None, and so are all
-        if there is no such library or GPU.
-        """
+    def read(self) -> GpuUse | None:
+        """Its use; None if there is no such library or GPU."""
         if self._handle is None:
             return None
         library, handle = self._handle
         memory, utilization = _Memory(), _Utilization()
         knows_memory = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
         knows_use = library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(utilization)) == 0
-        return {
-            "used": int(memory.used) if knows_memory else None,
-            "total": int(memory.total) if knows_memory else None,
-            "percent": int(utilization.gpu) if knows_use else None,
-        }
+        used, total = (int(memory.used), int(memory.total)) if knows_memory else (None, None)
+        return GpuUse(used, total, int(utilization.gpu) if knows_use else None)
 
     @functools.cached_property
     def _handle(self) -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:

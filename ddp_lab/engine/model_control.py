@@ -1,40 +1,39 @@
 """Control messages about training models: changes, faults, pauses. Answered while a cell runs.
 
-Each is a command of `ddp_lab.protocol.commands` as JSON, with ``"op": "live"`` and, if it is about one model,
-``"reducers": {rank: this rank's number of the model}``; what they do is in `ddp_lab.parallel.live.model`.
+Those about one model are each a `ModelRequest`; what they do is in `ddp_lab.parallel.live.model`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ..parallel.live import breakpoints, change, injected
 from ..parallel.live.model import LiveModel, live_models
 from ..parallel.monitoring.inspection import is_observed
-from ..protocol import commands
+from ..protocol import messages
+from ..protocol.messages import ModelRequest, Refused
 from .telemetry import Telemetry
 
 
 def install(channel: Telemetry) -> None:
     """Answers the client's messages on this channel; called once in the life of a rank."""
-    channel.on_control("live", lambda message: answer(channel.rank, message))
+    for about_one in _ONE_MODEL:
+        channel.on_control(about_one, lambda request: answer(channel.rank, request))
+    for about_all, carry_out in _ALL_MODELS.items():
+        channel.on_control(about_all, carry_out)
     injected.before_death.append(channel.stop)  # which waits until recorded events are sent
 
 
-def answer(rank: int, message: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Carries out one command and returns the reply."""
-    command = commands.from_json(message)
-    of_all = _ALL_MODELS.get(type(command))
-    if of_all is not None:
-        return of_all(command)
-    number = message["reducers"].get(str(rank))
+def answer(rank: int, request: ModelRequest[Any]) -> object:
+    """Carries out a request about one model and returns the reply."""
+    number = request.reducers.get(rank)
     if number is None:
-        return {"error": "it has no such model"}
+        raise Refused("it has no such model")
     model = _model(number)
     if model is None:  # not an internal error: a view may ask for a model that a cell has just replaced
-        return {"error": _why_not(number)}
-    return _ONE_MODEL[type(command)](model, command)
+        raise Refused(_why_not(number))
+    return _ONE_MODEL[type(request)](model, request)
 
 
 def _why_not(number: int) -> str:
@@ -47,36 +46,36 @@ def _model(reducer: int) -> LiveModel | None:
     return next((model for model in live_models() if model.sync.model_id == reducer), None)
 
 
-def _faults(asked: commands.TellFaults) -> dict[str, Any]:
-    return {"faults": [fault for model in live_models() for fault in model.faults()]}
+def _faults(asked: messages.GetFaults) -> messages.Faults:
+    return messages.Faults([fault for model in live_models() for fault in model.faults()])
 
 
-def _clear_faults(asked: commands.ClearFaults) -> None:
+def _clear_faults(asked: messages.ClearFaults) -> None:
     for model in live_models():
         model.end_faults(asked.number)
 
 
-def _resume(asked: commands.Resume) -> None:
+def _resume(asked: messages.Resume) -> None:
     for model in live_models():
         model.breakpoints.clear()
     breakpoints.restore_timeouts()
 
 
-_ONE_MODEL: dict[type, Callable[[LiveModel, Any], Mapping[str, Any] | None]] = {
-    commands.CheckChange: lambda model, asked: change.check(model.sync, asked.change),
-    commands.PrepareChange: lambda model, asked: model.prepare(asked.name, asked.change),
-    commands.TellChange: lambda model, asked: model.status(asked.name),
-    commands.WithdrawChange: lambda model, asked: {"withdrawn": model.withdraw(asked.name)},
-    commands.PrepareLook: lambda model, asked: model.prepare_look(asked.name, asked.look),
-    commands.TellLooks: lambda model, asked: model.monitoring(),
-    commands.InjectFault: lambda model, asked: {"number": model.inject(asked.fault)},
-    commands.SetBreakpoints: lambda model, asked: model.breakpoints.set(asked.points, asked.parameters, asked.buckets),
-    commands.GoOn: lambda model, asked: {"was_paused": model.breakpoints.go_on(asked.until)},
-    commands.TellStage: lambda model, asked: model.breakpoints.stage(),
+_ONE_MODEL: dict[type[ModelRequest[Any]], Callable[[LiveModel, Any], object]] = {
+    messages.CheckChange: lambda model, asked: change.check(model.sync, asked.change),
+    messages.PrepareChange: lambda model, asked: model.prepare(asked.name, asked.change),
+    messages.GetChange: lambda model, asked: model.status(asked.name),
+    messages.WithdrawChange: lambda model, asked: messages.Withdrawal(model.withdraw(asked.name)),
+    messages.PrepareMonitoring: lambda model, asked: model.prepare_look(asked.name, asked.monitoring),
+    messages.GetMonitoring: lambda model, asked: model.monitoring(),
+    messages.InjectFault: lambda model, asked: messages.FaultNumber(model.inject(asked.fault)),
+    messages.SetBreakpoints: lambda model, asked: model.breakpoints.set(asked.points, asked.parameters, asked.buckets),
+    messages.Continue: lambda model, asked: model.breakpoints.go_on(asked.until),
+    messages.GetStage: lambda model, asked: model.breakpoints.stage(),
 }
-_ALL_MODELS: dict[type, Callable[[Any], Mapping[str, Any] | None]] = {
-    commands.TellFaults: _faults,
-    commands.ClearFaults: _clear_faults,
-    commands.HoldTimeouts: lambda asked: breakpoints.hold_timeouts(),
-    commands.Resume: _resume,
+_ALL_MODELS: dict[type[messages.Request[Any]], Callable[[Any], object]] = {
+    messages.GetFaults: _faults,
+    messages.ClearFaults: _clear_faults,
+    messages.HoldTimeouts: lambda asked: breakpoints.hold_timeouts(),
+    messages.Resume: _resume,
 }

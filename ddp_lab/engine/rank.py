@@ -20,6 +20,7 @@ from typing import Any
 
 from ..documentation import with_help
 from ..errors import ClusterError, FallbackWarning
+from ..protocol.messages import EventCost, FindCallSite, InspectGradients, MeasureEventCost
 from .groups import registry
 from .groups import rejoin as regroup
 from .processes import fork_server
@@ -174,9 +175,9 @@ def _start_services(shell: Any, rank: int, client: Mapping[str, Any]) -> None:
     _rank.telemetry = telemetry = Telemetry(client["endpoint"], rank, client["world_size"])
     _rank.agent = Agent(telemetry, rank)
     _rank.agent.install(shell.kernel)
-    telemetry.on_control("entered_at", examine.entered_at)
-    telemetry.on_control("inspect", _inspect)
-    telemetry.on_control("event_cost", _event_cost)
+    telemetry.on_control(FindCallSite, examine.find_call_site)
+    telemetry.on_control(InspectGradients, _inspect)
+    telemetry.on_control(MeasureEventCost, _event_cost)
     if client["detached"]:
         last_cell.install(telemetry)
     Delivery(shell.kernel, telemetry).install()
@@ -224,18 +225,18 @@ def _warm_up_tracebacks() -> None:
     fork_server.format_a_collectives_traceback()
 
 
-def _inspect(message: Mapping[str, Any]) -> None:
+def _inspect(asked: InspectGradients) -> None:
     """Answers with norm and checksum of a model's averaged gradients, as a description (control thread)."""
     from ddp_lab.parallel.monitoring.inspection import request_inspection
 
-    request_inspection(message["reducer"], message["step"])
+    request_inspection(asked.reducer, asked.step)
 
 
-def _event_cost(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Answers with the measured cost of one event in nanoseconds (control thread; about 10 ms)."""
+def _event_cost(asked: MeasureEventCost) -> EventCost:
+    """On the control thread; takes about 10 ms."""
     from ddp_lab import recording
 
-    return {"ns": recording.statistics(measure=True).ns_per_event}
+    return EventCost(recording.statistics(measure=True).ns_per_event)
 
 
 def _set_environment(spec: Mapping[str, Any]) -> None:

@@ -23,14 +23,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from .. import recording
 from ..printable import Dropped
-from ..protocol import events
+from ..protocol import events, messages
+from ..protocol.messages import Activity, Done, GetTime, HostTime, Message, Ping, Refused, Status
 
 INTERVAL = 0.02  # seconds between two drains while events arrive; a drain and a send take 0.1 ms of a core
 IDLE_INTERVAL = 0.12  # at most, while none arrive
@@ -41,7 +42,7 @@ LINGER_MS = 200
 UNREAD_BYTES = 8 << 20  # of what cells say, kept while no client is connected
 
 _log = logging.getLogger(__name__)
-_Handler = Callable[[dict[str, Any]], Mapping[str, Any] | None]
+_M = TypeVar("_M", bound=Message)
 _session_of: dict[int, int] = {}  # by process: a rank may be forked from one that has imported this module
 
 
@@ -115,16 +116,16 @@ class Telemetry:
         self.error: Exception | None = None
         self.clients = 1  # so many have been served; grows with `renew`
         self._endpoint = dict(endpoint)
-        self._handlers: dict[str, _Handler] = {
-            "ping": lambda _: {},
-            "time": lambda _: {"ns": time.monotonic_ns()},
+        self._handlers: dict[type[Message], Callable[[Any], object]] = {
+            Ping: lambda _: Activity("running", messages.SCRIPT),
+            GetTime: lambda _: HostTime(time.monotonic_ns()),
         }
         self._lock = threading.Lock()  # guards the data socket and everything below it
         self._outbox: deque[tuple[Sequence[bytes], int]] = deque()  # frames; bytes of them that may be dropped
         self._unread = 0  # the sum of these
         self._attached = False  # a client is connected
-        self._status: dict[str, Any] | None = None
-        self._last_status: dict[str, Any] | None = None
+        self._status: Status | None = None
+        self._last_status: Status | None = None
         self._cursor = 0
         self._described = 0
         self._wake = threading.Event()
@@ -247,11 +248,10 @@ class Telemetry:
         self._unread -= self._outbox[index][1]
         del self._outbox[index]
 
-    def send_status(self, status: Mapping[str, Any]) -> None:
+    def send_status(self, status: Status) -> None:
         """Sends this rank's state; of several between two drains only the last."""
         with self._lock:
-            self._status = {"rank": self.rank, "session": self.session, "pid": os.getpid(), **status}
-            self._last_status = self._status
+            self._status = self._last_status = status
         self.wake()
 
     def renew(self) -> None:
@@ -295,7 +295,8 @@ class Telemetry:
                 made = events.Batch(self.rank, self.session, first + start, 0 if start else dropped, part)
                 self._put(events.encode(made))
         if self._status is not None:
-            self._put(self._json("status", status=self._status))
+            own = {"rank": self.rank, "session": self.session, "pid": os.getpid()}
+            self._put(self._json("status", status=own | messages.plain(self._status)))
             self._status = None
         self._cursor = following
         return self._send_outbox()
@@ -352,14 +353,13 @@ class Telemetry:
 
     # ---- control ----------------------------------------------------------------------------------------
 
-    def on_control(self, op: str, handler: _Handler) -> None:
-        """Calls `handler(message)` on the control thread when the client sends ``{"op": op, ...}``.
+    def on_control(self, kind: type[_M], handler: Callable[[_M], object]) -> None:
+        """Calls `handler(message)` on the control thread for each message of this type.
 
-        Data that is not JSON is in ``message["frames"]``. What it returns (a JSON-able mapping, or None for an empty
-        one) is the reply to a `Wire.request`; an exception is sent as ``{"error": text}``. Later messages wait for it,
-        so it must be short.
+        Of a request it returns the reply. An exception is sent in its place, and logged unless it is `Refused`. Later
+        messages wait for it, so it must be short.
         """
-        self._handlers[op] = handler
+        self._handlers[kind] = handler
 
     def _say(self, message: dict[str, Any]) -> None:
         self._control.send(json.dumps({"rank": self.rank, "session": self.session, **message}).encode())
@@ -391,32 +391,36 @@ class Telemetry:
             self._control.close()
 
     def _take(self, frames: list[bytes]) -> None:
-        """Answers a message; invalid ones are dropped, and sometimes logged."""
+        """Answers a message; what is none is dropped, and sometimes logged."""
         try:
-            message = json.loads(frames[0])
-            sound = isinstance(message, dict) and isinstance(message.get("op"), str)
+            message, number = messages.decode(frames)
         except (ValueError, RecursionError):
-            sound = False
-        if sound:
-            self._answer(message, frames[1:])
+            self._complain("invalid message: %r", frames[0][:80])
             return
-        self._complain("invalid message: %r", frames[0][:80])
+        answer: dict[str, Any]
+        try:
+            answer = {"reply": self._reply(message)}
+        except Exception as error:  # noqa: BLE001 - sent to the client
+            if not isinstance(error, Refused):
+                self._complain("control message %s: %r", type(message).__name__, error)
+            answer = {"reply": {}, "error": str(error) if isinstance(error, Refused) else _words_of(error)}
+        if number is not None:
+            self._say({"type": "reply", "id": number, **answer})
+
+    def _reply(self, message: Message | ValueError) -> dict[str, Any]:
+        if isinstance(message, ValueError):
+            raise message
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise ValueError(f"rank {self.rank} does not know the control message {type(message).__name__}")
+        reply = handler(message)
+        return messages.plain(reply) if message.reply not in (None, Done) else {}
 
     def _complain(self, text: str, *arguments: object) -> None:
         """Logs some errors of messages: see `Dropped`."""
         if self._dropped.one_more():
             _log.warning(f"{text} (%d such so far)", *arguments, self._dropped.count)
 
-    def _answer(self, message: dict[str, Any], frames: list[bytes]) -> None:
-        handler = self._handlers.get(message["op"])
-        if frames:
-            message["frames"] = frames
-        try:
-            if handler is None:
-                raise ValueError(f"rank {self.rank} does not know the control message {message['op']!r}")
-            reply = dict(handler(message) or {})
-        except Exception as error:  # noqa: BLE001 - sent to the client
-            self._complain("control message %s: %r", message["op"], error)
-            reply = {"error": f"{type(error).__name__}: {error}"}
-        if "id" in message:
-            self._say({"type": "reply", "id": message["id"], "reply": reply})
+
+def _words_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -24,8 +24,8 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from .. import lesson_files
 from ..cluster.cells.failures import marked, on_any_page
-from ..control.records import CellText
 from ..errors import ClusterError, DdpLabError
+from ..protocol.messages import CellText
 
 __all__ = ["check_syntax", "load", "unload"]
 

@@ -15,7 +15,6 @@ from IPython import get_ipython
 from IPython.core.error import UsageError
 
 from ..cluster.cells.failures import replaced_text
-from ..control.records import CellText
 from ..errors import ClusterError, DdpLabError
 from ..formatting import enumeration, label_of
 from ..output.board import Board, OutputBoard, default_board
@@ -24,6 +23,7 @@ from ..output.display import FollowedCell, KernelDisplay, kernel_shell, write_li
 from ..output.progress import ProgressLine
 from ..output.status_table import cells_of, status_tables, tables
 from ..protocol.entry_points import ASSISTANTS, CLUSTER
+from ..protocol.messages import CellText
 from . import debugger
 from .scripts import export_executed, export_notebook
 from .scripts import import_script as write_notebook_of
@@ -88,11 +88,11 @@ def start(
     """
     bar = ProgressLine("starting the cluster")
     bar.show(0.0, "")
-    from ..cluster.cluster import Cluster
+    from ..cluster.cluster import Cluster, runs_on
 
     running = _found(name)
     if running is not None:
-        fits = hosts is None or running.runs_on(hosts, n)
+        fits = hosts is None or runs_on(running, hosts, n)
         if n not in (None, running.world_size) or devices is not None or env or not fits:
             bar.close("")
             raise ClusterError(f"a cluster with {_all_of(running)} is already running: run `%cluster stop` first")

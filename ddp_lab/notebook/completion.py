@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.utils.tokenutil import token_at_cursor
@@ -21,9 +22,11 @@ from IPython.utils.tokenutil import token_at_cursor
 from ..errors import ClusterError
 from ..formatting import parse_ranks
 from ..protocol.entry_points import CLUSTER
+from ..protocol.messages import Complete, Completions, LookUp, Page, Request
 
 __all__ = ["ask", "load", "unload"]
 
+_R = TypeVar("_R")
 _COMPLETE_SECONDS, _INSPECT_SECONDS = 0.3, 1.0
 _WORD = re.compile(r"\w*")
 _TITLE = "\x1b[31m{}:\x1b[39m"
@@ -66,8 +69,7 @@ def _matcher(context: CompletionContext) -> dict[str, Any]:
     if cell is None or context.cursor_line < 1 or path is None or not path.group():
         return {"completions": []}
     text = path.group()
-    answer = ask(cell["options"], "complete", _COMPLETE_SECONDS, text=text) or {}
-    found = [(name, kind) for name, kind in answer.get("matches", [])]
+    found = (ask(cell["options"], Complete(text), _COMPLETE_SECONDS) or Completions()).matches
     begun = text.rpartition(".")[2].strip()
     completions = [SimpleCompletion(name, type=kind) for name, kind in found]
     # The notebook's variable of the same name is not the rank's.
@@ -81,10 +83,11 @@ def _inspect(code: str, cursor: int, detail: int) -> dict[str, Any] | None:
         return None
     text = _name_at(code[cell.end() :], cursor - cell.end())
     rank = _first_rank(cell["options"])
-    answer = ask(cell["options"], "help", _INSPECT_SECONDS, text=text, source=detail > 0) if text else None
-    if answer is None or "sections" not in answer:
+    page = ask(cell["options"], LookUp(text, source=detail > 0), _INSPECT_SECONDS) if text else None
+    sections = (page or Page()).sections
+    if sections is None:
         return None
-    data = {"text/plain": _as_text(answer["sections"], rank)} if answer["sections"] else {}
+    data = {"text/plain": _as_text(sections, rank)} if sections else {}
     return {"status": "ok", "found": bool(data), "data": data, "metadata": {}}
 
 
@@ -97,7 +100,7 @@ def _name_at(code: str, cursor: int) -> str:
     return str(token_at_cursor(code, cursor))
 
 
-def _as_text(sections: list[tuple[str, str]], rank: int) -> str:
+def _as_text(sections: Sequence[tuple[str, str]], rank: int) -> str:
     lines = [f"{_TITLE.format('Rank')} {rank}"]
     for title, text in sections:
         lines.append(f"{_TITLE.format(title)}{chr(10) if chr(10) in text else ' '}{text}")
@@ -113,7 +116,7 @@ def _first_rank(options: str) -> int:
         return 0
 
 
-def ask(options: str, op: str, seconds: float, **request: Any) -> dict[str, Any] | None:
+def ask(options: str, request: Request[_R], seconds: float) -> _R | None:
     """The answer of the first rank on which a cell with these options would run.
 
     None if there is no cluster, or no answer in time.
@@ -125,7 +128,7 @@ def ask(options: str, op: str, seconds: float, **request: Any) -> dict[str, Any]
     if cluster is None or rank >= cluster.world_size:
         return None
     try:
-        answers: dict[int, dict[str, Any]] = cluster.wire.request([rank], op, seconds, **request)
+        answers: Mapping[int, _R] = cluster.wire.request([rank], request, seconds)
     except ClusterError:  # it is being stopped
         return None
     return answers.get(rank)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import functools
 import json
 import os
 import uuid
@@ -25,9 +24,21 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterError
 from ..formatting import label_of
+from ..protocol.messages import (
+    CloseDebugger,
+    DebuggerState,
+    DebugReply,
+    DebugRequest,
+    GetDebugger,
+    HoldDebugTimeouts,
+    OpenDebugger,
+    Request,
+    read,
+)
 
 if TYPE_CHECKING:
     from ..cluster.cluster import Cluster
+    from ..protocol.messages import Replies
 
 __all__ = ["chosen", "debug", "leave", "load", "unload"]
 
@@ -269,24 +280,24 @@ class RankLink:
         if self.rank in self._session.members.lost():
             raise ClusterError(f"rank {self.rank} has failed (`%cluster rejoin` starts a new process for it)")
         name = f"debug-{uuid.uuid4().hex}"
-        self._session.cells.listen(name, self._take)
+        self._session.wire.listen(name, self._take)
         connections = self._session.wire.connections().get(self.rank, 0)
-        answers = await self._request([self.rank], _OPEN_SECONDS, do="open", name=name, prefix=self._prefix)
-        answer = answers.get(self.rank, {"error": "it does not respond"})
-        if problem := answer.get("problem") or answer.get("error"):
-            self._session.cells.forget(name)
+        answers = await self._request([self.rank], OpenDebugger(name, self._prefix), _OPEN_SECONDS)
+        silent = DebuggerState("it does not respond")
+        if problem := answers.errors.get(self.rank) or answers.get(self.rank, silent).problem:
+            self._session.wire.unlisten(name)
             raise ClusterError(f"rank {self.rank} can't be debugged: {problem}")
         self._name, self._connections = name, connections
 
     async def hold(self, on: bool) -> None:
         """Keeps the process groups' timeouts of all ranks from expiring, or no longer."""
         if self.cluster.running:
-            await self._request(None, _CLOSE_SECONDS, do="hold", on=on)
+            await self._request(None, HoldDebugTimeouts(on), _CLOSE_SECONDS)
 
     async def close(self) -> None:
         """Ends it; a stopped rank continues."""
         if self._name and self.cluster.running and self.rank not in self._session.members.lost():
-            await self._request([self.rank], _CLOSE_SECONDS, do="close", name=self._name)
+            await self._request([self.rank], CloseDebugger(self._name), _CLOSE_SECONDS)
             await asyncio.sleep(0)  # its last events are scheduled already
         self.give_up()
 
@@ -301,14 +312,14 @@ class RankLink:
         connections = self._session.wire.connections().get(self.rank, 0)
         if not self._name or self.rank in self._session.members.lost():
             return False
-        answers = await self._request([self.rank], _CLOSE_SECONDS, do="is_open", name=self._name)
+        answers = await self._request([self.rank], GetDebugger(self._name), _CLOSE_SECONDS)
         self._connections = connections
-        return bool(answers.get(self.rank, {}).get("open"))
+        return self.rank in answers and answers[self.rank].is_open
 
     def give_up(self) -> None:
         """Answers what still waits, and tells the front end that nothing is stopped."""
         if self._name:
-            self._session.cells.forget(self._name)
+            self._session.wire.unlisten(self._name)
         self._name = ""
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
@@ -326,8 +337,7 @@ class RankLink:
         self._number += 1
         number, answer = self._number, self._loop.create_future()
         self._waiting[number] = answer
-        message = {"op": "debug", "do": "ask", "name": self._name, "number": number, "request": request}
-        self._session.wire.send([self.rank], message)
+        self._session.wire.send([self.rank], DebugRequest(self._name, number, request))
         await asyncio.wait([answer], timeout=_REPLY_SECONDS)
         self._waiting.pop(number, None)
         if not answer.done():
@@ -350,9 +360,10 @@ class RankLink:
         lists: dict[str, Any] = {"breakpoints": [], "stoppedThreads": [], "exceptionPaths": []}
         return {**body, **lists, "tmpFilePrefix": self._prefix, "richRendering": True, "copyToGlobals": True}
 
-    async def _request(self, ranks: Sequence[int] | None, seconds: float, **what: Any) -> dict[int, dict[str, Any]]:
-        ask = functools.partial(self._session.wire.request, ranks, "debug", seconds, **what)
-        return await self._loop.run_in_executor(None, ask)
+    async def _request(
+        self, ranks: Sequence[int] | None, request: Request[DebuggerState], seconds: float
+    ) -> Replies[DebuggerState]:
+        return await self._loop.run_in_executor(None, self._session.wire.request, ranks, request, seconds)
 
     def _take(self, rank: int, kind: str, frames: Sequence[bytes]) -> None:
         """On the wire's thread."""
@@ -361,9 +372,10 @@ class RankLink:
 
     def _arrived(self, kind: str, content: dict[str, Any]) -> None:
         if kind == "debug_reply":
-            waiting = self._waiting.get(content["number"])
+            answer = read(DebugReply, content)
+            waiting = self._waiting.get(answer.number)
             if waiting is not None and not waiting.done():
-                waiting.set_result(content["reply"])
+                waiting.set_result(dict(answer.reply))
             return
         if content["event"] == "stopped":
             self._stopped.add(content["body"]["threadId"])

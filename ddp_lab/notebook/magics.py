@@ -12,10 +12,10 @@ from IPython.core.error import UsageError
 
 from ..cluster.cells.failures import marked
 from ..cluster.processes import zygote
-from ..control.records import CellText
 from ..errors import CellError, DdpLabError
 from ..output import quick_nbformat
 from ..output.by_rank import VIEWS
+from ..protocol.messages import CellText
 from . import brief_errors, commands, completion, debugger
 from .options import (
     Parser,

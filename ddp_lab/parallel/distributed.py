@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
 from ..analysis.check_reports import DriftReport
-from ..protocol.commands import Change
+from ..protocol.messages import Change
 from .core import arguments
 from .core.arguments import Arguments, ReducerOptions, takes_arguments
 from .core.buckets import BucketInfo, OrderFollower

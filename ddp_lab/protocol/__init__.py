@@ -2,12 +2,12 @@
 
 __all__ = [
     "black_box",
-    "commands",
     "descriptions",
     "entry_points",
     "events",
     "functions",
     "journal",
+    "messages",
     "parcels",
     "registry",
     "shared_memory",

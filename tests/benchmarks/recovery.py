@@ -22,6 +22,7 @@ from ddp_lab.cluster.cluster import Cluster
 from ddp_lab.command_line import count
 from ddp_lab.errors import CellError, DdpLabError
 from ddp_lab.output.board import SilentBoard
+from ddp_lab.protocol.messages import Ping
 
 _LIMIT_SECONDS = 60.0
 
@@ -106,9 +107,10 @@ def interrupted(lab: Cluster, state: State) -> float:
 
 
 def _inside(lab: Cluster, state: State) -> bool:
-    replies = lab.wire.request(range(len(state.inside)), "ping", 1.0, stack=True)
+    replies = lab.wire.request(range(len(state.inside)), Ping(stack=True), 1.0)
     return all(
-        any(text in frame for frame in replies.get(rank, {}).get("stack", [])) for rank, text in enumerate(state.inside)
+        rank in replies and any(text in frame for frame in replies[rank].stack)
+        for rank, text in enumerate(state.inside)
     )
 
 

@@ -21,8 +21,9 @@ class Lab(Cluster):
         """Runs a cell and returns its values by rank."""
         return dict(self.run(code, *args, ranks=ranks).values)
 
-    def run(self, code: Any, *args: Any, **options: Any) -> Any:
-        options.setdefault("board", SilentBoard())
+    def run(self, code: Any, /, *args: Any, **options: Any) -> Any:
+        if not callable(code):  # all keywords of a function's are its own
+            options.setdefault("board", SilentBoard())
         return super().run(code, *args, **options)
 
     def sum_of_ones(self) -> dict[int, float]:

@@ -15,6 +15,7 @@ import pytest
 from ddp_lab import CellError
 from ddp_lab.diagnosis.report import HangReport
 from ddp_lab.output.board import SilentBoard
+from ddp_lab.protocol.messages import Ping
 from tests import leftovers
 from tests.cluster.conftest import Lab
 from tests.waiting import wait_until
@@ -269,7 +270,8 @@ def in_line(lab: Lab, rank: int, text: str) -> Callable[[], bool]:
     """Whether a rank's main thread is somewhere that shows `text` in its stack."""
 
     def look() -> bool:
-        stack = lab.wire.request([rank], "ping", 1.0, stack=True).get(rank, {}).get("stack", [])
+        answers = lab.wire.request([rank], Ping(stack=True), 1.0)
+        stack = answers[rank].stack if rank in answers else []
         return any(text in frame for frame in stack)
 
     return look

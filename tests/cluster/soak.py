@@ -29,6 +29,7 @@ import numpy as np
 import psutil
 
 from ddp_lab import CellError
+from ddp_lab.protocol.messages import Ping
 from tests.cluster.conftest import Lab
 
 SETUP = """
@@ -194,7 +195,7 @@ class Soak:
 
     def _stacks(self) -> str:
         """What the ranks do now."""
-        answers = self.lab.wire.request([0, 1], "ping", 1.0, stack=True)
+        answers = self.lab.wire.request([0, 1], Ping(stack=True), 1.0)
         return "\n".join(f"rank {rank}: {answer}" for rank, answer in answers.items())
 
     def _episode(self) -> None:

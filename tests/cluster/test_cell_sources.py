@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddp_lab import CellError
-from ddp_lab.control.records import CellText
 from ddp_lab.output.terminal import plain
+from ddp_lab.protocol.messages import CellText
 from tests.cluster.conftest import Lab
 
 DEFINITIONS = """import dataclasses, inspect, io, pickle

@@ -12,6 +12,7 @@ import pytest
 
 from ddp_lab import CellError, ClusterError, faults
 from ddp_lab.dashboard.controls.controls import Controls
+from ddp_lab.protocol.messages import GetStage
 from ddp_lab.simulation.workload import shares
 from tests.cluster.conftest import Lab
 from tests.waiting import DEADLINE_S, wait_until
@@ -143,9 +144,10 @@ def test_what_the_ranks_refuse(lab: Lab) -> None:
     lab.run("import gc; del model; gc.collect()")
     with pytest.raises(ClusterError, match=rf"model {number} no longer exists"):
         lab.step_state(number)
-    own = {str(rank): of_rank for rank, of_rank in lab.timeline.own_numbers(number).items()}
-    answers = lab.wire.request(None, "live", 30.0, do="TellStage", reducers=own)  # as when they have not said so yet
-    assert all("no longer exists" in answer["error"] for answer in answers.values())
+    own = dict(lab.timeline.own_numbers(number))
+    answers = lab.wire.request(None, GetStage(reducers=own), 30.0)  # as when they have not said so yet
+    assert sorted(answers.errors) == [0, 1]
+    assert all("no longer exists" in error for error in answers.errors.values())
     assert not lab.run("print(end='')").text(0)  # a refusal is not a failure: the ranks' logs are empty
 
 
@@ -200,7 +202,7 @@ def test_a_cell_that_fails_meanwhile(lab: Lab) -> None:
     """A change that is pending when the groups break is gone with them; the next one takes."""
     lab.run(MODEL + "for _ in range(3): step()")
     prepare = (
-        "from ddp_lab.protocol.commands import Change\n"
+        "from ddp_lab.protocol.messages import Change\n"
         "model._live.prepare('broken', Change(bucket_cap_mb=0.01))\nstep()\n"
     )
     with pytest.raises(CellError, match="on purpose"):

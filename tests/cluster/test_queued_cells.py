@@ -306,11 +306,14 @@ def test_a_broken_connection_loses_no_cell(lab: Lab) -> None:
 
 def test_a_cell_that_was_lost_is_sent_again(lab: Lab, view: Any) -> None:
     """A cell that is lost with a connection is sent again, and runs once."""
-    lab.run("count = 0\nfrom ddp_lab.engine.rank import _rank\ndelivery = _rank.telemetry._handlers['cell']")
+    lab.run(
+        "count = 0\nfrom ddp_lab.engine.rank import _rank\nfrom ddp_lab.protocol.messages import Cell\n"
+        "delivery = _rank.telemetry._handlers[Cell]"
+    )
     drop = (
         "lost = False\ndef lose_one(message):\n    global lost\n    lost = True\n"
-        "    _rank.telemetry._handlers['cell'] = delivery\n"
-        "if rank == 1: _rank.telemetry._handlers['cell'] = lose_one"
+        "    _rank.telemetry._handlers[Cell] = delivery\n"
+        "if rank == 1: _rank.telemetry._handlers[Cell] = lose_one"
     )
     lab.run(drop)
     run = lab.run("count += 1; count", wait=False)

@@ -15,9 +15,10 @@ import psutil
 import pytest
 
 from ddp_lab import CellError
-from ddp_lab.cluster.cells.messages import CellMessages
 from ddp_lab.cluster.cells.run import CellRun
+from ddp_lab.control.wire import Wire
 from ddp_lab.output.terminal import plain
+from ddp_lab.protocol.messages import Ping
 from tests import leftovers
 from tests.benchmarks.recovery import SETUP, STATES, State, interrupted
 from tests.cluster.conftest import Lab
@@ -74,8 +75,8 @@ def raise_while_peers_wait(lab: Lab) -> None:
         lab.run("if rank == 1:\n    raise ValueError('on purpose')\ndist.all_reduce(t)")
     failures = caught.value.failures
     assert list(failures) == [1, 0]
-    answers = lab.wire.request([0, 1], "ping", 10.0)
-    assert {rank: answer["broken_by"] for rank, answer in answers.items()} == {0: "rank 1", 1: "failed"}
+    answers = lab.wire.request([0, 1], Ping(), 10.0)
+    assert {rank: answer.broken_by for rank, answer in answers.items()} == {0: "rank 1", 1: "failed"}
     assert (failures[1].name, failures[1].message, failures[1].secondary) == ("ValueError", "on purpose", False)
     assert failures[0].secondary
 
@@ -226,7 +227,7 @@ def test_an_interrupt_as_the_cell_is_sent(steady: Lab) -> None:
     """An interrupt that comes when the cell has just been sent ends it on both ranks."""
 
     def press(frame: FrameType, event: str, argument: object) -> None:
-        if event == "return" and frame.f_code is CellMessages.send.__code__:
+        if event == "return" and frame.f_code is Wire.send.__code__:
             sys.setprofile(None)
             os.kill(os.getpid(), signal.SIGINT)
 

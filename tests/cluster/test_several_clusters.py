@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from ddp_lab import ClusterError, current_cluster
-from ddp_lab.control.records import CellText
 from ddp_lab.notebook import commands, completion
+from ddp_lab.protocol.messages import CellText, Complete
 from tests.cluster.conftest import Lab
 from tests.waiting import wait_until
 
@@ -84,9 +84,9 @@ def test_names_are_completed_from_the_cluster_that_is_named(both: tuple[Lab, Lab
         (" --cluster first", "only_first"),
         (" --cluster=second", "only_second"),
     ):
-        answer = completion.ask(options, "complete", 30, text="only_")
+        answer = completion.ask(options, Complete("only_"), 30)
         assert answer is not None
-        assert [name for name, _ in answer["matches"]] == [found]
+        assert [name for name, _ in answer.matches] == [found]
 
 
 def test_a_cell_in_the_background_is_told_in_a_terminal(

@@ -379,6 +379,8 @@ def test_functions_with_what_they_mention(lab: Lab, notebook: Notebook) -> None:
     assert lab.run(names["fibonacci"], 10).values == {0: 55, 1: 55}
     assert lab.run(names["Counter"]().add, 5, plus=1).values == {0: 16, 1: 17}
     assert lab.run(names["functools"].partial(names["total"], 0), power=1).values == {0: 10, 1: 11}
+    given = {"label": 1, "board": 2, "view": 3, "tick": 4, "code": 5, "self": 6}
+    assert lab.run(lambda **kwargs: kwargs, ranks=[1], **given).values == {1: given}
     assert lab.run(names["Counter"].add, names["Base"](3), 1).values == {0: 4, 1: 5}
     here = numpy.arange(LARGE)
     assert lab.run(lambda more: int(here[-1]) + more[0], [1]).values == {0: LARGE, 1: LARGE}

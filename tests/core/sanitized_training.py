@@ -25,7 +25,7 @@ from ddp_lab import comm, native
 from ddp_lab.parallel.core.arguments import Arguments
 from ddp_lab.parallel.live import breakpoints
 from ddp_lab.parallel.live.model import live_models
-from ddp_lab.protocol.commands import Change
+from ddp_lab.protocol.messages import Change
 
 STEPS = 6
 

@@ -67,9 +67,9 @@ def _on_rank(rank: int, size: int, folder: str, built: str) -> None:
         assert Path(__file__).name in [Path(file).name for file, _ in own_collectives.frames_of(name, 1)]
     work = dist.all_reduce(large, async_op=True) if rank == 0 else None
     if rank == 0:
-        wait_until(lambda: own_collectives.in_flight()["count"] == 1, "the one in flight")
-        oldest = own_collectives.in_flight()["oldest"]
-        assert (oldest["name"], oldest["number"], oldest["bytes"]) == ("all_reduce", 2, 1 << 20)
+        wait_until(lambda: own_collectives.in_flight().count == 1, "the one in flight")
+        oldest = own_collectives.in_flight().oldest
+        assert (oldest.name, oldest.number, oldest.bytes) == ("all_reduce", 2, 1 << 20)
     Path(folder, f"seen-{rank}").touch()
     wait_until(lambda: all(Path(folder, f"seen-{other}").exists() for other in range(size)), "the others")
     if work is None:
@@ -77,7 +77,7 @@ def _on_rank(rank: int, size: int, folder: str, built: str) -> None:
     else:
         work.wait()
     torch.cuda.synchronize()
-    wait_until(lambda: not own_collectives.in_flight()["count"], "the end of all")
+    wait_until(lambda: not own_collectives.in_flight().count, "the end of all")
     [last] = seen()
     assert (last["entered"], last["open_count"]) == (2, 0), "what has ended is still known"
     Path(folder, f"done-{rank}").touch()

@@ -28,11 +28,12 @@ from hypothesis import strategies as st
 from ddp_lab import follow
 from ddp_lab.cli import main
 from ddp_lab.cluster.followed import _Connection
-from ddp_lab.control import wire_sockets
+from ddp_lab.control import wire as wires
 from ddp_lab.control.wire import JSON_FRAME, Wire
 from ddp_lab.dashboard.views.catalogue import VIEWS
 from ddp_lab.launch.serve import JournalServer
 from ddp_lab.protocol import events, journal
+from ddp_lab.protocol.messages import Ping
 from ddp_lab.timeline.comparison import compare
 from ddp_lab.timeline.timeline import Timeline, read_run
 from tests import journals
@@ -359,7 +360,7 @@ def test_sizes_that_are_announced(tmp_path: Path) -> None:
     run, peak = _peak(lambda: read_run([path]))
     assert peak < 16 << 20
     assert "is damaged in one place (134,21" in run.damage[0]
-    assert journal.MOST_BYTES == wire_sockets.MAX_MESSAGE
+    assert journal.MOST_BYTES == wires.MAX_MESSAGE
     path = tmp_path / "rank0.journal"
     head = struct.pack("<4sIII", journal.pack([b""], 0)[:4], 9, 8 << 20, 0)
     path.write_bytes(_journal() + (head + struct.pack("<I", zlib.crc32(head))) * ((16 << 20) // 20))
@@ -566,7 +567,7 @@ def test_wrong_ranks_and_a_flood(rank: tuple[Wire, Any, Any], caplog: pytest.Log
         control.send(json.dumps({"type": "hello", "rank": wrong}).encode())
     _still_serves(wire, data, control)
     assert wire.connected() <= {0, 5}
-    wire.send(None, {"op": "ping"})
+    wire.send(None, Ping())
     assert wire.error is not None
     before = wire.malformed
     for _ in range(1_000):

@@ -14,8 +14,7 @@ from tests.unit.conftest import SITE
 
 # What other packages of ours use, and users do not need; `find` stands with `attach`, the same method.
 INTERNAL = {
-    "Cluster": {"busy_ranks", "client", "dashboard_means", "engine_of_rank", "far_ranks", "find", "runs_on", "session"}
-    | {"wire"},
+    "Cluster": {"busy_ranks", "client", "dashboard_means", "engine_of_rank", "find", "session", "wire"},
     "Timeline": {
         "analysed",
         "buffer_shapes",

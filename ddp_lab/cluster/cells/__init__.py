@@ -1,3 +1,3 @@
 """One cell on some ranks, from its text to its values or its error."""
 
-__all__ = ["doctor", "failures", "messages", "run", "variables"]
+__all__ = ["doctor", "failures", "front_end", "run", "variables"]

@@ -6,12 +6,12 @@ import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ...diagnosis.rules import BUFFERS_ARE_BROADCAST, IN_FORWARD, Diagnosis
 from ...documentation import more
 from ...errors import CellError, RankFailure
 from ...formatting import duration, enumeration, label_of
+from ...protocol.messages import CellReport, RequestFailure
 
 INTERRUPTED = "KeyboardInterrupt"
 LOST = "RankLost"
@@ -53,18 +53,18 @@ def marked(text: str) -> str:
     return f"\x1b[1;38;5;231;48;5;124m{text}\x1b[0m"
 
 
-def failure_of(rank: int, report: Mapping[str, Any]) -> RankFailure:
-    """The failure that rank `rank` reported (see `ddp_lab.engine.cells.cell.run`)."""
-    whole, short = ("\n".join(report[name]) for name in ("traceback", "brief"))
+def failure_of(rank: int, report: CellReport) -> RankFailure:
+    """The failure that rank `rank` reported."""
+    whole, short = "\n".join(report.traceback), "\n".join(report.brief)
     return RankFailure(
         rank=rank,
-        name=str(report["name"]),
-        message=str(report["message"]),
+        name=report.name,
+        message=report.message,
         traceback=whole,
-        time_ns=int(report["time_ns"]),
-        secondary=bool(report["consequence"]),
-        waited_in=str(report["waited_in"]),
-        broke_backward=bool(report["broke_backward"]),
+        time_ns=report.time_ns,
+        secondary=report.consequence,
+        waited_in=report.waited_in,
+        broke_backward=report.broke_backward,
         short_traceback="" if short == whole else short,
     )
 
@@ -85,9 +85,9 @@ def unknown(rank: int, why: str) -> RankFailure:
     return RankFailure(rank, UNKNOWN, why, "", time.monotonic_ns(), secondary=False)
 
 
-def outside(rank: int, name: str, message: str, traceback: str) -> RankFailure:
+def outside(rank: int, error: RequestFailure) -> RankFailure:
     """The failure of a rank outside the cell's own code."""
-    return RankFailure(rank, name, message, traceback, time.monotonic_ns(), secondary=False)
+    return RankFailure(rank, error.name, error.message, error.traceback, time.monotonic_ns(), secondary=False)
 
 
 def replaced_text(replaced: Mapping[int, str], world_size: int) -> str:

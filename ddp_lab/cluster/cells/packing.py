@@ -249,6 +249,17 @@ def _name_of(function: Any) -> str:
     return str(getattr(_plain_function(function), "__qualname__", type(function).__name__)).rpartition("<locals>.")[2]
 
 
+def parameters_of(function: Any) -> list[str]:
+    """The names of the parameters that can be given by name; empty if they are not known."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of some that are written in C
+        return []
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    bound = function.keywords if isinstance(function, functools.partial) else {}
+    return [one.name for one in parameters if one.kind in by_name and one.name not in bound]
+
+
 def _check_kind(function: Any, name: str) -> None:
     plain = _plain_function(function)
     if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):

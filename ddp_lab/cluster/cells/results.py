@@ -1,19 +1,17 @@
-"""The state of a cell run: of each of its ranks while it runs, and of all when it has ended."""
+"""The progress of a cell run, its result, and the values in it."""
 
 from __future__ import annotations
 
 import pickle
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...errors import RankFailure
 from ...formatting import label_of
-from ...output.logs import CellOutputs
 from ...output.terminal import Line, TerminalText
-from . import failures as reports
+from ...protocol.messages import CellReport
 
 
 @dataclass(frozen=True)
@@ -108,129 +106,8 @@ def _settled(text: str) -> str:
     return "\n".join(line.text for line in lines.values()) + ("\n" if text.endswith("\n") else "")
 
 
-@dataclass
-class RankState:
-    """The cell on one rank.
-
-    Attributes:
-        report: the return value of `ddp_lab.engine.cells.cell.run`.
-        failure: why there will be no report.
-        begun_s: when it began, in seconds on the monotonic clock; None if it has not.
-        ended_s: when it ended, in seconds on the monotonic clock.
-        shown: the text that it showed for the last expression's value.
-    """
-
-    report: Mapping[str, Any] | None = None
-    failure: RankFailure | None = None
-    begun_s: float | None = None
-    ended_s: float = 0.0
-    shown: str = ""
-
-    @property
-    def ended(self) -> bool:
-        """Whether the rank has reported how the cell ended, or no longer can."""
-        return self.report is not None or self.failure is not None
-
-    @property
-    def word(self) -> str:
-        """ "queued", "running", "done", "failed" or "interrupted"."""
-        if not self.ended:
-            return "queued" if self.begun_s is None else "running"
-        if self.report is None:
-            return "failed"
-        if self.report["ok"]:
-            return "done"
-        return "interrupted" if self.report["name"] == reports.INTERRUPTED else "failed"
-
-
-class RankStates:
-    """The states of all ranks of one cell.
-
-    Args:
-        ranks: the ranks.
-        outputs: where their outputs go.
-        on_axis: converts a rank's host time to one common clock; None: all share one.
-    """
-
-    def __init__(
-        self, ranks: Sequence[int], outputs: CellOutputs, on_axis: Callable[[int, int], int] | None = None
-    ) -> None:
-        self.outputs = outputs
-        self._on_axis = on_axis
-        self._states = {rank: RankState() for rank in ranks}
-
-    def __getitem__(self, rank: int) -> RankState:
-        return self._states[rank]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._states)
-
-    def open(self) -> tuple[int, ...]:
-        """The ranks that have not ended."""
-        return tuple(rank for rank, state in self._states.items() if not state.ended)
-
-    def begin(self, time_s: float) -> None:
-        """Assumes from now on that no rank is kept from beginning."""
-        for state in self._states.values():
-            state.begun_s = time_s
-
-    def begun(self) -> float | None:
-        """When the first rank began, in seconds on the monotonic clock; None if none has."""
-        return min((state.begun_s for state in self._states.values() if state.begun_s is not None), default=None)
-
-    def finished(self) -> bool:
-        """Whether every rank has ended. Its outputs have arrived: a rank replies after them."""
-        return all(state.ended for state in self._states.values())
-
-    def take_output(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
-        """Keeps an output message."""
-        if kind == "execute_result":
-            self._states[rank].shown = str(content["data"].get("text/plain", ""))
-        self.outputs.add(rank, {"output_type": kind, **content})
-
-    def give_up(self, failure: RankFailure) -> None:
-        """Ends a rank that will not answer."""
-        state = self._states[failure.rank]
-        state.failure = failure
-        state.ended_s = time.monotonic()
-
-    def failures(self) -> dict[int, RankFailure]:
-        """Failures by rank, causes first (see `failures.in_order`)."""
-        found = []
-        for rank, state in self._states.items():
-            if state.failure is not None:
-                found.append(state.failure)
-            elif state.report is not None and not state.report["ok"]:
-                made = reports.failure_of(rank, state.report)
-                found.append(
-                    made if self._on_axis is None else replace(made, time_ns=self._on_axis(rank, made.time_ns))
-                )
-        return reports.in_order(found)
-
-    def failed_before(self, time_s: float) -> RankFailure | None:
-        """The first failure, if it happened before `time_s` on the monotonic clock."""
-        if any(state.word in ("failed", "interrupted") and state.ended_s <= time_s for state in self._states.values()):
-            return next(iter(self.failures().values()))
-        return None
-
-    def words(self) -> dict[int, str]:
-        """rank -> "queued", "running", "done", "failed" or "interrupted"."""
-        return {rank: state.word for rank, state in self._states.items()}
-
-    def ends(self) -> dict[int, str]:
-        """As `words`, with "unblocked" for ranks that failed because another one did."""
-        secondary = {rank for rank, failure in self.failures().items() if failure.secondary}
-        return {rank: "unblocked" if rank in secondary else word for rank, word in self.words().items()}
-
-    def values(self) -> dict[int, Any]:
-        """rank -> value, of the ranks that have reported."""
-        return {rank: _value_of(rank, state) for rank, state in self._states.items() if state.report is not None}
-
-
-def _value_of(rank: int, state: RankState) -> Any:
-    report = state.report or {}
-    if report.get("blob") is not None:
-        return pickle.loads(report["blob"])
-    if not report.get("ok"):
-        return None
-    return RemoteValue(rank, str(report["kind"]), state.shown, str(report.get("unsent", "")))
+def value_of(rank: int, report: CellReport, shown: str) -> Any:
+    """The value that a rank reports; `shown` is the text that it displayed for it."""
+    if report.blob is not None:
+        return pickle.loads(report.blob)
+    return RemoteValue(rank, report.kind, shown, report.unsent) if report.ok else None

@@ -7,6 +7,7 @@ interrupts only while it sleeps; see [Note: interrupts of the client].
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections import deque
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from ...control.interrupts import held_back, let_through
-from ...control.records import CellText
 from ...diagnosis.rules import Diagnosis
 from ...errors import CellError, ClusterError, RankFailure
 from ...formatting import duration, enumeration, label_of
@@ -25,26 +25,25 @@ from ...output.display import RunView, write_line
 from ...output.logs import CellOutputs
 from ...output.throttle import in_turns
 from ...protocol.entry_points import CALL, RankFunction
+from ...protocol.messages import Cell, CellText, RequestFailure, arguments, report_of
 from ..processes.process_watch import ProcessWatch
 from ..session import Session
 from . import failures as reports
-from . import messages
 from .doctor import Watch
-from .messages import QUESTION, Answers
-from .packing import FunctionCall
-from .results import CellResult, CellStatus, RankStates, RemoteValue
+from .front_end import QUESTION, Answers
+from .packing import FunctionCall, parameters_of
+from .results import CellResult, CellStatus, RemoteValue, value_of
+from .state import ANNOUNCE_S, GRACE_S, Action, Announce, Begin, CellState, Interrupt, Lose, Phase, TimeOut
 
 __all__ = ["CellOptions", "CellResult", "CellRun", "CellStatus", "CellText", "RankFunction", "RemoteValue"]
 
 _NEVER = float("inf")
+_OF_TEXTS = ("label", "board", "view", "tick")  # options that `Cluster.run` takes by keyword
 _FIRST_REFRESH_S = 0.04  # a short cell is shown once, complete
 _REFRESH_S = 0.08
 _REFRESH_SHARE = 5  # at most a sixth of the time is spent on showing
 _LOOK_S = 0.2  # how often a silent cell looks for lost ranks
-_ANNOUNCE_S = 0.5  # how long a failure waits for the other ranks before it is announced
-_GRACE_S = 5.0  # how long an interrupted rank may take to end
 _LAST_WORDS_S = 0.02  # what a process sent before it ended may still arrive
-_FREED_S = 0.15  # how long the peers of a lost rank may take to end by themselves: their collectives fail
 _ENDED_S = 1.0  # until a rank whose process was terminated is known to be lost
 _VIEW_S = 1.0  # between two updates of the progress line
 _RESULT_LOST = "finished the cell, but its result was lost with a connection"
@@ -61,6 +60,8 @@ class CellOptions:
         args: arguments of the function, where a function is run.
         kwargs: its keyword arguments.
         board: shows the outputs; None for the one that fits this process.
+        view: shows its progress if it is not waited for; None: a widget in a notebook, nothing elsewhere.
+        tick: called from time to time while it is waited for.
         timeout: seconds after which the ranks are interrupted; None for no limit.
         hang_seconds: time without progress after which the cell reports the cause; None: it never does.
         after: cells sent before to some of the same ranks that may not have ended: this one waits for them.
@@ -71,9 +72,37 @@ class CellOptions:
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     board: Board | None = None
+    view: RunView | None = None
+    tick: Callable[[], None] | None = None
     timeout: float | None = None
     hang_seconds: float | None = None
     after: Sequence[CellRun] = ()
+
+    @classmethod
+    def of(cls, code: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: Sequence[str]) -> CellOptions:
+        """From the arguments of `Cluster.run`: of a function they are the function's, of a text ours.
+
+        Args:
+            code: what is run.
+            args: without names.
+            kwargs: with names that are not `Cluster.run`'s own.
+            given: which of its own were given.
+
+        Raises:
+            TypeError: a text has no such option, or the function has a parameter of such a name.
+        """
+        if isinstance(code, str | CellText | RankFunction):
+            unknown = [name for name in kwargs if name not in _OF_TEXTS]
+            if unknown:
+                raise TypeError(f"a cell's text has no argument {unknown[0]!r}: choose from {', '.join(_OF_TEXTS)}")
+            return cls(args=args, **kwargs)
+        taken = [name for name in given if name in parameters_of(code)]
+        if taken:
+            raise TypeError(
+                f"{taken[0]}= is both an argument of lab.run and a parameter of the function: fix the function's with "
+                f"functools.partial or a lambda, e.g. `lab.run(lambda: f({taken[0]}=...))`"
+            )
+        return cls(args=args, kwargs=kwargs)
 
 
 class CellRun:
@@ -119,30 +148,19 @@ class CellRun:
         else:
             far = session.processes.far_ranks.intersection(self.ranks)
             self._call = FunctionCall(code, self.options.args, self.options.kwargs, self.ranks, far)
-        self._board = self.options.board or default_board(self.ranks)
-        outputs = CellOutputs(self.ranks, session.processes.logs, cell_id)
-        self._states = RankStates(self.ranks, outputs, None if session.clocks is None else session.clocks.on_axis)
+        self._outputs = CellOutputs(self.ranks, session.processes.logs, cell_id)
+        on_axis = None if session.clocks is None else session.clocks.on_axis
+        self._state = CellState(self.ranks, self.options.timeout, on_axis)
+        self._screen = _Screen(self.options.board or default_board(self.ranks))
+        self._shown: dict[int, str] = {}  # rank -> the text that it displayed for its value
         self._inbox: deque[tuple[int, str, Sequence[bytes]]] = deque()
-        self._unshown: list[tuple[int, str, Any]] = []
         self._answers = Answers(lambda rank, message: session.wire.send([rank], message))
         self._wake = threading.Event()
-        self._begin = 0.0
-        self._end: float | None = None
         self._cause: Diagnosis | None = None  # of a failure that the ranks do not explain
-        self._refresh_at = _NEVER
-        self._refresh_after = 0.0
-        self._timed_out: tuple[int, ...] | None = None
         self._given_up: dict[int, str] = {}  # rank -> how its process ended, or why it is terminated on purpose
         self._next_look = _NEVER
-        self._silent: tuple[int, ...] = ()
-        self._announced = False
-        self._lost_s = 0.0  # when the first rank was found lost
-        self._interrupted_peers = False
-        self._outputs = 0  # number that arrived
-        self._said_waits = False
-        self._view: RunView | None = None
-        self._late_view: RunView | None = None
-        self._viewed, self._viewed_at = "", 0.0  # its state then
+        self._view: _View | None = None
+        self._late_view: _View | None = None
         self._follower: threading.Thread | None = None
         self._follower_error: BaseException | None = None
 
@@ -157,20 +175,15 @@ class CellRun:
         Raises:
             ClusterError: a rank has no engine any more; nothing was sent.
         """
-        self._begin = time.monotonic()
-        self._view = view
-        if view is not None:
-            view.show(self)
-        self._check_ranks()
-        self._session.cells.listen(self.cell_id, self._put)
-        self._session.cells.send(self.ranks, self._cell(), self._code)
         ahead = self.waits_for
-        if ahead:
-            if view is None:
-                self._said_waits = True
-                self._board.announce(self.ranks, reports.waiting(self.label, ahead))
-        else:
-            self._states.begin(self._begin)
+        self._state.send(time.monotonic(), queued=bool(ahead))
+        if view is not None:
+            self._view = _View(view, self)
+        self._check_ranks()
+        self._session.wire.listen(self.cell_id, self._put)
+        self._session.wire.send(self.ranks, self._cell())
+        if ahead and view is None:
+            self._screen.board.announce(self.ranks, reports.waiting(self.label, ahead))
         return self
 
     def _check_ranks(self) -> None:
@@ -181,19 +194,23 @@ class CellRun:
                 f"{label_of(missing)} {have} failed or never started (`%cluster rejoin` starts new ones)"
             )
 
-    def _cell(self) -> dict[str, Any]:
-        options = self.options
+    def _cell(self) -> Cell:
+        options, code, call = self.options, self._code, self._call
         after = {run.cell_id: run.label for run in options.after if not run.done}
-        cell = {"id": self.cell_id, "label": self.label, "after": after}
-        cell["sources"] = self._call.sources if self._call else {}
-        args, kwargs = (self._call.args, {}) if self._call else (tuple(options.args), dict(options.kwargs))
-        return {**cell, "args": args, "kwargs": kwargs}
+        if not isinstance(code, RankFunction):
+            text = code if isinstance(code, CellText) else CellText(code)
+            return Cell(self.cell_id, self.label, text=text, after=after)
+        if call is None:  # push and pull also run after a failed cell
+            return Cell(self.cell_id, self.label, function=code, frames=arguments(options.args, options.kwargs))
+        frames = arguments(call.args, {})
+        return Cell(self.cell_id, self.label, function=code, after=after, sources=call.sources, frames=frames)
 
     def _put(self, rank: int, kind: str, frames: Sequence[bytes]) -> None:
         """On the wire's thread."""
         self._inbox.append((rank, kind, frames))
         # A short cell's loop wakes three times, not six: once for its outputs, and for each reply.
-        wakes = self._said_waits if kind == "begun" else self._refresh_at == _NEVER or kind in ("reply", QUESTION)
+        queued = self._state.phase is Phase.QUEUED
+        wakes = queued if kind == "begun" else self._screen.due_s == _NEVER or kind in ("reply", QUESTION)
         if wakes:
             self._wake.set()
 
@@ -225,22 +242,16 @@ class CellRun:
                 raise self._interrupted() from None
             finally:
                 if self._late_view is not None:
-                    self._late_view.show(self)
+                    self._late_view.show()
             return self.result()
 
     def _tick_for_late_pages(self, tick: Callable[[], None] | None, late: Callable[[], RunView | None]) -> None:
         if tick is not None:
             tick()
-        if self._late_view is None and self.seconds > _LATE_S:
-            self._late_view = late()
-        self._look_at(self._late_view)
-
-    def _look_at(self, view: RunView | None) -> None:
-        """Updates its view every second and whenever its state changes."""
-        now, state = time.monotonic(), self.state
-        if view is not None and (state != self._viewed or now - self._viewed_at >= _VIEW_S):
-            self._viewed, self._viewed_at = state, now
-            view.show(self)
+        if self._late_view is None and self.seconds > _LATE_S and (view := late()) is not None:
+            self._late_view = _View(view, self)
+        if self._late_view is not None:
+            self._late_view.update()
 
     def _wait_for_follower(self, tick: Callable[[], None] | None) -> None:
         assert self._follower is not None
@@ -251,23 +262,22 @@ class CellRun:
                 tick()
         if self._follower_error is not None:
             raise self._follower_error
-        self._board.show_again()
+        self._screen.board.show_again()
         if self._view is not None:
-            self._view.show_again()
+            self._view.view.show_again()
 
     def follow(self) -> CellRun:
         """Shows outputs from a thread of its own until the cell has ended; returns at once."""
-        self._viewed, self._viewed_at = self.state, time.monotonic()
 
         def main() -> None:
+            view = self._view
             try:
-                self._pump(lambda: self._look_at(self._view))
-                if self._view is not None:
-                    self._view.show(self)
+                self._pump(None if view is None else view.update)
             except BaseException as error:  # noqa: BLE001  the thread's top: kept for `wait`, and shown
-                self._follower_error, self._end = error, time.monotonic()
-                if self._view is not None:
-                    self._view.show(self)
+                self._follower_error = error
+                self._state.fail(time.monotonic())
+            if view is not None:
+                view.show()
 
         self._follower = threading.Thread(target=main, name=f"ddp_lab-{self.cell_id}", daemon=True)
         self._follower.start()
@@ -275,10 +285,7 @@ class CellRun:
 
     def interrupt(self) -> None:
         """Interrupts the ranks that have not ended, those that have not begun as soon as they do; returns at once."""
-        ranks = self._states.open()
-        self._announced = True  # ranks that end because of it need no announcement
-        if ranks:
-            self._session.members.interrupt(ranks, self.cell_id)
+        self._do(self._state.interrupt())
 
     def give_up(self, why: Mapping[int, str]) -> None:
         """Ends the run on ranks whose processes have ended or are being ended; from any thread.
@@ -294,7 +301,7 @@ class CellRun:
         if self.done:
             values = ", ".join(f"{rank}: {value!r}" for rank, value in self.values.items() if rank not in self.failures)
             return f"<CellRun {self.label}: {self.headline}; values {{{values}}}>"
-        words = self._states.words()
+        words = self._state.words()
         ranks = {word: [rank for rank in words if words[rank] == word] for word in dict.fromkeys(words.values())}
         states = ", ".join(f"{label_of(members)} {word}" for word, members in ranks.items())
         if ahead := self.waits_for:
@@ -310,7 +317,7 @@ class CellRun:
     @property
     def done(self) -> bool:
         """Whether every rank has ended."""
-        return self._end is not None
+        return self._state.ended_s is not None
 
     @property
     def label(self) -> str:
@@ -320,16 +327,16 @@ class CellRun:
     @property
     def seconds(self) -> float:
         """Since it was sent, until its end."""
-        return (self._end or time.monotonic()) - self._begin
+        return (self._state.ended_s or time.monotonic()) - self._state.sent_s
 
     @property
     def state(self) -> str:
         """As `CellStatus.state`."""
         if not self.done:
             return "queued" if self.waits_for else "running"
-        if self._timed_out or self._follower_error is not None:
+        if self._state.timed_out or self._follower_error is not None:
             return "failed"
-        return "interrupted" if self._silent and not self.failures else reports.end_of(self.failures)
+        return "interrupted" if self._state.silent and not self.failures else reports.end_of(self.failures)
 
     @property
     def headline(self) -> str:
@@ -355,27 +362,27 @@ class CellRun:
     @property
     def failures(self) -> Mapping[int, RankFailure]:
         """rank -> failure, the first cause first, of the ranks that have failed."""
-        return self._states.failures()
+        return self._state.failures()
 
     @property
     def logs(self) -> Mapping[int, Path]:
         """rank -> the file with everything it printed; empty if it printed little."""
-        return self._states.outputs.logs()
+        return self._outputs.logs()
 
     def last_lines(self) -> str:
         """The end of the shown text, for a page that has missed it."""
-        return self._board.last_lines()
+        return self._screen.board.last_lines()
 
     @property
     def waits_for(self) -> tuple[str, ...]:
         """The cells that its ranks run before it, until one has begun it."""
-        if self._states.begun():
+        if self._state.begun() is not None:
             return ()
         return tuple(run.label for run in self.options.after if not run.done)
 
     def outputs(self) -> Mapping[int, Sequence[dict[str, Any]]]:
         """rank -> every output so far, also while it runs; as `CellResult.outputs`."""
-        return self._states.outputs.by_rank()
+        return self._outputs.by_rank()
 
     def text(self, rank: int) -> str:
         """What rank `rank` has printed or displayed so far, as `CellResult.text`."""
@@ -388,8 +395,8 @@ class CellRun:
             CellError: as `wait`.
             ClusterError: the cell is still running.
         """
-        if self._end is None:
-            raise ClusterError(f"cell {self.label} is still running on {label_of(self._states.open())}")
+        if not self.done:
+            raise ClusterError(f"cell {self.label} is still running on {label_of(self._state.open())}")
         result, error = self.collected(), self._error()
         if error is None:
             return result
@@ -400,8 +407,8 @@ class CellRun:
         failed, label = self.failures, self.label
         if not failed:
             return None
-        if self._timed_out:
-            return reports.timeout_error(failed, self._timed_out, label, self.options.timeout or 0.0)
+        if self._state.timed_out:
+            return reports.timeout_error(failed, self._state.timed_out, label, self.options.timeout or 0.0)
         run = "" if self._view is None else f"lab.results[{self.options.name!r}]"
         return reports.cell_error(failed, label, run, self._cause)
 
@@ -419,7 +426,7 @@ class CellRun:
 
     def status(self) -> CellStatus:
         """Which ranks still run, ended or failed, and since when."""
-        return CellStatus(self.cell_id, self.label, self.state, self._states.words(), self.seconds)
+        return CellStatus(self.cell_id, self.label, self.state, self._state.words(), self.seconds)
 
     # -- the loop
 
@@ -430,127 +437,116 @@ class CellRun:
             self._wake.clear()
             self._take()
             now = time.monotonic()
-            if self._states.finished() or now >= until:
+            if not self._state.open() or now >= until:
                 break
-            if now >= self._refresh_at:
+            if now >= self._screen.due_s:
                 self._show()
             if now >= self._next_look:
                 self._next_look = now + _LOOK_S
                 self._look(now)
-            if self._unshown and self._refresh_at == _NEVER:
-                self._refresh_at = max(now + _FIRST_REFRESH_S, self._refresh_after)
+            self._screen.plan(now)
             if tick is not None:
                 tick()
             if self._answers:
                 self._ask()
                 continue
             with let_through():
-                self._wake.wait(max(0.0, min(self._refresh_at, self._next_look, until) - time.monotonic()))
-        self._feed_board()
-        self._board.end(self._states.ends())
-        self._board.refresh(final=True)
-        if not self._states.open():
+                self._wake.wait(max(0.0, min(self._screen.due_s, self._next_look, until) - time.monotonic()))
+        self._screen.feed(self._outputs.where())
+        self._screen.board.end(self._state.ends())
+        self._screen.board.refresh(final=True)
+        if not self._state.open():
             self._finish()
 
     def _finish(self) -> None:
-        if self._end is None:
-            self._end = time.monotonic()
+        if self._state.end(time.monotonic()):
             boxes = self._session.members.black_boxes
-            self._cause = boxes.cause(self.failures, self.ranks, self._begin_ns)
-        self._session.cells.forget(self.cell_id)
+            self._cause = boxes.cause(self.failures, self.ranks, self._sent_ns)
+        self._session.wire.unlisten(self.cell_id)
         self._values()
 
     def _take(self) -> None:
         while self._inbox:
             rank, kind, frames = self._inbox.popleft()
-            state, content = self._states[rank], messages.content(kind, frames)
+            now = time.monotonic()
             if kind == "begun":
-                state.begun_s = state.begun_s or time.monotonic()
-                if self._said_waits:
-                    self._said_waits = False
-                    self._board.announce(self.ranks, f"{self.label} is running …")
+                self._do(self._state.begin(rank, now))
             elif kind == "reply":
-                state.ended_s = time.monotonic()
-                if "outside" not in content:
-                    state.report = content
-                elif not state.ended:
-                    self._give_up(reports.outside(rank, **content["outside"]))
-                self._session.members.note_end(rank, self.cell_id, state.word != "done")
+                report = report_of(frames)
+                if not isinstance(report, RequestFailure):
+                    self._state.report(rank, report, now)
+                elif not self._state[rank].ended:
+                    self._give_up(reports.outside(rank, report))
+                self._session.members.note_end(rank, self.cell_id, self._state[rank].word != "done")
             elif kind == QUESTION:
-                self._answers.take(rank, content)
+                self._answers.take(rank, frames)
             else:
-                self._outputs += 1
-                self._states.take_output(rank, kind, content)
-                self._unshown.append((rank, kind, content))
+                content = json.loads(frames[0])
+                if kind == "execute_result":
+                    self._shown[rank] = str(content["data"].get("text/plain", ""))
+                self._outputs.add(rank, {"output_type": kind, **content})
+                self._screen.add(rank, kind, content)
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        """Carries out what the state answers to an event."""
+        members = self._session.members
+        for action in actions:
+            if isinstance(action, Begin):
+                if self._view is None:
+                    self._screen.board.announce(self.ranks, f"{self.label} is running …")
+            elif isinstance(action, Interrupt):
+                members.interrupt(action.ranks, self.cell_id)
+            elif isinstance(action, Lose):
+                self._give_up(reports.lost(action.rank, action.why, members.last_words(action.rank)))
+                self._next_look = min(self._next_look, self._state.next_s)
+            elif isinstance(action, TimeOut):
+                self._give_up(reports.timed_out(action.rank, self.options.timeout or 0.0, time.monotonic_ns()))
+            elif isinstance(action, Announce):
+                text = reports.announcement(action.failure, action.others)
+                self._announce([action.failure.rank], text)
+
+    def _announce(self, ranks: Sequence[int], text: str, stays: bool = False) -> None:
+        """Shows a line, after the outputs that came before it."""
+        self._screen.feed(self._outputs.where())
+        self._screen.board.announce(ranks, text, stays=stays)
 
     def _give_up(self, failure: RankFailure) -> None:
         """Ends a rank that will not answer; a page that shows its output by itself shows why."""
-        self._states.give_up(failure)
+        self._state.give_up(failure, time.monotonic())
         lines = [*failure.traceback.splitlines(), f"{failure.name}: {failure.message}"]
         content = {"ename": failure.name, "evalue": failure.message, "traceback": lines}
-        self._unshown.append((failure.rank, "error", content))
-
-    def _lose(self, rank: int, why: str) -> None:
-        self._give_up(reports.lost(rank, why, self._session.members.last_words(rank)))
-        if not self._lost_s:
-            self._lost_s = time.monotonic()
-            self._next_look = min(self._next_look, self._lost_s + _FREED_S)
+        self._screen.show_error(failure.rank, content)
 
     def _show(self) -> None:
         begin = time.monotonic()
-        self._refresh_at = _NEVER
+        self._screen.due_s = _NEVER
         self._take()  # what came before that without waking
-        self._feed_board()
-        pause = self._board.refresh()
-        now = time.monotonic()
-        self._refresh_after = now + max(_REFRESH_S, _REFRESH_SHARE * (now - begin), pause)
-
-    def _feed_board(self) -> None:
-        for rank, kind, content in in_turns(self._unshown):
-            self._board.feed(rank, kind, content)
-        self._unshown.clear()
-        self._board.know(self._states.outputs.where())
+        self._screen.refresh(begin, self._outputs.where())
 
     def _look(self, now: float) -> None:
         """Checks for failed ranks, for ranks that continue after another one failed, and the time limit."""
-        gone = {**self._session.members.lost(), **self._given_up}
-        for rank in self._states.open():
-            if rank in gone:
-                self._lose(rank, gone[rank])
-        if self._lost_s and now - self._lost_s >= _FREED_S and not self._interrupted_peers:
-            self._interrupted_peers = True
-            self.interrupt()
+        members, state = self._session.members, self._state
+        self._do(state.look_for_lost(now, {**members.lost(), **self._given_up}))
         self._look_after_processes()
-        self._announce_failure(now)
-        told = self._watch.look(self._outputs) if self._watch is not None else None
+        self._do(state.look_for_failures(now, members.running(self.cell_id)))
+        told = self._watch.look(self._screen.outputs) if self._watch is not None else None
         if told is not None:
-            self._feed_board()
-            self._board.announce(self._states.open(), told, stays=True)
-        limit, begun = self.options.timeout, self._states.begun()
-        if limit is None or begun is None or now - begun < limit:
-            return
-        if self._timed_out is None:
-            self._timed_out = self._states.open()
-            self.interrupt()
-        elif now - begun > limit + _GRACE_S:
-            for rank in self._states.open():
-                self._give_up(reports.timed_out(rank, limit, time.monotonic_ns()))
+            self._announce(state.open(), told, stays=True)
+        self._do(state.look_at_limit(now))
 
     @property
-    def _begin_ns(self) -> int:
-        return int(self._begin * 1e9)
+    def _sent_ns(self) -> int:
+        return int(self._state.sent_s * 1e9)
 
     def _cause_of_wait(self, waiting: Collection[int]) -> Diagnosis | None:
-        return self._session.members.black_boxes.cause_of_wait(waiting, self.ranks, self._begin_ns)
+        return self._session.members.black_boxes.cause_of_wait(waiting, self.ranks, self._sent_ns)
 
     def _look_after_processes(self) -> None:
-        news = self._processes.look(self.cell_id, () if self.waits_for else self._states.open())
-        if news.lines:
-            self._feed_board()
+        news = self._processes.look(self.cell_id, () if self.waits_for else self._state.open())
         for line in news.lines:
-            self._board.announce(self.ranks, line, stays=True)
+            self._announce(self.ranks, line, stays=True)
         if news.again:
-            self._session.cells.send(news.again, self._cell(), self._code)
+            self._session.wire.send(news.again, self._cell())
         for rank in news.lost:
             self._give_up(reports.unknown(rank, _RESULT_LOST))
             self._session.members.note_end(rank, self.cell_id, True)
@@ -563,25 +559,14 @@ class CellRun:
         self._show()
         self._answers.ask()
 
-    def _announce_failure(self, now: float) -> None:
-        """Reports at once that a rank failed while others continue, so that the user does not wait for them unaware."""
-        failed = self._states.failed_before(now - _ANNOUNCE_S) if not self._announced else None
-        # One that has raised is open until its traceback is rendered, which takes seconds on a busy machine.
-        still_run = self._session.members.running(self.cell_id).intersection(self._states.open())
-        if failed is not None and still_run:
-            self._announced = True
-            self._feed_board()
-            self._board.announce([failed.rank], reports.announcement(failed, sorted(still_run)))
-
     def _abort(self, tick: Callable[[], None] | None) -> None:
         """After the user's interrupt: stops the ranks and collects what they still report, for a bounded time."""
         with contextlib.suppress(KeyboardInterrupt):
-            self.interrupt()
-            self._collect(tick, _GRACE_S if self._states.begun() else _ANNOUNCE_S)
-            if self._states.begun() and self._states.open():
-                self._session.members.end_silent(self._states.open())
+            self._do(self._state.abandon(time.monotonic()))
+            self._collect(tick, GRACE_S if self._state.begun() is not None else ANNOUNCE_S)
+            if self._state.begun() is not None and self._state.open():
+                self._session.members.end_silent(self._state.open())
                 self._collect(tick, _ENDED_S)
-        self._silent = self._states.open()
         self._finish()
 
     def _collect(self, tick: Callable[[], None] | None, seconds: float) -> None:
@@ -593,16 +578,85 @@ class CellRun:
 
     def _interrupted(self) -> KeyboardInterrupt:
         error = KeyboardInterrupt(f"cell {self.label} on {label_of(self.ranks)}")
-        lines = reports.interrupt_report(self._states.failures(), self._silent, self.label, self.waits_for)
+        lines = reports.interrupt_report(self.failures, self._state.silent, self.label, self.waits_for)
         error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
         error.result = self.collected()  # type: ignore[attr-defined]
         return error
 
     def _values(self) -> dict[int, Any]:
         """rank -> value, so far; once the run has ended, the memory of a call is released."""
+        said = {rank: self._state[rank].report for rank in self.ranks}
+        values = {
+            rank: value_of(rank, report, self._shown.get(rank, ""))
+            for rank, report in said.items()
+            if report is not None
+        }
         if self._call is None:
-            return self._states.values()
-        values = self._call.values(self._states.values())
-        if self._end is not None:
+            return values
+        values = self._call.values(values)
+        if self.done:
             self._call.close()
         return values
+
+
+class _Screen:
+    """Shows a run's outputs on its board, after short pauses; owned by the thread that shows them.
+
+    Attributes:
+        board: where.
+        due_s: when they are to be shown next, in seconds on the monotonic clock.
+        outputs: how many have come.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.due_s = _NEVER
+        self.outputs = 0
+        self._unshown: list[tuple[int, str, Any]] = []
+        self._earliest_s = 0.0
+
+    def add(self, rank: int, kind: str, content: Any) -> None:
+        """Takes an output of a rank."""
+        self.outputs += 1
+        self._unshown.append((rank, kind, content))
+
+    def show_error(self, rank: int, content: Any) -> None:
+        """Takes an error that the rank has not reported itself."""
+        self._unshown.append((rank, "error", content))
+
+    def plan(self, now: float) -> None:
+        """Chooses when to show what has come."""
+        if self._unshown and self.due_s == _NEVER:
+            self.due_s = max(now + _FIRST_REFRESH_S, self._earliest_s)
+
+    def feed(self, where: str) -> None:
+        """Gives the board what has come, and says where all of it is."""
+        for rank, kind, content in in_turns(self._unshown):
+            self.board.feed(rank, kind, content)
+        self._unshown.clear()
+        self.board.know(where)
+
+    def refresh(self, begin: float, where: str) -> None:
+        """Shows it; the next time after a pause, by how long this took since `begin`."""
+        self.feed(where)
+        pause = self.board.refresh()
+        now = time.monotonic()
+        self._earliest_s = now + max(_REFRESH_S, _REFRESH_SHARE * (now - begin), pause)
+
+
+class _View:
+    """A view of a run's progress: shown at once, then every second and whenever the run's state changes."""
+
+    def __init__(self, view: RunView, run: CellRun) -> None:
+        self.view, self._run = view, run
+        self.show()
+
+    def show(self) -> None:
+        """Shows the run as it is."""
+        self._state, self._at = self._run.state, time.monotonic()
+        self.view.show(self._run)
+
+    def update(self) -> None:
+        """Shows it if that is due."""
+        if self._run.state != self._state or time.monotonic() - self._at >= _VIEW_S:
+            self.show()

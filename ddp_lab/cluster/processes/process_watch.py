@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...control.wire import Wire
 from ...errors import ClusterError
+from ...protocol.messages import Activity
 from .startup import Processes
 
 _HINDERED_SECONDS = 1.0  # between two checks whether a process can continue
@@ -50,7 +50,7 @@ class ProcessWatch:
         self,
         processes: Processes,
         wire: Wire,
-        ask: Callable[[Collection[int]], Mapping[int, Mapping[str, Any]]],
+        ask: Callable[[Collection[int]], Mapping[int, Activity]],
     ) -> None:
         self._processes, self._wire, self._ask = processes, wire, ask
         self._connections = wire.connections()
@@ -96,11 +96,11 @@ class ProcessWatch:
         """The ranks that did not receive the cell, and those whose answer is lost."""
         again, lost = [], []
         for rank, answer in self._ask(ranks).items():
-            if answer.get("cell") is not None:
+            if answer.cell is not None:
                 self._without[rank] = 0
                 continue
             self._without[rank] = looks = self._without.get(rank, 0) + 1
-            if looks == _AGAIN and answer.get("last") != cell:
+            if looks == _AGAIN and answer.last != cell:
                 again.append(rank)
             elif looks == _LOOKS:
                 lost.append(rank)

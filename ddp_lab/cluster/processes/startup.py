@@ -18,17 +18,20 @@ import importlib
 import logging
 import math
 import os
+import pickle
 import shutil
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ... import machine
 from ...control.interrupts import held_back
+from ...control.wire import Wire
 from ...errors import ClusterError
 from ...protocol.entry_points import RANK, RankFunction
-from ..cells.messages import CellMessages
+from ...protocol.messages import Call, CellReport, RequestFailure, arguments, report_of
 from .devices import Placement
 from .launchers import Controller, ForkServer, RankProcess, check_client, make_run_dir
 
@@ -62,7 +65,7 @@ class Processes:
 
     def __init__(self, placement: Placement, keeper: Keeper | None = None) -> None:
         self.placement = placement
-        self.messages: CellMessages | None = None  # the way to the ranks, set before they are forked
+        self.wire: Wire | None = None  # to the ranks, set before they are forked
         self.engine_of_rank: dict[int, int] = {}
         self._uuids: dict[int, str] = {}  # of engines, by which the controller knows them
         self._client: Any = None
@@ -318,12 +321,12 @@ class Processes:
             progress: called with the progress.
             ranks: those whose processes are new, replacing failed ones; None for all.
         """
-        assert self.messages is not None
+        assert self.wire is not None
         ranks = range(self.placement.world_size) if ranks is None else ranks
         self.look_after()
         self._bring_back(progress)
-        self.messages.wire.forget(ranks)
-        endpoint = self.messages.wire.endpoint()
+        self.wire.forget(ranks)
+        endpoint = self.wire.endpoint()
         common = {"world_size": self.placement.world_size, "detached": self.keeper is not None}
         made = {
             rank: RankProcess(
@@ -366,21 +369,28 @@ class Processes:
         Raises:
             ClusterError: it raised on a rank, or a rank's process exited.
         """
-        assert self.messages is not None
+        assert self.wire is not None
         self.look_after()
-        asked = {rank: (RankFunction(RANK, function), arguments) for rank, (function, *arguments) in calls.items()}
-        pending = self.messages.call(asked)
+        call_id = f"call-{uuid.uuid4().hex}"
+        reports: dict[int, CellReport | RequestFailure] = {}
 
         def answered() -> dict[int, Any] | None:
             self.fork_server.check(range(self.placement.world_size))
-            for rank, error in list(pending.errors.items()):
-                raise ClusterError(_failure(rank, error, doing))
-            return pending.values if len(pending.values) == len(calls) else None
+            values = {}
+            for rank, report in list(reports.items()):
+                if isinstance(report, RequestFailure):
+                    raise ClusterError(_failure(rank, report, doing))
+                values[rank] = pickle.loads(report.blob or b"")
+            return values if len(values) == len(calls) else None
 
+        with held_back():  # all or none: ranks wait for each other
+            self.wire.listen(call_id, lambda rank, kind, frames: reports.setdefault(rank, report_of(frames)))
+            for rank, (function, *args) in calls.items():
+                self.wire.send([rank], Call(call_id, RankFunction(RANK, function), arguments(args, {})))
         try:
             replies: dict[int, Any] = self._wait(answered, doing, progress)
         finally:
-            self.messages.forget(pending.call_id)
+            self.wire.unlisten(call_id)
         return replies
 
     def end_engines(self) -> None:
@@ -479,10 +489,10 @@ class Processes:
         return {"connecting to the hosts": 0.02, _CONNECTING: 0.05}.get(doing, 0.9), doing
 
 
-def _failure(rank: int, error: Mapping[str, str], doing: str) -> str:
-    if error["name"] == ClusterError.__name__:  # which says what to do
-        return f"{doing} failed on rank {rank}: {error['message']}"
-    return f"{doing} failed on rank {rank}: {error['name']}: {error['message']}\n{error['traceback']}".rstrip()
+def _failure(rank: int, error: RequestFailure, doing: str) -> str:
+    if error.name == ClusterError.__name__:  # which says what to do
+        return f"{doing} failed on rank {rank}: {error.message}"
+    return f"{doing} failed on rank {rank}: {error.name}: {error.message}\n{error.traceback}".rstrip()
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import DdpLabError
+from ...protocol.messages import FindCallSite, plain
 from ..mismatch import with_places
 from ..report import HangReport
 from ..snapshot import RankSnapshot
@@ -65,11 +66,13 @@ def serve_doctor(port: int = _PORT, **options: Any) -> None:
     script = ScriptRank()
 
     def answer(request: Any, response: Any) -> None:
-        _reply(response, script.answer())
+        found = script.answer()
+        _reply(response, {"state": found.state, "why": found.why, **found.snapshot})
 
     def entered_at(request: Any, response: Any) -> None:
-        asked = {"group": request.get_param("group"), "number": request.get_param("number")}
-        _reply(response, examine.entered_at(asked))
+        asked = FindCallSite(request.get_param("group"), int(request.get_param("number")))
+        site = examine.find_call_site(asked)
+        _reply(response, plain(site) if site.file else {})
 
     _register_handler(_EXAMINE, answer)
     _register_handler(_ENTERED_AT, entered_at)

@@ -13,7 +13,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from types import FrameType
 from typing import Any
@@ -26,6 +26,7 @@ from torch.distributed import distributed_c10d as c10d
 from ... import native
 from ...engine.groups import registry
 from ...parallel.live.model import LiveModel, live_models
+from ...protocol.messages import CallSite, FindCallSite, plain
 from ..snapshot import UNNAMED, RankSnapshot
 from ..stacks import COLLECTIVE, GROUP, POINT_TO_POINT, entered, is_users
 from . import own_collectives
@@ -75,21 +76,18 @@ def examine(thread: int, running: str | None, began: tuple[str, int] | None, *, 
     }
 
 
-def entered_at(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the user's code entered a collective: ``file`` and ``line``; empty if unknown. On a thread of torch's,
-    where torch's code did, with its path from torch on.
-
-    Args:
-        request: ``group`` and ``number`` of the collective.
+def find_call_site(request: FindCallSite) -> CallSite:
+    """Where the user's code entered a collective; on a thread of torch's, where torch's code did, with its path from
+    torch on.
     """
-    found = own_collectives.frames_of(str(request["group"]), int(request["number"]))
+    found = own_collectives.frames_of(request.group, request.number)
     for name, line in found:
         if is_users(name):
-            return {"file": name, "line": line}
+            return CallSite(name, line)
     for name, line in reversed(found):
         if name.startswith(_TORCH):
-            return {"file": os.path.join("torch", name.removeprefix(_TORCH)), "line": line}
-    return {}
+            return CallSite(os.path.join("torch", name.removeprefix(_TORCH)), line)
+    return CallSite()
 
 
 def waited_in(error: BaseException) -> str:
@@ -214,8 +212,8 @@ def _work(frame: FrameType) -> dict[str, Any] | None:
 def _functional(frames: list[FrameType]) -> dict[str, Any] | None:
     """A functional collective whose result the thread waits for: the oldest that has not ended."""
     waits = any(one.f_code.co_filename == _FUNCTIONAL and one.f_code.co_name == "wait_tensor" for one in frames)
-    oldest = own_collectives.in_flight()["oldest"] if waits else None
-    return None if oldest is None else {**_entered(oldest["name"], COLLECTIVE, None), "sequence": oldest["number"]}
+    oldest = own_collectives.in_flight().oldest if waits else None
+    return None if oldest is None else {**_entered(oldest.name, COLLECTIVE, None), "sequence": oldest.number}
 
 
 def _record(group: Any) -> registry.GroupRecord | None:
@@ -264,7 +262,7 @@ def _peer(given: dict[str, Any], ranks: list[int]) -> int | None:
 
 def _model(model: LiveModel) -> dict[str, Any]:
     try:
-        stage = model.breakpoints.stage()
+        stage = plain(model.breakpoints.stage())
     except RuntimeError as error:  # its buckets are being rebuilt at this moment
         stage = {"error": "".join(traceback.format_exception_only(error)).strip()}
     forwards = list(model.sync.forwards.copy().items())

@@ -49,6 +49,7 @@ from torch._C._distributed_c10d import _dump_fr_trace as _dump  # type: ignore[a
 from ... import native
 from ...engine.groups import registry
 from ...parallel.live.model import live_models
+from ...protocol.messages import InFlight, OldestFlight
 from ..collectives_in_flight import Entry, Numbered, entries_of, group_description, numbered, tensors_in_words
 
 __all__ = ["NcclRecorder", "collectives", "description_of", "frames_of", "in_flight", "install", "left"]
@@ -123,17 +124,14 @@ def collectives(began_ns: int | None) -> list[dict[str, Any]]:
     return [_described(known, since) for known in _look(active=False)]
 
 
-def in_flight() -> dict[str, Any]:
-    """How many collectives of this rank have not ended (``count``), and of the ``oldest`` its ``name``, ``number``,
-    ``bytes``, ``seconds`` since it was launched, and ``bucket`` in words ("" if it is none).
-    """
+def in_flight() -> InFlight:
+    """How many collectives of this rank have not ended, and the oldest of them."""
     found = _open()
     if not found:
-        return {"count": 0, "oldest": None}
+        return InFlight()
     number, oldest = min(found, key=lambda each: each[1].created_ns)
     bucket = _buckets([oldest]).get(oldest.record, "")
-    words = {"name": oldest.name, "number": number, "bytes": oldest.bytes, "seconds": _age(oldest), "bucket": bucket}
-    return {"count": len(found), "oldest": words}
+    return InFlight(len(found), OldestFlight(oldest.name, number, oldest.bytes, _age(oldest), bucket))
 
 
 def frames_of(group: str, number: int) -> list[tuple[str, int]]:

@@ -5,24 +5,23 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from ...engine.groups import registry
+from ...protocol.messages import SCRIPT, Examination, Examine, FindCallSite, Message
 from ..sources.script import Job
 from . import examine, own_collectives
 
 __all__ = ["ScriptRank", "install"]
 
-_SCRIPT = "script"  # in the place of a cell's id
-
 
 class _Connection(Protocol):
     """To who examines the rank: its telemetry."""
 
-    def on_control(self, op: str, handler: Callable[[dict[str, Any]], dict[str, Any]], /) -> None: ...
+    def on_control(self, kind: type[Message], handler: Callable[[Any], Any], /) -> None: ...
 
 
 class ScriptRank:
@@ -33,14 +32,14 @@ class ScriptRank:
     """
 
     def __init__(self) -> None:
-        self._main, self._began = threading.main_thread().ident or 0, (_SCRIPT, time.monotonic_ns())
+        self._main, self._began = threading.main_thread().ident or 0, (SCRIPT, time.monotonic_ns())
         self.failed = ""
 
-    def answer(self, *, whole: bool = True) -> dict[str, Any]:
-        """What it does now: ``state``, ``why``, and the value of `examine.examine`. On any thread."""
+    def answer(self, *, whole: bool = True) -> Examination:
+        """What it does now. On any thread."""
         registry.adopt()
-        state = {"state": "lost" if self.failed else "running", "why": self.failed}
-        return {**state, **examine.examine(self._main, _SCRIPT, self._began, whole=whole)}
+        seen = examine.examine(self._main, SCRIPT, self._began, whole=whole)
+        return Examination("lost" if self.failed else "running", seen, why=self.failed)
 
 
 def install(telemetry: _Connection, folder: Path, rank: int, job: Job) -> ScriptRank:
@@ -58,9 +57,9 @@ def install(telemetry: _Connection, folder: Path, rank: int, job: Job) -> Script
     own_collectives.install(folder, smaller=False)
     script = ScriptRank()
 
-    def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-        return {"rank": rank, "pid": os.getpid(), "job": asdict(job), **script.answer(whole=bool(request.get("whole")))}
+    def answer(request: Examine) -> Examination:
+        return replace(script.answer(whole=request.whole), rank=rank, pid=os.getpid(), job=asdict(job))
 
-    telemetry.on_control("examine", answer)
-    telemetry.on_control("entered_at", examine.entered_at)
+    telemetry.on_control(Examine, answer)
+    telemetry.on_control(FindCallSite, examine.find_call_site)
     return script

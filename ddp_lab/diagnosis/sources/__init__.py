@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from ...protocol.messages import FindCallSite, R, Replies, Request, plain
 from ..snapshot import RankSnapshot
 
 __all__ = ["Channel", "Source", "cells", "debug_server", "dump_files", "nodes", "py_spy", "script"]
@@ -27,8 +28,14 @@ class Source(Protocol):
 class Channel(Protocol):
     """How ranks are asked, by their names on it."""
 
-    def request(self, ranks: Iterable[int], op: str, timeout: float, **arguments: Any) -> dict[int, dict[str, Any]]:
+    def request(self, ranks: Iterable[int], request: Request[R], timeout: float) -> Replies[R]:
         """The answers that come in time."""
 
     def connected(self) -> set[int]:
         """Who has said hello."""
+
+
+def call_sites(channel: Channel, ranks: Iterable[int], group: str, number: int) -> dict[int, dict[str, Any]]:
+    """Rank -> ``file`` and ``line`` where it entered a collective, of those that know it."""
+    found = channel.request(ranks, FindCallSite(group, number), PLACES_S)
+    return {rank: plain(site) for rank, site in found.items() if site.file}

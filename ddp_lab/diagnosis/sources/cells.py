@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from ...errors import ClusterError
+from ...protocol.messages import Examine
 from ..mismatch import with_places
 from ..snapshot import RankSnapshot
-from . import ANSWER_S, PLACES_S, Channel
+from . import ANSWER_S, Channel, call_sites
 
 __all__ = ["CellRanks"]
 
@@ -39,23 +40,19 @@ class CellRanks:
         """
         lost = self.lost()
         living = [rank for rank in range(self.world_size) if rank not in lost]
-        answers, given = self.channel.request(living, "examine", ANSWER_S), self.given()
+        answers, given = self.channel.request(living, Examine(), ANSWER_S), self.given()
         found = []
         for rank in range(self.world_size):
             answer = answers.get(rank)
             if rank in lost:
                 found.append(RankSnapshot(rank, "lost", why=lost[rank]))
+            elif rank in answers.errors:
+                raise ClusterError(f"rank {rank} could not be examined: {answers.errors[rank]}")
             elif answer is None and (pid := self.stopped(rank)) is not None:
                 found.append(RankSnapshot(rank, "stopped", why=f"kill -CONT {pid}"))
             elif answer is None:
                 found.append(RankSnapshot(rank, "silent"))
-            elif "error" in answer:
-                raise ClusterError(f"rank {rank} could not be examined: {answer['error']}")
             else:
-                found.append(RankSnapshot.of(rank, answer["state"], answer, asked=rank in given))
-        return with_places(
-            found,
-            lambda ranks, group, number: self.channel.request(
-                ranks, "entered_at", PLACES_S, group=group, number=number
-            ),
-        )
+                seen = {**answer.snapshot, "debugger": answer.debugged}
+                found.append(RankSnapshot.of(rank, answer.state, seen, asked=rank in given))
+        return with_places(found, lambda ranks, group, number: call_sites(self.channel, ranks, group, number))

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import machine
+from ...protocol.messages import Examination, Examine
 from ..mismatch import with_places
 from ..snapshot import RankSnapshot
-from . import ANSWER_S, PLACES_S, Channel
+from . import ANSWER_S, Channel, call_sites
 
 __all__ = ["Job", "ScriptRanks"]
 
@@ -95,8 +96,8 @@ class ScriptRanks:
             whole: with the collectives that torch has recorded, which takes milliseconds of the ranks' time.
         """
         connected = self._channel.connected()
-        answers = self._channel.request(connected, "examine", ANSWER_S, whole=whole)
-        if any("error" in one for one in answers.values()):
+        answers = self._channel.request(connected, Examine(whole=whole), ANSWER_S)
+        if answers.errors:
             return []
         for name, answer in answers.items():
             self._note(name, answer, connected)
@@ -113,23 +114,22 @@ class ScriptRanks:
         """Rank -> ``file`` and ``line`` where it entered a collective, of those that know it."""
         names = self._names()
         own = {names[rank]: rank for rank in ranks if rank in names}
-        found = self._channel.request(own, "entered_at", PLACES_S, group=group, number=number)
-        return {own[name]: place for name, place in found.items()}
+        return {own[name]: site for name, site in call_sites(self._channel, own, group, number).items()}
 
-    def _note(self, name: int, answer: Mapping[str, Any], connected: set[int]) -> None:
+    def _note(self, name: int, answer: Examination, connected: set[int]) -> None:
         """Notes who answers; forgets the ranks of an earlier attempt: torch's agent has started the script again, or
         the script its ranks."""
-        job = Job(**answer["job"])
+        job, rank = Job(**answer.job), answer.rank or 0
         if not job.of_script and any(one.job != job for one in self._processes.values() if not one.job.of_script):
             self._processes = {}
         known = self._processes.get(name)
-        if known is None or (known.pid, known.job) != (answer["pid"], job):
-            if job.of_script and any(one.rank == answer["rank"] and one.job == job for one in self._processes.values()):
+        if known is None or (known.pid, known.job) != (answer.pid, job):
+            if job.of_script and any(one.rank == rank and one.job == job for one in self._processes.values()):
                 self._processes = {
                     other: one for other, one in self._processes.items() if self._lives(other, connected)
                 }
-            self._processes[name] = _Process(answer["rank"], answer["pid"], job)
-        self._processes[name].why = answer["why"]
+            self._processes[name] = _Process(rank, answer.pid, job)
+        self._processes[name].why = answer.why
         jobs = [one.job for one in self._processes.values()]
         self.job = next((one for one in jobs if one.of_script), jobs[0])
 
@@ -142,15 +142,16 @@ class ScriptRanks:
         names = {rank: name for name, rank in own}
         return names if len(names) == len(own) else {}
 
-    def _state(self, name: int, connected: bool, answer: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _state(self, name: int, connected: bool, answer: Examination | None) -> dict[str, Any]:
         one = self._processes[name]
         state, why = "silent", ""
+        seen: Mapping[str, Any] = {}
         if answer is not None:
-            state, why = answer["state"], answer["why"]
+            state, why, seen = answer.state, answer.why, answer.snapshot
         elif not connected:
             state = "idle"
         elif machine.ended(one.pid):
             state, why = "lost", one.why or "its process has ended"
         elif machine.stopped(one.pid):
             state, why = "stopped", f"kill -CONT {one.pid}"
-        return {**(answer or {}), "rank": one.rank, "state": state, "why": why}
+        return {**seen, "rank": one.rank, "state": state, "why": why}

@@ -1,6 +1,6 @@
 """Rank side: runs one cell as IPython would and reports how it ended.
 
-The client sends one request per rank that calls `run`. The cell goes through `shell.run_cell`: magics, `!cmd`,
+The client sends each rank a `Cell`, with which `run` is called. The cell goes through `shell.run_cell`: magics, `!cmd`,
 top-level `await`, displays and the shell's events behave as in a plain notebook. Other actions around a
 cell are in three lists of hooks: `before_cell`, `on_failure`, `on_done`.
 """
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...protocol.messages import Cell, CellReport, CellText
 from . import await_runner, sources, tracebacks, variables
 
 
@@ -90,46 +91,38 @@ class NotRun(Exception):
     """A cell waited on this rank for one that failed: it is not run."""
 
 
-def run(cell: Mapping[str, Any], function: Callable[..., Any] | None = None, args: Any = (), kwargs: Any = None) -> Any:
+def run(cell: Cell, function: Callable[..., Any] | None = None, args: Any = (), kwargs: Any = None) -> CellReport:
     """Runs one cell, or one function, in the rank's namespace.
 
     Args:
-        cell: ``id``, ``label``, and ``code`` where no function is given, with the number of its ``first_line``;
-            ``above``: the notebook's text above the code; ``sources`` (file name -> text) lets tracebacks show the
-            lines of a function that was defined on the client; ``after``: cells (id -> label) that were to run before.
-            If one of them failed here, this one is not run.
+        cell: the client's.
         function: what to call instead of a cell's text, with `args` and `kwargs`.
-
-    Returns:
-        A dict of plain data: ``ok``, ``blob`` (the pickled value) or None, ``kind`` (the
-        value's type), and for a failure ``name``, ``message``, ``traceback`` (lines), ``brief`` (the same without the
-        frames of libraries in between), ``time_ns``, ``consequence``, ``waited_in``, ``broke_backward``.
     """
     global _running
     from IPython import get_ipython
 
     shell = get_ipython()
-    end = CellEnd(str(cell["id"]), str(cell["label"]))
+    end = CellEnd(cell.id, cell.label)
+    text = cell.text or CellText("")
     if end.cell_id in _begun:  # sent again, because the first request seemed to be lost with a controller
         raise RuntimeError(f"cell {end.label} has already run on this rank")
     _begun.append(end.cell_id)
     _let_peers_be_freed()
     prepare(shell)
-    above = str(cell.get("above", ""))
-    sources.name_cells(shell, end.label, _first_line(cell), above and f"{above}{cell['code']}")
+    sources.name_cells(shell, end.label, _first_line(text), text.above and f"{text.above}{text.text}")
     try:
         for begun in before_cell:
             begun(end.cell_id, end.label)
         _running = end.cell_id
         with _watching(shell, end):
-            ahead = next((_failed[each] for each in cell.get("after") or {} if each in _failed), None)
+            ahead = next((_failed[each] for each in cell.after if each in _failed), None)
             if ahead is not None:
                 _refuse(shell, end, ahead)
                 value = None
             elif function is None:
-                value = _run_text(shell, str(cell["code"]), end)
+                value = _run_text(shell, text.text, end)
             else:
-                _remember_sources(cell.get("sources") or {})
+                _remember_sources(cell.sources)
                 value = _run_function(shell, end, function, args, kwargs or {})
     except BaseException as error:  # not the cell's code failed but the code around it: e.g. out of memory
         if end.error is None:
@@ -256,27 +249,29 @@ def _watching(shell: Any, end: CellEnd) -> Iterator[None]:
         del shell.showtraceback
 
 
-def _report(shell: Any, end: CellEnd, value: Any, always: bool) -> dict[str, Any]:
-    report: dict[str, Any] = {"ok": end.error is None, "blob": None, "kind": type(value).__name__}
-    if end.error is None and (always or variables.is_small(value)):
-        try:
-            report["blob"] = variables.to_bytes(value)
-        except variables.NotPortableError as error:
-            if always:
-                report["unsent"] = str(error)
-    if end.error is not None:
-        rendered = list(shell._last_traceback or traceback.format_exception(end.error))
-        report.update(
-            name=type(end.error).__name__,
-            message=text_of(end.error),
-            traceback=rendered,
-            brief=tracebacks.folded(rendered, shell.InteractiveTB.mode),
-            time_ns=end.time_ns,
-            consequence=end.consequence,
-            waited_in=end.waited_in,
-            broke_backward=end.broke_backward,
-        )
-    return report
+def _report(shell: Any, end: CellEnd, value: Any, always: bool) -> CellReport:
+    kind = type(value).__name__
+    if end.error is None:
+        blob, unsent = None, ""
+        if always or variables.is_small(value):
+            try:
+                blob = variables.to_bytes(value)
+            except variables.NotPortableError as error:
+                unsent = str(error) if always else ""
+        return CellReport(True, kind, blob, unsent)
+    rendered = list(shell._last_traceback or traceback.format_exception(end.error))
+    return CellReport(
+        False,
+        kind,
+        name=type(end.error).__name__,
+        message=text_of(end.error),
+        traceback=rendered,
+        brief=tracebacks.folded(rendered, shell.InteractiveTB.mode),
+        time_ns=end.time_ns,
+        consequence=end.consequence,
+        waited_in=end.waited_in,
+        broke_backward=end.broke_backward,
+    )
 
 
 def text_of(error: BaseException) -> str:
@@ -287,11 +282,10 @@ def text_of(error: BaseException) -> str:
         return f"<str() of it raised {type(broken).__name__}>"
 
 
-def _first_line(cell: Mapping[str, Any]) -> int:
+def _first_line(cell: CellText) -> int:
     """The number of the first line that the shell compiles: it omits empty lines above the code."""
-    code = str(cell.get("code", ""))
-    above = code[: len(code) - len(code.lstrip())]
-    return int(cell.get("first_line", 1)) + above.count("\n")
+    above = cell.text[: len(cell.text) - len(cell.text.lstrip())]
+    return cell.first_line + above.count("\n")
 
 
 def prepare(shell: Any) -> None:

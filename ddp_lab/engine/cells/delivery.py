@@ -8,8 +8,8 @@ displays, questions) goes to the wire, on the thread that publishes; everything 
 forked process writes its text to the files that the rank reads. A rank sends all that it says over one socket: its
 reply comes after all outputs and events.
 
-What a rank says of a cell, by kind: ``"begun"``; an output's IOPub type, with the content as JSON; ``"reply"``, with
-the report as JSON and the pickled value in pieces. Messages of a widget's comm that a cell has opened have content and
+What a rank says of a cell, by kind: ``"begun"``; an output's IOPub type, with the content as JSON; ``"reply"``, with a
+`CellReport` or a `RequestFailure`. Messages of a widget's comm that a cell has opened have content and
 metadata as JSON, and buffers, also after the cell.
 """
 
@@ -35,6 +35,8 @@ from concurrent.futures import Future
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
+from ...protocol.entry_points import RankFunction
+from ...protocol.messages import Call, Cell, CellReport, CommMessage, RequestFailure, report_frames
 from ..telemetry import Telemetry
 from . import cell
 from .stdin import QUESTION
@@ -45,7 +47,6 @@ _DELIMITER = b"<IDS|MSG>"
 _FLUSH_S = 10.0  # at most, as ipykernel's own
 _AGAIN_S = 0.1
 _CHUNK = 1 << 16  # bytes
-_PIECE = 32 << 20  # bytes of a frame; the client refuses larger ones
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -73,54 +74,55 @@ class Delivery:
     def install(self) -> None:
         """Begins to take cells, and their outputs."""
         self._publisher.send_multipart = self._send
-        self._telemetry.on_control("cell", lambda message: self._take(self._run, message))
-        self._telemetry.on_control("call", lambda message: self._take(self._call, message))
-        self._telemetry.on_control("comm", lambda message: self._take(self._comm, message))
+        self._telemetry.on_control(Cell, lambda message: self._take(self._run, message))
+        self._telemetry.on_control(Call, lambda message: self._take(self._call, message))
+        self._telemetry.on_control(CommMessage, lambda message: self._take(self._comm, message))
 
     # Cells
 
-    def _take(self, run: Callable[[Mapping[str, Any]], None], message: Mapping[str, Any]) -> None:
+    def _take(self, run: Callable[[_T], None], message: _T) -> None:
         """On the control thread."""
         asyncio.run_coroutine_threadsafe(self._in_turn(run, message), self._loop).add_done_callback(_log_failure)
 
-    async def _in_turn(self, run: Callable[[Mapping[str, Any]], None], message: Mapping[str, Any]) -> None:
+    async def _in_turn(self, run: Callable[[_T], None], message: _T) -> None:
         async with self._kernel._main_asyncio_lock:
             self._context.run(run, message)
 
-    def _call(self, message: Mapping[str, Any]) -> None:
+    def _call(self, call: Call) -> None:
         """Calls a function between two cells."""
-        report: dict[str, Any] = {}
+        report: CellReport | RequestFailure
         try:
-            function, args, kwargs = _called(message)
-            report["blob"] = pickle.dumps(function(*args, **kwargs))
+            function, args, kwargs = _called(call.function, call.frames)
+            report = CellReport(ok=True, blob=pickle.dumps(function(*args, **kwargs)))
         except BaseException as error:  # noqa: BLE001  the client waits for a reply, whatever happens
-            report["outside"] = _failure(error)
-        _with_memory(lambda: self._reply(message["call"], report))
+            report = _failure(error)
+        _with_memory(lambda: self._reply(call.id, report))
 
-    def _comm(self, message: Mapping[str, Any]) -> None:
+    def _comm(self, message: CommMessage) -> None:
         """Gives a widget what the page says."""
         self._kernel.set_parent([], _parent(""))
-        kind = message["type"]
         said = {
-            "header": {"msg_type": kind},
-            "msg_type": kind,
+            "header": {"msg_type": message.type},
+            "msg_type": message.type,
             "parent_header": {},
-            "buffers": message.get("frames", []),
+            "buffers": list(message.frames),
+            "content": message.content,
+            "metadata": message.metadata,
         }
-        said |= {"content": message["content"], "metadata": message["metadata"]}
-        getattr(self._kernel.comm_manager, kind)(None, [], said)
+        getattr(self._kernel.comm_manager, message.type)(None, [], said)
 
-    def _run(self, message: Mapping[str, Any]) -> None:
-        cell_id = message["cell"]["id"]
-        self._kernel.set_parent([], _parent(cell_id))
-        self._telemetry.send_cell(cell_id, "begun")
+    def _run(self, told: Cell) -> None:
+        self._kernel.set_parent([], _parent(told.id))
+        self._telemetry.send_cell(told.id, "begun")
+        report: CellReport | RequestFailure
         try:
-            report = _report(message)
+            called = () if told.function is None else _called(told.function, told.frames)
+            report = cell.run(told, *called)
         except BaseException as error:  # noqa: BLE001  the client waits for a reply, whatever happens
             failure = error
-            _log.warning("cell %s: the request failed", cell_id, exc_info=True)
-            report = _with_memory(lambda: {"outside": _failure(failure)})
-        for send in (self._files.drain, self._flush, lambda: self._reply(cell_id, report)):
+            _log.warning("cell %s: the request failed", told.id, exc_info=True)
+            report = _with_memory(lambda: _failure(failure))
+        for send in (self._files.drain, self._flush, lambda: self._reply(told.id, report)):
             _with_memory(send)
 
     def _flush(self) -> None:
@@ -130,11 +132,8 @@ class Delivery:
             self._publisher.schedule(send)
         sent.wait(_FLUSH_S)
 
-    def _reply(self, cell_id: str, report: dict[str, Any]) -> None:
-        blob = memoryview(report.get("blob") or b"")
-        pieces = [bytes(blob[start : start + _PIECE]) for start in range(0, len(blob), _PIECE)]
-        told = {name: value for name, value in report.items() if name != "blob"}
-        self._telemetry.send_cell(cell_id, "reply", json.dumps(told).encode(), *pieces)
+    def _reply(self, cell_id: str, report: CellReport | RequestFailure) -> None:
+        self._telemetry.send_cell(cell_id, "reply", *report_frames(report))
 
     # Outputs
 
@@ -191,17 +190,10 @@ def _parent(cell_id: str) -> dict[str, Any]:
     return {"header": header, "parent_header": {}, "metadata": {}, "content": {}}
 
 
-def _report(message: Mapping[str, Any]) -> dict[str, Any]:
-    called = _called(message) if "function" in message else ()
-    report: dict[str, Any] = cell.run(message["cell"], *called)
-    return report
-
-
-def _called(message: Mapping[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+def _called(named: RankFunction, frames: Sequence[bytes]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """A function that the client names, its arguments and keyword arguments."""
-    module, name = message["function"]
-    function = getattr(importlib.import_module(module), name)
-    args, kwargs = pickle.loads(message["frames"][0], buffers=message["frames"][1:])
+    function = getattr(importlib.import_module(named.module), named.name)
+    args, kwargs = pickle.loads(frames[0], buffers=frames[1:])
     return function, args, kwargs
 
 
@@ -210,12 +202,8 @@ def _log_failure(done: Future[None]) -> None:
         _log.error("a message of the client was not answered", exc_info=error)
 
 
-def _failure(error: BaseException) -> dict[str, Any]:
-    return {
-        "name": type(error).__name__,
-        "message": cell.text_of(error),
-        "traceback": "".join(traceback.format_exception(error)),
-    }
+def _failure(error: BaseException) -> RequestFailure:
+    return RequestFailure(type(error).__name__, cell.text_of(error), "".join(traceback.format_exception(error)))
 
 
 class _File:

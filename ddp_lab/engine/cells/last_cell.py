@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
+from ...protocol.messages import DescribeRank, GetLastCell, LastCell, RankDescription
 from ..telemetry import Telemetry
 from . import cell
 
@@ -43,7 +43,7 @@ class Left:
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self._text = _LastText()
-        self._cell: dict[str, Any] | None = None  # replaced, never changed: another thread reads it
+        self._cell: LastCell | None = None  # replaced, never changed: another thread reads it
 
     def install(self) -> None:
         """Starts listening and answering."""
@@ -52,27 +52,27 @@ class Left:
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "echo"):
                 stream.echo = self._text
-        self._telemetry.on_control("introduce", self._introduce)
-        self._telemetry.on_control("last_cell", self._answer)
+        self._telemetry.on_control(DescribeRank, self._begin_anew)
+        self._telemetry.on_control(GetLastCell, lambda request: self._describe())
 
     def _before_cell(self, cell_id: str, label: str) -> None:
         self._text.clear()
-        self._cell = {"id": cell_id, "label": label, "began": time.time(), "ended": None, "error": ""}
+        self._cell = LastCell(cell_id, label, time.time())
 
     def _on_done(self, end: cell.CellEnd) -> None:
         assert self._cell is not None
         error = "" if end.error is None else f"{type(end.error).__name__}: {cell.text_of(end.error)}"
-        self._cell = {**self._cell, "ended": time.time(), "error": error}
+        self._cell = replace(self._cell, ended=time.time(), error=error)
 
-    def _introduce(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _begin_anew(self, request: DescribeRank) -> RankDescription:
         """On the control thread: another client has attached."""
         self._telemetry.renew()
-        return self._answer(request)
+        return self._describe()
 
-    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _describe(self) -> RankDescription:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        return {"cell": self._cell, "text": self._text.text, "now": time.time()}
+        return RankDescription(self._cell, self._text.text, time.time())
 
 
 def install(telemetry: Telemetry) -> None:

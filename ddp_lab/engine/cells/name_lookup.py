@@ -15,14 +15,17 @@ import inspect
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+from ...protocol.messages import Complete, Completions, LookUp, Page
 
 _SECONDS, _HELP_SECONDS = 0.2, 0.8
 _MOST = 1_000
 _C_ATTRIBUTES = (types.GetSetDescriptorType, types.MemberDescriptorType)
-_Look = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+_Asked = TypeVar("_Asked")
+_Reply = TypeVar("_Reply")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _SIZED = (str, bytes, list, tuple, dict, set, frozenset, bytearray, range)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type(str.join), type(object.__init__))
@@ -36,43 +39,45 @@ class _NotStoredError(LookupError):
 
 
 def install(channel: Any) -> None:
-    """Answers the control messages ``complete`` and ``help`` (`telemetry.Telemetry.on_control`)."""
+    """Answers the messages `Complete` and `LookUp` (`telemetry.Telemetry.on_control`)."""
 
-    def completed(request: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
-        return {"matches": complete(str(request["text"]), names)}
+    def completed(request: Complete, names: Mapping[str, Any]) -> Completions:
+        return Completions(complete(request.text, names))
 
-    def described(request: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
-        return {"sections": sections(str(request["text"]), names, bool(request.get("source")))}
+    def described(request: LookUp, names: Mapping[str, Any]) -> Page:
+        return Page(sections(request.text, names, request.source))
 
-    channel.on_control("complete", beside(completed, "complete"))
-    channel.on_control("help", beside(described, "help", _HELP_SECONDS))
+    channel.on_control(Complete, beside(completed, Completions))
+    channel.on_control(LookUp, beside(described, Page, _HELP_SECONDS))
 
 
-def beside(look: _Look, name: str, seconds: float = _SECONDS) -> Callable[..., Any]:
+def beside(
+    look: Callable[[_Asked, Mapping[str, Any]], _Reply], failed: Callable[..., _Reply], seconds: float = _SECONDS
+) -> Callable[[_Asked], _Reply]:
     """An answer that is computed on a thread of its own.
 
     Args:
         look: computes the reply from the request and the rank's namespace.
-        name: of the thread.
+        failed: makes an empty reply, with an ``error`` in words.
         seconds: how long to wait for it.
     """
     worker: threading.Thread | None = None
 
-    def work(request: Mapping[str, Any], reply: dict[str, Any]) -> None:
+    def work(request: _Asked, replies: list[_Reply]) -> None:
         try:
-            reply.update(look(request, _namespace()))
+            replies.append(look(request, _namespace()))
         except Exception as error:  # noqa: BLE001  the thread's top; a user's dir() may raise anything
-            reply["error"] = f"{type(error).__name__}: {error}"
+            replies.append(failed(error=f"{type(error).__name__}: {error}"))
 
-    def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(request: _Asked) -> _Reply:
         nonlocal worker
         if worker is not None and worker.is_alive():  # in a dir() that does not end
-            return {}
-        reply: dict[str, Any] = {}
-        worker = threading.Thread(target=work, args=(request, reply), name=f"ddp_lab-{name}", daemon=True)
+            return failed()
+        replies: list[_Reply] = []
+        worker = threading.Thread(target=work, args=(request, replies), name="ddp_lab-look-up", daemon=True)
         worker.start()
         worker.join(seconds)
-        return dict(reply)
+        return replies[0] if replies else failed()
 
     return answer
 

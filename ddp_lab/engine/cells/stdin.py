@@ -13,10 +13,11 @@ import getpass
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from ...protocol.messages import InputAnswer, Question, plain
 from . import cell
 
 QUESTION = "ddp_lab_question"  # its type among the outputs
@@ -33,13 +34,13 @@ class Asking:
         self._kernel = kernel
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._question: tuple[int, SimpleQueue[Mapping[str, Any]]] | None = None  # number; where its answer comes
+        self._question: tuple[int, SimpleQueue[InputAnswer]] | None = None  # number; where its answer comes
         self._interrupted: str | None = None
         self._input, self._getpass = builtins.input, getpass.getpass
 
-    def install(self, on_control: Callable[[str, Callable[[Mapping[str, Any]], Any]], None]) -> None:
+    def install(self, on_control: Callable[[type[InputAnswer], Callable[[InputAnswer], None]], None]) -> None:
         """Begins to ask the client."""
-        on_control("answer", self._take)
+        on_control(InputAnswer, self._take)
         builtins.input = self._ask_openly
         getpass.getpass = self._ask_secretly
 
@@ -60,23 +61,23 @@ class Asking:
         if cell_id is None or threading.current_thread() is not threading.main_thread():
             return otherwise()
         sys.stdout.flush()
-        number, answers = next(self._numbers), SimpleQueue[Mapping[str, Any]]()
+        number, answers = next(self._numbers), SimpleQueue[InputAnswer]()
         with self._lock:
             if self._interrupted == cell_id:
                 raise EOFError("the cell was interrupted")
             self._question = number, answers
-        content = {"number": number, "prompt": prompt, "secret": secret}
+        content = plain(Question(number, prompt, secret))
         session, parent = self._kernel.session, self._kernel.get_parent()
         session.send(self._kernel.iopub_socket, QUESTION, content=content, parent=parent)
         answer = answers.get()
-        if "error" in answer:
-            raise EOFError(answer["error"])
-        return str(answer["text"])
+        if answer.error:
+            raise EOFError(answer.error)
+        return answer.text
 
-    def _take(self, message: Mapping[str, Any]) -> None:
+    def _take(self, message: InputAnswer) -> None:
         """On the control thread; drops answers to questions that are no longer pending."""
         with self._lock:
-            if self._question is None or self._question[0] != message["number"]:
+            if self._question is None or self._question[0] != message.number:
                 return
             answers, self._question = self._question[1], None
         answers.put(message)

@@ -30,6 +30,16 @@ from ipykernel.compiler import get_tmp_hash_seed, murmur2_x86
 from IPython.core.inputtransformer2 import TransformerManager
 
 from ...parallel.live import breakpoints
+from ...protocol.messages import (
+    CloseDebugger,
+    DebuggerState,
+    DebugReply,
+    DebugRequest,
+    GetDebugger,
+    HoldDebugTimeouts,
+    OpenDebugger,
+    plain,
+)
 from ..cells import cell, sources
 from ..telemetry import Telemetry
 from . import tracing
@@ -62,7 +72,11 @@ class RankDebugger:
 
     def install(self) -> None:
         """Begins to take messages."""
-        self._telemetry.on_control("debug", self._take)
+        self._telemetry.on_control(OpenDebugger, self._open)
+        self._telemetry.on_control(DebugRequest, self._ask)
+        self._telemetry.on_control(HoldDebugTimeouts, self._hold_or_not)
+        self._telemetry.on_control(GetDebugger, lambda asked: DebuggerState(is_open=self._is_open(asked.name)))
+        self._telemetry.on_control(CloseDebugger, self._close)
         cell.before_cell.append(self._before_cell)
         sources.on_named.append(self._on_named)
 
@@ -78,25 +92,31 @@ class RankDebugger:
         if session is not None:
             session.let_go(_LET_GO_SECONDS)
 
-    def _take(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """On the control thread."""
-        do, session = message["do"], self._session
-        if do == "open":
-            if problem := tracing.available():
-                return {"problem": problem}
+    # The control thread
+
+    def _open(self, asked: OpenDebugger) -> DebuggerState:
+        if problem := tracing.available():
+            return DebuggerState(problem)
+        self._end()
+        self._session = Session(self._kernel, self._telemetry, asked.name, asked.prefix, self._main)
+        self._session.start()
+        return DebuggerState(is_open=True)
+
+    def _ask(self, asked: DebugRequest) -> None:
+        if self._session is not None and self._is_open(asked.name):
+            self._session.ask(asked.number, dict(asked.request))
+
+    def _hold_or_not(self, asked: HoldDebugTimeouts) -> DebuggerState:
+        self._hold(asked.on)
+        return DebuggerState(is_open=self._session is not None)
+
+    def _close(self, asked: CloseDebugger) -> DebuggerState:
+        if self._is_open(asked.name):
             self._end()
-            self._session = Session(self._kernel, self._telemetry, message["name"], message["prefix"], self._main)
-            self._session.start()
-        elif do == "hold":
-            self._hold(bool(message["on"]))
-        elif do == "is_open":
-            return {"open": session is not None and session.name == message["name"]}
-        elif session is not None and session.name == message["name"]:
-            if do == "close":
-                self._end()
-            else:
-                session.ask(message["number"], message["request"])
-        return {}
+        return DebuggerState()
+
+    def _is_open(self, name: str) -> bool:
+        return self._session is not None and self._session.name == name
 
     def _end(self) -> None:
         session, self._session = self._session, None
@@ -160,7 +180,7 @@ class Session:
     def ask(self, number: int, request: dict[str, Any]) -> None:
         """Takes a request; its reply is sent as ``"debug_reply"`` with this number."""
         if not self._call(self._answer(number, request)):
-            self._send("debug_reply", {"number": number, "reply": _failure(request, "the rank's debugger has ended")})
+            self._send("debug_reply", plain(DebugReply(number, _failure(request, "the rank's debugger has ended"))))
 
     def end(self) -> None:
         """Ends it; a stopped thread continues. Waits for that for some seconds at most."""
@@ -249,7 +269,7 @@ class Session:
             reply = await self._reply(request)
         except Exception as error:  # noqa: BLE001  sent to the client, whatever it is
             reply = _failure(request, f"{type(error).__name__}: {error}")
-        self._send("debug_reply", {"number": number, "reply": reply})
+        self._send("debug_reply", plain(DebugReply(number, reply)))
 
     async def _reply(self, request: dict[str, Any]) -> dict[str, Any]:
         command = request["command"]

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
+from ...protocol.messages import BucketStage, Pause, Stage
 from ..core.process_groups import set_timeout, timeout_of
 from ..core.synchronizer import GradientSynchronizer
 from .injected import index_of
@@ -90,40 +91,27 @@ class Breakpoints:
             if self._armed:
                 self._armed, self._why, self._seen = False, why, None
 
-    def stage(self) -> dict[str, Any]:
-        """The state of the model's backward on this rank, JSON-able.
-
-        Returns:
-            ``step``, ``generation``, ``in_flight`` (a backward is in progress), ``finalizing`` (it waits for
-            collectives), ``paused`` (None or a dict: ``point``, ``parameter`` or ``bucket``, ``since_ns``), ``armed``
-            (it has breakpoints), ``ended`` (why they were removed, if not on request; until it trains again), and
-            ``buckets``: for each its ``state``, how many gradients have ``arrived`` of how many (``of``), and the names
-            of the ``missing`` ones.
-        """
+    def stage(self) -> Stage:
+        """The state of the model's backward on this rank."""
         sync = self._sync
         found = sync.reducer.stage()
         missing = set(found["missing"])
         buckets = []
         for members, (_, ready, launched, reduced) in zip(sync.assignment, found["buckets"], strict=False):
             absent = [index for index in members if index in missing]
-            buckets.append(
-                {
-                    "state": _STATES[sum(moment != 0 for moment in (ready, launched, reduced))],
-                    "arrived": len(members) - len(absent),
-                    "of": len(members),
-                    "missing": [sync.trained.names[index] for index in absent],
-                }
-            )
-        return {
-            "step": found["step"],
-            "generation": found["generation"],
-            "in_flight": found["in_flight"],
-            "finalizing": found["finalizing"],
-            "paused": self._paused(found["pause"]),
-            "armed": self._armed,
-            "ended": self._why_ended(found["step"]),
-            "buckets": buckets,
-        }
+            state = _STATES[sum(moment != 0 for moment in (ready, launched, reduced))]
+            missed = tuple(sync.trained.names[index] for index in absent)
+            buckets.append(BucketStage(state, len(members) - len(absent), len(members), missed))
+        return Stage(
+            step=found["step"],
+            generation=found["generation"],
+            in_flight=found["in_flight"],
+            finalizing=found["finalizing"],
+            paused=self._paused(found["pause"]),
+            armed=self._armed,
+            ended=self._why_ended(found["step"]),
+            buckets=tuple(buckets),
+        )
 
     def _why_ended(self, step: int) -> str:
         """Why breakpoints were removed, until the model trains again."""
@@ -134,16 +122,13 @@ class Breakpoints:
                 self._why, self._seen = "", None
             return self._why
 
-    def _paused(self, pause: tuple[int, int, int, int] | None) -> dict[str, Any] | None:
+    def _paused(self, pause: tuple[int, int, int, int] | None) -> Pause | None:
         if pause is None:
             return None
         point, index, _, since = pause
-        made: dict[str, Any] = {"point": POINTS[point], "since_ns": since}
         if POINTS[point] == "gradient_ready":
-            made["parameter"] = self._sync.trained.names[index]
-        else:
-            made["bucket"] = index
-        return made
+            return Pause(POINTS[point], since, parameter=self._sync.trained.names[index])
+        return Pause(POINTS[point], since, bucket=index)
 
 
 def _mask(points: Sequence[str]) -> list[bool]:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket
 
-from ...protocol.commands import Change
+from ...protocol.messages import Change
 from ..core import comm_hooks, process_groups
 from ..core.arguments import MEBIBYTE, BucketCaps
 from ..core.synchronizer import GradientSynchronizer

@@ -43,7 +43,7 @@ import torch.distributed as dist
 
 from ... import faults, recording
 from ...formatting import label_of
-from ...protocol.commands import Change, Look
+from ...protocol.messages import Change, ChangeState, Monitoring, MonitoringRequest
 from ..core import process_groups
 from ..core.synchronizer import GradientSynchronizer
 from ..monitoring import drift
@@ -227,7 +227,7 @@ class LiveModel:
         self._asking = threading.Lock()  # guards `waiting` and the state that it describes
         self._pending: Pending | None = None
         self._faults = Faults()
-        self._looks: list[tuple[Turn, Look]] = []
+        self._looks: list[tuple[Turn, MonitoringRequest]] = []
         sync.on_new_group.append(weakref.WeakMethod(self._forget_requests))
 
     def enlist(self) -> None:
@@ -311,7 +311,7 @@ class LiveModel:
 
         self._ask(add)
 
-    def prepare_look(self, name: str, wanted: Look) -> None:
+    def prepare_look(self, name: str, wanted: MonitoringRequest) -> None:
         """The same for monitoring, see [Note: looks while training runs]; several may be pending.
 
         Raises:
@@ -329,30 +329,24 @@ class LiveModel:
         """Drops a change that is not decided; returns whether it was dropped."""
         pending = self._pending
         if pending is None or pending.turn.name != name:
-            return bool(self.status(name)["state"] != "applied")
+            return bool(self.status(name).state != "applied")
         if not pending.withdraw():
             return False
         self._pending = None
         return True
 
-    def status(self, name: str) -> dict[str, Any]:
-        """The state of a change on this rank.
-
-        Returns:
-            ``state``: ``"waiting"`` (for a forward), ``"decided"`` (`at`: after how many backwards), ``"applied"``
-            (`step`, `after` how many backwards, `generation`) or ``"dropped"``.
-        """
+    def status(self, name: str) -> ChangeState:
+        """The state of a change on this rank."""
         done, pending = self.applied, self._pending
         if done is not None and done.name == name:
-            return {"state": "applied", "step": done.step, "after": done.after, "generation": done.generation}
+            return ChangeState("applied", step=done.step, after=done.after, generation=done.generation)
         if pending is None or pending.turn.name != name:
-            return {"state": "dropped"}
-        return {"state": "waiting"} if pending.turn.at is None else {"state": "decided", "at": pending.turn.at}
+            return ChangeState("dropped")
+        return ChangeState("waiting") if pending.turn.at is None else ChangeState("decided", pending.turn.at)
 
-    def monitoring(self) -> dict[str, int]:
-        """The active monitoring: ``gradients`` and ``drift`` (interval in steps; 0: off), ``pending`` requests."""
-        watched = self.monitors
-        return {"gradients": watched.gradients_every, "drift": watched.drift_every, "pending": len(self._looks)}
+    def monitoring(self) -> Monitoring:
+        """The active monitoring."""
+        return Monitoring(self.monitors.gradients_every, self.monitors.drift_every, len(self._looks))
 
     def inject(self, fault: faults.Fault) -> int | None:
         """Injects a fault from the next forward on; does nothing on other ranks than the fault's.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Literal
 
-from ...protocol.commands import Look
+from ...protocol.messages import MonitoringRequest
 from ..core import process_groups
 from ..core.synchronizer import GradientSynchronizer
 from .accumulation import AccumulationWatch
@@ -77,7 +77,7 @@ class Monitors:
         if every:
             self.watch_drift(every, watch.action if watch is not None else "warn")
 
-    def look(self, wanted: Look) -> None:
+    def look(self, wanted: MonitoringRequest) -> None:
         """Carries out a request while training runs; on all ranks between the same two backwards."""
         if wanted.gradients is not None:
             self.set_gradients(wanted.gradients)

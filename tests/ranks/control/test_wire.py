@@ -9,7 +9,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,50 @@ from ddp_lab.control.wire import Wire
 from ddp_lab.engine.telemetry import Telemetry
 from ddp_lab.errors import ClusterError
 from ddp_lab.protocol import events
+from ddp_lab.protocol.messages import Activity, GetTime, HostTime, Message, Ping, Request, Status
 from tests.ranks.conftest import Ranks
 from tests.waiting import DEADLINE_S, wait_until
 
 FLOOD = 300_000
+
+
+@dataclass(frozen=True)
+class Leave(Message):
+    """Stop."""
+
+
+@dataclass(frozen=True)
+class Early(Message):
+    """Note it."""
+
+
+@dataclass(frozen=True)
+class Twice:
+    """The reply to `Double`."""
+
+    twice: int
+
+
+@dataclass(frozen=True)
+class Double(Request[Twice]):
+    """A question with a number."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Fail(Request[Twice]):
+    """A question whose answer raises."""
+
+
+@dataclass(frozen=True)
+class Lie(Request[Twice]):
+    """A question whose answer is of another type."""
+
+
+@dataclass(frozen=True)
+class Dance(Request[Twice]):
+    """A question that no rank answers."""
 
 
 class Received:
@@ -65,11 +106,13 @@ def _telemetry(endpoint: dict[str, str], rank: int) -> Any:
 
 
 @contextlib.contextmanager
-def _started(endpoint: dict[str, str], rank: int, flushed: str = "", **handlers: Any) -> Iterator[Any]:
+def _started(
+    endpoint: dict[str, str], rank: int, flushed: str = "", handlers: Mapping[type[Message], Any] | None = None
+) -> Iterator[Any]:
     """A Telemetry with these handlers that runs during the block, until it has flushed, if a cell is given."""
     telemetry = _telemetry(endpoint, rank)
-    for op, handler in handlers.items():
-        telemetry.on_control(op, handler)
+    for kind, handler in (handlers or {}).items():
+        telemetry.on_control(kind, handler)
     telemetry.start()
     yield telemetry
     while flushed and not telemetry.flush(flushed):
@@ -78,10 +121,12 @@ def _started(endpoint: dict[str, str], rank: int, flushed: str = "", **handlers:
 
 
 @contextlib.contextmanager
-def _until_told(endpoint: dict[str, str], rank: int, flushed: str = "", **handlers: Any) -> Iterator[Any]:
+def _until_told(
+    endpoint: dict[str, str], rank: int, flushed: str = "", handlers: Mapping[type[Message], Any] | None = None
+) -> Iterator[Any]:
     """One that stops when the client says so: what is still on its way then has 0.2 s."""
     left = threading.Event()
-    with _started(endpoint, rank, leave=lambda _: left.set(), **handlers) as telemetry:
+    with _started(endpoint, rank, handlers={Leave: lambda _: left.set(), **(handlers or {})}) as telemetry:
         yield telemetry
         while flushed and not telemetry.flush(flushed):
             pass
@@ -102,7 +147,7 @@ def _meanwhile(wire: Wire, ranks: Ranks, *arguments: Any) -> Iterator[list[Any]]
     try:
         yield results
     finally:
-        wire.send(range(arguments[0]), {"op": "leave"})
+        wire.send(range(arguments[0]), Leave())
         thread.join()
 
 
@@ -202,7 +247,7 @@ def _without_a_client(rank: int, size: int, endpoint: dict[str, str]) -> tuple[b
     with _started(endpoint, rank) as telemetry:
         _record(100_000)
         telemetry.flush("nobody")
-        telemetry.send_status({"state": "idle"})
+        telemetry.send_status(Status("idle"))
     left = [thread.name for thread in threading.enumerate() if thread.name.startswith("ddp_lab-")]
     return not left, telemetry.error and str(telemetry.error)
 
@@ -231,11 +276,11 @@ def test_what_cells_say_is_bounded_without_a_client(ranks: Ranks, tmp_path: Path
     thread, _ = _in_background(ranks, 1, _says_much, endpoint, 200, str(done))
     wait_until(done.exists, "the rank has said everything")
     with Wire(str(tmp_path), keys) as wire:
-        wire.on_cell(lambda rank, cell, kind, frames: said.append((rank, cell, int(kind), len(frames[0]))))
-        wait_until(lambda: said and said[-1] == (0, "much", 199, 1 << 20), "the last of it")
-        wire.send([0], {"op": "leave"})
+        wire.listen("much", lambda rank, kind, frames: said.append((rank, int(kind), len(frames[0]))))
+        wait_until(lambda: said and said[-1] == (0, 199, 1 << 20), "the last of it")
+        wire.send([0], Leave())
         thread.join()
-    numbers = [number for _, _, number, _ in said]
+    numbers = [number for _, number, _ in said]
     assert numbers == sorted(numbers)
     assert 8 <= len(numbers) <= 64 + 8
     assert numbers[-7:] == list(range(193, 200))
@@ -276,7 +321,7 @@ def test_unknown_keys_are_refused(wire: Wire, ranks: Ranks) -> None:
         wait_until(lambda: wire.refused >= 2, "both wrong keys are refused")
         ranks(1, _hello, endpoint, "known")  # the channel works all the while
         assert wire.wait_for("known", [0], DEADLINE_S)
-        wire.send([0], {"op": "secret"})
+        wire.send([0], Early())
         assert not any(dealer.poll(50) for dealer in sockets[2:])
         for socket in sockets:
             socket.close(linger=0)
@@ -300,43 +345,48 @@ def _hello(rank: int, size: int, endpoint: dict[str, str], cell: str, events_bef
 
 def _controlled(rank: int, size: int, endpoint: dict[str, str]) -> list[str]:
     heard: list[str] = []
-    handlers: dict[str, Any] = {
-        "early": lambda message: heard.append("early"),
-        "double": lambda message: {"twice": 2 * message["number"]},
-        "fail": lambda message: {}[message["op"]],
+    handlers: dict[type[Message], Any] = {
+        Early: lambda message: heard.append("early"),
+        Double: lambda message: Twice(2 * message.number),
+        Fail: lambda message: {}["fail"],
+        Lie: lambda message: HostTime(1),
     }
-    with _until_told(endpoint, rank, **handlers):
+    with _until_told(endpoint, rank, handlers=handlers):
         pass
     return heard
 
 
 def test_control(wire: Wire, ranks: Ranks) -> None:
     """Control reaches ranks named before their hello; requests are answered by rank, errors included."""
-    wire.send([0, 1], {"op": "early"})
+    wire.send([0, 1], Early())
     with _meanwhile(wire, ranks, 2, _controlled, wire.endpoint()) as heard:
         assert wire.wait_connected([0, 1], 60) == set()
-        assert wire.request([0, 1], "double", 10, number=21) == {0: {"twice": 42}, 1: {"twice": 42}}
-        assert wire.request([1], "fail", 10) == {1: {"error": "KeyError: 'fail'"}}
-        assert "does not know the control message 'dance'" in wire.request(None, "dance", 10)[0]["error"]
-        assert wire.request([0], "ping", 10) == {0: {}}
-        assert wire.request([0, 7], "ping", 0.2) == {0: {}}, "rank 7 does not exist"
+        assert wire.request([0, 1], Double(21), 10) == {0: Twice(42), 1: Twice(42)}
+        assert wire.request([1], Fail(), 10).errors == {1: "KeyError: 'fail'"}
+        assert "does not know the control message Dance" in wire.request(None, Dance(), 10).errors[0]
+        assert wire.request([0], Ping(), 10) == {0: Activity("running", "script")}
+        assert list(wire.request([0, 7], GetTime(), 0.2)) == [0], "rank 7 does not exist"
+        wire.check()
+        assert wire.request([0], Lie(), 10).errors == {0: "its reply is malformed: Twice has no 'ns'"}
+        with pytest.raises(ClusterError, match="Twice has no 'ns'"):
+            wire.check()
     assert heard == [["early"], ["early"]]
     wait_until(lambda: wire.connected() == set(), "the ranks say goodbye")
 
 
 def test_a_successor_gets_nothing_that_was_for_an_ended_process(wire: Wire, ranks: Ranks) -> None:
     """Messages to a rank that has not connected, or no longer, are dropped once its process is known to have ended."""
-    wire.send([0], {"op": "early"})
+    wire.send([0], Early())
     wire.forget([0])
-    wire.send([1], {"op": "early"})
+    wire.send([1], Early())
     with _meanwhile(wire, ranks, 2, _controlled, wire.endpoint()) as heard:
         assert wire.wait_connected([0, 1], 60) == set()
-        assert wire.request([0, 1], "double", 10, number=1) == {0: {"twice": 2}, 1: {"twice": 2}}
+        assert wire.request([0, 1], Double(1), 10) == {0: Twice(2), 1: Twice(2)}
     assert heard == [[], ["early"]]
 
 
 def _told_at_last(rank: int, size: int, endpoint: dict[str, str]) -> bool:
-    with _until_told(endpoint, rank, begin=lambda message: _record(10)):
+    with _until_told(endpoint, rank, handlers={Early: lambda message: _record(10)}):
         pass
     return True
 
@@ -353,9 +403,9 @@ def test_what_was_said_before_a_close_still_leaves(ranks: Ranks) -> None:
         wire.on_batch(hold)
         thread, heard = _in_background(ranks, 1, _told_at_last, wire.endpoint())
         assert wire.wait_connected([0], 60) == set()
-        wire.send([0], {"op": "begin"})
+        wire.send([0], Early())
         assert busy.wait(DEADLINE_S)
-        wire.send([0], {"op": "leave"})
+        wire.send([0], Leave())
         closing = threading.Thread(target=wire.close, args=(10.0,))
         closing.start()
         wait_until(lambda: wire._closing, "the close")
@@ -385,7 +435,7 @@ def test_messages_that_are_none_are_counted_by_ranks(wire: Wire, ranks: Ranks) -
         assert wire.wait_connected([0], 60) == set()
         for _ in range(10):  # no more at a time than a socket's queue holds
             wire._outgoing.extend((0, [NO_MESSAGES[number % len(NO_MESSAGES)]]) for number in range(100))
-            assert wire.request([0], "ping", 10) == {0: {}}
+            assert list(wire.request([0], Ping(), 10)) == [0]
     [(count, lines, error)] = told
     assert (count, error) == (1_000, None)
     assert [line.rpartition(" (")[2] for line in lines] == [f"{10**power} such so far)" for power in range(4)]
@@ -395,7 +445,7 @@ def _renewed_without_files(rank: int, size: int, endpoint: dict[str, str]) -> li
     import resource
 
     with _started(endpoint, rank) as telemetry:
-        telemetry.send_status({"state": "before"})
+        telemetry.send_status(Status("before"))
         told = [telemetry.flush()]
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (10, limits[1]))  # numbers that are all taken; poll() needs some
@@ -419,7 +469,7 @@ def test_a_successor_takes_over(wire: Wire, ranks: Ranks) -> None:
     """What is sent to a rank that has left reaches the process that connects next under its number."""
     ranks(1, _hello, wire.endpoint(), "first")
     wait_until(lambda: wire.connected() == set(), "the first has gone")
-    wire.send([0], {"op": "early"})
+    wire.send([0], Early())
     with _meanwhile(wire, ranks, 1, _controlled, wire.endpoint()) as heard:
         assert wire.wait_connected([0], 60) == set()
     assert heard == [["early"]]
@@ -429,7 +479,7 @@ def _describe_and_mark(rank: int, size: int, endpoint: dict[str, str]) -> None:
     with _started(endpoint, rank, "described") as telemetry:
         for number in range(200):
             recording.mark(f"{os.getpid()}.{time.time_ns()}.{number}")
-        telemetry.send_status({"state": "idle", "step": 3})
+        telemetry.send_status(Status("idle", "step 3"))
 
 
 def test_descriptions_come_before_the_events_that_need_them(wire: Wire, ranks: Ranks) -> None:
@@ -448,7 +498,7 @@ def test_descriptions_come_before_the_events_that_need_them(wire: Wire, ranks: R
             marks += len(value.events)
     assert marks == 200
     [(rank, status)] = received.statuses
-    assert (rank, status["state"], status["step"]) == (0, "idle", 3)
+    assert (rank, status["state"], status["cell"]) == (0, "idle", "step 3")
 
 
 def test_a_failing_handler_is_shown_and_ends_nothing(wire: Wire, ranks: Ranks) -> None:

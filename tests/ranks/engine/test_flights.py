@@ -46,7 +46,7 @@ def test_collectives_of_a_group(rank: int, size: int) -> None:
         large = torch.ones(1 << 18)
         work = dist.all_reduce(large, group=group, async_op=True) if rank == 0 else None
         dist.barrier()
-        wait_until(lambda: own_collectives.in_flight()["count"] == (rank == 0), "the end of all others")
+        wait_until(lambda: own_collectives.in_flight().count == (rank == 0), "the end of all others")
         seen += [_flights_of(group.group_name, began), own_collectives.in_flight()]
         dist.barrier()
         if work is None:
@@ -55,7 +55,7 @@ def test_collectives_of_a_group(rank: int, size: int) -> None:
             work.wait()
         dist.send(torch.ones(1), 1, group=group) if rank == 0 else dist.recv(torch.ones(1), 0, group=group)
         dist.barrier(group)
-        wait_until(lambda: not own_collectives.in_flight()["count"], "the end of all")
+        wait_until(lambda: not own_collectives.in_flight().count, "the end of all")
         new, seen, flying, last = *seen, _flights_of(group.group_name, began)
     finally:
         registry.uninstall()
@@ -189,7 +189,7 @@ def test_a_third_partys_backend(rank: int, size: int) -> None:
         assert seen[0]["kinds"] == [("all_reduce", "float32 [4]", 16), ("broadcast", "float32 [2]", 8)]
         assert Path(__file__).name in [Path(file).name for file, _ in own_collectives.frames_of(group.group_name, 2)]
         looked = time.monotonic()
-        wait_until(lambda: not own_collectives.in_flight()["count"] and time.monotonic() > looked + 0.5, "many looks")
+        wait_until(lambda: not own_collectives.in_flight().count and time.monotonic() > looked + 0.5, "many looks")
         dist.all_reduce(torch.ones(4), group=group)
         [again] = [one for one in own_collectives.collectives(began) if one["backend"] == "third"]
         assert again["entered"] == 3, "though such a backend has no sequence number for it"

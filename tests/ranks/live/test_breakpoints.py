@@ -42,7 +42,7 @@ def _step(model: Any, rank: int, step: int) -> list[torch.Tensor]:
 
 def _paused(model: Any) -> dict[str, Any]:
     """The stage of a model once it pauses."""
-    wait_until(lambda: model._live.breakpoints.stage()["paused"] is not None, "a pause")
+    wait_until(lambda: model._live.breakpoints.stage().paused is not None, "a pause")
     return model._live.breakpoints.stage()
 
 
@@ -69,10 +69,10 @@ def _walk_on_rank(rank: int, size: int, options: dict[str, Any]) -> list[tuple[s
     def walk() -> None:
         while True:
             stage = _paused(model)
-            paused = stage["paused"]
-            assert stage["in_flight"]
-            walked.append((paused["point"], paused.get("parameter", paused.get("bucket")), _short(stage)))
-            last = paused["point"] == "reduced" and paused["bucket"] == len(model._sync.assignment) - 1
+            paused = stage.paused
+            assert stage.in_flight
+            walked.append((paused.point, paused.parameter or paused.bucket, _short(stage)))
+            last = paused.point == "reduced" and paused.bucket == len(model._sync.assignment) - 1
             if last:
                 model._live.breakpoints.clear()
                 return
@@ -87,7 +87,7 @@ def _walk_on_rank(rank: int, size: int, options: dict[str, Any]) -> list[tuple[s
     else:
         stepped = _step(model, rank, 5)
     assert all(torch.equal(a, b) for a, b in zip(plain, stepped, strict=True))
-    assert model._live.breakpoints.stage()["paused"] is None
+    assert model._live.breakpoints.stage().paused is None
     return walked if rank == 0 else None
 
 
@@ -99,12 +99,12 @@ def _go_on(model: Any, until: str) -> None:
 
 
 def _since(model: Any) -> int | None:
-    paused = model._live.breakpoints.stage()["paused"]
-    return None if paused is None else paused["since_ns"]
+    paused = model._live.breakpoints.stage().paused
+    return None if paused is None else paused.since_ns
 
 
 def _short(stage: dict[str, Any]) -> str:
-    return " ".join(f"{bucket['state']}:{bucket['arrived']}" for bucket in stage["buckets"])
+    return " ".join(f"{bucket.state}:{bucket.arrived}" for bucket in stage.buckets)
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=str)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
 from ddp_lab import DistributedDataParallel
-from ddp_lab.protocol.commands import Change
+from ddp_lab.protocol.messages import Change
 from tests.ranks.compare import everywhere
 from tests.ranks.harness import on_ranks
 

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from ddp_lab import DistributedDataParallel as Ours
 from ddp_lab import check_hook
 from ddp_lab.parallel.core import process_groups
-from ddp_lab.protocol.commands import Change
+from ddp_lab.protocol.messages import Change
 from tests.ranks.compare import assert_same, everywhere, same_as_torch, samples, state_of
 from tests.ranks.harness import on_ranks
 from tests.ranks.python_groups import WORKS, PythonGroup

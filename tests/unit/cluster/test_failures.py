@@ -23,6 +23,7 @@ from ddp_lab.diagnosis.rules import Diagnosis
 from ddp_lab.documentation import more
 from ddp_lab.errors import RankFailure
 from ddp_lab.output.terminal import plain
+from ddp_lab.protocol.messages import CellReport
 
 CLOSED = "[/build/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:36248. This is typical"
 HERE = (
@@ -153,8 +154,8 @@ def test_failures_are_folded() -> None:
     ]
     assert list(error.failures) == [0, 1, 2, 3, 4]
     assert error._render_traceback_() == error.report.splitlines()
-    report = {"name": "E", "message": "m", "traceback": ["a", "b"], "brief": ["b"], "time_ns": 5}
-    report |= {"consequence": True, "waited_in": "barrier #2", "broke_backward": True}
+    told = {"name": "E", "message": "m", "traceback": ["a", "b"], "brief": ["b"], "time_ns": 5}
+    report = CellReport(False, consequence=True, waited_in="barrier #2", broke_backward=True, **told)  # type: ignore[arg-type]
     assert failure_of(3, report) == RankFailure(3, "E", "m", "a\nb", 5, True, "barrier #2", True, "b")
 
 

@@ -17,6 +17,7 @@ from ddp_lab.dashboard.cluster_panel.processes import ProcessUse, ProcessWatch
 from ddp_lab.dashboard.cluster_panel.rows import SILENT_SECONDS, cluster_rows, rank_rows, row_texts
 from ddp_lab.diagnosis.collectives_in_flight import in_flight_words
 from ddp_lab.output.status_table import cells_of
+from ddp_lab.protocol.messages import GpuUse, Health, InFlight, OldestFlight
 from ddp_lab.timeline.timeline import RankStatus
 from tests.waiting import wait_until
 
@@ -93,16 +94,16 @@ def test_a_slow_answer_is_no_silence(seconds: float, state: str) -> None:
 def test_columns_of_what_there_is() -> None:
     """Launched collectives that have not ended have a column as long as there are any. What a GPU rank answers is
     shown; where the driver tells nothing, there is no such column."""
-    oldest = {"name": "all_reduce", "number": 18, "bytes": 4 << 20, "seconds": 3.2, "bucket": ""}
-    words = in_flight_words({"count": 2, "oldest": oldest})
-    made = row(RankHealth.of(record(in_flight=words), {}, 0.1))
+    oldest = OldestFlight("all_reduce", number=18, bytes=4 << 20, seconds=3.2, bucket="")
+    words = in_flight_words(InFlight(2, oldest))
+    made = row(RankHealth.of(record(in_flight=words), None, 0.1))
     titles, (texts,) = row_texts([made])
     assert texts[titles.index("in flight")] == "2, oldest all_reduce #18 of 4 MiB for 3.2 s"
-    assert "in flight" not in row_texts([row(RankHealth.of(record(), {}, 0.1))])[0]
-    answer = {"gpu": {"used": 3 << 30, "total": 24 << 30, "percent": 88}}
+    assert "in flight" not in row_texts([row(RankHealth.of(record(), None, 0.1))])[0]
+    answer = Health("idle", None, gpu=GpuUse(3 << 30, 24 << 30, 88))
     (texts,) = row_texts([row(RankHealth.of(record(device="cuda:0"), answer, 0.1))])[1]
     assert texts[3:5] == ["3 GiB of 24 GiB", "88 %"]
-    silent = {"gpu": {"used": None, "total": None, "percent": None}}
+    silent = Health("idle", None, gpu=GpuUse(None, None, None))
     assert "GPU" not in row_texts([row(RankHealth.of(record(), silent, 0.1))])[0]
 
 

@@ -19,6 +19,7 @@ from ddp_lab.diagnosis.collectives_in_flight import (
     numbered,
 )
 from ddp_lab.diagnosis.mismatch import Distances, find_mismatch
+from ddp_lab.protocol.messages import InFlight, OldestFlight
 
 ONE = Entry(0, "0", "gloo", 0, 1, "all_reduce", ("Float",), ((4,),), 100, "scheduled", True, False)
 SUM, COPY = Collective("all_reduce", "float32 [4]", 16), Collective("broadcast", "float32 [4]", 16)
@@ -151,10 +152,8 @@ def test_ranks_that_run_apart() -> None:
 
 def test_words() -> None:
     """What is in flight, in a few words."""
-    oldest = {"name": "all_reduce", "number": 18, "bytes": 4 << 20, "seconds": 3.21, "bucket": "bucket 2 of Net"}
-    assert in_flight_words({"count": 0, "oldest": None}) == in_flight_words({}) == ""
-    assert in_flight_words({"count": 2, "oldest": oldest}) == (
-        "2, oldest all_reduce #18 of 4 MiB, bucket 2 of Net, for 3.2 s"
-    )
-    one = {**oldest, "bytes": 0, "bucket": "", "seconds": 0.004}
-    assert in_flight_words({"count": 1, "oldest": one}) == "all_reduce #18 for 4 ms"
+    oldest = OldestFlight("all_reduce", number=18, bytes=4 << 20, seconds=3.21, bucket="bucket 2 of Net")
+    assert in_flight_words(InFlight()) == ""
+    assert in_flight_words(InFlight(2, oldest)) == ("2, oldest all_reduce #18 of 4 MiB, bucket 2 of Net, for 3.2 s")
+    one = OldestFlight("all_reduce", number=18, bytes=0, seconds=0.004, bucket="")
+    assert in_flight_words(InFlight(1, one)) == "all_reduce #18 for 4 ms"

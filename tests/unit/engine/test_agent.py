@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from ddp_lab.engine.agent import Agent
 from ddp_lab.engine.cells import cell
 from ddp_lab.engine.cells.cell import CellEnd
+from ddp_lab.protocol.messages import Interrupt, Message, Status, Unblock
 from tests.waiting import DEADLINE_S
 
 
@@ -21,19 +22,19 @@ class _Kept:
     """
 
     def __init__(self) -> None:
-        self.last: Mapping[str, Any] = {}
+        self.last = Status("idle")
         self.freed = threading.Event()
 
-    def on_control(self, op: str, answer: Callable[[Mapping[str, Any]], Any]) -> None: ...
+    def on_control(self, kind: type[Message], answer: Callable[[Any], Any]) -> None: ...
 
     def flush(self, cell: str | None = None) -> bool:
         return True
 
-    def send_status(self, status: Mapping[str, Any]) -> None:
+    def send_status(self, status: Status) -> None:
         if threading.current_thread() is not threading.main_thread():
             self.last = status
             self.freed.set()
-        elif status.get("ended"):
+        elif status.ended:
             self.freed.wait(0.3)
             self.last = status
 
@@ -46,14 +47,14 @@ def test_that_groups_were_shut_down_is_told() -> None:
     threading.Thread(target=agent._free_unless_settled, args=("1",)).start()
     agent._on_done(CellEnd("1", "cell 1", ValueError("on purpose")))
     assert channel.freed.wait(DEADLINE_S)
-    assert channel.last["freed"] == "1"
+    assert channel.last.unblocked == "1"
 
 
 class _NoRoom(_Kept):
     """One to which the end of a failed cell can't be told: there is no memory for it."""
 
-    def send_status(self, status: Mapping[str, Any]) -> None:
-        if status.get("ended") and threading.current_thread() is threading.main_thread():
+    def send_status(self, status: Status) -> None:
+        if status.ended and threading.current_thread() is threading.main_thread():
             raise MemoryError
         super().send_status(status)
 
@@ -66,7 +67,7 @@ def test_a_failure_that_cannot_be_told_frees_the_peers() -> None:
     with pytest.raises(MemoryError):
         agent._on_failure(CellEnd("1", "cell 1", ValueError("on purpose")))
     assert channel.freed.wait(DEADLINE_S)
-    assert channel.last["freed"] == "1"
+    assert channel.last.unblocked == "1"
 
 
 def test_an_error_that_no_line_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +75,7 @@ def test_an_error_that_no_line_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted peer closes the connection first; the word that says why is heeded while the rank waits for it."""
     agent = Agent(_Kept(), 0)
     agent._before_cell("1", "cell 1")
-    agent._answer_free({"cell": "1", "by": 1})
+    agent._answer_unblock(Unblock(by=1, cell="1"))
     end = CellEnd("1", "cell 1", RuntimeError("displaying the value failed"))
     agent._on_failure(end)
     assert (end.consequence, str(end.error)) == (True, "displaying the value failed")
@@ -83,7 +84,7 @@ def test_an_error_that_no_line_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell, "_running", "1")
 
     def told(error: RuntimeError) -> str:
-        agent._answer_interrupt({"cells": ["1"]})
+        agent._answer_interrupt(Interrupt(["1"]))
         return "all_reduce"
 
     monkeypatch.setattr(agent, "_waited_in", told)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ddp_lab.engine.cells import name_lookup
+from ddp_lab.protocol.messages import LookUp, Page
 from tests.waiting import DEADLINE_S
 
 
@@ -104,18 +105,18 @@ def test_a_look_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(name_lookup, "_namespace", dict)
     gate = threading.Event()
 
-    def look(request: Any, names: Any) -> dict[str, Any]:
-        if request["wait"]:
+    def look(request: LookUp, names: Any) -> Page:
+        if request.text == "wait":
             assert gate.wait(DEADLINE_S)
-            return {}
+            return Page()
         raise KeyError("nothing")
 
-    answer = name_lookup.beside(look, "test", seconds=0.01)
-    assert answer({"wait": True}) == {}
-    assert answer({"wait": False}) == {}
+    answer = name_lookup.beside(look, Page, seconds=0.01)
+    assert answer(LookUp("wait")) == Page()
+    assert answer(LookUp("")) == Page()
     gate.set()
-    patient = name_lookup.beside(look, "test", seconds=60)
-    assert patient({"wait": False}) == {"error": "KeyError: 'nothing'"}
+    patient = name_lookup.beside(look, Page, seconds=60)
+    assert patient(LookUp("")) == Page(error="KeyError: 'nothing'")
     for thread in threading.enumerate():
-        if thread.name == "ddp_lab-test":
+        if thread.name == "ddp_lab-look-up":
             thread.join()
