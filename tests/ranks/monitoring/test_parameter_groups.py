@@ -337,10 +337,12 @@ def test_several_roots(recording_ranks: Ranks) -> None:
 
 
 @records
-def _delayed(rank: int, size: int, late: int, block: int, phase: str, kind: str, delay: float) -> None:
+def _delayed(rank: int, size: int, late: int, block: int, phase: str, kind: str) -> None:
     net = sharded(size, kind)
-    if rank == late and phase:
-        setattr(net.blocks[block], f"{phase}_delay", delay)
+    began = time.perf_counter()
+    train(net, rank, 10)
+    if rank == late and phase:  # as long as a step of this machine, now
+        setattr(net.blocks[block], f"{phase}_delay", max(0.02, (time.perf_counter() - began) / 10))
     with ddp_lab.observe(net):
         train(net, rank, 20)
 
@@ -360,13 +362,13 @@ def _check_named(answers: list[Recorded], late: int, block: int, phase: str) -> 
 
 @pytest.mark.parametrize(("late", "block", "phase"), [(0, 0, "forward"), (1, 1, "backward")])
 def test_late_rank(recording_ranks: Ranks, late: int, block: int, phase: str) -> None:
-    """A delay of 20 ms in one group of one rank is named with rank, group and phase."""
-    _check_named(recording_ranks(2, _delayed, late, block, phase, "shard", 0.02), late, block, phase)
+    """A delay in one group of one rank, as long as a step, is named with rank, group and phase."""
+    _check_named(recording_ranks(2, _delayed, late, block, phase, "shard"), late, block, phase)
 
 
 def test_late_rank_of_hybrid(recording_ranks: Ranks) -> None:
     """The same on a mesh of two dimensions, where the others wait for each other, too."""
-    _check_named(recording_ranks(4, _delayed, 3, 1, "backward", "hybrid", 0.02), 3, 1, "backward")
+    _check_named(recording_ranks(4, _delayed, 3, 1, "backward", "hybrid"), 3, 1, "backward")
 
 
 @pytest.mark.soak
@@ -376,7 +378,7 @@ def test_late_ranks(recording_ranks: Ranks) -> None:
     for _ in range(20):
         late, block = int(generator.integers(2)), int(generator.integers(3))
         phase = str(generator.choice(["forward", "backward"]))
-        _check_named(recording_ranks(2, _delayed, late, block, phase, "shard", 0.02), late, block, phase)
+        _check_named(recording_ranks(2, _delayed, late, block, phase, "shard"), late, block, phase)
 
 
 @recorded
