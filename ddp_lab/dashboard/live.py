@@ -126,11 +126,11 @@ class ViewFacts:
         trained = [one.reducer for one in self._timeline.reducers() if one.last_step >= 0]
         model = next((one for one in reversed(trained) if last.reducer in (None, one)), None)
         made: dict[str, dict[str, Any]] = {}
+        chosen = Selection(model, between=last.between, step=last.step)
         for name, view in asked.items():
             if name in wanted and not view.model:
                 made[name] = dict(view.page(view.facts(self._timeline, Selection())))
             elif name in wanted and model is not None:
-                chosen = Selection(model, between=last.between, step=last.step)
                 made[name] = {"reducer": model, **view.page(view.facts(self._timeline, chosen))}
         if not made:
             return {}

@@ -11,7 +11,6 @@ import numpy as np
 
 from ...analysis import findings
 from ...analysis.findings import Facts, Finding
-from ...timeline.judged_steps import ANALYSED_STEPS
 from ...timeline.timeline import Timeline
 from ..paint.scene_svg import WIDTH, drawing, empty_svg, text
 from ..scene import Axis, Bars, Panel, Scene
@@ -41,9 +40,7 @@ class Findings(View):
     pixels = (160, 64)
 
     def facts(self, timeline: Timeline, chosen: Selection) -> FindingsFacts:
-        return findings_facts(
-            timeline.judgement(chosen.model, chosen.last_steps or ANALYSED_STEPS, between=chosen.between)
-        )
+        return findings_facts(chosen.judgement_in(timeline))
 
     def scene(self, facts: FindingsFacts) -> Scene:
         return findings_scene(facts.found, facts.headline)

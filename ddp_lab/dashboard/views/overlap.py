@@ -186,8 +186,13 @@ def overlap_scene(found: Breakdown, most: int = 400) -> Scene:
 
 
 def _binned(values: Any, firsts: Any) -> Any:
-    """Medians of neighbouring values, each group from one of `firsts` to the next."""
-    return np.array([np.median(part) for part in np.split(values, firsts[1:])])
+    """Medians of neighbouring values: of equally many, from one of `firsts` to the next."""
+    if len(firsts) == len(values):
+        return values
+    each = int(firsts[1]) if len(firsts) > 1 else len(values)
+    whole = len(values) // each * each
+    medians = np.median(values[:whole].reshape(-1, each), axis=1)
+    return np.append(medians, np.median(values[whole:])) if whole < len(values) else medians
 
 
 def parts_table(found: StepParts) -> tuple[list[str], list[list[Any]]]:

@@ -11,7 +11,6 @@ from ...analysis.findings import Facts
 from ...analysis.step_metrics import PHASES, TypicalStep
 from ...formatting import ms, step_range
 from ...timeline import history
-from ...timeline.judged_steps import ANALYSED_STEPS
 from ...timeline.summary import UNTOLD
 from ...timeline.timeline import Timeline
 from ..paint.palette import PHASES as LOOKS
@@ -38,8 +37,7 @@ class Overview(View):
     pixels = (150, 24)
 
     def facts(self, timeline: Timeline, chosen: Selection) -> dict[str, Any]:
-        facts = timeline.judgement(chosen.model, chosen.last_steps or ANALYSED_STEPS, between=chosen.between)
-        return overview(timeline, facts, chosen.model_in(timeline), chosen.between is None)
+        return overview(timeline, chosen.judgement_in(timeline), chosen.model_in(timeline), chosen.between is None)
 
     def scene(self, facts: dict[str, Any]) -> Scene:
         """Returns a step as a bar of named parts, and below it those of the first 16 ranks."""

@@ -9,13 +9,13 @@ import numpy as np
 
 from ...analysis.findings import Facts
 from ...analysis.findings.ranks import last_most_often, varying_rank
+from ...analysis.step_metrics import gradient_sync
 from ...formatting import counted, ms, step_range
-from ...timeline.judged_steps import ANALYSED_STEPS
-from ...timeline.tables.span_columns import Columns
+from ...timeline.judged_steps import ANALYSED_STEPS, WARM_UP, SideBySide
 from ...timeline.timeline import LatePlace, Timeline
 from ..scene import Axis, Cells, Panel, Scene, Table, Values
 from .layout_words import BUCKETS, LayoutWords
-from .sync import sync_columns, words_of
+from .sync import words_of
 from .view import Block, Reported, Selection, View
 
 __all__ = ["Stragglers", "StragglersFacts", "Waiting", "last_shares", "late_text", "stragglers_scene", "waiting"]
@@ -74,13 +74,10 @@ class Stragglers(View):
 
     def facts(self, timeline: Timeline, chosen: Selection) -> StragglersFacts:
         model = chosen.model_in(timeline)
-        judged = timeline.judgement(model, between=chosen.between)
-        columns, ranks = sync_columns(timeline, chosen)
-        layout = timeline.judged(model)
-        buckets = len((layout.description or {}).get("buckets", ())) if layout is not None else 0
+        judged = chosen.judgement_in(timeline)
         late = judged.kind.late_places(judged) if judged is not None else []
         return StragglersFacts(
-            waiting_of(columns, ranks, last_shares(judged), buckets),
+            waiting_of(timeline, chosen, judged),
             words_of(timeline, model),
             late_text(judged, late),
             late,
@@ -121,8 +118,7 @@ class Stragglers(View):
 
 def waiting(timeline: Timeline, reducer: int | None = None, last_steps: int = ANALYSED_STEPS) -> Waiting:
     """Returns how long the others waited for each rank in the newest steps; arguments as for `overlap.breakdown`."""
-    columns, ranks = sync_columns(timeline, Selection(reducer, last_steps))
-    return waiting_of(columns, ranks, last_shares(timeline.judgement(Selection(reducer).model_in(timeline))))
+    return waiting_of(timeline, Selection(reducer, last_steps), timeline.judgement(reducer))
 
 
 def last_shares(facts: Facts | None) -> dict[int, float]:
@@ -130,25 +126,32 @@ def last_shares(facts: Facts | None) -> dict[int, float]:
     return {} if facts is None else dict(zip(facts.steps.ranks, facts.last.share.tolist(), strict=True))
 
 
-def waiting_of(columns: Columns, ranks: Sequence[int], last: Mapping[int, float], buckets: int = 0) -> Waiting:
-    """Returns how long the others waited for each rank, from columns of `Timeline.all_reduces`.
-
-    Args:
-        columns: of one model.
-        ranks: its ranks.
-        last: of `last_shares`.
-        buckets: the fewest to return.
-    """
-    buckets = max(buckets, int(columns["bucket"].max(initial=-1)) + 1)
-    cells = np.zeros((len(ranks), buckets))
-    step, column = np.unique(columns["step"], return_inverse=True)
-    by_step = np.zeros((len(ranks), len(step)))
-    if len(step) and len(ranks) > 1:
-        row = np.searchsorted(ranks, columns["last_rank"])
-        np.add.at(cells, (row, columns["bucket"].astype(int)), columns["alone_ms"] / len(step))
-        np.maximum.at(by_step, (row, column), np.nan_to_num(columns["alone_ms"]))
-    share = np.array([last.get(rank, np.nan) for rank in ranks])
-    return Waiting(tuple(ranks), cells, share, len(step), by_step, step.tolist())
+def waiting_of(timeline: Timeline, chosen: Selection, judged: Facts | None) -> Waiting:
+    """Returns how long the others waited for each rank in the chosen steps; `judged`: who was last, of those."""
+    model, layout = chosen.model_in(timeline), chosen.layout_in(timeline)
+    group = next((one.ranks for one in timeline.reducers() if one.reducer == model), ())
+    steps = np.zeros(0, np.int64) if layout is None else layout.warm(WARM_UP, chosen.last_steps or ANALYSED_STEPS)
+    views = timeline.views_of(model, steps)
+    side = SideBySide([one for one in views if one.rank in group], steps)
+    launched, reduced = side.bucket("launched"), side.bucket("reduced")
+    number = launched.shape[1:]  # steps, buckets
+    flat = (len(side.views), number[0] * number[1])
+    known = gradient_sync(launched.reshape(flat), reduced.reshape(flat), np.full(flat[1], -1))
+    last, alone, took = (one.reshape(number) for one in (known.last, known.alone_ms, known.all_reduce_ms))
+    step, bucket = np.nonzero(np.isfinite(took))
+    described = (layout.description or {}).get("buckets", ()) if layout is not None else ()
+    ranks = tuple(sorted({*group, *(one.rank for one in views)}))
+    cells = np.zeros((len(ranks), max(len(described), int(bucket.max(initial=-1)) + 1)))
+    seen, column = np.unique(step, return_inverse=True)
+    by_step = np.zeros((len(ranks), len(seen)))
+    if len(seen) and len(side.views) > 1:
+        of = np.array([one.rank for one in side.views])[last[step, bucket]]
+        row = np.searchsorted(ranks, of)
+        np.add.at(cells, (row, bucket), alone[step, bucket] / len(seen))
+        np.maximum.at(by_step, (row, column), alone[step, bucket])
+    shares = last_shares(judged)
+    share = np.array([shares.get(rank, np.nan) for rank in ranks])
+    return Waiting(ranks, cells, share, len(seen), by_step, steps[seen].tolist())
 
 
 def stragglers_scene(found: Waiting, words: LayoutWords = BUCKETS) -> Scene:

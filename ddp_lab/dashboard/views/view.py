@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ...analysis.findings import Facts
+from ...timeline.judged_steps import ANALYSED_STEPS
 from ...timeline.models import Layout, newest
 from ...timeline.timeline import Timeline
 from ..paint.figure import to_plotly
@@ -39,6 +41,15 @@ class Selection:
     last_steps: int | None = None
     between: tuple[int, int] | None = None
     step: int | None = None
+    _known: dict[str, Facts | None] = field(default_factory=dict, compare=False, repr=False)
+
+    def judgement_in(self, timeline: Timeline) -> Facts | None:
+        """The facts of the analysed steps: the same for all views that get this selection, so that they agree."""
+        if "judgement" not in self._known:
+            self._known["judgement"] = timeline.judgement(
+                self.model, self.last_steps or ANALYSED_STEPS, between=self.between
+            )
+        return self._known["judgement"]
 
     def model_in(self, timeline: Timeline) -> int:
         """The chosen model, else the newest one that has trained; -1 if there is none."""
