@@ -67,7 +67,7 @@ def test_collectives_of_a_group(rank: int, size: int) -> None:
         ((number, kind, age, bucket),) = seen["open"]
         assert (number, seen["kinds"][kind], bucket) == (4, ("all_reduce", "float32 [262144]", 1 << 20), "")
         assert age > 0
-        assert (flying["oldest"]["name"], flying["oldest"]["number"]) == ("all_reduce", 4)
+        assert (flying.oldest.name, flying.oldest.number) == ("all_reduce", 4)
     assert (last["entered"], last["sequence"]) == (5, 6)
     assert last["kinds"][last["entries"][-1][1]] == ("barrier", "", 0)
 

@@ -40,7 +40,7 @@ def _step(model: Any, rank: int, step: int) -> list[torch.Tensor]:
     return [p.grad.clone() for p in model.parameters()]
 
 
-def _paused(model: Any) -> dict[str, Any]:
+def _paused(model: Any) -> Any:
     """The stage of a model once it pauses."""
     wait_until(lambda: model._live.breakpoints.stage().paused is not None, "a pause")
     return model._live.breakpoints.stage()
@@ -103,7 +103,7 @@ def _since(model: Any) -> int | None:
     return None if paused is None else paused.since_ns
 
 
-def _short(stage: dict[str, Any]) -> str:
+def _short(stage: Any) -> str:
     return " ".join(f"{bucket.state}:{bucket.arrived}" for bucket in stage.buckets)
 
 
@@ -135,12 +135,12 @@ def test_from_bucket_to_bucket(rank: int, size: int) -> None:
     seen: list[Any] = []
 
     def control() -> None:
-        seen.append(_paused(model)["paused"]["bucket"])
+        seen.append(_paused(model).paused.bucket)
         for _ in range(3):  # into the next steps
             _go_on(model, "bucket")
-            seen.append(_paused(model)["paused"]["bucket"])
+            seen.append(_paused(model).paused.bucket)
         _go_on(model, "breakpoint")
-        seen.append((_paused(model)["paused"]["bucket"], model._live.breakpoints.stage()["step"]))
+        seen.append((_paused(model).paused.bucket, model._live.breakpoints.stage().step))
         model._live.breakpoints.clear()
 
     model._live.breakpoints.set(["bucket_ready"], buckets=[2])
@@ -255,7 +255,7 @@ def test_a_rank_without_inputs_pauses(rank: int, size: int) -> None:
             _step(model, rank, step)
         if rank == 1:
             model._live.breakpoints.set(["launched"], buckets=[1])
-            thread, seen = _beside(lambda: (_paused(model)["paused"]["bucket"], model._live.breakpoints.clear())[0])
+            thread, seen = _beside(lambda: (_paused(model).paused.bucket, model._live.breakpoints.clear())[0])
     if rank == 1:
         thread.join()
         assert seen == [1]
