@@ -40,7 +40,8 @@ c10::intrusive_ptr<c10d::Backend> make_backend(Segment& segment, const c10::intr
                                                const std::vector<Readable>& pools, std::chrono::milliseconds timeout) {
   std::vector<PoolView> views;
   std::transform(pools.begin(), pools.end(), std::back_inserter(views), [](const Readable& pool) { return pool.view; });
-  auto group = std::make_unique<Group>(std::move(segment), rank, pids, global, std::move(views));
+  auto group =
+      std::make_unique<Group>(std::make_shared<Segment>(std::move(segment)), rank, pids, global, std::move(views));
   return shared_memory::make_backend(std::move(group), gloo, timeout);
 }
 

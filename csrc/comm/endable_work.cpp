@@ -84,7 +84,8 @@ class Ending {
   const c10::intrusive_ptr<Future>& future() const { return future_; }
   const Message& message() const { return message_; }  // of a send or receive
 
-  // Which thread waits for it, by its number in Python: of a send or receive, 0 if none does.
+  // Which thread waits for it, by its number in Python: of a send or receive, 0 if none does. Publishes nothing: the
+  // message never changes.
   std::atomic<unsigned long> awaited_by{0};
 
  private:
@@ -92,7 +93,7 @@ class Ending {
   const c10d::ProcessGroup* const group_;  // to tell it from others; it may be gone
   c10::intrusive_ptr<Future> future_;
   Message message_;
-  std::atomic<bool> told_{false};  // the future has its word
+  std::atomic<bool> told_{false};  // the future has its word: the first exchange gives it; publishes nothing
   mutable std::mutex mutex_;
   std::exception_ptr error_;
 };

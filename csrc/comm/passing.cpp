@@ -17,7 +17,9 @@ using Made = c10::intrusive_ptr<Work>;
 using GroupPointer = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 constexpr std::string_view kLibrary = "c10d::";
-std::array<std::atomic<Watcher>, 3> watchers{};  // by their roles
+// By their roles. The store publishes what the watcher uses: loaded with acquire before it is called.
+std::array<std::atomic<Watcher>, 3> watchers{};
+// Relaxed where it is loaded: a function that uses nothing which was made when it was set.
 std::atomic<Replace> replace_made{nullptr};
 thread_local Purpose purpose_here;
 

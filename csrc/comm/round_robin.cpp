@@ -255,8 +255,8 @@ class RoundRobin final : public c10d::Backend {
   }
 
   const Groups groups_;
-  std::atomic<std::uint64_t> given_{0};
-  std::atomic<bool> coalescing_{false};
+  std::atomic<std::uint64_t> given_{0};  // gives turns out; publishes nothing
+  std::atomic<bool> coalescing_{false};  // set and seen by the thread that calls; others only must not be torn
 };
 
 }  // namespace

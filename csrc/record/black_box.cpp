@@ -4,7 +4,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
@@ -13,27 +12,31 @@
 #include <mutex>
 #include <system_error>
 
+#include "pages.h"
 #include "record/recorder.h"
 
 namespace ddp_lab {
 namespace {
 
-constexpr std::size_t kHeaderBytes = 4096;
-constexpr std::size_t kTextBytes = 4 << 20;  // touched only as far as it is used
+constexpr std::uint64_t kMagic = 0x3158'4242'4c50'4444;  // "DDPLBBX1"
+constexpr std::size_t kTextBytes = 4 << 20;              // touched only as far as it is used
 
 struct Header {
-  std::array<char, 8> magic{'D', 'D', 'P', 'L', 'B', 'B', 'X', '1'};
+  // Stored last, with release: publishes the fields that never change. 0: nobody uses the file.
+  std::atomic<std::uint64_t> magic{0};
   std::uint64_t pid = 0;
   std::uint64_t slots_at = 0;
   std::uint64_t slots = 0;
   std::uint64_t slot_bytes = 0;
   std::uint64_t texts_at = 0;
-  std::atomic<std::uint64_t> text_bytes{0};  // those that are completely written
+  // How many are completely written. Stored with release by who holds `mutex`: publishes the bytes before.
+  std::atomic<std::uint64_t> text_bytes{0};
 };
 static_assert(sizeof(Header) == 56 && std::atomic<std::uint64_t>::is_always_lock_free);
 
-std::mutex mutex;                      // guards the texts; a thread that is not in a forked child may hold it there
-std::atomic<Header*> header{nullptr};  // null: nothing is left
+std::mutex mutex;  // guards the texts; a thread that is not in a forked child may hold it there
+// Null: nothing is left. Stored with release: publishes the header and `texts`; loaded with acquire.
+std::atomic<Header*> header{nullptr};
 char* texts = nullptr;
 
 [[noreturn]] void fail(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
@@ -45,7 +48,7 @@ char* map(int file, std::size_t offset, std::size_t bytes) {
 }
 
 void in_forked_child() {
-  header = nullptr;
+  header.store(nullptr, std::memory_order_release);
   recorder().keep_for_itself();
 }
 
@@ -53,23 +56,25 @@ void in_forked_child() {
 
 void leave_in(int file) {
   const Recorder::Memory memory = recorder().memory();
-  const std::size_t texts_at = kHeaderBytes + memory.bytes;
+  const std::size_t header_bytes = whole_pages(sizeof(Header));
+  const std::size_t texts_at = header_bytes + memory.bytes;
   if (::ftruncate(file, 0) != 0 || ::ftruncate(file, static_cast<off_t>(texts_at + kTextBytes)) != 0) fail("ftruncate");
-  char* const begin = map(file, 0, kHeaderBytes);
+  char* const begin = map(file, 0, header_bytes);
   texts = map(file, texts_at, kTextBytes);
-  recorder().keep_in(map(file, kHeaderBytes, memory.bytes));
+  recorder().keep_in(map(file, header_bytes, memory.bytes));
   auto* const made = new (begin) Header;
   made->pid = static_cast<std::uint64_t>(::getpid());
-  made->slots_at = kHeaderBytes;
+  made->slots_at = header_bytes;
   made->slots = memory.slots;
   made->slot_bytes = memory.slot_bytes;
   made->texts_at = texts_at;
-  header = made;
+  made->magic.store(kMagic, std::memory_order_release);
+  header.store(made, std::memory_order_release);
   ::pthread_atfork(nullptr, nullptr, &in_forked_child);
 }
 
 void leave(std::string_view text) {
-  Header* const begun = header;
+  Header* const begun = header.load(std::memory_order_acquire);
   if (begun == nullptr) return;
   const std::lock_guard<std::mutex> lock(mutex);
   const std::uint64_t used = begun->text_bytes.load(std::memory_order_relaxed);

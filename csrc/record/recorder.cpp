@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -14,6 +13,8 @@
 #include <stdexcept>
 #include <string>
 #include <system_error>
+
+#include "pages.h"
 
 namespace ddp_lab {
 
@@ -64,7 +65,7 @@ std::size_t power_of_two(std::size_t at_least) {
 }
 
 std::uint32_t thread_index() noexcept {
-  static std::atomic<std::uint32_t> threads{0};
+  static std::atomic<std::uint32_t> threads{0};  // relaxed: gives numbers out
   thread_local const std::uint32_t index = threads.fetch_add(1, std::memory_order_relaxed);
   return index;
 }
@@ -81,17 +82,19 @@ void* own_pages(std::size_t bytes) noexcept {
   return made == MAP_FAILED ? nullptr : made;
 }
 
-std::size_t whole_pages(std::size_t bytes) {
-  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  return (bytes + page - 1) / page * page;
-}
-
 }  // namespace
 
-// Zeros are an empty slot.
+// Zeros are an empty slot. Another process may read it: atomics must be instructions, and not locks.
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
 struct Recorder::Slot {
+  // Taken by an exchange, which acquires what the writer before left. Its store with release publishes `words`; readers
+  // load it with acquire, and once more after the words.
   std::atomic<std::uint64_t> stamp;
-  std::atomic<std::uint64_t> lost;  // stamp of the last event that found the slot taken
+  // Stamp of the last event that found the slot taken. Released and acquired: what the reader loads after it is not
+  // older.
+  std::atomic<std::uint64_t> lost;
+  // Released and acquired one by one: publish that the slot was taken; see [Note: stamps].
   std::array<std::atomic<std::uint64_t>, kWords> words;
 };
 
@@ -164,13 +167,13 @@ Recorder::Found Recorder::read(std::uint64_t sequence, Event& event) const noexc
 }
 
 std::uint64_t Recorder::oldest() const noexcept {
-  const std::uint64_t head = head_.load(std::memory_order_acquire);
+  const std::uint64_t head = head_.load(std::memory_order_relaxed);
   return head - std::min<std::uint64_t>(head, mask_ + 1);
 }
 
 Recorder::Batch Recorder::drain(std::uint64_t cursor) {
   const std::lock_guard lock(readers_);
-  const std::uint64_t head = head_.load(std::memory_order_acquire);
+  const std::uint64_t head = head_.load(std::memory_order_relaxed);
   if (cursor > head) {
     throw std::out_of_range("cursor " + std::to_string(cursor) + " is beyond the next event, " + std::to_string(head) +
                             ": it belongs to another recorder");

@@ -47,7 +47,7 @@ def read(file: int) -> BlackBox | None:
         ValueError: another version of ddp_lab has written it.
     """
     header = os.pread(file, _HEADER.size, 0)
-    if len(header) < _HEADER.size or not header.strip(b"\0"):
+    if len(header) < _HEADER.size or not header[: len(_MAGIC)].strip(b"\0"):
         return None
     magic, pid, slots_at, slots, slot_bytes, texts_at, text_bytes = _HEADER.unpack(header)
     if magic != _MAGIC or slot_bytes != _SLOT.itemsize:

@@ -6,15 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-NAMES = ["graph_tasks", "phase", "recorder", "replay", "schedule", "static_graph"]
+NAMES = ["black_box", "graph_tasks", "phase", "recorder", "replay", "schedule", "static_graph"]
+THREADS = ["black_box", "recorder", "shared_memory"]
 
 
 @pytest.mark.parametrize(
     ("variant", "name"),
     [
         *(("address", name) for name in NAMES),
-        ("thread", "recorder"),  # the only one with threads
-        *(pytest.param("plain", name, marks=pytest.mark.soak) for name in NAMES),
+        *(("thread", name) for name in THREADS),
+        # Compiled against torch, which takes a minute.
+        pytest.param("address", "shared_memory", marks=pytest.mark.soak),
+        *(pytest.param("plain", name, marks=pytest.mark.soak) for name in [*NAMES, "shared_memory"]),
     ],
 )
 def test_every_claim_holds(program: Callable[..., bytes], variant: str, name: str) -> None:

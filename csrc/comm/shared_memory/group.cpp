@@ -23,6 +23,7 @@ constexpr int kSpins = 2000;       // some 20 us
 constexpr int kSpinsCrowded = 50;  // who spins then keeps the others from what is waited for
 constexpr int kYields = 20;
 constexpr long kNapNanoseconds = 50'000'000;
+constexpr std::size_t kFirstSlot = 4096;  // it begins at a multiple of that
 constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
 
 constexpr std::array<const char*, 9> kNames{"broadcast", "all_reduce", "reduce",     "all_gather", "reduce_scatter",
@@ -32,6 +33,8 @@ constexpr std::array<const char*, 8> kReductions{"SUM", "AVG", "PRODUCT", "MIN",
 void relax() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");  // lasts about as long as x86's pause; `yield` does nothing on most cores
 #else
   std::atomic_signal_fence(std::memory_order_seq_cst);
 #endif
@@ -50,42 +53,52 @@ bool reached(std::uint32_t stage, std::uint32_t round) { return static_cast<std:
 
 }  // namespace
 
+// Between processes an atomic must be one instruction, not a lock in one of them. 128 bytes: two cache lines on x86-64,
+// which fetches pairs, one on some aarch64.
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+
 struct alignas(128) Group::Member {
-  std::atomic<std::uint32_t> stage;     // rounds it has published; peers sleep on it
-  std::atomic<std::uint32_t> sleepers;  // how many do
+  // Rounds it has published; peers sleep on it. Its store publishes all that the rank has written for the round: its
+  // slot, `calls`, `places`, its data in its pool; and that it has finished reading what the others wrote for the round
+  // before. Peers load it with acquire. The store and the loads around `sleepers` are sequentially consistent: either
+  // the rank sees who is about to sleep, or that one sees the new stage.
+  std::atomic<std::uint32_t> stage;
+  std::atomic<std::uint32_t> sleepers;  // how many sleep on `stage`, or are about to: publishes nothing, see there
   std::array<Call, 2> calls;            // by the operation's number
   std::array<std::uint64_t, 2> places;  // likewise: of its data in the rank's pool; kNowhere: not there
 };
 
 struct alignas(128) Group::Shared {
-  std::atomic<std::uint32_t> state;  // 0: whole, 1: its reason is being written, 2: broken
+  // 0: whole, 1: its reason is being written, 2: broken. The store of 2, with release, publishes `why`; loaded with
+  // acquire. A rank that misses it and sleeps wakes after kNapNanoseconds.
+  std::atomic<std::uint32_t> state;
   std::array<char, 500> why;
 };
 
 std::size_t Group::bytes_for(int size) {
   const std::size_t head = sizeof(Shared) + static_cast<std::size_t>(size) * sizeof(Member);
-  return whole_pages(head) + 2 * static_cast<std::size_t>(size) * kSlotBytes;
+  return (head + kFirstSlot - 1) / kFirstSlot * kFirstSlot + 2 * static_cast<std::size_t>(size) * kSlotBytes;
 }
 
-Group::Group(Segment segment, int rank, const std::vector<int>& pids, std::vector<int> global,
+Group::Group(std::shared_ptr<const Segment> segment, int rank, const std::vector<int>& pids, std::vector<int> global,
              std::vector<PoolView> pools)
     : segment_(std::move(segment)),
       rank_(rank),
       size_(static_cast<int>(pids.size())),
       global_(std::move(global)),
       spins_(static_cast<unsigned>(size_) > std::thread::hardware_concurrency() ? kSpinsCrowded : kSpins),
-      peers_(pids, segment_.descriptor()),
+      peers_(pids, segment_->descriptor()),
       pools_(std::move(pools)) {}
 
-Group::Shared& Group::shared() const { return *reinterpret_cast<Shared*>(segment_.data()); }
+Group::Shared& Group::shared() const { return *reinterpret_cast<Shared*>(segment_->data()); }
 
 Group::Member& Group::member(int rank) const {
-  return reinterpret_cast<Member*>(segment_.data() + sizeof(Shared))[rank];
+  return reinterpret_cast<Member*>(segment_->data() + sizeof(Shared))[rank];
 }
 
 std::byte* Group::slot(int rank, std::uint32_t round) const {
   const std::size_t first = bytes_for(size_) - 2 * static_cast<std::size_t>(size_) * kSlotBytes;
-  return segment_.data() + first + (2 * static_cast<std::size_t>(rank) + round % 2) * kSlotBytes;
+  return segment_->data() + first + (2 * static_cast<std::size_t>(rank) + round % 2) * kSlotBytes;
 }
 
 void Group::enter(Call call, const void* data) {
@@ -133,7 +146,7 @@ const std::byte* Group::in_pool_of(int rank) const {
 void Group::meet(const Patience& patience) {
   ++rounds_;
   Member& own = member(rank_);
-  own.stage.store(rounds_);
+  own.stage.store(rounds_, std::memory_order_seq_cst);
   if (own.sleepers.load() != 0) {
     wake(own);
   }
@@ -172,7 +185,7 @@ void Group::wait_for(int rank, const Patience& patience) {
     if (there) {
       return;
     }
-    if (!reached(peer.stage.load(), rounds_)) {
+    if (!reached(peer.stage.load(std::memory_order_acquire), rounds_)) {
       check(rank, patience);
     }
   }
@@ -182,7 +195,7 @@ void Group::check(int rank, const Patience& patience) {
   if (broken()) {
     throw_broken();
   }
-  if (peers_.ended(rank) && !reached(member(rank).stage.load(), rounds_)) {
+  if (peers_.ended(rank) && !reached(member(rank).stage.load(std::memory_order_acquire), rounds_)) {
     fail(name(rank) + " ended while " + name(rank_) + " waited for it in " + words(call_));
   }
   if (std::chrono::steady_clock::now() > patience.deadline) {
@@ -225,18 +238,18 @@ void Group::compare(int rank) {
 
 void Group::break_off(const std::string& why) {
   std::uint32_t whole = 0;
-  if (shared().state.compare_exchange_strong(whole, 1)) {
+  if (shared().state.compare_exchange_strong(whole, 1, std::memory_order_relaxed)) {
     const std::size_t length = std::min(why.size(), shared().why.size() - 1);
     std::memcpy(shared().why.data(), why.data(), length);
     shared().why[length] = '\0';
-    shared().state.store(2);
+    shared().state.store(2, std::memory_order_release);
   }
   for (int rank = 0; rank < size_; ++rank) {
     wake(member(rank));
   }
 }
 
-bool Group::broken() const { return shared().state.load() == 2; }
+bool Group::broken() const { return shared().state.load(std::memory_order_acquire) == 2; }
 
 void Group::wake(Member& member) {
   syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&member.stage), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);

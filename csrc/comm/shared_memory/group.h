@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -73,8 +74,9 @@ class Group {
   static std::size_t bytes_for(int size);
 
   // `pids`: of all ranks, to see when one dies; see Peers. `global`: their numbers in the job, by which messages call
-  // them. `pools`: of all ranks, or none.
-  Group(Segment segment, int rank, const std::vector<int>& pids, std::vector<int> global, std::vector<PoolView> pools);
+  // them. `pools`: of all ranks, or none. Ranks that are threads may share one segment, which begins as zeros.
+  Group(std::shared_ptr<const Segment> segment, int rank, const std::vector<int>& pids, std::vector<int> global,
+        std::vector<PoolView> pools);
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
@@ -129,7 +131,7 @@ class Group {
   void wake(Member& member);
   [[noreturn]] void throw_broken() const;
 
-  Segment segment_;
+  const std::shared_ptr<const Segment> segment_;
   int rank_;
   int size_;
   std::vector<int> global_;

@@ -11,6 +11,8 @@
 #include <system_error>
 #include <utility>
 
+#include "pages.h"
+
 namespace ddp_lab::shared_memory {
 
 namespace {

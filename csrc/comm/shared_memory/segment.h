@@ -15,11 +15,6 @@
 
 namespace ddp_lab::shared_memory {
 
-constexpr std::size_t whole_pages(std::size_t bytes) {
-  constexpr std::size_t kPage = 4096;
-  return (bytes + kPage - 1) / kPage * kPage;
-}
-
 class Segment {
  public:
   // Makes one of `bytes` zero bytes; pages cost memory when they are first written.
