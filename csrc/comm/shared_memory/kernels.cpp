@@ -47,8 +47,10 @@ const T* at_block(const std::byte* source, std::size_t first) {
   return reinterpret_cast<const T*>(source) + first;
 }
 
+// Loops are functions of their own, so that `python -m tests.vectorised` finds them in what was compiled.
 template <typename T, typename Combine, typename Finish>
-void combine_all(std::byte* into, const Sources& sources, std::size_t elements, Combine combine, Finish finish) {
+[[gnu::noinline]] void combine_all(std::byte* into, const Sources& sources, std::size_t elements, Combine combine,
+                                   Finish finish) {
   using W = typename Wide<T>::type;
   constexpr bool wider = !std::is_same_v<W, T>;
   std::array<W, kBlock> block;
@@ -85,7 +87,7 @@ void combine_all(std::byte* into, const Sources& sources, std::size_t elements, 
 
 // Two ranks of a plain sum, by far the most frequent case, in one pass.
 template <typename T>
-void add_two(std::byte* into, const Sources& sources, std::size_t elements) {
+[[gnu::noinline]] void add_two(std::byte* into, const Sources& sources, std::size_t elements) {
   const T* a = at_block<T>(sources[0], 0);
   const T* b = at_block<T>(sources[1], 0);
   T* to = reinterpret_cast<T*>(into);
@@ -125,7 +127,7 @@ void reduce_numbers(std::byte* into, const Sources& sources, std::size_t element
 }
 
 template <typename T>
-void scale(std::byte* to, const std::byte* from, std::size_t bytes, double factor) {
+[[gnu::noinline]] void scale(std::byte* to, const std::byte* from, std::size_t bytes, double factor) {
   T* target = reinterpret_cast<T*>(to);
   const T* source = reinterpret_cast<const T*>(from);
   const T by = static_cast<T>(factor);
