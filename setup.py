@@ -7,6 +7,8 @@ Everything else about the package is in pyproject.toml. Environment variables:
 * ``MPICXX``: MPI's compiler wrapper, ``mpicxx`` say: builds the backend "mpi", too.
 * ``DDP_LAB_BUILD_DIR``: where object files stay, ``build`` if it is not set.
 * ``DDP_LAB_MANYLINUX``: ``ON`` if the files are to load on older systems (csrc/manylinux.cpp).
+* ``DDP_LAB_ARCH``: the architecture to build for, ``aarch64`` say, with its cross compiler; ``DDP_LAB_TORCH`` then
+  names torch packages of that architecture.
 * ``DDP_LAB_SANITIZE``: ``address`` or ``thread``, for tests/core/test_sanitized_ranks.py.
 * ``MAX_JOBS``: how many compilers run at once.
 """
@@ -79,6 +81,17 @@ def jobs() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), memory // GIB_A_COMPILER))
 
 
+def cross_definitions(arch: str) -> list[str]:
+    """What CMake needs to know to build for another architecture than this machine's."""
+    if arch == platform.machine():
+        return []
+    compiler = f"{arch}-linux-gnu-g++"
+    if shutil.which(compiler) is None:
+        sys.exit(f"building ddp_lab for {arch} needs {compiler} (Debian: apt install g++-{arch}-linux-gnu)")
+    target = {"SYSTEM_NAME": "Linux", "SYSTEM_PROCESSOR": arch, "CXX_COMPILER": compiler}
+    return [f"-DCMAKE_{name}={value}" for name, value in target.items()]
+
+
 def mpi_definitions() -> list[str]:
     """What the compiler wrapper that MPICXX names adds for compiling and linking, for CMake."""
     named = os.environ.get("MPICXX")
@@ -117,20 +130,24 @@ class Build(build_ext):
         """Builds one torch's `_C`, which goes into a folder named after the minor release; and `_schedule`, once."""
         version = version_of(torch)
         base = os.environ.get("DDP_LAB_BUILD_DIR", "build")
-        folder = Path(base, f"{sys.implementation.cache_tag}-torch{version}").resolve()
+        arch = os.environ.get("DDP_LAB_ARCH") or platform.machine()
+        cross = cross_definitions(arch)
+        suffix = str(sysconfig.get_config_var("EXT_SUFFIX")).replace(platform.machine(), arch)
+        folder = Path(base, f"{sys.implementation.cache_tag}-torch{version}{f'-{arch}' if cross else ''}").resolve()
         output = package / "_extensions" / f"torch{'.'.join(version.split('.')[:2])}"
         sanitizer = os.environ.get("DDP_LAB_SANITIZE", "")
         configure = [program("cmake"), "-S", "csrc", "-B", folder, "-G", "Ninja", "--log-level=WARNING"]
         definitions = [
             f"-DCMAKE_MAKE_PROGRAM={program('ninja')}",
             f"-DPYTHON_INCLUDE={sysconfig.get_path('include')}",
-            f"-DEXTENSION_SUFFIX={sysconfig.get_config_var('EXT_SUFFIX')}",
+            f"-DEXTENSION_SUFFIX={suffix}",
             f"-DTORCH_FOLDER={torch}",
             f"-DOUTPUT={output}",
             f"-DSCHEDULE_OUTPUT={package if schedule else ''}",
             f"-DSANITIZE={SANITIZERS[sanitizer]}",
             f"-DMANYLINUX={os.environ.get('DDP_LAB_MANYLINUX', '')}",
-            *(mpi_definitions() or ["-UMPI_LIBRARIES"]),
+            *cross,
+            *((not cross and mpi_definitions()) or ["-UMPI_LIBRARIES"]),
         ]
         first = not (folder / "build.ninja").exists()
         print(f"compiling for torch {version}{' (about 80 s on 2 cores)' if first else ''}", flush=True)
