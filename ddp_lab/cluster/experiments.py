@@ -53,9 +53,9 @@ class Experiments:
         from ..timeline.what_if import what_if
 
         if link is not None:
-            return what_if(self._cluster.timeline, link, reducer=model, **what)
+            return what_if(self._cluster.timeline, link, model=model, **what)
         own = self.link or self.measure_communication()
-        return what_if(self._cluster.timeline, own, recorded_link=own, reducer=model, **what)
+        return what_if(self._cluster.timeline, own, recorded_link=own, model=model, **what)
 
     def tune(
         self,
