@@ -55,8 +55,8 @@ toc_object_entries_show_parents = "hide"
 # What has no page here: other packages (their documentation is on the network), and our classes behind the public ones.
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|dist|nn|numpy|np|npt|pandas|pd|go|plotly|ipywidgets|anywidget|IPython|ipyparallel)(\..*)?"),
-    (r"py:.*", r"ddp_lab\.(analysis|bench|cluster|control|diagnostics|engine|notebook|output)\..*"),
-    (r"py:.*", r"ddp_lab\.(parallel|protocol|report|serialization|simulation|timeline|views|widgets)\..*"),
+    (r"py:.*", r"ddp_lab\.(analysis|bench|cluster|control|dashboard|diagnosis|engine|notebook|output)\..*"),
+    (r"py:.*", r"ddp_lab\.(parallel|protocol|simulation|timeline)\..*"),
     (r"py:class", "Model|Dashboard|ClusterPanel|Collectives|DOMWidget"),
     (r"py:.*", r"(os|collections|contextlib|pathlib|types|datetime)\..*|Path|PathLike"),
 ]
