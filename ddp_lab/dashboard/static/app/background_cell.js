@@ -1,7 +1,7 @@
 // A cell that runs in the background, or longer than this page is open: its progress, a stop button, its result.
 
-import { hidePicture, Life } from "./life.js";
 import { button, element, setText } from "../charts/dom.js";
+import { hidePicture, Life } from "./life.js";
 
 const STALE_S = 6; // a running cell reports its status every second
 const ENDED = ["done", "failed", "interrupted", "not run"];
@@ -15,7 +15,8 @@ class Boxes {
     if (!this.area) return;
     if (!this.observer) {
       this.away = new WeakSet(); // boxes in which the reader has scrolled up
-      this.looked = ({ target: box }) => (box.scrollTop + box.clientHeight < box.scrollHeight - 8 ? this.away.add(box) : this.away.delete(box));
+      this.looked = ({ target: box }) =>
+        box.scrollTop + box.clientHeight < box.scrollHeight - 8 ? this.away.add(box) : this.away.delete(box);
       this.area.addEventListener("scroll", this.looked, true);
       this.observer = new MutationObserver(() => this.showEnds());
       this.observer.observe(this.area, { childList: true, characterData: true, subtree: true });
@@ -24,7 +25,9 @@ class Boxes {
   }
 
   showEnds() {
-    for (const box of this.area.querySelectorAll(".jp-OutputArea-child:has(.ddp-boxing) ~ .jp-OutputArea-child .jp-RenderedText")) {
+    for (const box of this.area.querySelectorAll(
+      ".jp-OutputArea-child:has(.ddp-boxing) ~ .jp-OutputArea-child .jp-RenderedText",
+    )) {
       if (!this.away.has(box) && box.scrollHeight > box.clientHeight) box.scrollTop = box.scrollHeight;
     }
   }
@@ -50,9 +53,19 @@ class BackgroundView {
     const { state, now } = model.get("status");
     const ran = !ENDED.includes(state) || performance.timeOrigin / 1000 < now;
     const title = ran ? "End of the output (this page was opened while the cell ran)" : "End of the output";
-    this.missed = element("details", { class: "ddp-twin", hidden: true, open: ran }, element("summary", {}, title), this.text);
+    this.missed = element(
+      "details",
+      { class: "ddp-twin", hidden: true, open: ran },
+      element("summary", {}, title),
+      this.text,
+    );
     const kind = model.get("waited") ? "ddp-waited" : "ddp-boxing";
-    this.root = element("div", { class: `ddp-lab ddp-background ${kind}` }, element("p", { class: "ddp-background-line" }, this.sign, this.words, this.stop), this.missed);
+    this.root = element(
+      "div",
+      { class: `ddp-lab ddp-background ${kind}` },
+      element("p", { class: "ddp-background-line" }, this.sign, this.words, this.stop),
+      this.missed,
+    );
   }
 
   mount(target) {
@@ -99,7 +112,12 @@ class BackgroundView {
     const lost = !ended && (this.life.end || silent > STALE_S);
     const parts = [`${this.model.get("label")}: ${headline}`];
     if (step !== null && step !== undefined) parts.push(`step ${step.toLocaleString("en")}`);
-    if (this.life.end && !ended) parts.splice(0, parts.length, `${this.model.get("label")}: connection lost. ${this.life.state.what}; ${this.model.get("if_lost")}.`);
+    if (this.life.end && !ended)
+      parts.splice(
+        0,
+        parts.length,
+        `${this.model.get("label")}: connection lost. ${this.life.state.what}; ${this.model.get("if_lost")}.`,
+      );
     else if (lost) parts.push(`no message from the kernel for ${Math.round(silent)} s`);
     else if (this.asked && !ended) parts.push("stopping …");
     this.root.classList.toggle("ddp-unseen", this.model.get("waited") && !this.late);

@@ -1,11 +1,11 @@
 // The cluster: its ranks, updated while they are in view, and buttons to interrupt, rejoin, restart and export.
 
+import { button, element, setText } from "../charts/dom.js";
+import { count } from "../charts/theme.js";
 import { ClusterTable } from "./cluster_table.js";
 import { Asker, StatusLine } from "./control_status.js";
 import { clockTime, disableDead, hidePicture, Life, LifeLine } from "./life.js";
 import { Presence } from "./presence.js";
-import { button, element, setText } from "../charts/dom.js";
-import { count } from "../charts/theme.js";
 
 const SAY_S = 5; // how often a page that shows the panel reports that to the kernel
 const AGAIN = "Start a cluster and run lab.panel() for a new panel.";
@@ -24,27 +24,78 @@ class PanelView {
   build() {
     const ask = (command) => () => this.asker.ask(command);
     this.summary = element("span", { class: "ddp-muted" });
-    this.interrupt = button("Interrupt", "Interrupt the running cell on all ranks, even inside a collective", ask({ do: "interrupt", ranks: null }));
+    this.interrupt = button(
+      "Interrupt",
+      "Interrupt the running cell on all ranks, even inside a collective",
+      ask({ do: "interrupt", ranks: null }),
+    );
     this.rejoin = button("Rejoin", "Rebuild the process groups; variables are kept", ask({ do: "rejoin" }));
     this.restart = button("Restart …", "Start new processes; variables are lost", ask({ do: "restart" }));
-    this.export = button("Export", "Write the cells that have run as a script for torchrun (%cluster export)", ask({ do: "export" }));
-    this.buttons = element("fieldset", { class: "ddp-controls ddp-field", "data-asks": "ranks", "aria-label": "all ranks" }, this.interrupt, this.rejoin, this.restart, this.export);
-    const head = element("div", { class: "ddp-toolbar ddp-cluster-head" }, element("h4", {}, "Cluster"), this.summary, this.buttons);
+    this.export = button(
+      "Export",
+      "Write the cells that have run as a script for torchrun (%cluster export)",
+      ask({ do: "export" }),
+    );
+    this.buttons = element(
+      "fieldset",
+      { class: "ddp-controls ddp-field", "data-asks": "ranks", "aria-label": "all ranks" },
+      this.interrupt,
+      this.rejoin,
+      this.restart,
+      this.export,
+    );
+    const head = element(
+      "div",
+      { class: "ddp-toolbar ddp-cluster-head" },
+      element("h4", {}, "Cluster"),
+      this.summary,
+      this.buttons,
+    );
     this.question = element("span");
     this.cancel = button("Cancel", "Do not restart", ask({ do: "cancel" }));
-    const sure = button("Restart", "All variables on the ranks are lost", ask({ do: "restart", sure: true }), { class: "ddp-button ddp-primary" });
+    const sure = button("Restart", "All variables on the ranks are lost", ask({ do: "restart", sure: true }), {
+      class: "ddp-button ddp-primary",
+    });
     const keydown = (event) => event.key === "Escape" && this.cancel.click();
-    this.confirm = element("div", { class: "ddp-alarm", role: "alertdialog", "aria-label": "Restart?", hidden: true, keydown }, element("span", { class: "ddp-sign", "aria-hidden": "true" }, "⚠"), this.question, sure, this.cancel);
+    this.confirm = element(
+      "div",
+      { class: "ddp-alarm", role: "alertdialog", "aria-label": "Restart?", hidden: true, keydown },
+      element("span", { class: "ddp-sign", "aria-hidden": "true" }, "⚠"),
+      this.question,
+      sure,
+      this.cancel,
+    );
     this.bar = element("progress", { max: "1", "aria-label": "progress" });
     this.stage = element("span");
-    this.progress = element("p", { class: "ddp-status ddp-cluster-progress", role: "status", hidden: true }, this.bar, this.stage);
+    this.progress = element(
+      "p",
+      { class: "ddp-status ddp-cluster-progress", role: "status", hidden: true },
+      this.bar,
+      this.stage,
+    );
     this.status = new StatusLine();
     this.table = new ClusterTable((rank) => this.asker.ask({ do: "interrupt", ranks: [rank] }));
     this.empty = element("p", { class: "ddp-empty" });
     this.lifeLine = new LifeLine(() => {});
     this.notice = element("div", { class: "ddp-notice", role: "alert", hidden: true });
-    this.root = element("div", { class: "ddp-lab ddp-cluster", "data-lm-suppress-shortcuts": "true" }, this.lifeLine.node, this.notice, head, this.confirm, this.progress, this.status.node, this.empty, this.table.node);
-    this.presence = new Presence(this.root, { seen: () => this.looked(), show: () => this.draw(), theme: () => {}, second: () => this.everySecond() });
+    this.root = element(
+      "div",
+      { class: "ddp-lab ddp-cluster", "data-lm-suppress-shortcuts": "true" },
+      this.lifeLine.node,
+      this.notice,
+      head,
+      this.confirm,
+      this.progress,
+      this.status.node,
+      this.empty,
+      this.table.node,
+    );
+    this.presence = new Presence(this.root, {
+      seen: () => this.looked(),
+      show: () => this.draw(),
+      theme: () => {},
+      second: () => this.everySecond(),
+    });
   }
 
   get seen() {
@@ -129,13 +180,21 @@ class PanelView {
     this.progress.hidden = !changing;
     if (changing) {
       this.bar.value = control.fraction;
-      setText(this.stage, `${control.doing === "rejoin" ? "Rejoining" : "Restarting"}${control.stage ? `: ${control.stage}` : ""} …`);
+      setText(
+        this.stage,
+        `${control.doing === "rejoin" ? "Rejoining" : "Restarting"}${control.stage ? `: ${control.stage}` : ""} …`,
+      );
     }
-    this.status.draw(changing ? null : this.asker.state(control), changing ? "" : control.said, changing ? "" : control.error);
+    this.status.draw(
+      changing ? null : this.asker.state(control),
+      changing ? "" : control.said,
+      changing ? "" : control.error,
+    );
   }
 
   drawNotice(seconds) {
-    const text = this.model.get("notice") || (seconds ? `No message from the kernel for ${seconds} s. Is it running?` : "");
+    const text =
+      this.model.get("notice") || (seconds ? `No message from the kernel for ${seconds} s. Is it running?` : "");
     this.notice.hidden = !text;
     setText(this.notice, text);
   }

@@ -9,12 +9,29 @@ const COLUMNS = [
   { name: "rank" },
   { name: "state" },
   { name: "device" },
-  { name: "memory", title: "resident memory of the rank's process, shared pages included", text: (row) => size(row.memory) },
-  { name: "CPU", title: "CPU time of the rank's process, in percent of one core; more than 100 % if its threads use several cores", percent: (row) => row.cpu },
-  { name: "GPU memory", title: "used memory of the whole device, by all processes", gpu: true, text: (row) => (row.gpuUsed === null ? "–" : `${size(row.gpuUsed)} of ${size(row.gpuTotal)}`) },
+  {
+    name: "memory",
+    title: "resident memory of the rank's process, shared pages included",
+    text: (row) => size(row.memory),
+  },
+  {
+    name: "CPU",
+    title: "CPU time of the rank's process, in percent of one core; more than 100 % if its threads use several cores",
+    percent: (row) => row.cpu,
+  },
+  {
+    name: "GPU memory",
+    title: "used memory of the whole device, by all processes",
+    gpu: true,
+    text: (row) => (row.gpuUsed === null ? "–" : `${size(row.gpuUsed)} of ${size(row.gpuTotal)}`),
+  },
   { name: "GPU", title: "share of the last second in which the device was busy", gpu: true, percent: (row) => row.gpu },
   { name: "step", title: "last step seen", text: (row) => (row.step === null ? "–" : row.step.toLocaleString("en")) },
-  { name: "in flight", title: "collectives that the rank has launched and that are not complete", text: (row) => unbroken(row.inFlight) || "–" },
+  {
+    name: "in flight",
+    title: "collectives that the rank has launched and that are not complete",
+    text: (row) => unbroken(row.inFlight) || "–",
+  },
   { name: "heartbeat", title: "time since the last message from the rank; it is queried twice a second" },
   { name: "" },
 ];
@@ -36,7 +53,10 @@ export class ClusterTable {
   // interrupt(rank): interrupts a rank
   constructor(interrupt) {
     this.interrupt = interrupt;
-    this.table = makeTable("Ranks", COLUMNS.map(({ name, title }) => (title ? [name, title] : name)));
+    this.table = makeTable(
+      "Ranks",
+      COLUMNS.map(({ name, title }) => (title ? [name, title] : name)),
+    );
     this.node = scrolled("ranks", this.table.node, "ddp-cluster-ranks");
   }
 
@@ -51,7 +71,11 @@ export class ClusterTable {
   makeRow() {
     const cells = COLUMNS.map((column, index) => element(index ? "td" : "th", index ? {} : { scope: "row" }));
     COLUMNS.forEach((column, index) => {
-      if (column.percent) cells[index].append(element("span", { class: "ddp-meter", "aria-hidden": "true" }, element("i")), element("span", { class: "ddp-percent" }));
+      if (column.percent)
+        cells[index].append(
+          element("span", { class: "ddp-meter", "aria-hidden": "true" }, element("i")),
+          element("span", { class: "ddp-percent" }),
+        );
     });
     cells[STATE].append(element("span"));
     cells[DEVICE].append(element("span"), element("span", { class: "ddp-device-model" }));

@@ -37,7 +37,10 @@ export class StatusLine {
 
   // state: of Asker; said, error: from the kernel
   draw(state, said, error) {
-    const text = state === "silent" ? "The kernel does not respond. Is it running? Controls need a running cluster." : error || (state === "asked" ? "Requested …" : said);
+    const text =
+      state === "silent"
+        ? "The kernel does not respond. Is it running? Controls need a running cluster."
+        : error || (state === "asked" ? "Requested …" : said);
     this.node.hidden = !text;
     this.node.classList.toggle("ddp-failed", Boolean(error) || state === "silent");
     setText(this.node, text ?? "");
@@ -77,7 +80,10 @@ export class ModelChoice {
     const living = (control?.live && control.living) || models.map((one) => one.reducer);
     const offered = models.filter((one) => living.includes(one.reducer));
     this.node.hidden = models.length < 2;
-    setOptions(this.select, [["", "the one that is training"], ...offered.map((one) => [one.reducer, `${one.module} (model ${one.reducer})`])]);
+    setOptions(this.select, [
+      ["", "the one that is training"],
+      ...offered.map((one) => [one.reducer, `${one.module} (model ${one.reducer})`]),
+    ]);
     const meant = this.select.value || (living.includes(model) ? "" : living.at(-1));
     const chosen = offered.find((one) => String(one.reducer) === String(meant));
     return chosen ? { model: chosen.reducer, current: chosen } : { model, current };

@@ -1,12 +1,5 @@
 // The dashboard: takes messages into a store, and draws at most once an animation frame, only while it is in view.
 
-import { Alarm, OverheadLine, PlayerBar } from "./bars.js";
-import { KernelFacts } from "./kernel_facts.js";
-import { disableDead, hidePicture, lastPicture, Life, LifeLine } from "./life.js";
-import { Panels } from "./panels.js";
-import { Presence } from "./presence.js";
-import { TabGroups } from "./tabs.js";
-import { Toolbar } from "./toolbar.js";
 import { element, setText } from "../charts/dom.js";
 import { count } from "../charts/theme.js";
 import { Strip } from "../overview/strip.js";
@@ -14,6 +7,13 @@ import { MarkStore } from "../steps/marks.js";
 import { StepStore, takeMessage } from "../steps/store.js";
 import { DetailView, RankTable } from "../views/detail.js";
 import { TimelineView } from "../views/timeline.js";
+import { Alarm, OverheadLine, PlayerBar } from "./bars.js";
+import { KernelFacts } from "./kernel_facts.js";
+import { disableDead, hidePicture, Life, LifeLine, lastPicture } from "./life.js";
+import { Panels } from "./panels.js";
+import { Presence } from "./presence.js";
+import { TabGroups } from "./tabs.js";
+import { Toolbar } from "./toolbar.js";
 
 const CALM_MS = 1000; // between two pictures of a live step for readers who prefer reduced motion
 const SPEAK_MS = 5000;
@@ -59,11 +59,17 @@ class View {
       say: (text) => this.say(text),
       send: (command) => this.life.send(command), // to the kernel: see dashboard.py
     };
-    this.timeline = new TimelineView(this.root, { ...actions, redraw: () => this.schedule() }, this.facts, this.store.marks);
+    this.timeline = new TimelineView(
+      this.root,
+      { ...actions, redraw: () => this.schedule() },
+      this.facts,
+      this.store.marks,
+    );
     this.toolbar = new Toolbar({
       choose: actions.choose,
       follow: (following) => (following ? this.chooseSteps(null) : this.set({ following })),
-      reducer: (reducer) => this.set({ reducer, pinned: true, step: null, bucket: null, following: true, between: null }),
+      reducer: (reducer) =>
+        this.set({ reducer, pinned: true, step: null, bucket: null, following: true, between: null }),
       axis: (axis) => this.timeline.setAxis(axis),
       mode: (mode) => this.timeline.setMode(mode),
       whole: (on) => this.timeline.setWhole(on),
@@ -82,8 +88,26 @@ class View {
     this.notice = element("div", { class: "ddp-notice", role: "alert", hidden: true });
     this.empty = element("p", { class: "ddp-empty" }, this.facts.status("means").nothing);
     this.voice = element("div", { class: "ddp-voice", "aria-live": "polite" });
-    this.content = element("div", { class: "ddp-content" }, this.tabs.node, this.empty, this.strip.node, this.toolbar.node, this.panels.node, this.detail.node);
-    this.root.append(this.lifeLine.node, this.notice, this.alarm.node, this.player.node, this.content, this.ranks.node, this.overhead.node, this.voice);
+    this.content = element(
+      "div",
+      { class: "ddp-content" },
+      this.tabs.node,
+      this.empty,
+      this.strip.node,
+      this.toolbar.node,
+      this.panels.node,
+      this.detail.node,
+    );
+    this.root.append(
+      this.lifeLine.node,
+      this.notice,
+      this.alarm.node,
+      this.player.node,
+      this.content,
+      this.ranks.node,
+      this.overhead.node,
+      this.voice,
+    );
     this.showWhatThereIs(null); // until the first draw
     this.presence = new Presence(this.root, {
       seen: () => this.looked(),
@@ -93,7 +117,15 @@ class View {
     });
     this.root.statistics = () => {
       const { draws, updates, busy, store, record } = this;
-      return { draws, updates, busy, received: store.received, step: record?.step ?? null, complete: Boolean(record?.complete), time: performance.now() };
+      return {
+        draws,
+        updates,
+        busy,
+        received: store.received,
+        step: record?.step ?? null,
+        complete: Boolean(record?.complete),
+        time: performance.now(),
+      };
     };
   }
 
@@ -130,7 +162,10 @@ class View {
   // Shows the step nearest to this one, or those around it if the page has none near; length: how many steps the run has.
   pick(step, length) {
     const room = Math.max(Math.ceil(length / PICKED), 1);
-    const nearest = this.records().reduce((best, one) => (best && Math.abs(best.step - step) <= Math.abs(one.step - step) ? best : one), null);
+    const nearest = this.records().reduce(
+      (best, one) => (best && Math.abs(best.step - step) <= Math.abs(one.step - step) ? best : one),
+      null,
+    );
     if (nearest && Math.abs(nearest.step - step) <= room) this.chooseStep(nearest.step);
     else this.chooseSteps([Math.max(step - room, 0), step + room]);
   }
@@ -184,7 +219,8 @@ class View {
     this.store.listeners.add(this.changed);
     this.died = () => this.schedule(true);
     this.life.listeners.add(this.died);
-    this.told = () => (this.later ??= setTimeout(() => this.catchUp(), Math.max(0, this.wroteAt + TABLES_MS - performance.now())));
+    this.told = () =>
+      (this.later ??= setTimeout(() => this.catchUp(), Math.max(0, this.wroteAt + TABLES_MS - performance.now())));
     this.model.on("change", this.told);
     this.schedule();
   }
@@ -293,8 +329,22 @@ class View {
 
   drawSelector(record, timeline) {
     const steps = this.records().map((one) => one.step);
-    this.toolbar.draw({ steps, step: record.step, follow: this.following, reducer: this.reducer, reducers: this.facts.titles(), timeline, single: !this.panels.has("overview") });
-    const state = record.abandoned ? "abandoned" : record.complete ? "" : this.past?.ended ? "unfinished" : "in progress";
+    this.toolbar.draw({
+      steps,
+      step: record.step,
+      follow: this.following,
+      reducer: this.reducer,
+      reducers: this.facts.titles(),
+      timeline,
+      single: !this.panels.has("overview"),
+    });
+    const state = record.abandoned
+      ? "abandoned"
+      : record.complete
+        ? ""
+        : this.past?.ended
+          ? "unfinished"
+          : "in progress";
     this.badge.hidden = !state;
     setText(this.badge, state);
   }
@@ -317,12 +367,20 @@ class View {
     const facts = this.facts.all(record);
     this.alarm.draw(!this.past?.ended && this.model.get("control")?.live, facts.stepping, facts.injection);
     facts.gone = this.past?.kernel ? this.past.what : "";
-    if (this.past?.ended) facts.control = { ...facts.control, live: false, stopped: facts.control?.live || facts.control?.stopped };
+    if (this.past?.ended)
+      facts.control = { ...facts.control, live: false, stopped: facts.control?.live || facts.control?.stopped };
     this.panels.draw({ record, records: record ? this.records() : [], bucket: this.bucket, quick, ...facts });
     this.disable();
     if (record === null) return;
     const info = this.bucket === null ? undefined : this.facts.bucket(record, this.bucket);
-    this.detail.draw(record, this.bucket, info, facts.inspection, this.facts.gradients(record, this.bucket), facts.means.compare);
+    this.detail.draw(
+      record,
+      this.bucket,
+      info,
+      facts.inspection,
+      this.facts.gradients(record, this.bucket),
+      facts.means.compare,
+    );
     this.label(record);
   }
 
@@ -336,7 +394,9 @@ class View {
   drawLife() {
     this.past = this.life.state;
     const control = this.model.get("control");
-    const again = this.facts.status("means").control ? "Start a cluster and run lab.dashboard() for a new dashboard." : "Run its cell again for a new dashboard.";
+    const again = this.facts.status("means").control
+      ? "Start a cluster and run lab.dashboard() for a new dashboard."
+      : "Run its cell again for a new dashboard.";
     this.lifeLine.draw(this.past, this.past && lastPicture(this.store, control?.shift), again);
   }
 
@@ -348,13 +408,21 @@ class View {
 
   drawFooter() {
     this.player.draw(this.facts.status("playback"));
-    this.ranks.draw(this.panels.has("timeline") || this.panels.has("overview") ? this.model.get("ranks") : [], this.past, this.facts.status("cluster"));
+    this.ranks.draw(
+      this.panels.has("timeline") || this.panels.has("overview") ? this.model.get("ranks") : [],
+      this.past,
+      this.facts.status("cluster"),
+    );
     this.overhead.node.hidden = this.panels.free || Boolean(this.past);
     if (!this.overhead.node.hidden) this.overhead.draw(this.facts.status("overhead"), this.busy);
   }
 
   drawTabs() {
-    this.tabs.draw(this.panels.opened, { Findings: this.facts.of("findings", this.reducer)?.items.length }, this.panels.unusable(this.facts.models()));
+    this.tabs.draw(
+      this.panels.opened,
+      { Findings: this.facts.of("findings", this.reducer)?.items.length },
+      this.panels.unusable(this.facts.models()),
+    );
   }
 
   // The record to show: the chosen step (even if the store no longer holds it), else the newest of the chosen model.
@@ -365,8 +433,10 @@ class View {
       this.reducer = this.store.newest.reducer;
     }
     const chosen = this.following ? null : this.store.get(this.reducer, this.step);
-    if (!this.following && !chosen && this.between) return this.newestChosen() ?? this.record ?? this.store.latest(this.reducer);
-    if (!this.following) return chosen ?? (this.record?.reducer === this.reducer ? this.record : this.store.latest(this.reducer));
+    if (!this.following && !chosen && this.between)
+      return this.newestChosen() ?? this.record ?? this.store.latest(this.reducer);
+    if (!this.following)
+      return chosen ?? (this.record?.reducer === this.reducer ? this.record : this.store.latest(this.reducer));
     const now = performance.now();
     if (this.calm.matches && this.record?.reducer === this.reducer && now - this.drawnAt < CALM_MS) return this.record;
     this.drawnAt = now;
@@ -411,7 +481,8 @@ export default () => {
     initialize({ model }) {
       const kept = model.get("kept");
       if (kept?.header && kept.body) takeMessage(store, kept.header, [kept.body]);
-      const receive = (content, buffers) => (content.type === "facts" ? takeFacts(model, content, buffers) : takeMessage(store, content, buffers));
+      const receive = (content, buffers) =>
+        content.type === "facts" ? takeFacts(model, content, buffers) : takeMessage(store, content, buffers);
       model.on("msg:custom", receive);
       const end = life.begin(model);
       // Asks the kernel for the steps that it sent before this page knew the model.

@@ -11,7 +11,12 @@ export function layoutWords(assignment) {
   const words = assignment?.words ?? BUCKET_WORDS;
   const names = new Map((assignment?.buckets ?? []).map((one) => [one.bucket, one.name]));
   const cell = (number) => names.get(number) ?? String(number);
-  return { ...words, name: (number) => names.get(number) ?? `${words.unit} ${number}`, where: (number) => `${words.unit} ${cell(number)}`, cell };
+  return {
+    ...words,
+    name: (number) => names.get(number) ?? `${words.unit} ${number}`,
+    where: (number) => `${words.unit} ${cell(number)}`,
+    cell,
+  };
 }
 
 export class KernelFacts {
@@ -47,13 +52,33 @@ export class KernelFacts {
   free(reducer) {
     const models = this.models();
     const model = reducer === undefined ? models.at(-1) : models.find((one) => one.reducer === reducer);
-    const { collectives: collective, step: stepping, fault_injection: injection, reconfiguration, watching, what_if: prediction, trial } = this.model.get("facts");
+    const {
+      collectives: collective,
+      step: stepping,
+      fault_injection: injection,
+      reconfiguration,
+      watching,
+      what_if: prediction,
+      trial,
+    } = this.model.get("facts");
     const own = { collective, stepping, injection, reconfiguration, watching, prediction, trial };
     const [control, ranks, means] = [this.model.get("control"), this.model.get("ranks"), this.status("means")];
     const norms = this.of("gradients", reducer ?? model?.reducer);
     // Of a view without a script of its own; undefined before the kernel's first answer.
-    const blocksOf = (view) => (VIEWS[view].model ? this.of(view, reducer ?? model?.reducer) : this.model.get("facts")[view])?.blocks;
-    return { ...own, blocksOf, control, ranks, means, models, current: model, norms, model: reducer ?? model?.reducer ?? null, faultMarks: this.store.marks.faults };
+    const blocksOf = (view) =>
+      (VIEWS[view].model ? this.of(view, reducer ?? model?.reducer) : this.model.get("facts")[view])?.blocks;
+    return {
+      ...own,
+      blocksOf,
+      control,
+      ranks,
+      means,
+      models,
+      current: model,
+      norms,
+      model: reducer ?? model?.reducer ?? null,
+      faultMarks: this.store.marks.faults,
+    };
   }
 
   // The newest bucket layout of each model, the newest model last.
@@ -103,7 +128,8 @@ export class KernelFacts {
   // Of the layout of a step: for each frame and each tooltip, so that they are kept while it is the same.
   words(record) {
     const assignment = this.assignmentOf(record);
-    if (assignment !== this.worded || !this.chosenWords) [this.worded, this.chosenWords] = [assignment, layoutWords(assignment)];
+    if (assignment !== this.worded || !this.chosenWords)
+      [this.worded, this.chosenWords] = [assignment, layoutWords(assignment)];
     return this.chosenWords;
   }
 
@@ -118,6 +144,11 @@ export class KernelFacts {
       this.send({ type: "gradients", reducer: record.reducer, step: record.step, bucket });
     }
     const found = this.store.gradients;
-    return found && found.reducer === record.reducer && found.bucket === bucket && found.generation === record.generation ? found : undefined;
+    return found &&
+      found.reducer === record.reducer &&
+      found.bucket === bucket &&
+      found.generation === record.generation
+      ? found
+      : undefined;
   }
 }

@@ -1,7 +1,7 @@
 // Whether what a widget shows is current: its kernel may have stopped, or its cluster.
 
-import { watchLostOutputs } from "./lost_outputs.js";
 import { button, element, setText } from "../charts/dom.js";
+import { watchLostOutputs } from "./lost_outputs.js";
 
 const SILENT_MS = 4000; // without a message from a kernel that sends one twice a second while something happens
 const ASK_MS = 1200; // after which the kernel is asked for one: that fails if there is no kernel
@@ -96,7 +96,11 @@ export class Life {
     const gone = { kernel: true, ended: true, remedy: "", adopt: "" };
     if (this.end) return { ...gone, what: ENDS[this.end] };
     if (silence) return { ...gone, what: `No message from the kernel for ${silence} s: it has stopped or is too busy` };
-    if (this.greetedAt !== null && performance.now() - this.greetedAt > ANSWER_MS) return { ...gone, what: "No answer from the kernel: it is busy, or this page has lost the connection (in that case reload the page)" };
+    if (this.greetedAt !== null && performance.now() - this.greetedAt > ANSWER_MS)
+      return {
+        ...gone,
+        what: "No answer from the kernel: it is busy, or this page has lost the connection (in that case reload the page)",
+      };
     const told = this.model.get("status").life;
     return told?.what ? { ...told, kernel: false } : null;
   }
@@ -116,7 +120,9 @@ export class LifeLine {
     this.node.hidden = !state;
     if (!state) return;
     const remedy = state.remedy || (state.kernel ? again : "");
-    const what = picture ? `${state.what}${state.what.includes(":") ? "; " : ": "}this is the last state, ${picture}` : state.what;
+    const what = picture
+      ? `${state.what}${state.what.includes(":") ? "; " : ": "}this is the last state, ${picture}`
+      : state.what;
     setText(this.text, `${what}.${remedy ? ` ${remedy}` : ""}`);
     setText(this.adopt, state.adopt);
     this.adopt.hidden = !state.adopt;
@@ -164,6 +170,7 @@ export function hidePicture(token) {
   document.body.classList.add(`ddp-lab-live-${token}`);
   return () => {
     rule.remove();
-    if (!document.querySelector(`style[data-ddp-lab="${token}"]`)) document.body.classList.remove(`ddp-lab-live-${token}`);
+    if (!document.querySelector(`style[data-ddp-lab="${token}"]`))
+      document.body.classList.remove(`ddp-lab-live-${token}`);
   };
 }

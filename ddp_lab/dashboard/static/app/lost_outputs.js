@@ -28,8 +28,11 @@ function drawLostOutputs(manager, cells) {
     if (node.textContent !== GIVEN_UP) continue;
     const cell = node.closest(".jp-Cell");
     const output = node.closest(".jp-OutputArea-child");
-    const number = cell.dataset.windowedListIndex ?? [...cell.closest(".jp-Notebook").querySelectorAll(".jp-Cell")].indexOf(cell);
-    const index = [...output.parentElement.children].filter((one) => one.matches(".jp-OutputArea-child")).indexOf(output);
+    const number =
+      cell.dataset.windowedListIndex ?? [...cell.closest(".jp-Notebook").querySelectorAll(".jp-Cell")].indexOf(cell);
+    const index = [...output.parentElement.children]
+      .filter((one) => one.matches(".jp-OutputArea-child"))
+      .indexOf(output);
     const outputs = cells.get(Number(number))?.outputs;
     const found = index < (outputs?.length ?? 0) ? outputs.get(index) : null;
     const name = found?.data[VIEW]?.model_id ?? "";

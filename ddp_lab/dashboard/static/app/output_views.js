@@ -1,7 +1,7 @@
 // The switch between the views of a cell's output, in the places that cells have: see the note in by_rank.py.
 
-import { Pages } from "./rank_pages.js";
 import { element, setText } from "../charts/dom.js";
+import { Pages } from "./rank_pages.js";
 
 const PLACE = "ddp-lab-output";
 const MERGED = "merged";
@@ -73,12 +73,29 @@ class SwitchedOutput {
     this.place = place;
     this.cells = cells;
     this.cell = place.dataset.cell;
-    this.inputs = CHOICES.map(([view]) => element("input", { type: "radio", name: `${PLACE}-${this.cell}`, value: view, change: () => cells.choose(this.cell, view) }));
-    const labels = CHOICES.map(([, words, title], index) => element("label", { title }, this.inputs[index], element("span", {}, words)));
+    this.inputs = CHOICES.map(([view]) =>
+      element("input", {
+        type: "radio",
+        name: `${PLACE}-${this.cell}`,
+        value: view,
+        change: () => cells.choose(this.cell, view),
+      }),
+    );
+    const labels = CHOICES.map(([, words, title], index) =>
+      element("label", { title }, this.inputs[index], element("span", {}, words)),
+    );
     this.note = element("span", { class: "ddp-note", role: "status" });
-    this.choice = element("div", { class: "ddp-views", role: "radiogroup", "aria-label": "view of the ranks' output" }, ...labels);
+    this.choice = element(
+      "div",
+      { class: "ddp-views", role: "radiogroup", "aria-label": "view of the ranks' output" },
+      ...labels,
+    );
     this.pages = null;
-    this.root = element("div", { class: "ddp-output" }, element("div", { class: "ddp-view-line" }, this.note, this.choice));
+    this.root = element(
+      "div",
+      { class: "ddp-output" },
+      element("div", { class: "ddp-view-line" }, this.note, this.choice),
+    );
     place.append(this.root);
     cells.shown.add(this);
     this.draw();

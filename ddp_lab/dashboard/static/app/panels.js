@@ -1,7 +1,5 @@
 // The views as the dashboard's tabs hold them; catalogue.py lists them.
 
-import { layoutWords } from "./kernel_facts.js";
-import { makeLegend, nameReduction } from "./toolbar.js";
 import { element, setText } from "../charts/dom.js";
 import { VIEWS } from "../generated.js";
 import { OverviewView } from "../overview/overview.js";
@@ -14,17 +12,25 @@ import { SceneView } from "../views/scene_view.js";
 import { StepThroughView } from "../views/step_through.js";
 import { SyncView } from "../views/sync.js";
 import { WhatIfView } from "../views/what_if.js";
+import { layoutWords } from "./kernel_facts.js";
+import { makeLegend, nameReduction } from "./toolbar.js";
 
 // The views with a script of their own: class, and how it draws the facts. The timeline belongs to the dashboard itself.
 const DRAWN = {
   overview: [OverviewView, (view, facts) => view.draw(facts)],
   sync: [SyncView, (view, facts) => view.draw(facts.record, facts.bucket, facts)],
-  buckets: [BucketsView, (view, facts) => view.draw(facts.record, facts.assignment, facts.bucket, facts.readiness, facts)],
+  buckets: [
+    BucketsView,
+    (view, facts) => view.draw(facts.record, facts.assignment, facts.bucket, facts.readiness, facts),
+  ],
   findings: [FindingsView, (view, facts) => view.draw(facts.findings, facts.means, facts.records)],
   step: [StepThroughView, (view, facts) => view.draw(facts)],
   fault_injection: [FaultInjectionView, (view, facts) => view.draw(facts)],
   what_if: [WhatIfView, (view, facts) => view.draw(facts)],
-  gradients: [GradientsView, (view, facts) => view.draw(facts.model, facts.control, facts.watching, facts.norms, facts.record?.step ?? Infinity)],
+  gradients: [
+    GradientsView,
+    (view, facts) => view.draw(facts.model, facts.control, facts.watching, facts.norms, facts.record?.step ?? Infinity),
+  ],
   collectives: [CollectivesView, (view, facts) => view.draw(facts.collective)],
 };
 
@@ -39,7 +45,13 @@ export class Panels {
         this.legend = makeLegend();
         this.heading = element("span");
         this.timeline = timeline;
-        this.nodes.timeline = element("section", { class: "ddp-left", "aria-label": "timeline" }, element("h4", {}, this.heading, badge), this.legend, timeline.node);
+        this.nodes.timeline = element(
+          "section",
+          { class: "ddp-left", "aria-label": "timeline" },
+          element("h4", {}, this.heading, badge),
+          this.legend,
+          timeline.node,
+        );
       } else {
         const [View] = DRAWN[name] ?? [SceneView];
         this.views[name] = new View(actions, name, VIEWS[name]);
@@ -73,7 +85,11 @@ export class Panels {
   // The titles of the tabs that have nothing to show for these models; never of the opened one.
   unusable(models) {
     if (models.some((one) => layoutWords(one).grouped)) return new Set();
-    return new Set([...this.tabs].filter(([title, names]) => title !== this.opened && names.every((name) => VIEWS[name].groups)).map(([title]) => title));
+    return new Set(
+      [...this.tabs]
+        .filter(([title, names]) => title !== this.opened && names.every((name) => VIEWS[name].groups))
+        .map(([title]) => title),
+    );
   }
 
   get names() {
@@ -129,6 +145,7 @@ export class Panels {
 
   forgetTheme() {
     for (const view of Object.values(this.views)) view.forgetTheme?.();
-    for (const view of Object.values(this.views)) for (const chart of [view.chart, view.line, view.waits, view.form?.chart.chart]) if (chart) chart.theme = null;
+    for (const view of Object.values(this.views))
+      for (const chart of [view.chart, view.line, view.waits, view.form?.chart.chart]) if (chart) chart.theme = null;
   }
 }

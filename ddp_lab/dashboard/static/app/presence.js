@@ -27,7 +27,10 @@ export class Presence {
       this.seenTheme = null; // the colours may change after the attribute: check again at the next second
       theme();
     });
-    switched.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
+    switched.observe(document.body, {
+      attributes: true,
+      attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"],
+    });
     this.observers = [intersection, size, switched];
     this.seenTheme = this.themeNow();
     this.tick = setInterval(() => this.everySecond(), 1000);

@@ -1,7 +1,7 @@
 // A cell's output by rank: one rank at a time, or side by side. JupyterLab's own renderers draw the parts.
 
-import { Tabs } from "./tabs.js";
 import { element, setText } from "../charts/dom.js";
+import { Tabs } from "./tabs.js";
 
 const SIGNS = { failed: " ✗", unblocked: " ■", interrupted: " ■" };
 
@@ -38,7 +38,9 @@ class Part {
     }
     const { renderer } = this;
     const atEnd = follows && node.scrollTop + node.clientHeight >= node.scrollHeight - 8;
-    await renderer.renderModel(this.rendermime.createModel({ data: block.data, metadata: block.metadata, trusted: true }));
+    await renderer.renderModel(
+      this.rendermime.createModel({ data: block.data, metadata: block.metadata, trusted: true }),
+    );
     if (renderer !== this.renderer || !node.isConnected) return;
     if (!renderer.isAttached) renderer.constructor.attach(renderer, node); // Lumino's `Widget.attach`
     if (atEnd) node.scrollTop = node.scrollHeight;
@@ -57,7 +59,11 @@ class RankPage {
     this.label = label;
     this.parts = [];
     this.name = element("div", { class: "ddp-rank-name" });
-    this.node = element("section", { class: "ddp-rank-page", "aria-label": `output of ${label}`, ...attributes }, this.name);
+    this.node = element(
+      "section",
+      { class: "ddp-rank-page", "aria-label": `output of ${label}`, ...attributes },
+      this.name,
+    );
   }
 
   draw(blocks, state, follows) {
@@ -86,7 +92,11 @@ export class Pages {
     this.output = output;
     this.pages = new Map(); // label -> RankPage
     this.bar = element("div");
-    this.body = element("div", { class: "ddp-pages", "data-view": view, ...(view === "tabs" ? {} : { tabindex: "0", role: "group", "aria-label": "the ranks' outputs" }) });
+    this.body = element("div", {
+      class: "ddp-pages",
+      "data-view": view,
+      ...(view === "tabs" ? {} : { tabindex: "0", role: "group", "aria-label": "the ranks' outputs" }),
+    });
     this.node = element("div", {}, this.bar, this.body);
   }
 
@@ -109,7 +119,9 @@ export class Pages {
     this.body.style.setProperty("--ddp-rows", 1 + Math.max(...groups.map(([rank]) => blocks.get(rank)?.size ?? 0)));
     let before = null;
     for (const [label, [rank]] of shown) {
-      const page = this.pages.get(label) ?? new RankPage(this.rendermime, label, { role: this.view === "tabs" ? "tabpanel" : "group" });
+      const page =
+        this.pages.get(label) ??
+        new RankPage(this.rendermime, label, { role: this.view === "tabs" ? "tabpanel" : "group" });
       this.pages.set(label, page);
       if (!page.node.isConnected) this.body.insertBefore(page.node, before ? before.nextSibling : this.body.firstChild);
       page.draw(blocks.get(rank) ?? new Map(), states[rank] ?? "", !ended);

@@ -12,7 +12,17 @@ export class Tabs {
         return [name, button(name, about, () => choose(name), look)];
       }),
     );
-    this.node = element("div", { class: "ddp-tabs", role: "tablist", "aria-label": label, hidden: titles.size < 2, keydown: (event) => this.key(event) }, ...this.buttons.values());
+    this.node = element(
+      "div",
+      {
+        class: "ddp-tabs",
+        role: "tablist",
+        "aria-label": label,
+        hidden: titles.size < 2,
+        keydown: (event) => this.key(event),
+      },
+      ...this.buttons.values(),
+    );
   }
 
   // hidden: a Set of titles without a tab for now
@@ -52,8 +62,15 @@ export class TabGroups {
     }
     this.last = new Map(this.groups.map(([question, [first]]) => [question, first])); // the tab that was open
     const about = (members) => members.map((title) => titles.get(title)).join("\n");
-    this.top = new Tabs(new Map(this.groups.map(([question, members]) => [question, about(members)])), (question) => choose(this.last.get(question)), "questions");
-    this.rows = this.groups.map(([question, members]) => [question, new Tabs(new Map(members.map((title) => [title, titles.get(title)])), choose, question)]);
+    this.top = new Tabs(
+      new Map(this.groups.map(([question, members]) => [question, about(members)])),
+      (question) => choose(this.last.get(question)),
+      "questions",
+    );
+    this.rows = this.groups.map(([question, members]) => [
+      question,
+      new Tabs(new Map(members.map((title) => [title, titles.get(title)])), choose, question),
+    ]);
     for (const [, row] of this.rows) row.node.classList.add("ddp-subtabs");
     this.node = element("div", { class: "ddp-groups" }, this.top.node, ...this.rows.map(([, row]) => row.node));
   }

@@ -1,7 +1,7 @@
 // Step selector, follow-latest, model selector, time axis, zoom; and the legend.
 
-import { PARTS } from "../generated.js";
 import { button, checkbox, choice, element, field, legend, setOptions, setText } from "../charts/dom.js";
+import { PARTS } from "../generated.js";
 import { MODES } from "../steps/many_steps.js";
 
 export class Toolbar {
@@ -14,26 +14,81 @@ export class Toolbar {
     this.modelLabel = field("model", this.model);
     this.back = named("‹", "previous step", () => this.move(-1));
     this.forward = named("›", "next step", () => this.move(1));
-    this.range = element("input", { type: "range", min: "0", max: "0", value: "0", "aria-label": "step", class: "ddp-range", input: () => this.chooseIndex(Number(this.range.value)) });
+    this.range = element("input", {
+      type: "range",
+      min: "0",
+      max: "0",
+      value: "0",
+      "aria-label": "step",
+      class: "ddp-range",
+      input: () => this.chooseIndex(Number(this.range.value)),
+    });
     const typed = () => this.chooseNearest(Number(this.number.value));
     const keydown = (event) => event.key === "Enter" && typed(); // JupyterLab takes the key's own effect
-    this.number = element("input", { type: "number", "aria-label": "step number", class: "ddp-number", change: typed, keydown });
+    this.number = element("input", {
+      type: "number",
+      "aria-label": "step number",
+      class: "ddp-number",
+      change: typed,
+      keydown,
+    });
     this.held = element("span", { class: "ddp-muted ddp-held" });
     const follow = checkbox("follow latest", null, () => actions.follow(this.follow.checked));
     this.follow = follow.box;
-    const axis = choice("time axis", [["common", "common to all ranks"], ["rank", "each rank's own"]], () => actions.axis(axis.value));
-    const mode = choice("steps shown", Object.entries(MODES).map(([value, [text]]) => [value, text]), () => actions.mode(mode.value));
-    const zoom = element("span", { class: "ddp-field ddp-zoom", role: "group", "aria-label": "zoom" },
+    const axis = choice(
+      "time axis",
+      [
+        ["common", "common to all ranks"],
+        ["rank", "each rank's own"],
+      ],
+      () => actions.axis(axis.value),
+    );
+    const mode = choice(
+      "steps shown",
+      Object.entries(MODES).map(([value, [text]]) => [value, text]),
+      () => actions.mode(mode.value),
+    );
+    const zoom = element(
+      "span",
+      { class: "ddp-field ddp-zoom", role: "group", "aria-label": "zoom" },
       named("−", "zoom out (key −)", () => actions.zoom(1.5)),
-      named("+", "zoom in (key +, Ctrl + wheel, the wheel alone after a click, or drag along the time axis or with Shift)", () => actions.zoom(1 / 1.5)),
+      named(
+        "+",
+        "zoom in (key +, Ctrl + wheel, the wheel alone after a click, or drag along the time axis or with Shift)",
+        () => actions.zoom(1 / 1.5),
+      ),
       named("Reset", "show the whole step (key 0, or double-click)", () => actions.zoom(null)),
     );
-    const selector = element("span", { class: "ddp-field ddp-steps", role: "group", "aria-label": "step selector" }, "step ", this.back, this.range, this.forward, this.number, this.held);
-    const whole = checkbox("whole step", "start at the end of the previous step: shows optimizer, forward and the program's annotations", () => actions.whole(whole.box.checked));
-    const zero = element("label", { class: "ddp-field", title: "zero of the time axis: the first backward of all ranks, or each rank's own" }, "time zero ", axis);
+    const selector = element(
+      "span",
+      { class: "ddp-field ddp-steps", role: "group", "aria-label": "step selector" },
+      "step ",
+      this.back,
+      this.range,
+      this.forward,
+      this.number,
+      this.held,
+    );
+    const whole = checkbox(
+      "whole step",
+      "start at the end of the previous step: shows optimizer, forward and the program's annotations",
+      () => actions.whole(whole.box.checked),
+    );
+    const zero = element(
+      "label",
+      { class: "ddp-field", title: "zero of the time axis: the first backward of all ranks, or each rank's own" },
+      "time zero ",
+      axis,
+    );
     this.ofStep = [selector, follow.node];
     this.ofTimeline = [field("show", mode), whole.node, element("span", { class: "ddp-field ddp-axis" }, zero, zoom)];
-    this.node = element("div", { class: "ddp-toolbar", role: "toolbar", "aria-label": "timeline controls" }, this.modelLabel, ...this.ofStep, ...this.ofTimeline);
+    this.node = element(
+      "div",
+      { class: "ddp-toolbar", role: "toolbar", "aria-label": "timeline controls" },
+      this.modelLabel,
+      ...this.ofStep,
+      ...this.ofTimeline,
+    );
   }
 
   move(by) {

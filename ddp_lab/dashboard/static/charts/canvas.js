@@ -25,8 +25,19 @@ export class ChartCanvas {
     this.canvas = element("canvas", { role: "img", "aria-label": label });
     this.tip = new Tip();
     const keys = `${label}. Arrow keys: move from value to value. Enter: choose. Escape: leave.`;
-    const listeners = { pointermove: (event) => this.move(event), pointerleave: () => this.leave(), click: (event) => this.find(this.place(event))?.act?.(), keydown: (event) => this.key(event), blur: () => this.setCursor(null) };
-    this.node = element("div", { class: "ddp-chart", tabindex: "0", role: "application", "aria-label": keys, ...listeners }, this.canvas, this.tip.node);
+    const listeners = {
+      pointermove: (event) => this.move(event),
+      pointerleave: () => this.leave(),
+      click: (event) => this.find(this.place(event))?.act?.(),
+      keydown: (event) => this.key(event),
+      blur: () => this.setCursor(null),
+    };
+    this.node = element(
+      "div",
+      { class: "ddp-chart", tabindex: "0", role: "application", "aria-label": keys, ...listeners },
+      this.canvas,
+      this.tip.node,
+    );
     this.regions = [];
     this.cursor = null; // key of the region that the keyboard is at
   }

@@ -31,7 +31,12 @@ export class Stage {
     this.height = this.gridHeight + STRIP_TOP + STRIP + AXIS;
     this.states = [shown.begin, ...shown.steps.map((step) => step.holds)];
     // The ranks that can contribute to a part: those that have data in it at the start.
-    this.slots = shown.begin.map((_, part) => holders(shown.begin.reduce((sum, parts) => sum | parts[part], 0), ranks));
+    this.slots = shown.begin.map((_, part) =>
+      holders(
+        shown.begin.reduce((sum, parts) => sum | parts[part], 0),
+        ranks,
+      ),
+    );
     this.sent = sums(shown);
     this.most = Math.max(...this.sent.at(-1), 1);
     this.longest = Math.max(...shown.steps.map((step) => step.ms), 1e-6);
@@ -50,11 +55,14 @@ export class Stage {
     const { ranks } = this.shown;
     const parts = [];
     for (let rank = 0; rank < ranks; rank++) {
-      parts.push(`<rect x="${round(this.x(rank))}" y="4" width="12" height="12" fill="${colour(rank)}" class="ddp-chip"/>`);
+      parts.push(
+        `<rect x="${round(this.x(rank))}" y="4" width="12" height="12" fill="${colour(rank)}" class="ddp-chip"/>`,
+      );
       parts.push(text(this.x(rank) + 17, 11, this.column < 62 ? String(rank) : `rank ${rank}`));
       for (let part = 0; part < ranks; part++) parts.push(this.drawCell(rank, part, this.states[done][rank][part]));
     }
-    for (let part = 0; part < ranks; part++) parts.push(text(LEFT - 8, this.y(part) + this.row / 2 - 1, `part ${part}`, "end", "ddp-faint"));
+    for (let part = 0; part < ranks; part++)
+      parts.push(text(LEFT - 8, this.y(part) + this.row / 2 - 1, `part ${part}`, "end", "ddp-faint"));
     return parts.join("");
   }
 
@@ -75,7 +83,10 @@ export class Stage {
         if (!((bits >> rank) & 1)) return "";
         const left = x + 1 + slot * wide;
         const box = `<rect x="${round(left)}" y="${y + 1}" width="${round(Math.max(wide - (slots.length > 1 ? 1 : 0), 1))}" height="${height}" fill="${colour(rank)}"/>`;
-        const digits = wide >= 12 && height >= 12 ? text(left + wide / 2, y + 1 + height / 2, String(rank), "middle", "", INKS[rank % INKS.length]) : "";
+        const digits =
+          wide >= 12 && height >= 12
+            ? text(left + wide / 2, y + 1 + height / 2, String(rank), "middle", "", INKS[rank % INKS.length])
+            : "";
         return box + digits;
       })
       .join("");
@@ -95,7 +106,9 @@ export class Stage {
   // Arrows of the transfers of a step, above the cells.
   arrows(step) {
     return this.shown.steps[step - 1].transfers
-      .flatMap(([source, target, parts, places]) => parts.map((part, index) => this.arrow(source, target, part, places[index])))
+      .flatMap(([source, target, parts, places]) =>
+        parts.map((part, index) => this.arrow(source, target, part, places[index])),
+      )
       .join("");
   }
 
@@ -114,14 +127,16 @@ export class Stage {
   bars(at) {
     const [before, after] = [this.sent[Math.floor(at)], this.sent[Math.ceil(at)]];
     const y = TOP + this.shown.ranks * this.row + 4;
-    return before
-      .map((first, rank) => {
-        const now = first + (after[rank] - first) * (at - Math.floor(at));
-        const x = this.x(rank);
-        const bar = `<rect x="${round(x)}" y="${y}" width="${round(this.cell)}" height="5" class="ddp-track"/><rect x="${round(x)}" y="${y}" width="${round((this.cell * now) / this.most)}" height="5" class="ddp-sent"/>`;
-        return bar + text(x, y + 15, this.cell < 44 ? short(now) : bytes(Math.round(now)));
-      })
-      .join("") + text(LEFT - 8, y + 6, "sent", "end", "ddp-faint");
+    return (
+      before
+        .map((first, rank) => {
+          const now = first + (after[rank] - first) * (at - Math.floor(at));
+          const x = this.x(rank);
+          const bar = `<rect x="${round(x)}" y="${y}" width="${round(this.cell)}" height="5" class="ddp-track"/><rect x="${round(x)}" y="${y}" width="${round((this.cell * now) / this.most)}" height="5" class="ddp-sent"/>`;
+          return bar + text(x, y + 15, this.cell < 44 ? short(now) : bytes(Math.round(now)));
+        })
+        .join("") + text(LEFT - 8, y + 6, "sent", "end", "ddp-faint")
+    );
   }
 
   // The time of each step, as columns that can be chosen.
@@ -135,9 +150,14 @@ export class Stage {
       const x = LEFT + index * wide;
       const height = Math.max((STRIP * step.ms) / this.longest, 1);
       const bar = `<rect x="${round(x + 1)}" y="${round(top + STRIP - height)}" width="${round(Math.max(wide - 3, 1))}" height="${round(height)}" fill="${step.adds ? COLOURS.adds : COLOURS.replaces}"/>`;
-      const mark = index + 1 === current ? `<rect x="${round(x + 1)}" y="${top + STRIP + 2}" width="${round(Math.max(wide - 3, 1))}" height="3" class="ddp-ink"/>` : "";
-      const number = index % every === 0 ? text(x + wide / 2, top + STRIP + 12, String(index + 1), "middle", "ddp-faint") : "";
-      const value = wide >= 30 ? text(x + wide / 2, top + STRIP - height - 7, milliseconds(step.ms), "middle", "ddp-faint") : "";
+      const mark =
+        index + 1 === current
+          ? `<rect x="${round(x + 1)}" y="${top + STRIP + 2}" width="${round(Math.max(wide - 3, 1))}" height="3" class="ddp-ink"/>`
+          : "";
+      const number =
+        index % every === 0 ? text(x + wide / 2, top + STRIP + 12, String(index + 1), "middle", "ddp-faint") : "";
+      const value =
+        wide >= 30 ? text(x + wide / 2, top + STRIP - height - 7, milliseconds(step.ms), "middle", "ddp-faint") : "";
       const area = `<rect x="${round(x)}" y="${top - 12}" width="${round(wide)}" height="${STRIP + 30}" fill="transparent"/>`;
       parts.push(`<g data-step="${index + 1}" class="ddp-step">${bar}${mark}${number}${value}${area}</g>`);
     });
@@ -147,9 +167,15 @@ export class Stage {
 }
 
 function key(x, y) {
-  return [[COLOURS.adds, "adds the received data"], [COLOURS.replaces, "replaces the old data"]].flatMap(([fill, name], index) => {
+  return [
+    [COLOURS.adds, "adds the received data"],
+    [COLOURS.replaces, "replaces the old data"],
+  ].flatMap(([fill, name], index) => {
     const left = x + index * 126;
-    return [`<rect x="${left}" y="${y - 5}" width="10" height="10" fill="${fill}"/>`, text(left + 15, y, name, "start", "ddp-faint")];
+    return [
+      `<rect x="${left}" y="${y - 5}" width="10" height="10" fill="${fill}"/>`,
+      text(left + 15, y, name, "start", "ddp-faint"),
+    ];
   });
 }
 

@@ -9,7 +9,8 @@ export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") made.addEventListener(name, value);
-    else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
+    else if (value !== null && value !== undefined && value !== false)
+      made.setAttribute(name, value === true ? "" : value);
   }
   // JupyterLab's shortcuts apply to whatever has the focus (":focus"), so each control has to decline them itself.
   if (CONTROLS.has(tag) || "tabindex" in attributes) made.setAttribute("data-lm-suppress-shortcuts", "true");
@@ -32,17 +33,34 @@ export function section(name, label, title, ...children) {
 
 // A container that scrolls if its content is too large, also by keyboard.
 export function scrolled(label, node, kind = "") {
-  return element("div", { class: `ddp-table-scroll ${kind}`.trim(), tabindex: "0", role: "region", "aria-label": label }, node);
+  return element(
+    "div",
+    { class: `ddp-table-scroll ${kind}`.trim(), tabindex: "0", role: "region", "aria-label": label },
+    node,
+  );
 }
 
 // A legend: [[name, style or class of the key, tooltip], ...]
 export function legend(label, entries) {
-  const key = (look) => element("i", { class: look.startsWith("ddp-") ? `ddp-key ${look}` : "ddp-key", style: look.startsWith("ddp-") ? null : look, "aria-hidden": "true" });
-  return element("ul", { class: "ddp-legend", "aria-label": label }, ...entries.map(([name, look, title]) => element("li", { title }, key(look), name)));
+  const key = (look) =>
+    element("i", {
+      class: look.startsWith("ddp-") ? `ddp-key ${look}` : "ddp-key",
+      style: look.startsWith("ddp-") ? null : look,
+      "aria-hidden": "true",
+    });
+  return element(
+    "ul",
+    { class: "ddp-legend", "aria-label": label },
+    ...entries.map(([name, look, title]) => element("li", { title }, key(look), name)),
+  );
 }
 
 // Of the phases of a step.
-export const phaseLegend = (order, phases = PHASES) => legend(`legend, ${order}`, phases.map(({ name, colour, title }) => [name, `background: ${colour}`, title]));
+export const phaseLegend = (order, phases = PHASES) =>
+  legend(
+    `legend, ${order}`,
+    phases.map(({ name, colour, title }) => [name, `background: ${colour}`, title]),
+  );
 
 // ---- controls ---------------------------------------------------------------------------------------------
 
@@ -61,7 +79,11 @@ export function checkbox(text, title, change, checked = false) {
 }
 
 export function choice(label, options, change = null) {
-  return element("select", { "aria-label": label, change }, ...options.map(([value, text]) => element("option", { value }, text)));
+  return element(
+    "select",
+    { "aria-label": label, change },
+    ...options.map(([value, text]) => element("option", { value }, text)),
+  );
 }
 
 // Replaces the options of a select; keeps the choice if it still exists.
@@ -75,7 +97,15 @@ export function setOptions(select, options) {
 }
 
 export function number(label, value, attributes = {}) {
-  return element("input", { type: "number", class: "ddp-number", "aria-label": label, value, min: "0", step: "any", ...attributes });
+  return element("input", {
+    type: "number",
+    class: "ddp-number",
+    "aria-label": label,
+    value,
+    min: "0",
+    step: "any",
+    ...attributes,
+  });
 }
 
 // The number in an input; null if it is empty.
@@ -102,7 +132,11 @@ export function onKey(event, actions) {
 // heads: names of the columns, or [name, what it means]
 export function makeTable(caption, heads) {
   const body = element("tbody");
-  const cells = heads.map((name) => (Array.isArray(name) ? element("th", { scope: "col", title: name[1] }, name[0]) : element("th", { scope: "col" }, name)));
+  const cells = heads.map((name) =>
+    Array.isArray(name)
+      ? element("th", { scope: "col", title: name[1] }, name[0])
+      : element("th", { scope: "col" }, name),
+  );
   const head = element("thead", {}, element("tr", {}, ...cells));
   return { body, cells, node: element("table", {}, ...(caption ? [element("caption", {}, caption)] : []), head, body) };
 }
@@ -124,7 +158,8 @@ export function fill(body, rows) {
   setRows(body, rows.length, () => element("tr"));
   rows.forEach((texts, index) => {
     const row = body.rows[index];
-    while (row.cells.length < texts.length) row.append(element(row.cells.length ? "td" : "th", row.cells.length ? {} : { scope: "row" }));
+    while (row.cells.length < texts.length)
+      row.append(element(row.cells.length ? "td" : "th", row.cells.length ? {} : { scope: "row" }));
     texts.forEach((text, column) => setText(row.cells[column], text));
   });
 }
@@ -134,7 +169,12 @@ export class Twin {
   constructor(caption, heads) {
     this.table = makeTable(caption, heads);
     const summary = element("summary", { tabindex: "0" }, "As a table");
-    this.node = element("details", { class: "ddp-twin", toggle: () => this.rows && this.draw(this.rows) }, summary, scrolled(caption, this.table.node));
+    this.node = element(
+      "details",
+      { class: "ddp-twin", toggle: () => this.rows && this.draw(this.rows) },
+      summary,
+      scrolled(caption, this.table.node),
+    );
   }
 
   // rows(): arrays of texts
@@ -161,7 +201,9 @@ export class Tip {
     this.node.hidden = false;
     this.node.replaceChildren(
       element("strong", {}, lines[0]),
-      ...lines.slice(1).map(([name, value]) => element("div", {}, element("span", {}, name), element("span", {}, value))),
+      ...lines
+        .slice(1)
+        .map(([name, value]) => element("div", {}, element("span", {}, name), element("span", {}, value))),
     );
     const { offsetWidth, offsetHeight } = this.node;
     const left = x + 16 + offsetWidth > box.clientWidth ? x - offsetWidth - 12 : x + 16;

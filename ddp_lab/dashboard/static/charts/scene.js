@@ -67,7 +67,10 @@ export function sceneOf({ panels }, actions, shown) {
   return first.y.lanes.length ? lanesOf(first) : stepsOf(panels, actions, shown);
 }
 
-const CHOOSES = { step: (actions, axis, place) => actions.choose(Number(axis.lanes[place])), bucket: (actions, _, place) => actions.select(place) };
+const CHOOSES = {
+  step: (actions, axis, place) => actions.choose(Number(axis.lanes[place])),
+  bucket: (actions, _, place) => actions.select(place),
+};
 
 function gridOf({ x, y, marks: [{ values, unit, name }], heading }, actions) {
   const act = CHOOSES[x.chooses];
@@ -80,7 +83,10 @@ function gridOf({ x, y, marks: [{ values, unit, name }], heading }, actions) {
     name: (column) => x.lanes[column],
     axis: x.label,
     unit,
-    lines: (row, from, to, value) => [`${y.lanes[row]} · ${x.label} ${x.lanes[from]}${to > from ? ` – ${x.lanes[to]}` : ""}`, [name, `${milliseconds(value)} ${unit.split(" ")[0]}`]],
+    lines: (row, from, to, value) => [
+      `${y.lanes[row]} · ${x.label} ${x.lanes[from]}${to > from ? ` – ${x.lanes[to]}` : ""}`,
+      [name, `${milliseconds(value)} ${unit.split(" ")[0]}`],
+    ],
     act: act && ((_, column) => act(actions, x, column)),
   };
 }
@@ -90,7 +96,11 @@ function lanesOf({ x, y, marks }) {
   const named = (name, at) => (y.notes[at] ? `${name}: ${y.notes[at]}` : name);
   const spans = marks.filter(({ kind }) => kind === "spans");
   const bars = marks.filter(({ kind }) => kind === "bars");
-  const whole = (lane) => bars.reduce((sum, { at, size }) => sum + at.reduce((own, one, index) => own + (one === lane ? size[index] : 0), 0), 0);
+  const whole = (lane) =>
+    bars.reduce(
+      (sum, { at, size }) => sum + at.reduce((own, one, index) => own + (one === lane ? size[index] : 0), 0),
+      0,
+    );
   return {
     lanes: y.lanes.map((name, at) => ({ name: named(name, at), strong: strong.has(at) })),
     height: spans.length ? LANE : 26,
@@ -99,14 +109,31 @@ function lanesOf({ x, y, marks }) {
     label: x.label,
     top: x.top,
     marks: [
-      ...spans.map(({ role, thin, lane, begin, end, tips, name }) => ({ boxes: lane.map((one, index) => ({ lane: one, begin: begin[index], end: end[index], thin, role, key: `${one} ${name} ${begin[index]}`, lines: () => tipOf(tips[index] ?? name) })) })),
+      ...spans.map(({ role, thin, lane, begin, end, tips, name }) => ({
+        boxes: lane.map((one, index) => ({
+          lane: one,
+          begin: begin[index],
+          end: end[index],
+          thin,
+          role,
+          key: `${one} ${name} ${begin[index]}`,
+          lines: () => tipOf(tips[index] ?? name),
+        })),
+      })),
       ...bars.map(({ name, role, at, size, texts, tips }) => {
         const place = new Map(at.map((lane, index) => [lane, index]));
         const sizes = y.lanes.map((_, lane) => size[place.get(lane)] ?? 0);
         return {
           bars: sizes,
           role,
-          lines: (lane) => (tips.length ? tipOf(tips[place.get(lane)]) : [y.lanes[lane], [name, `${milliseconds(sizes[lane])} ${x.unit}`], ["all", `${milliseconds(whole(lane))} ${x.unit}`]]),
+          lines: (lane) =>
+            tips.length
+              ? tipOf(tips[place.get(lane)])
+              : [
+                  y.lanes[lane],
+                  [name, `${milliseconds(sizes[lane])} ${x.unit}`],
+                  ["all", `${milliseconds(whole(lane))} ${x.unit}`],
+                ],
           text: texts.length > 0 && ((lane) => texts[place.get(lane)] ?? ""),
         };
       }),
@@ -124,7 +151,11 @@ function tipOf(text) {
 function stepsOf(panels, actions, shown) {
   const [{ x }] = panels;
   const places = ({ at, x: along }) => at ?? along ?? [];
-  const steps = [...new Set(panels.flatMap(({ marks }) => marks.flatMap((mark) => (mark.kind === "rule" ? [mark.x] : places(mark)))))].sort((a, b) => a - b);
+  const steps = [
+    ...new Set(
+      panels.flatMap(({ marks }) => marks.flatMap((mark) => (mark.kind === "rule" ? [mark.x] : places(mark)))),
+    ),
+  ].sort((a, b) => a - b);
   const index = new Map(steps.map((step, place) => [step, place]));
   const spread = (mark, values, gap) => {
     const made = new Array(steps.length).fill(gap);
@@ -137,18 +168,35 @@ function stepsOf(panels, actions, shown) {
     top: y.top,
     marks: marks.map((mark) => {
       if (mark.kind === "rule") return { rule: index.get(mark.x), role: mark.role, text: mark.text };
-      if (mark.kind === "bars") return { bars: spread(mark, mark.size, 0), role: mark.role, name: mark.name, unit: y.unit };
-      return { line: spread(mark, mark.y, null), role: mark.role === "line" ? "ink" : mark.role, width: mark.width, name: mark.name, unit: y.unit };
+      if (mark.kind === "bars")
+        return { bars: spread(mark, mark.size, 0), role: mark.role, name: mark.name, unit: y.unit };
+      return {
+        line: spread(mark, mark.y, null),
+        role: mark.role === "line" ? "ink" : mark.role,
+        width: mark.width,
+        name: mark.name,
+        unit: y.unit,
+      };
     }),
   }));
   const end = (place) => x.ends[place] ?? steps[place];
   const lines = (place) => {
-    const title = end(place) > steps[place] ? `${x.label}s ${steps[place]}–${end(place)} (medians)` : `${x.label} ${steps[place]}`;
+    const title =
+      end(place) > steps[place] ? `${x.label}s ${steps[place]}–${end(place)} (medians)` : `${x.label} ${steps[place]}`;
     const told = painted.flatMap(({ marks }, number) => {
       const bars = marks.filter((one) => one.bars);
       const { total } = panels[number];
-      const sum = total && bars.length ? [[total, `${milliseconds(bars.reduce((all, one) => all + one.bars[place], 0))} ${bars[0].unit}`]] : [];
-      return [...sum, ...marks.toReversed().filter((one) => one.name).map((one) => [one.name, `${milliseconds((one.bars ?? one.line)[place])} ${one.unit}`])];
+      const sum =
+        total && bars.length
+          ? [[total, `${milliseconds(bars.reduce((all, one) => all + one.bars[place], 0))} ${bars[0].unit}`]]
+          : [];
+      return [
+        ...sum,
+        ...marks
+          .toReversed()
+          .filter((one) => one.name)
+          .map((one) => [one.name, `${milliseconds((one.bars ?? one.line)[place])} ${one.unit}`]),
+      ];
     });
     return [title, ...told];
   };
@@ -156,7 +204,13 @@ function stepsOf(panels, actions, shown) {
   const joined = x.ends.length ? x.ends[0] - steps[0] + 1 : 1;
   return {
     label: joined > 1 ? `${x.label} (each column: median of ${joined})` : x.label,
-    steps: steps.map((step, place) => ({ key: `${x.label} ${step}`, name: String(step), chosen: x.chooses === "step" && step <= shown && shown <= end(place), lines: () => lines(place), act: act(place) })),
+    steps: steps.map((step, place) => ({
+      key: `${x.label} ${step}`,
+      name: String(step),
+      chosen: x.chooses === "step" && step <= shown && shown <= end(place),
+      lines: () => lines(place),
+      act: act(place),
+    })),
     panels: painted,
   };
 }
@@ -170,23 +224,37 @@ function upright({ steps, panels, label, head = 10 }) {
     bottom = top + panel.height;
     return { ...panel, place: top, y: level(panel, top) };
   });
-  return [bottom + AXIS, (drawing) => {
-    const { pen, width, theme } = drawing;
-    const wide = Math.min((width - LEFT - RIGHT) / steps.length, WIDEST);
-    const x = (index) => LEFT + (index + 0.5) * wide;
-    for (const panel of placed) {
-      paintScale(drawing, panel);
-      paintBars(drawing, panel, steps, x, wide);
-      for (const mark of panel.marks) paintUpright(drawing, panel, mark, x);
-    }
-    const [first] = placed;
-    pen.fillStyle = theme.ink;
-    steps.forEach((one, index) => one.chosen && pen.fillRect(x(index) - wide / 2, first.place + first.height + 2, Math.max(wide - 1, 2), 3));
-    const every = Math.max(1, Math.ceil(56 / wide));
-    steps.forEach(({ name }, index) => index % every === 0 && write(pen, theme, name, x(index), bottom + 12, "center"));
-    write(pen, theme, label, LEFT, bottom + 26);
-    return steps.map((one, index) => ({ ...one, x: x(index) - wide / 2, y: first.place, width: wide, height: bottom - first.place }));
-  }];
+  return [
+    bottom + AXIS,
+    (drawing) => {
+      const { pen, width, theme } = drawing;
+      const wide = Math.min((width - LEFT - RIGHT) / steps.length, WIDEST);
+      const x = (index) => LEFT + (index + 0.5) * wide;
+      for (const panel of placed) {
+        paintScale(drawing, panel);
+        paintBars(drawing, panel, steps, x, wide);
+        for (const mark of panel.marks) paintUpright(drawing, panel, mark, x);
+      }
+      const [first] = placed;
+      pen.fillStyle = theme.ink;
+      steps.forEach(
+        (one, index) =>
+          one.chosen && pen.fillRect(x(index) - wide / 2, first.place + first.height + 2, Math.max(wide - 1, 2), 3),
+      );
+      const every = Math.max(1, Math.ceil(56 / wide));
+      steps.forEach(
+        ({ name }, index) => index % every === 0 && write(pen, theme, name, x(index), bottom + 12, "center"),
+      );
+      write(pen, theme, label, LEFT, bottom + 26);
+      return steps.map((one, index) => ({
+        ...one,
+        x: x(index) - wide / 2,
+        y: first.place,
+        width: wide,
+        height: bottom - first.place,
+      }));
+    },
+  ];
 }
 
 // From a value to a pixel.
@@ -198,8 +266,14 @@ function level({ top, low, height }, place) {
 
 // Horizontal lines with their numbers, and what they measure.
 function paintScale({ pen, width, theme }, { label, top, low, height, place, y, text = short }) {
-  const powers = low === undefined ? [] : Array.from({ length: Math.round(Math.log10(top / low)) + 1 }, (_, index) => low * 10 ** index);
-  const marks = low === undefined ? roundMarks(top, height > 100 ? 5 : 2) : powers.filter((_, index) => index % Math.ceil(powers.length / 6) === 0);
+  const powers =
+    low === undefined
+      ? []
+      : Array.from({ length: Math.round(Math.log10(top / low)) + 1 }, (_, index) => low * 10 ** index);
+  const marks =
+    low === undefined
+      ? roundMarks(top, height > 100 ? 5 : 2)
+      : powers.filter((_, index) => index % Math.ceil(powers.length / 6) === 0);
   for (const mark of marks) {
     pen.fillStyle = theme.grid;
     pen.fillRect(LEFT, Math.round(y(mark)), width - LEFT - RIGHT, 1);
@@ -268,7 +342,8 @@ function paintLine(pen, colour, { line, width = 1.5, dash = [] }, x, y) {
   });
   pen.stroke();
   pen.setLineDash([]);
-  if (line.length <= WIDEST) line.forEach((value, index) => known(value) && pen.fillRect(x(index) - 1.75, y(value) - 1.75, 3.5, 3.5));
+  if (line.length <= WIDEST)
+    line.forEach((value, index) => known(value) && pen.fillRect(x(index) - 1.75, y(value) - 1.75, 3.5, 3.5));
 }
 
 // ---- lying ------------------------------------------------------------------------------------------------
@@ -276,32 +351,35 @@ function paintLine(pen, colour, { line, width = 1.5, dash = [] }, x, y) {
 function lying({ lanes, height, left, right = RIGHT, label, top, keys = [], marks }) {
   const head = keys.length ? 18 : 0;
   const bottom = head + lanes.length * height;
-  return [bottom + AXIS, ({ pen, width, theme }) => {
-    const x = (value) => left + (Math.min(value, top) / top) * (width - left - right);
-    const middle = (lane) => head + (lane + 0.5) * height;
-    let at = left;
-    for (const { name, shape, role } of keys) {
-      if (at > width - 60) break;
-      if (role) paintShape(pen, colourOf(role, theme), shape, at + 4, 8);
-      write(pen, theme, name, at + (role ? 12 : 0), 8);
-      at += 62;
-    }
-    for (const mark of roundMarks(top, Math.max(2, (width - left) / 95))) {
-      pen.fillStyle = theme.grid;
-      pen.fillRect(Math.round(x(mark)), head, 1, bottom - head);
-      write(pen, theme, short(mark), x(mark), bottom + 9, "center");
-    }
-    write(pen, theme, label, (left + width - right) / 2, bottom + 24, "center");
-    lanes.forEach(({ name, note, strong }, lane) => {
-      const font = `${strong ? "600 " : ""}${height < 20 ? 11 : 12}px`;
-      pen.font = `${font} ${theme.font}`;
-      write(pen, theme, fitEnd(pen, name, left - 12), left - 7, middle(lane) - (note ? 8 : 0), "right", "ink", font);
-      if (note) write(pen, theme, note, left - 7, middle(lane) + 8, "right");
-    });
-    const whole = lanes.map((one, lane) => ({ ...one, x: 0, y: head + lane * height, width, height }));
-    const bars = paintLying(pen, theme, marks, x, middle, height);
-    return [...whole.filter((one) => one.lines), ...bars.sort((a, b) => a.y - b.y || a.x - b.x)];
-  }];
+  return [
+    bottom + AXIS,
+    ({ pen, width, theme }) => {
+      const x = (value) => left + (Math.min(value, top) / top) * (width - left - right);
+      const middle = (lane) => head + (lane + 0.5) * height;
+      let at = left;
+      for (const { name, shape, role } of keys) {
+        if (at > width - 60) break;
+        if (role) paintShape(pen, colourOf(role, theme), shape, at + 4, 8);
+        write(pen, theme, name, at + (role ? 12 : 0), 8);
+        at += 62;
+      }
+      for (const mark of roundMarks(top, Math.max(2, (width - left) / 95))) {
+        pen.fillStyle = theme.grid;
+        pen.fillRect(Math.round(x(mark)), head, 1, bottom - head);
+        write(pen, theme, short(mark), x(mark), bottom + 9, "center");
+      }
+      write(pen, theme, label, (left + width - right) / 2, bottom + 24, "center");
+      lanes.forEach(({ name, note, strong }, lane) => {
+        const font = `${strong ? "600 " : ""}${height < 20 ? 11 : 12}px`;
+        pen.font = `${font} ${theme.font}`;
+        write(pen, theme, fitEnd(pen, name, left - 12), left - 7, middle(lane) - (note ? 8 : 0), "right", "ink", font);
+        if (note) write(pen, theme, note, left - 7, middle(lane) + 8, "right");
+      });
+      const whole = lanes.map((one, lane) => ({ ...one, x: 0, y: head + lane * height, width, height }));
+      const bars = paintLying(pen, theme, marks, x, middle, height);
+      return [...whole.filter((one) => one.lines), ...bars.sort((a, b) => a.y - b.y || a.x - b.x)];
+    },
+  ];
 }
 
 function paintLying(pen, theme, marks, x, middle, height) {
@@ -309,8 +387,23 @@ function paintLying(pen, theme, marks, x, middle, height) {
   return marks.flatMap((mark) => {
     pen.fillStyle = colourOf(mark.role ?? "ink", theme);
     if (mark.bars) return paintLyingBars(pen, theme, mark, base, x, middle, height - 6);
-    if (mark.dots) mark.dots.forEach((value, index) => known(value) && paintShape(pen, pen.fillStyle, mark.shape, x(value), mark.rows ? middle(mark.lane) + (0.5 - (index + 0.5) / mark.dots.length) * (height - 16) : middle(mark.lane), mark.size));
-    if (mark.span) pen.fillRect(x(mark.span[0]), middle(mark.lane) - 1.5, Math.max(x(mark.span[1]) - x(mark.span[0]), 1), 3);
+    if (mark.dots)
+      mark.dots.forEach(
+        (value, index) =>
+          known(value) &&
+          paintShape(
+            pen,
+            pen.fillStyle,
+            mark.shape,
+            x(value),
+            mark.rows
+              ? middle(mark.lane) + (0.5 - (index + 0.5) / mark.dots.length) * (height - 16)
+              : middle(mark.lane),
+            mark.size,
+          ),
+      );
+    if (mark.span)
+      pen.fillRect(x(mark.span[0]), middle(mark.lane) - 1.5, Math.max(x(mark.span[1]) - x(mark.span[0]), 1), 3);
     if (mark.boxes) return paintBoxes(pen, theme, mark.boxes, x, middle, height - 6);
     if (known(mark.tick)) pen.fillRect(x(mark.tick) - 1.25, middle(mark.lane) - height / 2 + 3, 2.5, height - 6);
     return [];
@@ -318,21 +411,29 @@ function paintLying(pen, theme, marks, x, middle, height) {
 }
 
 function paintLyingBars(pen, theme, { bars, role, lines, text }, base, x, middle, high) {
-  return bars.map((value, lane) => {
-    const begin = base[lane] ?? 0;
-    base[lane] = begin + value;
-    const box = { x: x(begin), y: middle(lane) - high / 2, width: x(base[lane]) - x(begin), height: high };
-    pen.fillStyle = colourOf(role, theme);
-    pen.fillRect(box.x, box.y, box.width, box.height);
-    if (text) write(pen, theme, text(lane), x(base[lane]) + 6, middle(lane), "left", "ink", "12px");
-    return { ...box, key: `${lane} ${role}`, lines: () => lines(lane) };
-  }).filter((one) => one.width > 0);
+  return bars
+    .map((value, lane) => {
+      const begin = base[lane] ?? 0;
+      base[lane] = begin + value;
+      const box = { x: x(begin), y: middle(lane) - high / 2, width: x(base[lane]) - x(begin), height: high };
+      pen.fillStyle = colourOf(role, theme);
+      pen.fillRect(box.x, box.y, box.width, box.height);
+      if (text) write(pen, theme, text(lane), x(base[lane]) + 6, middle(lane), "left", "ink", "12px");
+      return { ...box, key: `${lane} ${role}`, lines: () => lines(lane) };
+    })
+    .filter((one) => one.width > 0);
 }
 
 function paintBoxes(pen, theme, boxes, x, middle, high) {
   return boxes.map((one) => {
     const tall = one.thin ? Math.max(2, Math.round(high / 4)) : high; // at the lower edge
-    const box = { ...one, x: x(one.begin), y: middle(one.lane) + high / 2 - tall, width: Math.max(x(one.end) - x(one.begin), 1), height: tall };
+    const box = {
+      ...one,
+      x: x(one.begin),
+      y: middle(one.lane) + high / 2 - tall,
+      width: Math.max(x(one.end) - x(one.begin), 1),
+      height: tall,
+    };
     pen.fillStyle = colourOf(one.role, theme);
     pen.fillRect(box.x, box.y, box.width, box.height);
     return box;
@@ -345,7 +446,19 @@ function paintShape(pen, colour, index, x, y, size = 4) {
   if (index % 4 === 0) pen.arc(x, y, size, 0, 7);
   else if (index % 4 === 1) pen.rect(x - size + 0.5, y - size + 0.5, 2 * size - 1, 2 * size - 1);
   else {
-    const corners = index % 4 === 2 ? [[0, -size], [size, size - 0.5], [-size, size - 0.5]] : [[0, -size - 0.5], [size + 0.5, 0], [0, size + 0.5], [-size - 0.5, 0]];
+    const corners =
+      index % 4 === 2
+        ? [
+            [0, -size],
+            [size, size - 0.5],
+            [-size, size - 0.5],
+          ]
+        : [
+            [0, -size - 0.5],
+            [size + 0.5, 0],
+            [0, size + 0.5],
+            [-size - 0.5, 0],
+          ];
     corners.forEach(([dx, dy]) => pen.lineTo(x + dx, y + dy));
     pen.closePath();
   }
@@ -369,15 +482,18 @@ function cells({ grids, height: most }) {
   const high = Math.min(Math.max(Math.floor(most / grids[0].rows.length), 5), HIGHEST);
   const heads = grids.map(({ heading }) => (heading ? 20 : 2));
   const each = high * grids[0].rows.length + 34;
-  return [heads.reduce((sum, head) => sum + head + each, 0), (drawing) => {
-    let top = 0;
-    return grids.flatMap((grid, index) => {
-      if (grid.heading) write(drawing.pen, drawing.theme, grid.heading, 4, top + 9, "left", "ink", "600 11.5px");
-      const regions = paintGrid(drawing, grid, top + heads[index], high);
-      top += heads[index] + each;
-      return regions;
-    });
-  }];
+  return [
+    heads.reduce((sum, head) => sum + head + each, 0),
+    (drawing) => {
+      let top = 0;
+      return grids.flatMap((grid, index) => {
+        if (grid.heading) write(drawing.pen, drawing.theme, grid.heading, 4, top + 9, "left", "ink", "600 11.5px");
+        const regions = paintGrid(drawing, grid, top + heads[index], high);
+        top += heads[index] + each;
+        return regions;
+      });
+    },
+  ];
 }
 
 function paintGrid({ pen, width, theme }, grid, top, high) {
@@ -385,11 +501,13 @@ function paintGrid({ pen, width, theme }, grid, top, high) {
   const columns = Math.ceil(grid.columns / join);
   const wide = Math.min((width - CELLS_LEFT - RIGHT) / Math.max(columns, 1), 64);
   const last = (column) => Math.min((column + 1) * join, grid.columns) - 1;
-  const values = grid.rows.map((_, row) => Array.from({ length: columns }, (_, column) => {
-    let best = 0;
-    for (let one = column * join; one <= last(column); one++) best = Math.max(best, grid.value(row, one));
-    return best;
-  }));
+  const values = grid.rows.map((_, row) =>
+    Array.from({ length: columns }, (_, column) => {
+      let best = 0;
+      for (let one = column * join; one <= last(column); one++) best = Math.max(best, grid.value(row, one));
+      return best;
+    }),
+  );
   const largest = values.reduce((most, row) => row.reduce((best, one) => Math.max(best, one), most), 0);
   const gap = wide > 6 && high > 6 ? 1 : 0;
   const regions = values.flatMap((row, index) => {
@@ -398,13 +516,19 @@ function paintGrid({ pen, width, theme }, grid, top, high) {
     return row.map((value, column) => {
       const box = { x: CELLS_LEFT + column * wide, y, width: wide, height: high };
       paintCell(pen, theme, value, largest > 0 ? value / largest : 0, box, gap);
-      return { ...box, key: `${grid.title} ${index} ${column}`, lines: () => grid.lines(index, column * join, last(column), value), act: grid.act && (() => grid.act(index, last(column))) };
+      return {
+        ...box,
+        key: `${grid.title} ${index} ${column}`,
+        lines: () => grid.lines(index, column * join, last(column), value),
+        act: grid.act && (() => grid.act(index, last(column))),
+      };
     });
   });
   const bottom = top + values.length * high;
   const names = Array.from({ length: columns }, (_, column) => ending(grid.name(column * join)));
   const room = Math.max(40, 8 + 6 * Math.max(...names.map((name) => name.length)));
-  for (let column = 0; column < columns; column += Math.max(1, Math.ceil(room / wide))) write(pen, theme, names[column], CELLS_LEFT + (column + 0.5) * wide, bottom + 9, "center");
+  for (let column = 0; column < columns; column += Math.max(1, Math.ceil(room / wide)))
+    write(pen, theme, names[column], CELLS_LEFT + (column + 0.5) * wide, bottom + 9, "center");
   const joined = join > 1 ? `; each column: the largest of ${join}` : "";
   write(pen, theme, `${grid.axis}${joined}; full colour: ${rounded(largest)} ${grid.unit}`, CELLS_LEFT, bottom + 24);
   return regions;
@@ -413,14 +537,25 @@ function paintGrid({ pen, width, theme }, grid, top, high) {
 const rounded = (value) => value.toFixed(value < 10 ? 2 : 0);
 
 function paintCell(pen, theme, value, share, { x, y, width, height }, gap) {
-  for (const [role, alpha] of [["grid", 0.35], ["heat", share]]) {
+  for (const [role, alpha] of [
+    ["grid", 0.35],
+    ["heat", share],
+  ]) {
     pen.fillStyle = colourOf(role, theme);
     pen.globalAlpha = alpha;
     pen.fillRect(x, y, width - gap, height - gap);
   }
   pen.globalAlpha = 1;
   if (width < 34 || height < 14) return;
-  write(pen, theme, value < 0.005 ? "·" : rounded(value), x + (width - gap) / 2, y + height / 2, "center", share > 0.6 ? "#000" : "ink");
+  write(
+    pen,
+    theme,
+    value < 0.005 ? "·" : rounded(value),
+    x + (width - gap) / 2,
+    y + height / 2,
+    "center",
+    share > 0.6 ? "#000" : "ink",
+  );
 }
 
 // ---- tiles ------------------------------------------------------------------------------------------------

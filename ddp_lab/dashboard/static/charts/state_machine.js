@@ -14,7 +14,13 @@ const ARROWS = 54;
 
 // Sizes of the tiles so that they fit into a column; buckets: at most so many of one rank.
 function tileSize(buckets, column) {
-  for (const [width, height] of [[48, 22], [30, 20], [22, 18], [12, 12], [7, 9]]) {
+  for (const [width, height] of [
+    [48, 22],
+    [30, 20],
+    [22, 18],
+    [12, 12],
+    [7, 9],
+  ]) {
     const across = Math.max(1, Math.floor((column - 2 * PAD) / (width + 3)));
     if (Math.ceil(buckets / across) <= 4) return { width, height, across };
   }
@@ -41,7 +47,9 @@ export function machineLayout(ranks, width) {
 export function paintMachine({ pen, width, theme }, layout) {
   paintColumns(pen, theme, layout);
   const regions = layout.rows.flatMap((row) => paintRow(pen, theme, layout, row));
-  layout.rows.forEach((row) => row.rank.for.forEach((other, index) => paintWait(pen, layout, row, other, width, index)));
+  layout.rows.forEach((row) =>
+    row.rank.for.forEach((other, index) => paintWait(pen, layout, row, other, width, index)),
+  );
   return regions;
 }
 
@@ -95,13 +103,39 @@ function paintRow(pen, theme, { tile, column, right }, { rank, y, height }) {
   const after = x + pen.measureText(name).width + 8;
   pen.font = `12px ${theme.font}`;
   pen.fillStyle = paused ? theme.ink : theme.muted;
-  pen.fillText(fit(pen, rank.text.includes(`step ${rank.step}`) ? rank.text : `step ${rank.step}: ${rank.text}`, width - after - 8), after, y + 12);
-  const regions = [{ key: `rank ${rank.rank}`, x: 0, y, width: width + right, height: TITLE, lines: () => [name, ["step", String(rank.step)], ...wrap(rank.text)] }];
+  pen.fillText(
+    fit(
+      pen,
+      rank.text.includes(`step ${rank.step}`) ? rank.text : `step ${rank.step}: ${rank.text}`,
+      width - after - 8,
+    ),
+    after,
+    y + 12,
+  );
+  const regions = [
+    {
+      key: `rank ${rank.rank}`,
+      x: 0,
+      y,
+      width: width + right,
+      height: TITLE,
+      lines: () => [name, ["step", String(rank.step)], ...wrap(rank.text)],
+    },
+  ];
   const counts = Object.fromEntries(STATES.map((state) => [state, 0]));
   rank.buckets.forEach(([state, arrived, of, missing, more], bucket) => {
     const place = counts[state]++;
-    const at = { x: STATES.indexOf(state) * column + PAD + (place % tile.across) * (tile.width + 3), y: y + TITLE + PAD + Math.floor(place / tile.across) * (tile.height + 3) };
-    const lines = () => [`rank ${rank.rank} · bucket ${bucket}`, ["state", state], ["gradients", `${arrived} of ${of}`], ...missing.map((one) => ["missing", one]), ...(more ? [["", `and ${more} more`]] : [])];
+    const at = {
+      x: STATES.indexOf(state) * column + PAD + (place % tile.across) * (tile.width + 3),
+      y: y + TITLE + PAD + Math.floor(place / tile.across) * (tile.height + 3),
+    };
+    const lines = () => [
+      `rank ${rank.rank} · bucket ${bucket}`,
+      ["state", state],
+      ["gradients", `${arrived} of ${of}`],
+      ...missing.map((one) => ["missing", one]),
+      ...(more ? [["", `and ${more} more`]] : []),
+    ];
     const words = [...(state === "pending" ? [`b${bucket}: ${arrived}/${of}`] : []), `b${bucket}`, String(bucket)];
     regions.push({
       ...at,

@@ -61,7 +61,11 @@ export function milliseconds(value) {
 
 export function bytes(value) {
   if (!(value >= 0)) return "–";
-  for (const [unit, factor] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
+  for (const [unit, factor] of [
+    ["GiB", 2 ** 30],
+    ["MiB", 2 ** 20],
+    ["KiB", 2 ** 10],
+  ]) {
     if (value >= factor) return `${(value / factor).toFixed(value / factor < 10 ? 2 : 1)} ${unit}`;
   }
   return `${value} B`;

@@ -1,9 +1,9 @@
 // Paints a layout on a canvas: no state, no events.
 
 import { COLOURS, PARTS } from "../generated.js";
-import { milliseconds } from "./theme.js";
 import { AXIS_HEIGHT, HEADER_HEIGHT, LABEL_WIDTH, PART, RIGHT_MARGIN } from "../steps/lanes.js";
 import { outsideSpans } from "../steps/marks.js";
+import { milliseconds } from "./theme.js";
 
 const MIN_BAR = 0.8;
 const LEAST_ROOM = 18; // pixels that the shortest text needs
@@ -26,7 +26,8 @@ export function paint(pen, steps, view) {
   steps.forEach((step, index) => {
     const last = index === steps.length - 1;
     if (view.over && !last) return;
-    for (const band of step.layout.bands) if (visible(band.y, layout.group)) paintRank(pen, step.record, step.layout, band, view, last);
+    for (const band of step.layout.bands)
+      if (visible(band.y, layout.group)) paintRank(pen, step.record, step.layout, band, view, last);
   });
   const strength = view.over ? Math.max(0.1, 1.6 / steps.length) : 1;
   for (const { record, layout: own, bars } of steps) {
@@ -62,7 +63,9 @@ function paintDevice(pen, record, layout, view, visible) {
     for (let bucket = 0; bucket < record.buckets; bucket++) {
       const y = band.y + HEADER_HEIGHT + bucket * layout.rowHeight;
       const index = (band.row * record.buckets + bucket) * 2;
-      const [begin, end] = [record.device[index], record.device[index + 1]].map((value) => layout.scale.x(value - layout.zero[band.row]));
+      const [begin, end] = [record.device[index], record.device[index + 1]].map((value) =>
+        layout.scale.x(value - layout.zero[band.row]),
+      );
       if (visible(y, layout.rowHeight) && end > begin) pen.fillRect(begin, y, Math.max(end - begin, 1), thick);
     }
   }
@@ -110,7 +113,14 @@ function paintRank(pen, record, layout, band, view, named) {
   pen.fillStyle = theme.ink;
   const [begin, finalize, end] = [0, 1, 2].map((column) => record.bounds[band.row * 3 + column]);
   write(pen, `backward ${milliseconds(finalize - begin)} ms`, band.x + 4, middle, band.split - band.x - 6, "backward");
-  write(pen, `finalize ${milliseconds(end - finalize)} ms`, band.split + 4, middle, band.end - band.split - 6, "finalize");
+  write(
+    pen,
+    `finalize ${milliseconds(end - finalize)} ms`,
+    band.split + 4,
+    middle,
+    band.end - band.split - 6,
+    "finalize",
+  );
   paintProgramMarks(pen, record, layout, band, view);
   if (named) paintFaults(pen, record, layout, band, view);
   if (!named) return;
@@ -121,7 +131,13 @@ function paintRank(pen, record, layout, band, view, named) {
     const y = band.y + HEADER_HEIGHT + (bucket + 0.5) * layout.rowHeight;
     const chosen = bucket === view.selected;
     pen.fillStyle = chosen ? theme.ink : theme.muted;
-    pen.fillText(every === 1 && layout.rowHeight >= 12 ? fitting(pen, view.nameOf?.(record, bucket) ?? `bucket ${bucket}`, LABEL_WIDTH - 10) : `${bucket}`, LABEL_WIDTH - 6, y);
+    pen.fillText(
+      every === 1 && layout.rowHeight >= 12
+        ? fitting(pen, view.nameOf?.(record, bucket) ?? `bucket ${bucket}`, LABEL_WIDTH - 10)
+        : `${bucket}`,
+      LABEL_WIDTH - 6,
+      y,
+    );
   }
 }
 
@@ -165,7 +181,8 @@ function paintProgramMarks(pen, record, layout, band, view) {
   pen.font = `600 10px ${view.theme.font}`;
   marks.forEach(({ at, name }, index) => {
     const x = layout.scale.x(at - zero);
-    const next = index + 1 < marks.length ? layout.scale.x(marks[index + 1].at - zero) : view.first === null ? Infinity : band.end;
+    const next =
+      index + 1 < marks.length ? layout.scale.x(marks[index + 1].at - zero) : view.first === null ? Infinity : band.end;
     const wide = pen.measureText(name).width + 6;
     pen.fillStyle = view.theme.ink;
     pen.fillRect(x, band.y + 1, 1, layout.group - 2);

@@ -1,8 +1,8 @@
 // Pointer and keyboard on the bucket timeline: a drag pans, a drag on the axis (or with Shift) selects a time range, the wheel
 // zooms, a click opens a bucket.
 
-import { onKey, spoken } from "./dom.js";
 import { AXIS_HEIGHT, HEADER_HEIGHT, RIGHT_MARGIN } from "../steps/lanes.js";
+import { onKey, spoken } from "./dom.js";
 
 const CLICK = 3; // pixels that a click may move
 
@@ -40,7 +40,12 @@ export class TimelinePointer {
     const { view } = this;
     view.scroller.focus({ preventScroll: true });
     view.canvas.setPointerCapture(event.pointerId);
-    this.drag = { x: event.offsetX, window: view.layout?.window, moved: false, brush: event.shiftKey || this.onAxis(event) };
+    this.drag = {
+      x: event.offsetX,
+      window: view.layout?.window,
+      moved: false,
+      brush: event.shiftKey || this.onAxis(event),
+    };
   }
 
   move(event) {

@@ -1,9 +1,9 @@
 // The whole run as a strip: the time of every step since the start, and a brush that chooses the steps that the views show.
 
-import { COLOURS } from "../generated.js";
 import { sizeCanvas } from "../charts/canvas.js";
 import { button, element, number, onKey, setText, Tip } from "../charts/dom.js";
 import { milliseconds, readTheme } from "../charts/theme.js";
+import { COLOURS } from "../generated.js";
 
 const HEIGHT = 58;
 const [TOP, BOTTOM] = [9, 6]; // of the plot: room for annotations above, for the analysed steps below
@@ -19,17 +19,36 @@ export class Strip {
     this.actions = actions;
     this.canvas = element("canvas", { "aria-hidden": "true" });
     this.tip = new Tip();
-    const listeners = { pointerdown: (event) => this.press(event), pointermove: (event) => this.move(event), pointerup: (event) => this.release(event), pointercancel: () => this.drop(), pointerleave: () => this.tip.hide(), keydown: (event) => this.key(event) };
-    this.plot = element("div", { class: "ddp-strip-plot", tabindex: "0", role: "img", ...listeners }, this.canvas, this.tip.node);
+    const listeners = {
+      pointerdown: (event) => this.press(event),
+      pointermove: (event) => this.move(event),
+      pointerup: (event) => this.release(event),
+      pointercancel: () => this.drop(),
+      pointerleave: () => this.tip.hide(),
+      keydown: (event) => this.key(event),
+    };
+    this.plot = element(
+      "div",
+      { class: "ddp-strip-plot", tabindex: "0", role: "img", ...listeners },
+      this.canvas,
+      this.tip.node,
+    );
     this.width = 0; // of the plot: asking the page makes it lay itself out at once
     new ResizeObserver(() => this.resized()).observe(this.plot);
     this.words = element("span", { class: "ddp-muted" });
     const typed = () => this.type();
     const keydown = (event) => event.key === "Enter" && typed(); // JupyterLab takes the key's own effect
-    this.ends = ["first step shown", "last step shown"].map((label) => number(label, "", { step: "1", change: typed, keydown }));
+    this.ends = ["first step shown", "last step shown"].map((label) =>
+      number(label, "", { step: "1", change: typed, keydown }),
+    );
     this.all = button("All steps", "Show the newest steps again (Escape)", () => this.actions.between(null));
     const fields = element("span", { class: "ddp-field" }, "steps ", this.ends[0], "–", this.ends[1], this.all);
-    this.node = element("section", { class: "ddp-strip", "aria-label": "all steps", hidden: true }, this.plot, element("div", { class: "ddp-strip-line" }, this.words, fields));
+    this.node = element(
+      "section",
+      { class: "ddp-strip", "aria-label": "all steps", hidden: true },
+      this.plot,
+      element("div", { class: "ddp-strip-line" }, this.words, fields),
+    );
     this.drag = null; // the pixels between which the pointer moves
   }
 
@@ -48,9 +67,18 @@ export class Strip {
     });
     this.all.disabled = !state.between;
     const joined = last[0] - first[0] + 1;
-    const each = joined > 1 ? `; each point: about ${grouped(Math.round((limits[1] - limits[0] + 1) / first.length))} steps` : "";
-    setText(this.words, state.between ? `Chosen: the views show steps ${grouped(shown[0])}–${grouped(shown[1])}.` : `Step time since the start${each}. Drag over it to choose steps.`);
-    this.plot.setAttribute("aria-label", `Step time of steps ${grouped(limits[0])} to ${grouped(limits[1])}. Left and right: move the chosen steps. Escape: all steps.`);
+    const each =
+      joined > 1 ? `; each point: about ${grouped(Math.round((limits[1] - limits[0] + 1) / first.length))} steps` : "";
+    setText(
+      this.words,
+      state.between
+        ? `Chosen: the views show steps ${grouped(shown[0])}–${grouped(shown[1])}.`
+        : `Step time since the start${each}. Drag over it to choose steps.`,
+    );
+    this.plot.setAttribute(
+      "aria-label",
+      `Step time of steps ${grouped(limits[0])} to ${grouped(limits[1])}. Left and right: move the chosen steps. Escape: all steps.`,
+    );
     this.paint();
   }
 
@@ -65,7 +93,17 @@ export class Strip {
     if (!this.found || width < 40) return;
     const { found, state } = this;
     this.theme ??= readTheme(this.plot);
-    const text = JSON.stringify([width, found.last.at(-1), found.first.length, state.between, state.step, state.analysed, state.marks.count, this.drag, this.theme]);
+    const text = JSON.stringify([
+      width,
+      found.last.at(-1),
+      found.first.length,
+      state.between,
+      state.step,
+      state.analysed,
+      state.marks.count,
+      this.drag,
+      this.theme,
+    ]);
     if (text === this.painted) return;
     this.painted = text;
     const pen = sizeCanvas(this.canvas, width, HEIGHT);
@@ -95,8 +133,18 @@ export class Strip {
       pen.fill();
       pen.globalAlpha = 1;
     };
-    area((index) => high[index], (index) => low[index], this.theme.band, 0.6);
-    area((index) => exposed[index], () => 0, COLOURS.exposed, 0.75);
+    area(
+      (index) => high[index],
+      (index) => low[index],
+      this.theme.band,
+      0.6,
+    );
+    area(
+      (index) => exposed[index],
+      () => 0,
+      COLOURS.exposed,
+      0.75,
+    );
     pen.strokeStyle = this.theme.ink;
     pen.lineWidth = 1.3;
     pen.beginPath();
@@ -111,7 +159,8 @@ export class Strip {
   // Annotations of the program and injected faults, above the times.
   paintMarks(pen) {
     const names = new Map();
-    for (const { at, name, fault } of this.state.marks.all()) names.set(name, [...(names.get(name) ?? []), { at, fault }].slice(-MOST_MARKS - 1));
+    for (const { at, name, fault } of this.state.marks.all())
+      names.set(name, [...(names.get(name) ?? []), { at, fault }].slice(-MOST_MARKS - 1));
     for (const marks of names.values()) {
       if (marks.length > MOST_MARKS) continue;
       for (const { at, fault } of marks) {
@@ -124,7 +173,10 @@ export class Strip {
   // The step that was under way at a time in seconds.
   stepAt(seconds) {
     const { first, last, began } = this.found;
-    const index = Math.max(began.findLastIndex((one) => one <= seconds), 0);
+    const index = Math.max(
+      began.findLastIndex((one) => one <= seconds),
+      0,
+    );
     const next = began[index + 1] ?? began[index];
     const share = next > began[index] ? Math.min((seconds - began[index]) / (next - began[index]), 1) : 0;
     return first[index] + share * (last[index] + 1 - first[index]);
@@ -172,7 +224,8 @@ export class Strip {
     if (!this.drag) return;
     const [from, to] = this.drag;
     this.drop();
-    if (Math.abs(to - from) < DRAG) return this.actions.pick(this.step(this.place(event)), this.found.last.at(-1) - this.found.first[0]);
+    if (Math.abs(to - from) < DRAG)
+      return this.actions.pick(this.step(this.place(event)), this.found.last.at(-1) - this.found.first[0]);
     this.choose(this.step(Math.min(from, to)), this.step(Math.max(from, to)));
   }
 
@@ -184,10 +237,23 @@ export class Strip {
   lines(x) {
     const { first, last, low, median, high, exposed } = this.found;
     const at = this.step(x);
-    const index = Math.max(last.findIndex((one) => one >= at), 0);
+    const index = Math.max(
+      last.findIndex((one) => one >= at),
+      0,
+    );
     const span = (value) => `${milliseconds(value)} ms`;
-    const title = first[index] === last[index] ? `step ${grouped(first[index])}` : `steps ${grouped(first[index])}–${grouped(last[index])}`;
-    const times = first[index] === last[index] ? [["step", span(median[index])]] : [["step (median)", span(median[index])], ["shortest", span(low[index])], ["longest", span(high[index])]];
+    const title =
+      first[index] === last[index]
+        ? `step ${grouped(first[index])}`
+        : `steps ${grouped(first[index])}–${grouped(last[index])}`;
+    const times =
+      first[index] === last[index]
+        ? [["step", span(median[index])]]
+        : [
+            ["step (median)", span(median[index])],
+            ["shortest", span(low[index])],
+            ["longest", span(high[index])],
+          ];
     return [title, ...times, ["exposed communication", span(exposed[index])]];
   }
 
@@ -200,7 +266,8 @@ export class Strip {
     const [first, last] = this.ends.map((input) => Number(input.value));
     const [from, to] = [this.found.first[0], this.found.last.at(-1)];
     const cut = (value) => Math.min(Math.max(Math.round(value), from), to);
-    if (Number.isFinite(first) && Number.isFinite(last)) this.choose(cut(Math.min(first, last)), cut(Math.max(first, last)));
+    if (Number.isFinite(first) && Number.isFinite(last))
+      this.choose(cut(Math.min(first, last)), cut(Math.max(first, last)));
   }
 
   key(event) {

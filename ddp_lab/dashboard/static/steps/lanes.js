@@ -34,7 +34,8 @@ export function layOut(record, size) {
   const ranks = record.rankCount;
   const buckets = record.buckets;
   const zero = new Float64Array(ranks);
-  for (let row = 0; row < ranks; row++) zero[row] = (size.axis === "rank" ? or(record.bounds[row * 3], 0) : 0) - (size.shift ?? 0);
+  for (let row = 0; row < ranks; row++)
+    zero[row] = (size.axis === "rank" ? or(record.bounds[row * 3], 0) : 0) - (size.shift ?? 0);
   const [earliest, latest] = extent(record, zero);
   const window = size.window ?? [Math.min(0, earliest), latest > 0 ? latest * 1.02 : 1];
   const scale = makeScale(window, size.width - LABEL_WIDTH - RIGHT_MARGIN);
@@ -53,7 +54,17 @@ export function layOut(record, size) {
       addBars(bars, spans(record, row, bucket, zero[row], latest), scale, row, bucket, y, rowHeight);
     }
   }
-  return { bars, bands, ticks: ticks(window, scale.width), rowHeight, group, contentHeight: ranks * group, window, scale, zero };
+  return {
+    bars,
+    bands,
+    ticks: ticks(window, scale.width),
+    rowHeight,
+    group,
+    contentHeight: ranks * group,
+    window,
+    scale,
+    zero,
+  };
 }
 
 export function ticks(window, width) {
@@ -77,7 +88,8 @@ export function spans(record, row, bucket, zero, latest) {
   for (const part of Object.values(PART)) {
     const [first, last] = part === PART.EXPOSED ? [EDGE.EXPOSED_FROM, EDGE.REDUCED] : [part, part + 1];
     const [begin, end] = [record.edges[at + first] - zero, record.edges[at + last] - zero];
-    if (or(end, latest) > begin || (part < PART.WAITING && !Number.isNaN(begin))) found.push([part, begin, or(end, latest), Number.isNaN(end)]);
+    if (or(end, latest) > begin || (part < PART.WAITING && !Number.isNaN(begin)))
+      found.push([part, begin, or(end, latest), Number.isNaN(end)]);
   }
   return found;
 }
@@ -89,7 +101,8 @@ function addBars(bars, found, scale, row, bucket, y, rowHeight) {
     if (end < scale.window[0] || begin > scale.window[1]) continue;
     const x = scale.x(begin);
     const width = scale.x(end) - x;
-    if (part === PART.EXPOSED) bars.push({ part, row, bucket, x, y: y + rowHeight - gap - line, width, height: line, open });
+    if (part === PART.EXPOSED)
+      bars.push({ part, row, bucket, x, y: y + rowHeight - gap - line, width, height: line, open });
     else bars.push({ part, row, bucket, x, y, width, height: rowHeight - gap, open });
   }
 }
@@ -103,7 +116,8 @@ function band(record, row, y, zero, latest, scale) {
 
 // Time of the first bucket event (at most) and of the last event of all, in milliseconds of the axis.
 export function extent(record, zero) {
-  const of = (column) => record.ranks.map((_, row) => record.extent[row * 2 + column] - zero[row]).filter((value) => !Number.isNaN(value));
+  const of = (column) =>
+    record.ranks.map((_, row) => record.extent[row * 2 + column] - zero[row]).filter((value) => !Number.isNaN(value));
   const [first, last] = [of(0), of(1)];
   return [first.length ? Math.min(...first) : 0, last.length ? Math.max(...last) : 0];
 }

@@ -1,12 +1,20 @@
 // Several steps in one picture, and bars that are narrower than a pixel.
 
-export const MODES = { one: ["one", 1], over5: ["5 overlaid", 5], over20: ["20 overlaid", 20], row3: ["3 in a row", 3], row10: ["10 in a row", 10], row50: ["50 in a row", 50] };
+export const MODES = {
+  one: ["one", 1],
+  over5: ["5 overlaid", 5],
+  over20: ["20 overlaid", 20],
+  row3: ["3 in a row", 3],
+  row10: ["10 in a row", 10],
+  row50: ["50 in a row", 50],
+};
 
 // The steps to draw, out of `records()`, the newest last, each with the shift of its times: [{record, shift}]
 export function chooseSteps(records, shown, mode) {
   const [, wanted] = MODES[mode];
   if (wanted === 1) return [{ record: shown, shift: 0 }];
-  const alike = (one) => one.rankCount === shown.rankCount && one.buckets === shown.buckets && one.generation === shown.generation;
+  const alike = (one) =>
+    one.rankCount === shown.rankCount && one.buckets === shown.buckets && one.generation === shown.generation;
   const held = records().filter((one) => one.step < shown.step && one.complete && !one.abandoned && alike(one));
   const chosen = [...held.slice(1 - wanted), shown];
   const inRow = mode.startsWith("row");
@@ -26,7 +34,13 @@ export function joinNarrow(bars) {
   };
   for (const bar of bars) {
     const column = Math.floor(bar.x);
-    const same = open && open.column === column && open.bar.y === bar.y && open.bar.row === bar.row && open.bar.bucket === bar.bucket && open.bar.height === bar.height;
+    const same =
+      open &&
+      open.column === column &&
+      open.bar.y === bar.y &&
+      open.bar.row === bar.row &&
+      open.bar.bucket === bar.bucket &&
+      open.bar.height === bar.height;
     if (bar.width >= 1) {
       close();
       made.push(bar);

@@ -44,7 +44,8 @@ export class MarkStore {
     for (const { rank, at: seconds, name, fault } of this.faults) {
       const at = (seconds - record.began) * 1000;
       if (rank !== record.ranks[row] || at > (Number.isNaN(end) ? Infinity : end)) continue;
-      if (fault === "begin" || (fault === "once" && at >= (Number.isNaN(previousEnd) ? begin - 100 : previousEnd))) found.add(name);
+      if (fault === "begin" || (fault === "once" && at >= (Number.isNaN(previousEnd) ? begin - 100 : previousEnd)))
+        found.add(name);
       else if (fault === "end" && at < begin) found.delete(name.slice("end of ".length));
     }
     return [...found];

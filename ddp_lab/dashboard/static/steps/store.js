@@ -58,7 +58,8 @@ export class StepStore {
   // The kernel's answer to a choice of steps: perhaps several messages.
   addChosen(records, between) {
     const { reducer } = records[0] ?? {};
-    if (String(this.chosen?.between) !== String(between) || this.chosen.reducer !== reducer) this.chosen = { between, reducer, held: new Map() };
+    if (String(this.chosen?.between) !== String(between) || this.chosen.reducer !== reducer)
+      this.chosen = { between, reducer, held: new Map() };
     for (const record of records) this.chosen.held.set(record.step, { ...record, arrived: performance.now() });
     this.changed();
   }
@@ -122,7 +123,10 @@ export class StepStore {
 }
 
 const TAKE = {
-  steps: (store, content, buffers) => (content.between ? store.addChosen(decodeSteps(content, buffers[0]), content.between) : store.add(decodeSteps(content, buffers[0]))),
+  steps: (store, content, buffers) =>
+    content.between
+      ? store.addChosen(decodeSteps(content, buffers[0]), content.between)
+      : store.add(decodeSteps(content, buffers[0])),
   reset: (store) => store.reset(),
   "forget marks": (store) => store.marks.reset(),
   marks: (store, content) => store.marks.add(content.marks),

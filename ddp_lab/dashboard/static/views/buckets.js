@@ -18,12 +18,28 @@ export class BucketsView {
     this.root = "";
     this.facts = element("div", { class: "ddp-summary" });
     this.chart = new ChartCanvas("Map of the model: modules, their parameters and the bucket of each", actions);
-    this.width = choice("width of a parameter", [["bytes", "by bytes"], ["equal", "all equal"]], () => actions.redraw());
+    this.width = choice(
+      "width of a parameter",
+      [
+        ["bytes", "by bytes"],
+        ["equal", "all equal"],
+      ],
+      () => actions.redraw(),
+    );
     this.up = button("whole model", null, () => this.zoom(""));
     this.form = new ReconfigureForm(actions);
     this.table = makeTable("Buckets", TABLE);
     const bar = element("div", { class: "ddp-toolbar" }, field("width", this.width), this.up);
-    this.node = section("buckets", "buckets", "Buckets", this.facts, this.form.node, bar, this.chart.node, scrolled("table of buckets", this.table.node));
+    this.node = section(
+      "buckets",
+      "buckets",
+      "Buckets",
+      this.facts,
+      this.form.node,
+      bar,
+      this.chart.node,
+      scrolled("table of buckets", this.table.node),
+    );
   }
 
   zoom(path) {
@@ -34,7 +50,13 @@ export class BucketsView {
   // readiness: from the kernel: {generation, ready: [ms by parameter], used: [share by parameter]} or undefined
   // controls: {model, current, control, reconfiguration, means}: for the form
   draw(record, assignment, selected, readiness, controls) {
-    this.form.draw(controls.model, controls.current, controls.control, controls.reconfiguration, controls.means.control);
+    this.form.draw(
+      controls.model,
+      controls.current,
+      controls.control,
+      controls.reconfiguration,
+      controls.means.control,
+    );
     this.chart.node.hidden = !assignment;
     if (!assignment) return setText(this.facts, "Bucket layout not received yet.");
     const { words } = controls;
@@ -44,7 +66,10 @@ export class BucketsView {
     const known = readiness?.generation === assignment.generation ? readiness : undefined;
     setText(this.facts, describe(assignment, known, words));
     this.up.hidden = !this.root;
-    fill(this.table.body, assignment.buckets.map((one) => line(record, assignment, one, words)));
+    fill(
+      this.table.body,
+      assignment.buckets.map((one) => line(record, assignment, one, words)),
+    );
     [...this.table.body.rows].forEach((row, index) => {
       row.cells[0].classList.toggle("ddp-words", words.grouped);
       row.classList.toggle("ddp-selected", assignment.buckets[index].bucket === selected);
@@ -54,7 +79,13 @@ export class BucketsView {
     const { cells, depth } = mapCells(assignment, options);
     const rows = Math.min(depth, 9);
     const drawing = this.chart.begin(rows * ROW + STRIP + 22);
-    if (drawing) this.chart.finish(paintTiles(drawing, [...this.mapTiles(drawing, assignment, cells, rows, selected, known, words), ...this.stripTiles(drawing, assignment, rows * ROW + 20, selected, words)]));
+    if (drawing)
+      this.chart.finish(
+        paintTiles(drawing, [
+          ...this.mapTiles(drawing, assignment, cells, rows, selected, known, words),
+          ...this.stripTiles(drawing, assignment, rows * ROW + 20, selected, words),
+        ]),
+      );
   }
 
   mapTiles({ width, theme }, assignment, cells, rows, selected, known, words) {
@@ -71,7 +102,16 @@ export class BucketsView {
       const tags = hatched ? ["unused"] : words.grouped ? [] : [`b${cell.bucket}`]; // of a group the map names the module
       return [
         {
-          ...tile(cell.bucket, x, cell.depth * ROW, wide, (module ? 1 : Math.min(cell.rows, rows - cell.depth)) * ROW, 1, assignment, theme),
+          ...tile(
+            cell.bucket,
+            x,
+            cell.depth * ROW,
+            wide,
+            (module ? 1 : Math.min(cell.rows, rows - cell.depth)) * ROW,
+            1,
+            assignment,
+            theme,
+          ),
           key: `cell ${cell.path}`,
           alpha: module && cell.bucket >= 0 ? 0.75 : 1,
           edge: 0.35,
@@ -80,7 +120,9 @@ export class BucketsView {
           texts: module ? [name, cell.name] : [[name, ...tags].join(" · "), name, ...tags],
           chosen: !module && cell.bucket === selected,
           lines: () => cellLines(cell, assignment, known, words),
-          act: module ? () => this.zoom(cell.path === this.root ? "" : cell.path) : () => this.actions.select(cell.bucket),
+          act: module
+            ? () => this.zoom(cell.path === this.root ? "" : cell.path)
+            : () => this.actions.select(cell.bucket),
         },
       ];
     });
@@ -97,9 +139,18 @@ export class BucketsView {
       return {
         ...tile(one.bucket, x - wide, top, wide, STRIP, 0, assignment, theme),
         key: `bucket ${one.bucket}`,
-        texts: [`${words.name(one.bucket)} · ${bytes(one.bytes)}`, words.grouped ? words.cell(one.bucket) : `b${one.bucket}`],
+        texts: [
+          `${words.name(one.bucket)} · ${bytes(one.bytes)}`,
+          words.grouped ? words.cell(one.bucket) : `b${one.bucket}`,
+        ],
         chosen: one.bucket === selected,
-        lines: () => [words.name(one.bucket), ["size", bytes(one.bytes)], ["parameters", String(one.parameters.length)], ["dtype", one.dtype], ["device", one.device]],
+        lines: () => [
+          words.name(one.bucket),
+          ["size", bytes(one.bytes)],
+          ["parameters", String(one.parameters.length)],
+          ["dtype", one.dtype],
+          ["device", one.device],
+        ],
         act: () => this.actions.select(one.bucket),
       };
     });
@@ -110,20 +161,35 @@ export class BucketsView {
 // [{depth, rows, begin, end, name, path, parameter: index | -1, bucket: its only bucket | -1}] with 0 ≤ begin < end ≤ 1, and the
 // number of rows. `root`: path of the module that fills the width; `equal`: all parameters have the same width.
 export function mapCells({ cells }, { root = "", equal = false } = {}) {
-  const all = cells.map(([name, path, parameter, bucket, depth, ...edges]) => ({ name, path, parameter, bucket, depth, begin: edges[equal ? 2 : 0], end: edges[equal ? 3 : 1] }));
+  const all = cells.map(([name, path, parameter, bucket, depth, ...edges]) => ({
+    name,
+    path,
+    parameter,
+    bucket,
+    depth,
+    begin: edges[equal ? 2 : 0],
+    end: edges[equal ? 3 : 1],
+  }));
   const top = all.find((one) => one.path === root) ?? all[0];
   const inside = all.filter((one) => one === top || !top.path || one.path.startsWith(`${top.path}.`));
   const depth = 1 + Math.max(...inside.map((one) => one.depth)) - top.depth;
   const scale = 1 / (top.end - top.begin || 1);
   const made = inside.map((one) => {
     const level = one.depth - top.depth;
-    return { ...one, depth: level, rows: one.parameter < 0 ? 1 : depth - level, begin: (one.begin - top.begin) * scale, end: (one.end - top.begin) * scale };
+    return {
+      ...one,
+      depth: level,
+      rows: one.parameter < 0 ? 1 : depth - level,
+      begin: (one.begin - top.begin) * scale,
+      end: (one.end - top.begin) * scale,
+    };
   });
   return { cells: made, depth };
 }
 
 function tile(bucket, x, y, width, height, below, assignment, theme) {
-  const colour = bucket < 0 ? { fill: theme.panel, ink: theme.ink } : bucketColour(bucket, assignment.buckets.length, theme.dark);
+  const colour =
+    bucket < 0 ? { fill: theme.panel, ink: theme.ink } : bucketColour(bucket, assignment.buckets.length, theme.dark);
   return { x, y, width, height, gap: [width > 4 ? 1 : 0, below], colour };
 }
 
@@ -136,10 +202,21 @@ function cellLines(cell, assignment, known, words) {
   if (cell.parameter < 0) {
     const inside = assignment.parameters.filter((one) => !cell.path || one.name.startsWith(`${cell.path}.`));
     const total = inside.reduce((sum, one) => sum + one.bytes, 0);
-    return [cell.path || assignment.module, ["parameters", String(inside.length)], ["size", bytes(total)], [words.unit, cell.bucket < 0 ? "several" : words.cell(cell.bucket)]];
+    return [
+      cell.path || assignment.module,
+      ["parameters", String(inside.length)],
+      ["size", bytes(total)],
+      [words.unit, cell.bucket < 0 ? "several" : words.cell(cell.bucket)],
+    ];
   }
   const parameter = assignment.parameters.find((one) => one.index === cell.parameter);
-  const lines = [parameter.name, [words.unit, cell.bucket < 0 ? "none" : words.cell(cell.bucket)], ["size", bytes(parameter.bytes)], ["shape", parameter.shape.join(" × ") || "scalar"], ["dtype", `${parameter.dtype} on ${parameter.device}`]];
+  const lines = [
+    parameter.name,
+    [words.unit, cell.bucket < 0 ? "none" : words.cell(cell.bucket)],
+    ["size", bytes(parameter.bytes)],
+    ["shape", parameter.shape.join(" × ") || "scalar"],
+    ["dtype", `${parameter.dtype} on ${parameter.device}`],
+  ];
   if (known) {
     const used = known.used[cell.parameter];
     lines.push(["gradient ready at", used > 0 ? `${milliseconds(known.ready[cell.parameter])} ms` : "never: unused"]);
@@ -150,22 +227,49 @@ function cellLines(cell, assignment, known, words) {
 
 function line(record, assignment, one, words) {
   const names = one.parameters.map((index) => assignment.parameters[index].name);
-  const column = (which) => milliseconds(median(record.ranks.map((_, row) => record.edges[(row * record.buckets + one.bucket) * EDGES + which] - record.bounds[row * 3])));
+  const column = (which) =>
+    milliseconds(
+      median(
+        record.ranks.map(
+          (_, row) => record.edges[(row * record.buckets + one.bucket) * EDGES + which] - record.bounds[row * 3],
+        ),
+      ),
+    );
   const here = record.generation === assignment.generation && one.bucket < record.buckets;
   const more = names.length > 2 ? ` and ${names.length - 2} more` : "";
-  return [words.cell(one.bucket), bytes(one.bytes), String(names.length), here ? column(EDGE.READY) : "–", here ? column(EDGE.REDUCED) : "–", one.dtype, one.device, names.slice(0, 2).join(", ") + more];
+  return [
+    words.cell(one.bucket),
+    bytes(one.bytes),
+    String(names.length),
+    here ? column(EDGE.READY) : "–",
+    here ? column(EDGE.REDUCED) : "–",
+    one.dtype,
+    one.device,
+    names.slice(0, 2).join(", ") + more,
+  ];
 }
 
 function describe(assignment, known, words) {
   const total = assignment.buckets.reduce((sum, one) => sum + one.bytes, 0);
-  const parts = [`${count(assignment.parameters.length, "parameter")} in ${count(assignment.buckets.length, words.unit)}${words.grouped ? ` of ${assignment.kind}` : ""}, ${bytes(total)} per step`];
+  const parts = [
+    `${count(assignment.parameters.length, "parameter")} in ${count(assignment.buckets.length, words.unit)}${words.grouped ? ` of ${assignment.kind}` : ""}, ${bytes(total)} per step`,
+  ];
   if (words.grouped) parts.push(words.order);
-  else parts.push(assignment.rebuilt ? "rebuilt in the order of readiness" : "not rebuilt: in reverse order of registration");
+  else
+    parts.push(
+      assignment.rebuilt ? "rebuilt in the order of readiness" : "not rebuilt: in reverse order of registration",
+    );
   const caps = assignment.options?.bucket_cap_mb_list ?? [assignment.options?.bucket_cap_mb];
-  if (typeof caps[0] === "number") parts.push(`size limit ${[...new Set(caps)].map((cap) => Number(cap.toPrecision(3))).join(", ")} MiB`);
+  if (typeof caps[0] === "number")
+    parts.push(`size limit ${[...new Set(caps)].map((cap) => Number(cap.toPrecision(3))).join(", ")} MiB`);
   const kinds = [...new Set(assignment.buckets.map((one) => `${one.dtype} on ${one.device}`))];
   parts.push(kinds.slice(0, 3).join(", "));
   const unused = known ? assignment.parameters.filter((one) => known.used[one.index] === 0).map((one) => one.name) : [];
-  if (known) parts.push(unused.length ? `unused: ${unused.slice(0, 3).join(", ")}${unused.length > 3 ? ` and ${unused.length - 3} more` : ""}` : "every parameter is used");
+  if (known)
+    parts.push(
+      unused.length
+        ? `unused: ${unused.slice(0, 3).join(", ")}${unused.length > 3 ? ` and ${unused.length - 3} more` : ""}`
+        : "every parameter is used",
+    );
   return `${parts.join(" · ")}.`;
 }

@@ -2,11 +2,24 @@
 
 import { asking } from "../app/life.js";
 import { holders, Player, Stage } from "../charts/collective.js";
-import { button, choice, element, field, onKey, section, setOptions, setText, spoken, Tip, Twin } from "../charts/dom.js";
+import {
+  button,
+  choice,
+  element,
+  field,
+  onKey,
+  section,
+  setOptions,
+  setText,
+  spoken,
+  Tip,
+  Twin,
+} from "../charts/dom.js";
 import { bytes, count, milliseconds } from "../charts/theme.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
-const KEYS = "Space: play or pause. Left and right: step. Home, End: first and last. Plus, minus: speed. Up and down: what each rank holds.";
+const KEYS =
+  "Space: play or pause. Left and right: step. Home, End: first and last. Plus, minus: speed. Up and down: what each rank holds.";
 const RUN = "Run it on the ranks several times, with real tensors";
 const FACTOR = "α: latency of a message; β: time per byte.";
 
@@ -14,19 +27,44 @@ export class CollectivesView {
   // actions: {send(command), redraw(), say(text)}
   constructor(actions) {
     this.actions = actions;
-    this.player = new Player(() => this.paint(), () => this.node.isConnected);
+    this.player = new Player(
+      () => this.paint(),
+      () => this.node.isConnected,
+    );
     this.buildControls();
     this.state = element("div", { class: "ddp-sentence", role: "status" });
     this.notice = element("div", { class: "ddp-notice", role: "alert", hidden: true });
     this.now = element("div", { class: "ddp-summary ddp-now" });
     this.svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     this.svg.setAttribute("role", "img");
-    [this.still, this.arrows, this.moving, this.bars, this.strip] = [0, 1, 2, 3, 4].map(() => this.svg.appendChild(document.createElementNS(this.svg.namespaceURI, "g")));
+    [this.still, this.arrows, this.moving, this.bars, this.strip] = [0, 1, 2, 3, 4].map(() =>
+      this.svg.appendChild(document.createElementNS(this.svg.namespaceURI, "g")),
+    );
     this.tip = new Tip();
-    const listeners = { keydown: (event) => this.key(event), click: (event) => this.click(event), pointermove: (event) => this.hover(event), pointerleave: () => this.tip.hide() };
-    this.chart = element("div", { class: "ddp-chart ddp-stage", tabindex: "0", role: "application", "aria-label": `Collective, step by step. ${KEYS}`, ...listeners }, this.svg, this.tip.node);
+    const listeners = {
+      keydown: (event) => this.key(event),
+      click: (event) => this.click(event),
+      pointermove: (event) => this.hover(event),
+      pointerleave: () => this.tip.hide(),
+    };
+    this.chart = element(
+      "div",
+      {
+        class: "ddp-chart ddp-stage",
+        tabindex: "0",
+        role: "application",
+        "aria-label": `Collective, step by step. ${KEYS}`,
+        ...listeners,
+      },
+      this.svg,
+      this.tip.node,
+    );
     this.twin = new Twin("Parts on each rank after each step", ["after step", "rank", "sent", "ms", "holds"]);
-    this.lesson = element("p", { class: "ddp-sentence ddp-muted" }, "A column is a rank's buffer, divided into parts. A colour in a part is the contribution of the rank of that colour, as found in the received numbers. A strong frame marks a part with all contributions.");
+    this.lesson = element(
+      "p",
+      { class: "ddp-sentence ddp-muted" },
+      "A column is a rank's buffer, divided into parts. A colour in a part is the contribution of the rank of that colour, as found in the received numbers. A strong frame marks a part with all contributions.",
+    );
     this.content = element("div", {}, this.player_, this.now, this.chart, this.lesson, this.twin.node);
     this.node = section("collectives", "collectives", "Collectives", this.ask_, this.notice, this.state, this.content);
   }
@@ -37,16 +75,49 @@ export class CollectivesView {
     this.size = choice("bytes of the buffer on each rank", [], () => this.ask());
     this.run = button("Run on the ranks", RUN, () => this.ask());
     this.busy = element("span", { class: "ddp-muted" });
-    this.ask_ = element("div", { class: "ddp-toolbar", role: "group", "aria-label": "collective to run" }, asking("ranks", field("collective", this.collective), field("algorithm", this.algorithm), field("buffer", this.size), this.run), this.busy);
+    this.ask_ = element(
+      "div",
+      { class: "ddp-toolbar", role: "group", "aria-label": "collective to run" },
+      asking(
+        "ranks",
+        field("collective", this.collective),
+        field("algorithm", this.algorithm),
+        field("buffer", this.size),
+        this.run,
+      ),
+      this.busy,
+    );
     const { player } = this;
     const step = (text, title, action) => button(text, title, action, { "aria-label": title });
     this.play = button("▶ Play", "play or pause (Space)", () => player.toggle());
-    this.steps = element("input", { type: "range", min: "0", value: "0", step: "1", class: "ddp-range", "aria-label": "steps done", input: () => player.go(Number(this.steps.value)) });
-    this.speed = choice("speed", SPEEDS.map((one) => [one, `${one} ×`]), () => (player.speed = Number(this.speed.value)));
+    this.steps = element("input", {
+      type: "range",
+      min: "0",
+      value: "0",
+      step: "1",
+      class: "ddp-range",
+      "aria-label": "steps done",
+      input: () => player.go(Number(this.steps.value)),
+    });
+    this.speed = choice(
+      "speed",
+      SPEEDS.map((one) => [one, `${one} ×`]),
+      () => (player.speed = Number(this.speed.value)),
+    );
     this.speed.value = "1";
     this.held = element("span", { class: "ddp-muted ddp-held" });
-    this.player_ = element("div", { class: "ddp-toolbar", role: "group", "aria-label": "steps" },
-      element("span", { class: "ddp-field ddp-steps" }, this.play, step("‹", "one step back (left)", () => player.back()), this.steps, step("›", "one step forward (right)", () => player.forward()), this.held),
+    this.player_ = element(
+      "div",
+      { class: "ddp-toolbar", role: "group", "aria-label": "steps" },
+      element(
+        "span",
+        { class: "ddp-field ddp-steps" },
+        this.play,
+        step("‹", "one step back (left)", () => player.back()),
+        this.steps,
+        step("›", "one step forward (right)", () => player.forward()),
+        this.held,
+      ),
       field("speed", this.speed),
     );
   }
@@ -89,8 +160,14 @@ export class CollectivesView {
   fillControls({ choices, sizes, bytes: usual, shown, number }) {
     if (!this.collective.options.length) {
       const offered = [...new Set([...sizes, ...(shown ? [shown.bytes] : [])])].sort((a, b) => a - b);
-      setOptions(this.collective, Object.keys(choices).map((name) => [name, name]));
-      setOptions(this.size, offered.map((one) => [one, bytes(one)]));
+      setOptions(
+        this.collective,
+        Object.keys(choices).map((name) => [name, name]),
+      );
+      setOptions(
+        this.size,
+        offered.map((one) => [one, bytes(one)]),
+      );
       this.size.value = String(usual);
       this.fillAlgorithms();
     }
@@ -100,13 +177,22 @@ export class CollectivesView {
         this.fillAlgorithms();
       }
       this.algorithm.value = shown.algorithm;
-      if ([...this.size.options].some((one) => Number(one.value) === shown.bytes)) this.size.value = String(shown.bytes);
+      if ([...this.size.options].some((one) => Number(one.value) === shown.bytes))
+        this.size.value = String(shown.bytes);
     }
   }
 
   fillAlgorithms() {
     const known = Object.entries(this.told.choices[this.collective.value]);
-    this.algorithm.replaceChildren(...known.map(([name, why]) => element("option", { value: name, disabled: Boolean(why), title: why }, why ? `${name} (needs 2, 4, 8 … ranks)` : name)));
+    this.algorithm.replaceChildren(
+      ...known.map(([name, why]) =>
+        element(
+          "option",
+          { value: name, disabled: Boolean(why), title: why },
+          why ? `${name} (needs 2, 4, 8 … ranks)` : name,
+        ),
+      ),
+    );
     this.algorithm.value = known.find(([, why]) => !why)[0];
   }
 
@@ -118,7 +204,12 @@ export class CollectivesView {
   ask() {
     if (this.run.disabled) return;
     this.player.pause();
-    this.actions.send({ type: "collective", collective: this.collective.value, algorithm: this.algorithm.value, bytes: Number(this.size.value) });
+    this.actions.send({
+      type: "collective",
+      collective: this.collective.value,
+      algorithm: this.algorithm.value,
+      bytes: Number(this.size.value),
+    });
   }
 
   paint() {
@@ -134,14 +225,20 @@ export class CollectivesView {
       this.blocks = flying ? stage.travelling(step) : [];
       this.moving.innerHTML = this.blocks.map(({ markup }) => `<g>${markup}</g>`).join("");
       setText(this.now, describe(stage.shown, step));
-      this.svg.setAttribute("aria-label", `${this.now.textContent} ${at === stage.shown.steps.length ? "All steps are done." : ""}`);
+      this.svg.setAttribute(
+        "aria-label",
+        `${this.now.textContent} ${at === stage.shown.steps.length ? "All steps are done." : ""}`,
+      );
       this.strip.innerHTML = stage.strip(step);
       if (!flying) this.actions.say(this.now.textContent);
     }
     const share = ease(at - Math.floor(at));
     this.blocks.forEach(({ from, to }, index) => {
       const lift = Math.sin(Math.PI * share) * stage.row * (Math.abs(to[0] - from[0]) > 1.5 * stage.column ? 0.6 : 0.3);
-      this.moving.children[index].setAttribute("transform", `translate(${from[0] + (to[0] - from[0]) * share} ${from[1] + (to[1] - from[1]) * share - lift})`);
+      this.moving.children[index].setAttribute(
+        "transform",
+        `translate(${from[0] + (to[0] - from[0]) * share} ${from[1] + (to[1] - from[1]) * share - lift})`,
+      );
     });
     this.bars.innerHTML = stage.bars(at);
     setText(this.play, moving ? "❚❚ Pause" : "▶ Play");
@@ -156,8 +253,17 @@ export class CollectivesView {
     this.twin.draw(() =>
       all.flatMap((step, number) =>
         step.holds.map((_, rank) => {
-          const sent = step.transfers.reduce((sum, [source], index) => sum + (source === rank ? step.bytes[index] : 0), 0);
-          return [number ? String(number) : "start", String(rank), sent ? bytes(sent) : "–", milliseconds(step.ms), holdings(step.holds[rank], shown.ranks)];
+          const sent = step.transfers.reduce(
+            (sum, [source], index) => sum + (source === rank ? step.bytes[index] : 0),
+            0,
+          );
+          return [
+            number ? String(number) : "start",
+            String(rank),
+            sent ? bytes(sent) : "–",
+            milliseconds(step.ms),
+            holdings(step.holds[rank], shown.ranks),
+          ];
         }),
       ),
     );
@@ -167,7 +273,11 @@ export class CollectivesView {
     const { stage, player } = this;
     const bits = stage.states[Math.floor(player.at)][rank][part];
     const found = holders(bits, stage.shown.ranks);
-    return [`rank ${rank} · part ${part}`, ["contributions of", found.length ? `rank ${found.join(", ")}` : "none"], ["size", bytes(stage.shown.bytes / stage.shown.ranks)]];
+    return [
+      `rank ${rank} · part ${part}`,
+      ["contributions of", found.length ? `rank ${found.join(", ")}` : "none"],
+      ["size", bytes(stage.shown.bytes / stage.shown.ranks)],
+    ];
   }
 
   hover(event) {
@@ -214,9 +324,15 @@ export class CollectivesView {
   // Announces what the next rank holds.
   tell(by) {
     const { shown, states, sent } = this.stage;
-    this.rank = (((this.rank ?? -by) + by) % shown.ranks + shown.ranks) % shown.ranks;
+    this.rank = ((((this.rank ?? -by) + by) % shown.ranks) + shown.ranks) % shown.ranks;
     const done = Math.floor(this.player.at);
-    this.actions.say(spoken([`rank ${this.rank} after ${count(done, "step")}`, ["has sent", bytes(sent[done][this.rank])], ["holds", holdings(states[done][this.rank], shown.ranks)]]));
+    this.actions.say(
+      spoken([
+        `rank ${this.rank} after ${count(done, "step")}`,
+        ["has sent", bytes(sent[done][this.rank])],
+        ["holds", holdings(states[done][this.rank], shown.ranks)],
+      ]),
+    );
   }
 }
 
@@ -238,7 +354,13 @@ function busiest(shown, step) {
 
 function stepLines(shown, number) {
   const step = shown.steps[number - 1];
-  return [`step ${number} of ${shown.steps.length}`, ["messages", String(step.transfers.length)], ["busiest rank sends", bytes(busiest(shown, step))], ["received data", step.adds ? "is added" : "replaces the old data"], ["time", `${milliseconds(step.ms)} ms`]];
+  return [
+    `step ${number} of ${shown.steps.length}`,
+    ["messages", String(step.transfers.length)],
+    ["busiest rank sends", bytes(busiest(shown, step))],
+    ["received data", step.adds ? "is added" : "replaces the old data"],
+    ["time", `${milliseconds(step.ms)} ms`],
+  ];
 }
 
 function describe(shown, number) {
@@ -249,15 +371,18 @@ function describe(shown, number) {
   const senders = new Set(step.transfers.map(([from]) => from)).size;
   const each = new Set(step.bytes).size > 1 ? `up to ${size}` : `${size} each`;
   const targets = step.transfers.length > 1 ? `${step.transfers.length} ranks` : `rank ${target}`;
-  const messages = senders === 1 ? `rank ${source} sends ${size} to ${targets}` : `${senders} ranks send at once, ${each}`;
+  const messages =
+    senders === 1 ? `rank ${source} sends ${size} to ${targets}` : `${senders} ranks send at once, ${each}`;
   return `Step ${number} of ${shown.steps.length}: ${messages}; received data ${step.adds ? "is added" : "replaces the old data"}. It took ${milliseconds(step.ms)} ms.`;
 }
 
 function sentence({ state, text, shown, choices }) {
   if (state === "running") return text;
   if (state === "failed" && shown === null) return "";
-  if (shown === null && !Object.keys(choices).length) return "No ranks: collectives need a running cluster in this notebook.";
-  if (shown === null) return "No collective has been run yet. Choose a collective and an algorithm, then press “Run on the ranks”. It takes a few milliseconds.";
+  if (shown === null && !Object.keys(choices).length)
+    return "No ranks: collectives need a running cluster in this notebook.";
+  if (shown === null)
+    return "No collective has been run yet. Choose a collective and an algorithm, then press “Run on the ranks”. It takes a few milliseconds.";
   const { collective, algorithm, ranks, bytes: size, steps } = shown;
   const title = `${collective} by ${algorithm} over ${count(ranks, "rank")}, ${bytes(size)} on each`;
   if (!steps.length) return `${title}: a single rank has nothing to send. Start a cluster with two or more ranks.`;

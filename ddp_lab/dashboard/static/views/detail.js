@@ -1,12 +1,12 @@
 // The details of a bucket (its parameters, its times on each rank), and the table of ranks.
 
-import { RANK_COLOURS } from "../generated.js";
 import { layoutWords } from "../app/kernel_facts.js";
 import { clockTime } from "../app/life.js";
 import { ChartCanvas, median } from "../charts/canvas.js";
 import { button, element, fill, makeTable, setText } from "../charts/dom.js";
 import { drawScene } from "../charts/scene.js";
 import { bytes, count, milliseconds, significant } from "../charts/theme.js";
+import { RANK_COLOURS } from "../generated.js";
 import { EDGE, EDGES, waitOf } from "../steps/lanes.js";
 
 const PARAMETERS = ["order", "parameter", "shape", "elements", "size", "dtype", "ready at ms"];
@@ -22,7 +22,8 @@ export class DetailView {
     this.facts = element("div", { class: "ddp-summary" });
     this.parameters = makeTable("Parameters", PARAMETERS);
     this.ranks = makeTable("Time since backward start (ms), per rank", RANKS);
-    this.ranks.node.rows[0].cells[6].title = "L2 norm of the bucket's averaged gradients; known after “Compare gradients”";
+    this.ranks.node.rows[0].cells[6].title =
+      "L2 norm of the bucket's averaged gradients; known after “Compare gradients”";
     const closing = button("×", null, close, { class: "ddp-button ddp-close", "aria-label": "close the details" });
     this.dots = new ChartCanvas("When each gradient was ready, on each rank", actions);
     this.dotsTitle = element("div", { class: "ddp-summary" });
@@ -47,12 +48,18 @@ export class DetailView {
     const words = info?.words ?? layoutWords();
     const name = words.name(bucket);
     setText(this.title, `${words.grouped ? name : name[0].toUpperCase() + name.slice(1)} in step ${record.step}`);
-    setText(this.parameters.node.caption, words.grouped ? "Parameters" : "Parameters, in the order of the bucket's buffer");
+    setText(
+      this.parameters.node.caption,
+      words.grouped ? "Parameters" : "Parameters, in the order of the bucket's buffer",
+    );
     const facts = [bytes(record.bytes[bucket])];
     if (info) {
       facts.push(count(info.parameters.length, "parameter"), `${info.dtype} on ${info.device}`);
       if (words.grouped) facts.push(`${words.unit} of ${info.kind}`);
-      else facts.push(info.rebuilt ? "buckets rebuilt in the order of readiness" : "buckets in reverse order of registration");
+      else
+        facts.push(
+          info.rebuilt ? "buckets rebuilt in the order of readiness" : "buckets in reverse order of registration",
+        );
     } else facts.push("its parameters are not known yet");
     setText(this.facts, facts.join(" · "));
     this.drawDots(info, gradients);
@@ -70,15 +77,24 @@ export class DetailView {
     for (const row of this.parameters.node.rows) row.cells[READY].hidden = words.grouped; // no single gradient is recorded
     const norms = inspection?.buckets?.[bucket]?.norms ?? {};
     this.ranks.node.rows[0].cells[6].hidden = !compare;
-    fill(this.ranks.body, record.ranks.map((rank, row) => rankLine(record, bucket, rank, row, norms[rank]).slice(0, compare ? 7 : 6)));
+    fill(
+      this.ranks.body,
+      record.ranks.map((rank, row) => rankLine(record, bucket, rank, row, norms[rank]).slice(0, compare ? 7 : 6)),
+    );
   }
 
   drawDots(info, gradients) {
     const shown = Boolean(info && gradients?.ms.some((of) => of.some((value) => value !== null)));
-    if (shown !== this.dotsPlace.hasChildNodes()) this.dotsPlace.replaceChildren(...(shown ? [this.dotsTitle, this.dots.node] : []));
+    if (shown !== this.dotsPlace.hasChildNodes())
+      this.dotsPlace.replaceChildren(...(shown ? [this.dotsTitle, this.dots.node] : []));
     if (!shown) return;
     setText(this.dotsTitle, `When each gradient was ready, step ${gradients.step}`);
-    drawScene(this.dots, () => dots(gradients, info.parameters.map((one) => one.name)));
+    drawScene(this.dots, () =>
+      dots(
+        gradients,
+        info.parameters.map((one) => one.name),
+      ),
+    );
   }
 }
 
@@ -87,22 +103,42 @@ export class DetailView {
 function dots({ ranks, ms }, names) {
   const times = names.map((_, index) => ms.map((row) => row[index] ?? null));
   const middles = times.map((of) => median(of.filter((value) => value !== null)));
-  const order = [...names.keys()].sort((a, b) => (middles[a] || Infinity) - (middles[b] || Infinity)).slice(0, MOST_ROWS);
+  const order = [...names.keys()]
+    .sort((a, b) => (middles[a] || Infinity) - (middles[b] || Infinity))
+    .slice(0, MOST_ROWS);
   const shaped = ranks.length <= RANK_COLOURS.length;
   const said = (value) => (value === null ? "no gradient" : `${milliseconds(value)} ms`);
   return {
-    lanes: order.map((index) => ({ key: `gradient ${index}`, name: names[index], lines: () => [names[index], ...ranks.slice(0, 16).map((rank, of) => [`rank ${rank}`, said(times[index][of])])] })),
+    lanes: order.map((index) => ({
+      key: `gradient ${index}`,
+      name: names[index],
+      lines: () => [names[index], ...ranks.slice(0, 16).map((rank, of) => [`rank ${rank}`, said(times[index][of])])],
+    })),
     height: 15,
     left: 150,
     label: "ms since the rank's own backward began",
     top: Math.max(...order.flatMap((index) => times[index]), 1e-6) * 1.04,
-    keys: shaped ? ranks.map((rank, index) => ({ name: `rank ${rank}`, role: `rank${index}`, shape: index })) : [{ name: "line: from the first to the last rank; tick: the median" }],
-    marks: order.flatMap((index, lane) => (shaped ? times[index].map((value, rank) => ({ dots: [value], lane, role: `rank${rank}`, shape: rank })) : range(times[index].filter((value) => value !== null), lane))),
+    keys: shaped
+      ? ranks.map((rank, index) => ({ name: `rank ${rank}`, role: `rank${index}`, shape: index }))
+      : [{ name: "line: from the first to the last rank; tick: the median" }],
+    marks: order.flatMap((index, lane) =>
+      shaped
+        ? times[index].map((value, rank) => ({ dots: [value], lane, role: `rank${rank}`, shape: rank }))
+        : range(
+            times[index].filter((value) => value !== null),
+            lane,
+          ),
+    ),
   };
 }
 
 function range(values, lane) {
-  return values.length ? [{ span: [Math.min(...values), Math.max(...values)], lane, role: "band" }, { tick: median(values), lane }] : [];
+  return values.length
+    ? [
+        { span: [Math.min(...values), Math.max(...values)], lane, role: "band" },
+        { tick: median(values), lane },
+      ]
+    : [];
 }
 
 function rankLine(record, bucket, rank, row, norm) {
@@ -124,7 +160,11 @@ const GROUPED = new Intl.NumberFormat("en");
 export class RankTable {
   constructor() {
     this.table = makeTable("Ranks", RANK_TABLE);
-    this.node = element("section", { class: "ddp-ranks", "aria-label": "ranks" }, element("div", { class: "ddp-table-scroll" }, this.table.node));
+    this.node = element(
+      "section",
+      { class: "ddp-ranks", "aria-label": "ranks" },
+      element("div", { class: "ddp-table-scroll" }, this.table.node),
+    );
   }
 
   // past: of Life: what has ended, so that nothing grows older here; null while all is well; cluster: its name
@@ -133,15 +173,18 @@ export class RankTable {
     setText(this.table.node.caption, cluster ? `Ranks of ${cluster}` : "Ranks");
     const hosts = new Set(ranks.map((one) => one.host));
     const state = (one) => (past?.kernel && !one.past ? "unknown" : (one.state ?? "–"));
-    fill(this.table.body, ranks.map((one) => [
-      String(one.rank),
-      state(one),
-      one.step === null || one.step === undefined || one.step < 0 ? "–" : String(one.step),
-      past?.ended ? (one.lastEvent ? clockTime(one.lastEvent) : "–") : ago(one.lastEvent),
-      one.recorded === null || one.recorded === undefined ? "–" : GROUPED.format(one.recorded),
-      String(one.dropped ?? 0),
-      [one.device, one.pid && `pid ${one.pid}`, hosts.size > 1 && one.host].filter(Boolean).join(" · ") || "–",
-    ]));
+    fill(
+      this.table.body,
+      ranks.map((one) => [
+        String(one.rank),
+        state(one),
+        one.step === null || one.step === undefined || one.step < 0 ? "–" : String(one.step),
+        past?.ended ? (one.lastEvent ? clockTime(one.lastEvent) : "–") : ago(one.lastEvent),
+        one.recorded === null || one.recorded === undefined ? "–" : GROUPED.format(one.recorded),
+        String(one.dropped ?? 0),
+        [one.device, one.pid && `pid ${one.pid}`, hosts.size > 1 && one.host].filter(Boolean).join(" · ") || "–",
+      ]),
+    );
     [...this.table.body.rows].forEach((row, index) => {
       const kind = `ddp-state ddp-state-${state(ranks[index])}`;
       if (row.cells[1].className !== kind) row.cells[1].className = kind;

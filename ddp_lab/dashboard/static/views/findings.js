@@ -11,7 +11,11 @@ export class FindingsView {
     this.actions = actions;
     this.state = element("p", { class: "ddp-sentence", role: "status" });
     this.list = element("ol", { class: "ddp-findings", "aria-label": "findings, the largest estimated saving first" });
-    this.note = element("p", { class: "ddp-muted ddp-sentence" }, "Savings are estimates for each change alone; two that save the same waiting time don’t add up.");
+    this.note = element(
+      "p",
+      { class: "ddp-muted ddp-sentence" },
+      "Savings are estimates for each change alone; two that save the same waiting time don’t add up.",
+    );
     this.node = section("findings-view", "findings", "Findings", this.state, this.list, this.note);
   }
 
@@ -29,15 +33,45 @@ export class FindingsView {
   }
 
   item(one, most) {
-    const bar = element("i", { class: "ddp-gain-bar", "aria-hidden": "true", style: `width: ${Math.max((one.gain / most) * 100, 1)}%` });
-    const body = element("div", {}, element("strong", {}, one.title), element("p", {}, one.evidence), element("p", { class: "ddp-remedy" }, ...withCode(one.remedy)));
-    if (placeOf(one, []).view !== "findings") body.append(button("Show me", "Open the view where this can be seen", () => this.actions.show(placeOf(one, this.records))));
-    return element("li", {}, element("div", { class: "ddp-gain" }, element("b", {}, `${savingOf(one)} %`), element("span", {}, "of the step"), bar), body);
+    const bar = element("i", {
+      class: "ddp-gain-bar",
+      "aria-hidden": "true",
+      style: `width: ${Math.max((one.gain / most) * 100, 1)}%`,
+    });
+    const body = element(
+      "div",
+      {},
+      element("strong", {}, one.title),
+      element("p", {}, one.evidence),
+      element("p", { class: "ddp-remedy" }, ...withCode(one.remedy)),
+    );
+    if (placeOf(one, []).view !== "findings")
+      body.append(
+        button("Show me", "Open the view where this can be seen", () => this.actions.show(placeOf(one, this.records))),
+      );
+    return element(
+      "li",
+      {},
+      element(
+        "div",
+        { class: "ddp-gain" },
+        element("b", {}, `${savingOf(one)} %`),
+        element("span", {}, "of the step"),
+        bar,
+      ),
+      body,
+    );
   }
 }
 
 // Kinds of findings about parameter groups.
-const OF_GROUPS = new Set(["late-parameter-group", "exposed-unshard", "exposed-backward-unshard", "parameter-groups-too-small", "parameter-group-too-large"]);
+const OF_GROUPS = new Set([
+  "late-parameter-group",
+  "exposed-unshard",
+  "exposed-backward-unshard",
+  "parameter-groups-too-small",
+  "parameter-group-too-large",
+]);
 
 function withCode(text) {
   return text.split(CODE).map((part, index) => (index % 2 ? element("code", {}, part) : part));
@@ -53,10 +87,17 @@ export function placeOf({ kind, rank, bucket }, records) {
   if (["mesh-dimension-between-hosts", "unchanged-buffers"].includes(kind)) return { view: "groups" };
   const [ofRank, ofBucket] = [rank, bucket].map((one) => one !== null && one !== undefined);
   if (!ofRank && !ofBucket) return { view: "findings" };
-  const late = (record, at) => (ofRank && record.lastRank[at] !== rank ? 0 : record[ofRank ? "alone" : "allReduce"][at] || 0);
-  const worst = (record) => (ofBucket ? late(record, bucket) : record.alone.reduce((most, _, at) => Math.max(most, late(record, at)), 0));
-  const best = records.filter((one) => one.complete && !one.abandoned).reduce((most, record) => (most && worst(most) >= worst(record) ? most : record), null);
-  const at = best && !ofBucket ? best.alone.reduce((most, _, index) => (late(best, index) > late(best, most) ? index : most), 0) : bucket;
+  const late = (record, at) =>
+    ofRank && record.lastRank[at] !== rank ? 0 : record[ofRank ? "alone" : "allReduce"][at] || 0;
+  const worst = (record) =>
+    ofBucket ? late(record, bucket) : record.alone.reduce((most, _, at) => Math.max(most, late(record, at)), 0);
+  const best = records
+    .filter((one) => one.complete && !one.abandoned)
+    .reduce((most, record) => (most && worst(most) >= worst(record) ? most : record), null);
+  const at =
+    best && !ofBucket
+      ? best.alone.reduce((most, _, index) => (late(best, index) > late(best, most) ? index : most), 0)
+      : bucket;
   return { view: "timeline", rank: ofRank ? rank : null, bucket: at ?? null, step: best?.step ?? null };
 }
 

@@ -6,11 +6,21 @@ import { button, choice, element, field, form, number, read, setText, Twin } fro
 import { drawScene } from "../charts/scene.js";
 import { count, milliseconds } from "../charts/theme.js";
 
-const ORDERS = [["", "unchanged"], ["ready", "order of readiness"], ["reversed", "reverse registration"], ["registration", "registration"]];
+const ORDERS = [
+  ["", "unchanged"],
+  ["ready", "order of readiness"],
+  ["reversed", "reverse registration"],
+  ["registration", "registration"],
+];
 const HOOKS = ["none", "fp16", "bf16", "powersgd"];
 const TITLE = "Change buckets or comm hook while training runs";
 const TITLE_OF_THE_PAST = "Changes of buckets or comm hook during training";
-const WAYS = [["", "unchanged"], ["cap", "one limit for all"], ["first", "first bucket and limit"], ["list", "list of limits"]];
+const WAYS = [
+  ["", "unchanged"],
+  ["cap", "one limit for all"],
+  ["first", "first bucket and limit"],
+  ["list", "list of limits"],
+];
 
 export class ReconfigureForm {
   // actions: {send(command), redraw(), say(text)}
@@ -20,18 +30,58 @@ export class ReconfigureForm {
     this.way = choice("bucket size limits", WAYS, () => this.showInputs());
     this.first = number("size limit of the first bucket in MiB", "1");
     this.cap = number("size limit of a bucket in MiB", "25");
-    this.list = element("input", { type: "text", class: "ddp-text", "aria-label": "size limits in MiB in launch order", placeholder: "1, 5, 25", size: "14" });
+    this.list = element("input", {
+      type: "text",
+      class: "ddp-text",
+      "aria-label": "size limits in MiB in launch order",
+      placeholder: "1, 5, 25",
+      size: "14",
+    });
     this.order = choice("order of the parameters", ORDERS);
     const id = `ddp-hooks-${Math.random().toString(36).slice(2)}`;
-    this.hook = element("input", { type: "text", class: "ddp-text", "aria-label": "comm hook", placeholder: "unchanged", list: id, size: "11", title: "none, fp16, bf16, powersgd, or a name defined with DistributedDataParallel.register_named_comm_hook" });
+    this.hook = element("input", {
+      type: "text",
+      class: "ddp-text",
+      "aria-label": "comm hook",
+      placeholder: "unchanged",
+      list: id,
+      size: "11",
+      title: "none, fp16, bf16, powersgd, or a name defined with DistributedDataParallel.register_named_comm_hook",
+    });
     const names = element("datalist", { id }, ...HOOKS.map((value) => element("option", { value })));
-    this.apply = button("Apply", "apply the change between two steps (Enter)", () => this.ask(), { class: "ddp-button ddp-primary" });
-    this.back = button("Change back", "restore limits, order and hook from before the last change; a second measurement makes the result more reliable", () => this.asker.ask({ back: true, reducer: this.reducer }));
-    this.inputs = { cap: field("size limit", this.cap, "MiB"), first: field("first", this.first, "MiB"), list: field("size limits", this.list, "MiB") };
-    const row = form(() => this.ask(), field("bucket size", this.way), this.inputs.first, this.inputs.cap, this.inputs.list, field("order", this.order), field("comm hook", this.hook, names), this.apply, this.back);
+    this.apply = button("Apply", "apply the change between two steps (Enter)", () => this.ask(), {
+      class: "ddp-button ddp-primary",
+    });
+    this.back = button(
+      "Change back",
+      "restore limits, order and hook from before the last change; a second measurement makes the result more reliable",
+      () => this.asker.ask({ back: true, reducer: this.reducer }),
+    );
+    this.inputs = {
+      cap: field("size limit", this.cap, "MiB"),
+      first: field("first", this.first, "MiB"),
+      list: field("size limits", this.list, "MiB"),
+    };
+    const row = form(
+      () => this.ask(),
+      field("bucket size", this.way),
+      this.inputs.first,
+      this.inputs.cap,
+      this.inputs.list,
+      field("order", this.order),
+      field("comm hook", this.hook, names),
+      this.apply,
+      this.back,
+    );
     this.needs = new NeedsCluster(row, this.status.node);
     this.chart = new BeforeAfterChart(actions);
-    this.node = element("details", { class: "ddp-reconfigure", "aria-label": "change buckets while training runs", open: true }, element("summary", { tabindex: "0" }, TITLE), this.needs.node, this.chart.node);
+    this.node = element(
+      "details",
+      { class: "ddp-reconfigure", "aria-label": "change buckets while training runs", open: true },
+      element("summary", { tabindex: "0" }, TITLE),
+      this.needs.node,
+      this.chart.node,
+    );
     this.showInputs();
   }
 
@@ -47,7 +97,11 @@ export class ReconfigureForm {
     const change = { order: this.order.value || null, comm_hook: this.hook.value.trim() || null };
     if (way === "cap" || way === "first") change.bucket_cap_mb = read(this.cap);
     if (way === "first") change.first_bucket_mb = read(this.first);
-    if (way === "list") change.bucket_cap_mb_list = this.list.value.split(/[,;\s]+/).filter(Boolean).map(Number);
+    if (way === "list")
+      change.bucket_cap_mb_list = this.list.value
+        .split(/[,;\s]+/)
+        .filter(Boolean)
+        .map(Number);
     this.asker.ask({ change, reducer: this.reducer });
   }
 
@@ -69,7 +123,8 @@ export class ReconfigureForm {
       this.seen = assignment.generation;
       const caps = assignment.options?.bucket_cap_mb_list;
       setPlaceholder(this.hook, assignment.options?.comm_hook ?? "none");
-      if (caps?.length) setPlaceholder(this.list, [...new Set(caps)].map((cap) => Number(cap.toPrecision(4))).join(", "));
+      if (caps?.length)
+        setPlaceholder(this.list, [...new Set(caps)].map((cap) => Number(cap.toPrecision(4))).join(", "));
     }
     this.chart.draw(compared);
   }
@@ -86,7 +141,15 @@ class BeforeAfterChart {
   constructor(actions) {
     this.verdict = element("p", { class: "ddp-sentence ddp-verdict-line", role: "status" });
     this.chart = new ChartCanvas("Times of steps before and after the change", actions);
-    this.twin = new Twin("Before and after the change", ["", "buckets", "size limits", "comm hook", "from step", "steps", "median ms"]);
+    this.twin = new Twin("Before and after the change", [
+      "",
+      "buckets",
+      "size limits",
+      "comm hook",
+      "from step",
+      "steps",
+      "median ms",
+    ]);
     this.node = element("div", { class: "ddp-before-after" });
   }
 
@@ -96,7 +159,17 @@ class BeforeAfterChart {
     if (!this.node.firstChild) this.node.append(this.verdict, this.chart.node, this.twin.node);
     setText(this.verdict, sentence(found));
     this.verdict.dataset.verdict = found.verdict ?? "";
-    this.twin.draw(() => found.sides.map((side, index) => [SIDES[index], String(side.buckets), side.caps, side.hook, String(side.step), String(side.ms.length), milliseconds(median(side.ms))]));
+    this.twin.draw(() =>
+      found.sides.map((side, index) => [
+        SIDES[index],
+        String(side.buckets),
+        side.caps,
+        side.hook,
+        String(side.step),
+        String(side.ms.length),
+        milliseconds(median(side.ms)),
+      ]),
+    );
     this.chart.label(`${sentence(found)} Dots are steps, bars their medians.`);
     drawScene(this.chart, () => scene(found));
   }
@@ -117,16 +190,37 @@ function quantile(values, share) {
 
 function scene({ sides }) {
   return {
-    lanes: sides.map((side, index) => ({ key: SIDES[index], name: SIDES[index], note: count(side.buckets, "bucket"), strong: true, lines: () => lines(SIDES[index], side) })),
+    lanes: sides.map((side, index) => ({
+      key: SIDES[index],
+      name: SIDES[index],
+      note: count(side.buckets, "bucket"),
+      strong: true,
+      lines: () => lines(SIDES[index], side),
+    })),
     height: 54,
     left: 74,
     label: "ms from step to step; upper dots are later steps",
-    top: quantile(sides.flatMap((side) => side.ms), 0.97) * 1.08 || 1,
+    top:
+      quantile(
+        sides.flatMap((side) => side.ms),
+        0.97,
+      ) * 1.08 || 1,
     // The two sides differ in shape as well as in colour.
-    marks: sides.flatMap((side, lane) => [{ dots: side.ms, lane, role: `rank${lane}`, shape: lane, size: 2.4, rows: true }, { tick: median(side.ms), lane }]),
+    marks: sides.flatMap((side, lane) => [
+      { dots: side.ms, lane, role: `rank${lane}`, shape: lane, size: 2.4, rows: true },
+      { tick: median(side.ms), lane },
+    ]),
   };
 }
 
 function lines(name, side) {
-  return [`${name} the change`, ["buckets", String(side.buckets)], ["size limits", side.caps], ["comm hook", side.hook], ["from step", String(side.step)], ["steps", String(side.ms.length)], ["median", `${milliseconds(median(side.ms))} ms`]];
+  return [
+    `${name} the change`,
+    ["buckets", String(side.buckets)],
+    ["size limits", side.caps],
+    ["comm hook", side.hook],
+    ["from step", String(side.step)],
+    ["steps", String(side.ms.length)],
+    ["median", `${milliseconds(median(side.ms))} ms`],
+  ];
 }

@@ -2,8 +2,8 @@
 
 import { ChartCanvas } from "../charts/canvas.js";
 import { element, fill, legend, makeTable, scrolled, section, setText, Twin } from "../charts/dom.js";
-import { COLOURS } from "../generated.js";
 import { drawScene, sceneOf } from "../charts/scene.js";
+import { COLOURS } from "../generated.js";
 
 export class SceneView {
   // name: of the view; about: its entry in the catalogue; actions: {choose(step), select(bucket), redraw(), say(text)}
@@ -69,7 +69,16 @@ class Picture {
     const text = JSON.stringify(named.map(({ name, role }) => [name, role]));
     if (text === this.text) return;
     this.text = text;
-    this.keys.replaceChildren(...(named.length > 1 ? [legend("legend", named.map(({ name, role }) => [name, `background: ${COLOURS[role]}`]))] : []));
+    this.keys.replaceChildren(
+      ...(named.length > 1
+        ? [
+            legend(
+              "legend",
+              named.map(({ name, role }) => [name, `background: ${COLOURS[role]}`]),
+            ),
+          ]
+        : []),
+    );
   }
 
   draw(shown) {
@@ -90,7 +99,8 @@ class Numbers {
     if (this.twin) return this.twin.draw(own);
     fill(this.table.body, own());
     rows.forEach(([first], index) => this.table.body.rows[index].classList.toggle("ddp-line", first.startsWith(" ")));
-    for (const row of this.table.node.rows) words.forEach((one, column) => row.cells[column].classList.toggle("ddp-words", one));
+    for (const row of this.table.node.rows)
+      words.forEach((one, column) => row.cells[column].classList.toggle("ddp-words", one));
   }
 }
 

@@ -1,10 +1,10 @@
 // Step through: training pauses at chosen points and continues by one event, one bucket, or to the next point.
 
-import { duration } from "../charts/theme.js";
 import { Asker, ModelChoice, NeedsCluster, StatusLine } from "../app/control_status.js";
 import { ChartCanvas } from "../charts/canvas.js";
 import { button, checkbox, choice, element, field, onKey, setOptions, setText, Twin } from "../charts/dom.js";
 import { machineLayout, paintMachine } from "../charts/state_machine.js";
+import { duration } from "../charts/theme.js";
 
 const POINTS = [
   ["gradient_ready", "gradient ready", "a gradient has been computed; it is not yet in its bucket"],
@@ -12,7 +12,11 @@ const POINTS = [
   ["launched", "launched", "a bucket's collective has been started"],
   ["reduced", "reduced", "a bucket's average has been computed; it is not yet written back"],
 ];
-const STEPS = [["event", "Next event", "e"], ["bucket", "Next bucket", "b"], ["breakpoint", "Next breakpoint", "n"]];
+const STEPS = [
+  ["event", "Next event", "e"],
+  ["bucket", "Next bucket", "b"],
+  ["breakpoint", "Next breakpoint", "n"],
+];
 const EMPTY = "No model yet. Wrap one in ddp_lab.DistributedDataParallel in a %%distributed cell.";
 
 export class StepThroughView {
@@ -22,24 +26,79 @@ export class StepThroughView {
     this.asker = new Asker("step", actions);
     this.status = new StatusLine();
     this.ranks = new Map(); // rank -> checkbox
-    this.points = new Map(POINTS.map(([name, text, title]) => [name, checkbox(text, title, null, name === "bucket_ready")]));
+    this.points = new Map(
+      POINTS.map(([name, text, title]) => [name, checkbox(text, title, null, name === "bucket_ready")]),
+    );
     this.rankBox = element("span", { class: "ddp-field ddp-wrap", role: "group", "aria-label": "ranks that pause" });
-    this.names = element("input", { type: "text", class: "ddp-text", size: "12", placeholder: "all", "aria-label": "parameters whose name contains", input: () => actions.redraw() });
+    this.names = element("input", {
+      type: "text",
+      class: "ddp-text",
+      size: "12",
+      placeholder: "all",
+      "aria-label": "parameters whose name contains",
+      input: () => actions.redraw(),
+    });
     this.matches = element("span", { class: "ddp-muted" });
-    this.buckets = element("input", { type: "text", class: "ddp-text", size: "7", placeholder: "all", "aria-label": "buckets", title: "e.g. 0, 2" });
-    this.node = element("section", { class: "ddp-step", "aria-label": "step through", tabindex: "-1", keydown: (event) => this.key(event) }, element("h4", {}, "Step through"), ...this.build());
+    this.buckets = element("input", {
+      type: "text",
+      class: "ddp-text",
+      size: "7",
+      placeholder: "all",
+      "aria-label": "buckets",
+      title: "e.g. 0, 2",
+    });
+    this.node = element(
+      "section",
+      { class: "ddp-step", "aria-label": "step through", tabindex: "-1", keydown: (event) => this.key(event) },
+      element("h4", {}, "Step through"),
+      ...this.build(),
+    );
   }
 
   build() {
-    const points = element("span", { class: "ddp-field ddp-wrap", role: "group", "aria-label": "points" }, ...[...this.points.values()].map((one) => one.node));
+    const points = element(
+      "span",
+      { class: "ddp-field ddp-wrap", role: "group", "aria-label": "points" },
+      ...[...this.points.values()].map((one) => one.node),
+    );
     this.model = new ModelChoice(this.actions);
-    const where = element("div", { class: "ddp-toolbar ddp-form" }, this.model.node, element("span", { class: "ddp-field ddp-wrap" }, "pause at ", points), element("span", { class: "ddp-field ddp-wrap" }, "on ", this.rankBox), field("gradients of", this.names, this.matches), field("buckets", this.buckets));
-    this.pauseButton = button("Pause", "set these breakpoints (key p)", () => this.pause(), { class: "ddp-button ddp-primary", "aria-keyshortcuts": "p" });
-    this.goOn = button("Continue", "remove all breakpoints and continue training (key c)", () => this.ask({ do: "continue" }), { "aria-keyshortcuts": "c" });
-    this.nexts = STEPS.map(([until, text, key]) => button(text, `${text.toLowerCase()} (key ${key})`, () => this.go(until), { "aria-keyshortcuts": key }));
+    const where = element(
+      "div",
+      { class: "ddp-toolbar ddp-form" },
+      this.model.node,
+      element("span", { class: "ddp-field ddp-wrap" }, "pause at ", points),
+      element("span", { class: "ddp-field ddp-wrap" }, "on ", this.rankBox),
+      field("gradients of", this.names, this.matches),
+      field("buckets", this.buckets),
+    );
+    this.pauseButton = button("Pause", "set these breakpoints (key p)", () => this.pause(), {
+      class: "ddp-button ddp-primary",
+      "aria-keyshortcuts": "p",
+    });
+    this.goOn = button(
+      "Continue",
+      "remove all breakpoints and continue training (key c)",
+      () => this.ask({ do: "continue" }),
+      { "aria-keyshortcuts": "c" },
+    );
+    this.nexts = STEPS.map(([until, text, key]) =>
+      button(text, `${text.toLowerCase()} (key ${key})`, () => this.go(until), { "aria-keyshortcuts": key }),
+    );
     this.who = choice("which ranks continue", [["", "all paused"]]);
-    const keys = element("span", { class: "ddp-muted ddp-keys" }, "keys: p pause, c continue, e event, b bucket, n breakpoint");
-    const bar = element("div", { class: "ddp-toolbar ddp-form", role: "toolbar", "aria-label": "pause and continue" }, this.pauseButton, this.goOn, ...this.nexts, field("for", this.who), keys);
+    const keys = element(
+      "span",
+      { class: "ddp-muted ddp-keys" },
+      "keys: p pause, c continue, e event, b bucket, n breakpoint",
+    );
+    const bar = element(
+      "div",
+      { class: "ddp-toolbar ddp-form", role: "toolbar", "aria-label": "pause and continue" },
+      this.pauseButton,
+      this.goOn,
+      ...this.nexts,
+      field("for", this.who),
+      keys,
+    );
     this.needs = new NeedsCluster(where, bar, this.status.node);
     this.state = element("p", { class: "ddp-sentence", role: "status" });
     this.chart = new ChartCanvas("The reducer of each rank as a state machine", this.actions);
@@ -66,7 +125,10 @@ export class StepThroughView {
       points: [...this.points].filter(([, one]) => one.box.checked).map(([name]) => name),
       ranks: all ? null : chosen,
       parameters: this.askedNames(),
-      buckets: this.buckets.value.split(/[,;\s]+/).filter(Boolean).map(Number),
+      buckets: this.buckets.value
+        .split(/[,;\s]+/)
+        .filter(Boolean)
+        .map(Number),
     });
   }
 
@@ -104,7 +166,13 @@ export class StepThroughView {
     const text = headline(assignment, stepping);
     if (live && text !== this.said) {
       this.said = text;
-      if (paused.length) this.actions.say(ranks.filter((one) => one.kind === "paused").map((one) => `rank ${one.rank} ${one.text}`).join(". "));
+      if (paused.length)
+        this.actions.say(
+          ranks
+            .filter((one) => one.kind === "paused")
+            .map((one) => `rank ${one.rank} ${one.text}`)
+            .join(". "),
+        );
     }
     setText(this.state, text);
     if (ranks.length) this.drawMachine(ranks);
@@ -114,7 +182,9 @@ export class StepThroughView {
     const text = JSON.stringify(assignment?.group_ranks ?? []);
     if (text !== this.shownRanks) {
       this.shownRanks = text;
-      this.ranks = new Map((assignment?.group_ranks ?? []).map((rank) => [rank, checkbox(`rank ${rank}`, "", null, true)]));
+      this.ranks = new Map(
+        (assignment?.group_ranks ?? []).map((rank) => [rank, checkbox(`rank ${rank}`, "", null, true)]),
+      );
       this.rankBox.replaceChildren(...[...this.ranks.values()].map((one) => one.node));
     }
     const part = this.names.value.trim();
@@ -127,8 +197,18 @@ export class StepThroughView {
     const layout = machineLayout(ranks, width);
     const drawing = this.chart.begin(layout.height);
     if (drawing) this.chart.finish(paintMachine(drawing, layout));
-    this.chart.label(`State machine of ${ranks.length} ranks. ${ranks.map((one) => `Rank ${one.rank} ${one.text}`).join(". ")}.`);
-    this.twin.draw(() => ranks.map((one) => [String(one.rank), String(one.step), one.text, ...STATES.map((state) => names(one, state)), missing(one)]));
+    this.chart.label(
+      `State machine of ${ranks.length} ranks. ${ranks.map((one) => `Rank ${one.rank} ${one.text}`).join(". ")}.`,
+    );
+    this.twin.draw(() =>
+      ranks.map((one) => [
+        String(one.rank),
+        String(one.step),
+        one.text,
+        ...STATES.map((state) => names(one, state)),
+        missing(one),
+      ]),
+    );
   }
 }
 
@@ -143,13 +223,15 @@ function missing(rank) {
 
 function headline(assignment, stepping) {
   if (!assignment) return EMPTY;
-  if (stepping?.ended && !stepping.armed?.length) return "The breakpoints were removed: the cell was interrupted, or failed on a rank.";
+  if (stepping?.ended && !stepping.armed?.length)
+    return "The breakpoints were removed: the cell was interrupted, or failed on a rank.";
   const [armed, paused] = [stepping?.armed ?? [], stepping?.paused ?? []];
   const list = (ranks) => `${ranks.length === 1 ? "rank" : "ranks"} ${ranks.join(", ")}`;
   if (paused.length) {
     const since = Math.min(...stepping.ranks.map((one) => one.since ?? Infinity));
     return `Training is paused: ${list(paused)}, for ${duration(Date.now() / 1000 - since)}. No process group times out meanwhile.`;
   }
-  if (armed.length) return `Breakpoints are set on ${list(armed)}. No rank has reached one yet. Run a cell that trains.`;
+  if (armed.length)
+    return `Breakpoints are set on ${list(armed)}. No rank has reached one yet. Run a cell that trains.`;
   return "No breakpoints. Choose where to pause, press Pause, and run a cell that trains.";
 }

@@ -1,12 +1,12 @@
 // Gradient sync: one table row per bucket of the displayed step.
 
-import { PARTS } from "../generated.js";
 import { layoutWords } from "../app/kernel_facts.js";
 import { asking } from "../app/life.js";
 import { ChartCanvas } from "../charts/canvas.js";
 import { button, element, makeTable, rowsInView, scrolled, section, setRows, setText, Twin } from "../charts/dom.js";
 import { drawScene } from "../charts/scene.js";
 import { bytes, count, ending, milliseconds, significant } from "../charts/theme.js";
+import { PARTS } from "../generated.js";
 import { waitOf } from "../steps/lanes.js";
 
 // rates: the unit of the bandwidths
@@ -16,9 +16,15 @@ const columns = ({ unit, column, reduction, grouped }, rates = "GB/s") => [
   [`${reduction} ms`, `from the last rank's launch until the ${unit} is reduced on every rank`],
   [rates, `algorithm bandwidth: the ${unit}'s bytes divided by the time of its ${reduction} (1 GB = 1e9 bytes)`],
   [`bus ${rates}`, "bus bandwidth: algorithm bandwidth × 2 (n − 1) / n for n ranks; the rate over each link of a ring"],
-  ["of the limit", "time that the measured link needs for an all-reduce of this size alone, divided by the time of this one"],
+  [
+    "of the limit",
+    "time that the measured link needs for an all-reduce of this size alone, divided by the time of this one",
+  ],
   ["longest wait ms", "how long the first rank waited for its peers, and for which rank"],
-  ["overlapped | exposed ms", `launched → reduced, mean over ranks: ${grouped ? "the rank computes meanwhile | the rank waits" : "during the backward's computation | after it"}`],
+  [
+    "overlapped | exposed ms",
+    `launched → reduced, mean over ranks: ${grouped ? "the rank computes meanwhile | the rank waits" : "during the backward's computation | after it"}`,
+  ],
 ];
 
 const [BUS, LINK] = [4, 5]; // the columns "bus GB/s" and "of the limit": of all-reduces
@@ -30,13 +36,22 @@ export class SyncView {
     this.table = makeTable("", columns(layoutWords()));
     this.table.node.classList.add("ddp-sync-table");
     this.summary = element("div", { class: "ddp-summary" });
-    this.button = button("Compare gradients", "Check on every rank whether its averaged gradients equal those of the other ranks", () => this.actions.compare());
+    this.button = button(
+      "Compare gradients",
+      "Check on every rank whether its averaged gradients equal those of the other ranks",
+      () => this.actions.compare(),
+    );
     this.verdict = element("span", { class: "ddp-verdict", role: "status" });
     this.comparison = element("div", { class: "ddp-compare" }, asking("ranks", this.button), this.verdict);
     this.limit = element("div", { class: "ddp-summary ddp-limit" });
     this.waits = new ChartCanvas("Waiting for peers, by rank (ms)", actions);
     this.twin = new Twin("Waiting for peers (ms)", ["rank", "by bucket", "sum"]);
-    this.details = element("details", { class: "ddp-twin ddp-waits", toggle: () => this.openWaits() }, element("summary", { tabindex: "0" }, "Waiting for peers, by rank"), element("div"));
+    this.details = element(
+      "details",
+      { class: "ddp-twin ddp-waits", toggle: () => this.openWaits() },
+      element("summary", { tabindex: "0" }, "Waiting for peers, by rank"),
+      element("div"),
+    );
     const table = scrolled("gradient sync table", this.table.node);
     this.inView = null; // the rows that can be seen: asking the page makes it lay itself out at once
     new ResizeObserver(() => (this.inView = null)).observe(table);
@@ -44,7 +59,16 @@ export class SyncView {
       this.inView = null;
       this.actions.redraw();
     });
-    this.node = section("sync", "gradient synchronisation", "Gradient sync", this.summary, table, this.limit, this.comparison, this.details);
+    this.node = section(
+      "sync",
+      "gradient synchronisation",
+      "Gradient sync",
+      this.summary,
+      table,
+      this.limit,
+      this.comparison,
+      this.details,
+    );
   }
 
   openWaits() {
@@ -61,7 +85,10 @@ export class SyncView {
     const shown = { [BUS]: !words.grouped, [LINK]: means.link && !words.grouped };
     const [rates, factor] = unitOf(record.bus);
     this.drawHead(shown, rates);
-    const longest = Math.max(...record.meanHidden.map((hidden, bucket) => hidden + record.meanExposed[bucket] || 0), 1e-9);
+    const longest = Math.max(
+      ...record.meanHidden.map((hidden, bucket) => hidden + record.meanExposed[bucket] || 0),
+      1e-9,
+    );
     setRows(this.table.body, record.buckets, (bucket) => this.makeRow(bucket));
     const same = inspection?.buckets ?? {};
     const [first, last] = quick ? (this.inView ??= rowsInView(this.table.body)) : [0, record.buckets];
@@ -77,7 +104,10 @@ export class SyncView {
       for (const column of [BUS, LINK]) cells[column].hidden = !shown[column];
       const share = link?.ns?.[bucket] / (record.allReduce[bucket] * 1e6);
       setText(cells[LINK], share > 0 ? `${Math.round(100 * share)} %` : "–");
-      setText(cells[6], record.late[bucket] > 0 ? `${milliseconds(record.late[bucket])} for rank ${record.lastRank[bucket]}` : "–");
+      setText(
+        cells[6],
+        record.late[bucket] > 0 ? `${milliseconds(record.late[bucket])} for rank ${record.lastRank[bucket]}` : "–",
+      );
       this.fillBar(cells[7], record.meanHidden[bucket], record.meanExposed[bucket], longest);
       setText(cells[0].lastChild, same[bucket] === undefined ? "" : same[bucket].equal ? "=" : "≠");
       line.classList.toggle("ddp-selected", bucket === selected);
@@ -105,33 +135,67 @@ export class SyncView {
     const { words } = this;
     const names = record.ranks.map((rank) => `rank ${rank}`);
     const value = (row, bucket) => waitOf(record, row, bucket) || 0;
-    const lines = (row, bucket, last, ms) => [`${names[row]} · ${words.name(bucket)}${last > bucket ? ` – ${words.cell(last)}` : ""}`, ["waiting for peers", `${milliseconds(ms)} ms`]];
-    const grid = { title: "wait", rows: names, columns: record.buckets, value, name: words.cell, axis: words.column, unit: "ms", lines, act: (_, bucket) => this.actions.select(bucket) };
+    const lines = (row, bucket, last, ms) => [
+      `${names[row]} · ${words.name(bucket)}${last > bucket ? ` – ${words.cell(last)}` : ""}`,
+      ["waiting for peers", `${milliseconds(ms)} ms`],
+    ];
+    const grid = {
+      title: "wait",
+      rows: names,
+      columns: record.buckets,
+      value,
+      name: words.cell,
+      axis: words.column,
+      unit: "ms",
+      lines,
+      act: (_, bucket) => this.actions.select(bucket),
+    };
     setText(this.twin.table.cells[1], `by ${words.column}`);
     drawScene(this.waits, () => ({ height: 160, grids: [grid] }));
     const buckets = [...Array(record.buckets).keys()];
-    this.twin.draw(() => names.map((name, row) => [name, buckets.map((bucket) => milliseconds(value(row, bucket))).join("  "), milliseconds(buckets.reduce((sum, bucket) => sum + value(row, bucket), 0))]));
+    this.twin.draw(() =>
+      names.map((name, row) => [
+        name,
+        buckets.map((bucket) => milliseconds(value(row, bucket))).join("  "),
+        milliseconds(buckets.reduce((sum, bucket) => sum + value(row, bucket), 0)),
+      ]),
+    );
   }
 
   // The tooltip: how long each rank waited.
   waitsOf(bucket) {
-    const lines = this.record.ranks.map((rank, row) => `rank ${rank}: ${milliseconds(waitOf(this.record, row, bucket))} ms`);
+    const lines = this.record.ranks.map(
+      (rank, row) => `rank ${rank}: ${milliseconds(waitOf(this.record, row, bucket))} ms`,
+    );
     return `waiting for peers\n${lines.slice(0, 16).join("\n")}${lines.length > 16 ? "\n…" : ""}`;
   }
 
   makeRow(bucket) {
-    const number = element("button", { type: "button", class: "ddp-link", title: "show its parameters" }, String(bucket));
+    const number = element(
+      "button",
+      { type: "button", class: "ddp-link", title: "show its parameters" },
+      String(bucket),
+    );
     const mark = element("span", { class: "ddp-mark", title: "=: gradients are equal on all ranks; ≠: they differ" });
-    const row = element("tr", { click: () => this.actions.select(bucket) }, element("th", { scope: "row" }, number, mark));
+    const row = element(
+      "tr",
+      { click: () => this.actions.select(bucket) },
+      element("th", { scope: "row" }, number, mark),
+    );
     for (let column = 1; column < this.table.cells.length; column++) row.append(element("td"));
     const part = (index) => element("i", { class: `ddp-bar ddp-bar-${PARTS[index].name}` });
-    row.cells[7].append(element("span", { class: "ddp-bars" }, part(3), part(4)), element("span", { class: "ddp-figures" }));
+    row.cells[7].append(
+      element("span", { class: "ddp-bars" }, part(3), part(4)),
+      element("span", { class: "ddp-figures" }),
+    );
     row.cells[6].addEventListener("pointerenter", (event) => (event.target.title = this.waitsOf(bucket)));
     return row;
   }
 
   fillBar(cell, hidden, exposed, longest) {
-    [hidden, exposed].forEach((ms, index) => (cell.firstChild.children[index].style.width = `${((ms || 0) / longest) * 100}%`));
+    [hidden, exposed].forEach(
+      (ms, index) => (cell.firstChild.children[index].style.width = `${((ms || 0) / longest) * 100}%`),
+    );
     setText(cell.lastChild, `${milliseconds(hidden)} | ${milliseconds(exposed)}`);
   }
 
@@ -143,7 +207,12 @@ export class SyncView {
   }
 }
 
-const RATES = [["GB/s", 1, 0.01], ["MB/s", 1e3, 1e-3], ["kB/s", 1e6, 1e-6], ["B/s", 1e9, 0]]; // with the least GB/s
+const RATES = [
+  ["GB/s", 1, 0.01],
+  ["MB/s", 1e3, 1e-3],
+  ["kB/s", 1e6, 1e-6],
+  ["B/s", 1e9, 0],
+]; // with the least GB/s
 
 // The unit in which the largest of these bandwidths (GB/s) has few digits, and what they are multiplied by.
 function unitOf(bandwidths) {
@@ -153,15 +222,22 @@ function unitOf(bandwidths) {
 
 function limitText(record, link) {
   if (record.rankCount < 2) return "";
-  if (!link?.ns) return "Limit of the link: not measured. Measure it with lab.measure_communication(), which takes about a second.";
+  if (!link?.ns)
+    return "Limit of the link: not measured. Measure it with lab.measure_communication(), which takes about a second.";
   return `Limit of the link: ${significant(link.limit)} GB/s bus bandwidth for large buffers (${link.from}).`;
 }
 
 // One sentence about the step: the share of overlapped communication, and the longest wait.
 function summarise(record, words) {
   const parts = [];
-  if (record.hiddenShare !== null) parts.push(`${Math.round(record.hiddenShare * 100)} % of the communication overlapped with the backward`);
+  if (record.hiddenShare !== null)
+    parts.push(`${Math.round(record.hiddenShare * 100)} % of the communication overlapped with the backward`);
   const wait = record.late.reduce((best, ms, bucket) => (ms > (record.late[best] ?? 0) ? bucket : best), -1);
-  if (wait >= 0) parts.push(`longest wait ${milliseconds(record.late[wait])} ms for rank ${record.lastRank[wait]} in ${words.name(wait)}`);
-  return parts.length ? `Step ${record.step}: ${parts.join("; ")}.` : `Step ${record.step}: ${count(record.buckets, words.unit)}.`;
+  if (wait >= 0)
+    parts.push(
+      `longest wait ${milliseconds(record.late[wait])} ms for rank ${record.lastRank[wait]} in ${words.name(wait)}`,
+    );
+  return parts.length
+    ? `Step ${record.step}: ${parts.join("; ")}.`
+    : `Step ${record.step}: ${count(record.buckets, words.unit)}.`;
 }

@@ -1,11 +1,11 @@
 // The bucket timeline: a canvas that scrolls and zooms, of one step or several.
 
-import { PARTS } from "../generated.js";
 import { sizeCanvas } from "../charts/canvas.js";
 import { element, Tip } from "../charts/dom.js";
 import { bytes, count, makeFills, milliseconds, readTheme } from "../charts/theme.js";
 import { paint } from "../charts/timeline_paint.js";
 import { TimelinePointer } from "../charts/timeline_pointer.js";
+import { PARTS } from "../generated.js";
 import { AXIS_HEIGHT, EDGES, extent, GROUP_GAP, HEADER_HEIGHT, layOut, waitOf } from "../steps/lanes.js";
 import { chooseSteps, joinNarrow } from "../steps/many_steps.js";
 import { outsideSpans, wholeBegin } from "../steps/marks.js";
@@ -57,7 +57,10 @@ export class TimelineView {
   // Reads the sizes that `draw` needs.
   measure(record) {
     this.fitHeight(record);
-    const { clientWidth, clientHeight } = (this.room ??= { clientWidth: this.scroller.clientWidth, clientHeight: this.scroller.clientHeight });
+    const { clientWidth, clientHeight } = (this.room ??= {
+      clientWidth: this.scroller.clientWidth,
+      clientHeight: this.scroller.clientHeight,
+    });
     return { width: Math.floor(clientWidth), height: clientHeight, scroll: this.scroll };
   }
 
@@ -82,7 +85,9 @@ export class TimelineView {
     this.steps = chooseSteps(records, record, this.mode);
     const range = this.window ?? this.automaticWindow(record, live);
     const visible = [scroll, scroll + height - AXIS_HEIGHT];
-    this.layouts = this.steps.map(({ record: one, shift }) => layOut(one, { width, height, axis: this.axis, window: range, shift, visible }));
+    this.layouts = this.steps.map(({ record: one, shift }) =>
+      layOut(one, { width, height, axis: this.axis, window: range, shift, visible }),
+    );
     this.layout = this.layouts.at(-1);
     const content = `${Math.max(this.layout.contentHeight + AXIS_HEIGHT, height)}px`;
     if (this.spacer.style.height !== content) this.spacer.style.height = content;
@@ -91,9 +96,28 @@ export class TimelineView {
     if (this.ratio !== ratio || !this.fills) [this.ratio, this.fills] = [ratio, makeFills(pen, ratio)];
     this.theme ??= readTheme(this.root);
     const { fills, axis, cursor, brush, marks, theme, facts } = this;
-    const drawn = this.steps.map(({ record: one, shift }, index) => ({ record: one, shift, layout: this.layouts[index], bars: joinNarrow(this.layouts[index].bars) }));
+    const drawn = this.steps.map(({ record: one, shift }, index) => ({
+      record: one,
+      shift,
+      layout: this.layouts[index],
+      bars: joinNarrow(this.layouts[index].bars),
+    }));
     const over = this.mode.startsWith("over") && drawn.length > 1;
-    paint(pen, drawn, { width, height, scroll, theme, fills, selected, cursor, axis, brush, marks, over, nameOf: (one, bucket) => facts.words(one).name(bucket), first: drawn.length > 1 && !over ? drawn[0].record.step : null });
+    paint(pen, drawn, {
+      width,
+      height,
+      scroll,
+      theme,
+      fills,
+      selected,
+      cursor,
+      axis,
+      brush,
+      marks,
+      over,
+      nameOf: (one, bucket) => facts.words(one).name(bucket),
+      first: drawn.length > 1 && !over ? drawn[0].record.step : null,
+    });
     this.pointer.showTip();
     return true;
   }
@@ -102,7 +126,9 @@ export class TimelineView {
     const [first] = this.steps;
     const begin = this.whole ? wholeBegin(first.record) : 0;
     const [earliest, steady] = this.steady(record, live && this.steps.length === 1);
-    const ends = this.steps.map(({ record: one, shift }) => shift + Math.max(0, ...one.bounds.filter((value) => !Number.isNaN(value))) * 1.02);
+    const ends = this.steps.map(
+      ({ record: one, shift }) => shift + Math.max(0, ...one.bounds.filter((value) => !Number.isNaN(value))) * 1.02,
+    );
     return [Math.min(earliest, begin), Math.max(steady + this.steps.at(-1).shift, ...ends)];
   }
 
@@ -193,9 +219,18 @@ export function headerLines(record, row, marks) {
   const [begin, finalize, end] = record.bounds.subarray(row * 3, row * 3 + 3);
   const spans = outsideSpans(record, row, marks).map((one) => [one.name, `${milliseconds(one.end - one.begin)} ms`]);
   const from = Number.isNaN(record.outside[row * 3]) ? begin : record.outside[row * 3];
-  const inside = marks.of(record, row, from, end).map(({ at, name }) => [`annotation ${name} at`, `${milliseconds(at - begin)} ms`]);
+  const inside = marks
+    .of(record, row, from, end)
+    .map(({ at, name }) => [`annotation ${name} at`, `${milliseconds(at - begin)} ms`]);
   const exposed = ["exposed communication", `${milliseconds(record.busy[row * 2 + 1])} ms`];
-  return [`step ${record.step} · rank ${record.ranks[row]}`, ...spans, ["backward", `${milliseconds(finalize - begin)} ms`], ["finalize", `${milliseconds(end - finalize)} ms`], exposed, ...inside.slice(0, 8)];
+  return [
+    `step ${record.step} · rank ${record.ranks[row]}`,
+    ...spans,
+    ["backward", `${milliseconds(finalize - begin)} ms`],
+    ["finalize", `${milliseconds(end - finalize)} ms`],
+    exposed,
+    ...inside.slice(0, 8),
+  ];
 }
 
 // The tooltip of one bucket on one rank: a title, then [name, value] pairs.
@@ -208,8 +243,16 @@ export function tipLines(record, row, bucket, facts) {
   const span = (value) => `${milliseconds(value)} ms`;
   const lines = [
     `step ${record.step} · rank ${record.ranks[row]} · ${words.name(bucket)}`,
-    ["size", `${bytes(info?.bytes ?? record.bytes[bucket])}${info ? `, ${count(info.parameters.length, "parameter")}` : ""}`],
-    ...(words.grouped ? [] : [["first gradient ready at", span(from - begin)], [FILLING, span(ready - from)]]),
+    [
+      "size",
+      `${bytes(info?.bytes ?? record.bytes[bucket])}${info ? `, ${count(info.parameters.length, "parameter")}` : ""}`,
+    ],
+    ...(words.grouped
+      ? []
+      : [
+          ["first gradient ready at", span(from - begin)],
+          [FILLING, span(ready - from)],
+        ]),
     [QUEUED, span(launched - ready)],
   ];
   const last = record.lastRank[bucket];

@@ -1,6 +1,5 @@
 // What if: sliders, the recorded and the predicted step by phase and bucket, and a button that tries the prediction.
 
-import { PHASES } from "../generated.js";
 import { asking } from "../app/life.js";
 import { makeLegend } from "../app/toolbar.js";
 import { ChartCanvas, sizeCanvas } from "../charts/canvas.js";
@@ -8,6 +7,7 @@ import { button, element, fill, makeTable, phaseLegend, scrolled, section, setTe
 import { drawScene } from "../charts/scene.js";
 import { count, makeFills, milliseconds, readTheme } from "../charts/theme.js";
 import { paint } from "../charts/timeline_paint.js";
+import { PHASES } from "../generated.js";
 import { AXIS_HEIGHT, GROUP_GAP, HEADER_HEIGHT, layOut } from "../steps/lanes.js";
 import { joinNarrow } from "../steps/many_steps.js";
 import { MarkStore, wholeBegin } from "../steps/marks.js";
@@ -32,7 +32,14 @@ export class WhatIfView {
     this.pictures = { recorded: new StepPicture("recorded buckets"), predicted: new StepPicture("predicted buckets") };
     this.run = button("Run it", null, () => this.actions.send({ type: "what if run", cap: this.sliders.chosen.cap }));
     this.why = element("span", { class: "ddp-muted", role: "status" });
-    this.scores = makeTable("Predictions that were run (ms per step)", ["bucket size limit", "predicted", "measured", "error", ["saving predicted", "compared with the current setting"], ["saving measured", "compared with the current setting, in alternating blocks"]]);
+    this.scores = makeTable("Predictions that were run (ms per step)", [
+      "bucket size limit",
+      "predicted",
+      "measured",
+      "error",
+      ["saving predicted", "compared with the current setting"],
+      ["saving measured", "compared with the current setting, in alternating blocks"],
+    ]);
     this.scored = scrolled("predictions that were run", this.scores.node, "ddp-what-if-scores");
     this.twin = new Twin("Milliseconds by phase", ["phase", ...Object.values(ROWS), "change"]);
     this.content = element(
@@ -72,7 +79,12 @@ export class WhatIfView {
     this.drawText(answer);
     this.drawChart(answer);
     const whole = (one) => one && one.complete && !one.abandoned;
-    this.drawSteps(whole(record) ? record : (records ?? []).findLast((one) => whole(one) && one.step <= (record?.step ?? Infinity)) ?? null, record);
+    this.drawSteps(
+      whole(record)
+        ? record
+        : ((records ?? []).findLast((one) => whole(one) && one.step <= (record?.step ?? Infinity)) ?? null),
+      record,
+    );
     this.drawRun();
   }
 
@@ -92,11 +104,17 @@ export class WhatIfView {
     const { recorded, same, predicted } = answer;
     const change = 100 * (predicted.step / same.step - 1);
     const off = 100 * (same.step / recorded.step - 1);
-    const what = this.sliders.moved ? `Predicted: ${milliseconds(predicted.step)} ms per step, ${signed(change)}${Math.abs(off) < 0.5 ? "" : " compared with the simulation of the recorded setting"}.` : "Move a slider to get a prediction.";
+    const what = this.sliders.moved
+      ? `Predicted: ${milliseconds(predicted.step)} ms per step, ${signed(change)}${Math.abs(off) < 0.5 ? "" : " compared with the simulation of the recorded setting"}.`
+      : "Move a slider to get a prediction.";
     const agrees = Math.abs(off) < 0.5 ? "" : `; simulated: ${milliseconds(same.step)} ms (${signed(off)})`;
     setText(this.summary, `Recorded: ${milliseconds(recorded.step)} ms per step${agrees}. ${what} ${answer.about}`);
     this.twin.draw(() =>
-      [...SIMULATED.map(({ key, name }) => [key, name]), ["step", "step"]].map(([key, name]) => [name, ...Object.keys(ROWS).map((row) => milliseconds(answer[row][key])), milliseconds(predicted[key] - same[key])]),
+      [...SIMULATED.map(({ key, name }) => [key, name]), ["step", "step"]].map(([key, name]) => [
+        name,
+        ...Object.keys(ROWS).map((row) => milliseconds(answer[row][key])),
+        milliseconds(predicted[key] - same[key]),
+      ]),
     );
   }
 
@@ -127,7 +145,12 @@ export class WhatIfView {
     const known = Object.values(shown).filter(Boolean);
     const last = Math.max(...known.map((one) => Math.max(0, ...one.bounds.filter((value) => !Number.isNaN(value)))));
     const window = [Math.min(0, ...known.map(wholeBegin).filter((value) => !Number.isNaN(value))), last * 1.02 || 1];
-    const titles = { recorded: record ? `recorded, step ${record.step}${record === chosen ? "" : ` (the last complete one)`}` : "recorded", predicted: "predicted" };
+    const titles = {
+      recorded: record
+        ? `recorded, step ${record.step}${record === chosen ? "" : ` (the last complete one)`}`
+        : "recorded",
+      predicted: "predicted",
+    };
     for (const [name, picture] of Object.entries(this.pictures)) picture.draw(shown[name], window, titles[name]);
   }
 
@@ -136,15 +159,28 @@ export class WhatIfView {
     if (!answer || !trial) return;
     const running = trial.state === "running";
     this.run.disabled = running || Boolean(trial.why) || !sliders.onlyCap;
-    const hint = sliders.onlyCap ? "Runs the new size limit and the current one alternately, then restores the current one." : "To run it on these ranks, change only the bucket size limit.";
+    const hint = sliders.onlyCap
+      ? "Runs the new size limit and the current one alternately, then restores the current one."
+      : "To run it on these ranks, change only the bucket size limit.";
     setText(this.why, running || trial.state === "failed" ? trial.text : trial.why || hint);
     this.why.classList.toggle("ddp-warning", trial.state === "failed");
     this.scored.hidden = !trial.scores.length;
-    const rows = trial.scores.toReversed().map((one) => [one.setting, milliseconds(one.predicted), milliseconds(one.measured), signed(one.error), signed(one.gainPredicted), signed(one.gainMeasured)]);
+    const rows = trial.scores
+      .toReversed()
+      .map((one) => [
+        one.setting,
+        milliseconds(one.predicted),
+        milliseconds(one.measured),
+        signed(one.error),
+        signed(one.gainPredicted),
+        signed(one.gainMeasured),
+      ]);
     fill(this.scores.body, rows);
     if (rows.length !== this.told && rows.length) {
       this.told = rows.length;
-      this.actions.say(`${rows[0][0]}: predicted ${rows[0][1]} milliseconds, measured ${rows[0][2]}, error ${rows[0][3]}`);
+      this.actions.say(
+        `${rows[0][0]}: predicted ${rows[0][1]} milliseconds, measured ${rows[0][2]}, error ${rows[0][3]}`,
+      );
     }
   }
 }
@@ -154,7 +190,11 @@ class StepPicture {
   constructor(label) {
     this.canvas = element("canvas", { role: "img", "aria-label": label });
     this.title = element("h4", {}, label);
-    this.scroller = element("div", { class: "ddp-what-if-scroll", tabindex: "0", role: "region", "aria-label": label }, this.canvas);
+    this.scroller = element(
+      "div",
+      { class: "ddp-what-if-scroll", tabindex: "0", role: "region", "aria-label": label },
+      this.canvas,
+    );
     this.node = element("div", { class: "ddp-what-if-step" }, this.title, this.scroller);
     this.marks = new MarkStore();
   }
@@ -163,15 +203,33 @@ class StepPicture {
     setText(this.title, title);
     const width = Math.floor(this.scroller.clientWidth);
     if (width < 40 || !record) return;
-    const [needed, wanted] = ROW_SIZES.map((row) => record.rankCount * (HEADER_HEIGHT + GROUP_GAP + record.buckets * row) + AXIS_HEIGHT);
+    const [needed, wanted] = ROW_SIZES.map(
+      (row) => record.rankCount * (HEADER_HEIGHT + GROUP_GAP + record.buckets * row) + AXIS_HEIGHT,
+    );
     const height = Math.max(Math.min(wanted, HEIGHTS[1]), HEIGHTS[0], needed);
     const pen = sizeCanvas(this.canvas, width, height);
     const ratio = window.devicePixelRatio || 1;
     if (this.ratio !== ratio || !this.fills) [this.ratio, this.fills] = [ratio, makeFills(pen, ratio)];
     const layout = layOut(record, { width, height, axis: "common", window: window_ });
-    const view = { width, height, scroll: 0, theme: readTheme(this.node), fills: this.fills, selected: null, cursor: null, axis: "common", brush: null, marks: this.marks, over: false, first: null };
+    const view = {
+      width,
+      height,
+      scroll: 0,
+      theme: readTheme(this.node),
+      fills: this.fills,
+      selected: null,
+      cursor: null,
+      axis: "common",
+      brush: null,
+      marks: this.marks,
+      over: false,
+      first: null,
+    };
     paint(pen, [{ record, shift: 0, layout, bars: joinNarrow(layout.bars) }], view);
     const exposed = Math.max(...Array.from(record.ranks, (_, row) => record.busy[row * 2 + 1] || 0));
-    this.canvas.setAttribute("aria-label", `${title}: ${count(record.rankCount, "rank")}, ${count(record.buckets, "bucket")}, up to ${milliseconds(exposed)} ms of exposed communication`);
+    this.canvas.setAttribute(
+      "aria-label",
+      `${title}: ${count(record.rankCount, "rank")}, ${count(record.buckets, "bucket")}, up to ${milliseconds(exposed)} ms of exposed communication`,
+    );
   }
 }

@@ -13,8 +13,18 @@ const HELP = {
 
 const AS_RECORDED = { world: null, bandwidth: null, latency: null, cap: null, without: false };
 
-const nearest = (values, wanted) => values.reduce((best, value, index) => (Math.abs(Math.log(value / wanted)) < Math.abs(Math.log(values[best] / wanted)) ? index : best), 0);
-const unit = { world: (value) => `${value.toLocaleString("en")} ranks`, bandwidth: (value) => `${significant(value)} Gbit/s`, latency: (value) => `${significant(value)} µs`, cap: (value) => `${significant(value)} MiB` };
+const nearest = (values, wanted) =>
+  values.reduce(
+    (best, value, index) =>
+      Math.abs(Math.log(value / wanted)) < Math.abs(Math.log(values[best] / wanted)) ? index : best,
+    0,
+  );
+const unit = {
+  world: (value) => `${value.toLocaleString("en")} ranks`,
+  bandwidth: (value) => `${significant(value)} Gbit/s`,
+  latency: (value) => `${significant(value)} µs`,
+  cap: (value) => `${significant(value)} MiB`,
+};
 
 export class WhatIfSliders {
   // changed(): a slider was moved
@@ -35,7 +45,16 @@ export class WhatIfSliders {
   }
 
   row(name) {
-    const range = element("input", { type: "range", class: "ddp-range", min: "0", max: "1", step: "1", "aria-label": NAMES[name], title: HELP[name], input: () => this.choose({ [name]: Number(range.value) }) });
+    const range = element("input", {
+      type: "range",
+      class: "ddp-range",
+      min: "0",
+      max: "1",
+      step: "1",
+      "aria-label": NAMES[name],
+      title: HELP[name],
+      input: () => this.choose({ [name]: Number(range.value) }),
+    });
     const value = element("output", { class: "ddp-what-if-value" });
     const label = element("span", { class: "ddp-what-if-name", title: HELP[name] }, NAMES[name]);
     return { range, value, node: element("label", { class: "ddp-what-if-row" }, label, range, value) };
@@ -78,8 +97,16 @@ export class WhatIfSliders {
     const caps = limits.recordedCaps;
     const ranges = {
       world: [limits.worlds, limits.recordedWorld, unit.world(limits.recordedWorld)],
-      bandwidth: [limits.gbit, limits.recordedGbit, limits.recordedGbit === null ? "–" : unit.bandwidth(limits.recordedGbit)],
-      latency: [limits.latencyUs, limits.recordedLatencyUs || limits.latencyUs[0], limits.recordedLatencyUs ? unit.latency(limits.recordedLatencyUs) : "none found"],
+      bandwidth: [
+        limits.gbit,
+        limits.recordedGbit,
+        limits.recordedGbit === null ? "–" : unit.bandwidth(limits.recordedGbit),
+      ],
+      latency: [
+        limits.latencyUs,
+        limits.recordedLatencyUs || limits.latencyUs[0],
+        limits.recordedLatencyUs ? unit.latency(limits.recordedLatencyUs) : "none found",
+      ],
       cap: [limits.caps, caps.at(-1) ?? limits.caps.at(-1), caps.length ? capText(caps) : "–"],
     };
     for (const [name, [values, recorded, text]] of Object.entries(ranges)) {
@@ -93,17 +120,23 @@ export class WhatIfSliders {
       range.max = String(values.length - 1);
       const at = chosen ?? nearest(values, recorded);
       if (range.value !== String(at)) range.value = String(at);
-      const said = chosen === null ? (text === "–" ? "as recorded" : `${text}, as recorded`) : unit[name](values[chosen]);
+      const said =
+        chosen === null ? (text === "–" ? "as recorded" : `${text}, as recorded`) : unit[name](values[chosen]);
       setText(value, said);
       range.setAttribute("aria-valuetext", said);
     }
     this.without.checked = this.chosen.without;
     this.without.disabled = limits.ranks < 2;
-    setText(this.withoutText, `without the straggler (rank ${limits.straggler}, ${significant(limits.behindMs)} ms behind the median)`);
+    setText(
+      this.withoutText,
+      `without the straggler (rank ${limits.straggler}, ${significant(limits.behindMs)} ms behind the median)`,
+    );
     this.reset.disabled = !this.moved;
   }
 }
 
 function capText(caps) {
-  return caps.length > 1 && caps[0] !== caps.at(-1) ? `first ${significant(caps[0])}, then ${significant(caps.at(-1))} MiB` : unit.cap(caps.at(-1));
+  return caps.length > 1 && caps[0] !== caps.at(-1)
+    ? `first ${significant(caps[0])}, then ${significant(caps.at(-1))} MiB`
+    : unit.cap(caps.at(-1));
 }
