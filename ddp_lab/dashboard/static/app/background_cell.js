@@ -10,6 +10,8 @@ const shown = new Set(); // tokens of the widgets that this page has made: a wid
 // The text below the line is in boxes of limited height (background_cell.css), which scroll to its end unless the reader has
 // scrolled up.
 class Boxes {
+  area = null; // JupyterLab's node of the cell's outputs
+
   find(root) {
     this.area ??= root.closest(".jp-OutputArea");
     if (!this.area) return;
@@ -106,26 +108,33 @@ class BackgroundView {
   }
 
   draw() {
-    const { state, headline, step } = this.model.get("status");
+    const { state } = this.model.get("status");
     const ended = ENDED.includes(state);
     const silent = (performance.now() - this.cameAt) / 1000;
-    const lost = !ended && (this.life.end || silent > STALE_S);
-    const parts = [`${this.model.get("label")}: ${headline}`];
-    if (step !== null && step !== undefined) parts.push(`step ${step.toLocaleString("en")}`);
-    if (this.life.end && !ended)
-      parts.splice(
-        0,
-        parts.length,
-        `${this.model.get("label")}: connection lost. ${this.life.state.what}; ${this.model.get("if_lost")}.`,
-      );
-    else if (lost) parts.push(`no message from the kernel for ${Math.round(silent)} s`);
-    else if (this.asked && !ended) parts.push("stopping …");
+    const lost = !ended && (Boolean(this.life.end) || silent > STALE_S);
     this.root.classList.toggle("ddp-unseen", this.model.get("waited") && !this.late);
     this.boxes.find(this.root);
-    setText(this.words, parts.join(" · "));
+    setText(this.words, this.line(ended, lost, silent));
     this.root.dataset.state = lost ? "lost" : state;
     this.stop.hidden = ended || lost;
     this.stop.disabled = this.asked;
+    this.drawMissed();
+  }
+
+  // The cell's progress; silent: seconds since the kernel's last message
+  line(ended, lost, silent) {
+    const label = this.model.get("label");
+    if (this.life.end && !ended)
+      return `${label}: connection lost. ${this.life.state.what}; ${this.model.get("if_lost")}.`;
+    const { headline, step } = this.model.get("status");
+    const parts = [`${label}: ${headline}`];
+    if (step !== null && step !== undefined) parts.push(`step ${step.toLocaleString("en")}`);
+    if (lost) parts.push(`no message from the kernel for ${Math.round(silent)} s`);
+    else if (this.asked && !ended) parts.push("stopping …");
+    return parts.join(" · ");
+  }
+
+  drawMissed() {
     const lines = this.model.get("lines");
     this.missed.hidden = !this.late || !lines;
     if (this.missed.hidden) return;

@@ -152,12 +152,9 @@ class PanelView {
     const past = this.life.end ? this.life.state : null;
     const elapsed = (performance.now() - this.cameAt) / 1000;
     const changing = Boolean(control.doing) && !past;
-    const stale = elapsed > STALE_S || changing || Boolean(past);
     const busy = new Set(about.busy ?? []);
     const rows = about.running ? this.model.get("ranks").map((row) => ({ ...row, busy: busy.has(row.rank) })) : [];
-    this.table.node.hidden = !rows.length;
-    this.table.node.classList.toggle("ddp-cluster-old", changing || Boolean(past));
-    if (rows.length) this.table.draw(rows, elapsed, stale);
+    this.drawTable(rows, elapsed, changing || Boolean(past));
     this.empty.hidden = about.running || changing;
     setMarked(this.empty, about.why ?? "");
     this.buttons.hidden = !about.running;
@@ -169,6 +166,13 @@ class PanelView {
     disableDead([this.root], past);
     const due = about.running || !about.why; // messages are expected: the ranks run, or none has arrived yet
     this.drawNotice(due && !changing && !past && elapsed > STALE_S ? Math.floor(elapsed) : 0);
+  }
+
+  // old: the ranks are changing, or the cluster or the kernel is lost
+  drawTable(rows, elapsed, old) {
+    this.table.node.hidden = !rows.length;
+    this.table.node.classList.toggle("ddp-cluster-old", old);
+    if (rows.length) this.table.draw(rows, elapsed, old || elapsed > STALE_S);
   }
 
   drawControl(control, changing) {

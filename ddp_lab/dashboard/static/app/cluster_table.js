@@ -69,7 +69,7 @@ export class ClusterTable {
   }
 
   makeRow() {
-    const cells = COLUMNS.map((column, index) => element(index ? "td" : "th", index ? {} : { scope: "row" }));
+    const cells = COLUMNS.map((_, index) => element(index ? "td" : "th", index ? {} : { scope: "row" }));
     COLUMNS.forEach((column, index) => {
       if (column.percent)
         cells[index].append(

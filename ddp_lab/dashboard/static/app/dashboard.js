@@ -364,9 +364,8 @@ class View {
     this.drawFooter();
     this.drawTabs();
     this.looked();
-    const facts = this.facts.all(record);
+    const facts = { ...this.facts.all(record), gone: this.past?.kernel ? this.past.what : "" };
     this.alarm.draw(!this.past?.ended && this.model.get("control")?.live, facts.stepping, facts.injection);
-    facts.gone = this.past?.kernel ? this.past.what : "";
     if (this.past?.ended)
       facts.control = { ...facts.control, live: false, stopped: facts.control?.live || facts.control?.stopped };
     this.panels.draw({ record, records: record ? this.records() : [], bucket: this.bucket, quick, ...facts });
@@ -432,11 +431,17 @@ class View {
       if (this.reducer !== this.store.newest.reducer) this.bucket = null;
       this.reducer = this.store.newest.reducer;
     }
-    const chosen = this.following ? null : this.store.get(this.reducer, this.step);
-    if (!this.following && !chosen && this.between)
-      return this.newestChosen() ?? this.record ?? this.store.latest(this.reducer);
-    if (!this.following)
-      return chosen ?? (this.record?.reducer === this.reducer ? this.record : this.store.latest(this.reducer));
+    return this.following ? this.newestRecord() : this.chosenRecord();
+  }
+
+  chosenRecord() {
+    const found = this.store.get(this.reducer, this.step);
+    if (found) return found;
+    if (this.between) return this.newestChosen() ?? this.record ?? this.store.latest(this.reducer);
+    return this.record?.reducer === this.reducer ? this.record : this.store.latest(this.reducer);
+  }
+
+  newestRecord() {
     const now = performance.now();
     if (this.calm.matches && this.record?.reducer === this.reducer && now - this.drawnAt < CALM_MS) return this.record;
     this.drawnAt = now;

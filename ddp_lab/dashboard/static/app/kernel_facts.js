@@ -25,7 +25,9 @@ export class KernelFacts {
     this.model = model;
     this.send = send;
     this.store = store;
-    this.asked = { text: "", at: 0 }; // for the gradients of a bucket
+    this.asked = { text: "", at: 0, bucket: null, reducer: null }; // for the gradients of a bucket
+    this.worded = undefined; // the layout of which the words are kept
+    this.keptWords = null;
   }
 
   // The facts of a view if they are about this model, else undefined.
@@ -128,9 +130,11 @@ export class KernelFacts {
   // Of the layout of a step: for each frame and each tooltip, so that they are kept while it is the same.
   words(record) {
     const assignment = this.assignmentOf(record);
-    if (assignment !== this.worded || !this.chosenWords)
-      [this.worded, this.chosenWords] = [assignment, layoutWords(assignment)];
-    return this.chosenWords;
+    if (assignment !== this.worded || !this.keptWords) {
+      this.worded = assignment;
+      this.keptWords = layoutWords(assignment);
+    }
+    return this.keptWords;
   }
 
   // When each gradient of the chosen bucket was ready; requested when the user chooses it, and regularly during training.

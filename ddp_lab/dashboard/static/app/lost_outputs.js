@@ -26,6 +26,7 @@ export function watchLostOutputs(manager) {
 function drawLostOutputs(manager, cells) {
   for (const node of document.querySelectorAll(".jp-Notebook .jp-OutputArea-output.jupyter-widgets")) {
     if (node.textContent !== GIVEN_UP) continue;
+    /** @type {HTMLElement} */
     const cell = node.closest(".jp-Cell");
     const output = node.closest(".jp-OutputArea-child");
     const number =

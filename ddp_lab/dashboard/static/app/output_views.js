@@ -151,7 +151,7 @@ class OutputPlace extends HTMLElement {
   }
 
   begin() {
-    const cells = this.constructor.kernels.get(this.dataset.kernel);
+    const cells = OutputPlace.kernels.get(this.dataset.kernel);
     if (cells?.rendermime && !this.output) this.output = new SwitchedOutput(this, cells);
   }
 }
@@ -159,13 +159,16 @@ class OutputPlace extends HTMLElement {
 export default {
   initialize({ model }) {
     if (!customElements.get(PLACE)) customElements.define(PLACE, OutputPlace);
-    const { kernels } = customElements.get(PLACE); // several kernels may have pages here
+    // Several kernels may have pages here; the first of them has defined the element.
+    const { kernels } = /** @type {typeof OutputPlace} */ (customElements.get(PLACE));
     const cells = new KernelCells(model);
     const begin = () => {
       const token = model.get("token");
       if (!token) return; // the kernel does not listen yet
       kernels.set(token, cells);
-      for (const place of document.querySelectorAll(`${PLACE}[data-kernel="${token}"]`)) place.begin();
+      /** @type {NodeListOf<OutputPlace>} */
+      const places = document.querySelectorAll(`${PLACE}[data-kernel="${token}"]`);
+      for (const place of places) place.begin();
     };
     model.on("change:token", begin);
     begin();

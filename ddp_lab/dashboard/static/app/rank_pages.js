@@ -119,20 +119,26 @@ export class Pages {
     this.body.style.setProperty("--ddp-rows", 1 + Math.max(...groups.map(([rank]) => blocks.get(rank)?.size ?? 0)));
     let before = null;
     for (const [label, [rank]] of shown) {
-      const page =
-        this.pages.get(label) ??
-        new RankPage(this.rendermime, label, { role: this.view === "tabs" ? "tabpanel" : "group" });
-      this.pages.set(label, page);
+      const page = this.pageOf(label);
       if (!page.node.isConnected) this.body.insertBefore(page.node, before ? before.nextSibling : this.body.firstChild);
       page.draw(blocks.get(rank) ?? new Map(), states[rank] ?? "", !ended);
       before = page.node;
     }
   }
 
+  pageOf(label) {
+    if (!this.pages.has(label)) {
+      const role = this.view === "tabs" ? "tabpanel" : "group";
+      this.pages.set(label, new RankPage(this.rendermime, label, { role }));
+    }
+    return this.pages.get(label);
+  }
+
   drawTabs(labelled, chosen) {
     const { states } = this.output;
-    const about = ([label, [rank]]) => [label, states[rank] ? `${label}: ${states[rank]}` : `output of ${label}`];
-    const titles = new Map([...labelled].map(about));
+    const titles = new Map();
+    for (const [label, [rank]] of labelled)
+      titles.set(label, states[rank] ? `${label}: ${states[rank]}` : `output of ${label}`);
     const key = JSON.stringify([...titles]);
     if (key !== this.tabsKey) {
       this.tabsKey = key;

@@ -56,8 +56,9 @@ export class TabGroups {
   constructor(questions, titles, choose) {
     this.groups = titles.size > FEW ? questions : [];
     if (!this.groups.length) {
-      this.rows = [["", new Tabs(titles, choose)]];
-      this.node = this.rows[0][1].node;
+      const tabs = new Tabs(titles, choose);
+      this.rows = [["", tabs]];
+      this.node = tabs.node;
       return;
     }
     this.last = new Map(this.groups.map(([question, [first]]) => [question, first])); // the tab that was open

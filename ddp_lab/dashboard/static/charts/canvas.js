@@ -40,6 +40,7 @@ export class ChartCanvas {
     );
     this.regions = [];
     this.cursor = null; // key of the region that the keyboard is at
+    this.theme = null; // read at the next picture
   }
 
   // The label for screen readers.

@@ -560,25 +560,16 @@ function paintCell(pen, theme, value, share, { x, y, width, height }, gap) {
 
 // ---- tiles ------------------------------------------------------------------------------------------------
 
-// Paints boxes that lie where they are told, in pixels, and returns them as regions: {key, x, y, width, height, colour: {fill,
-// ink}, gap: to its right and below, share: of its width that is filled, alpha, edge: how strong its line is, hatched, chosen, here: colour of an outline,
-// texts: of which the first that fits is written, font, centred, lines(), act()}.
+// Paints boxes that lie where they are told, in pixels, and returns them as regions: {key, x, y, width, height,
+// colour: {fill, ink}, gap: to its right and below, share: of its width that is filled, alpha, edge: how strong its line
+// is, hatched, chosen, here: colour of an outline, texts: of which the first that fits is written, font, centred,
+// lines(), act()}.
 export function paintTiles({ pen, theme }, tiles) {
   for (const tile of tiles) {
     const [right, below] = tile.gap ?? [0, 0];
     const one = { ...tile, width: Math.max(tile.width - right, 1), height: tile.height - below };
-    const { x, y, width, height, colour, share = 1 } = one;
-    pen.globalAlpha = one.alpha ?? 1;
-    if (share < 1) fillBox(pen, theme.panel, x, y, width, height);
-    fillBox(pen, colour.fill, x, y, width * share, height);
-    if (one.edge && width > 5) strokeBox(pen, theme.muted, 1, one, 0.5, one.edge);
-    pen.globalAlpha = 1;
-    if (one.hatched) hatch(pen, one, colour.ink);
-    pen.font = `${one.font ?? "11px"} ${theme.font}`;
-    const text = one.texts?.find((words) => pen.measureText(words).width <= width - (one.centred ? 4 : 7));
-    // Each part in the ink that is read on it.
-    if (text) writeInside(pen, one, text, colour.ink, 0, share);
-    if (text && share < 1) writeInside(pen, one, text, theme.ink, share, 1);
+    paintBox(pen, theme, one);
+    writeTile(pen, theme, one);
     if (one.chosen) {
       strokeBox(pen, theme.paper, 4, one, 2);
       strokeBox(pen, theme.ink, 2, one, 1);
@@ -586,6 +577,26 @@ export function paintTiles({ pen, theme }, tiles) {
     if (one.here) strokeBox(pen, colourOf(one.here, theme), 3, one, -1);
   }
   return tiles;
+}
+
+function paintBox(pen, theme, tile) {
+  const { x, y, width, height, colour, share = 1 } = tile;
+  pen.globalAlpha = tile.alpha ?? 1;
+  if (share < 1) fillBox(pen, theme.panel, x, y, width, height);
+  fillBox(pen, colour.fill, x, y, width * share, height);
+  if (tile.edge && width > 5) strokeBox(pen, theme.muted, 1, tile, 0.5, tile.edge);
+  pen.globalAlpha = 1;
+  if (tile.hatched) hatch(pen, tile, colour.ink);
+}
+
+// The first text that fits, each part in the ink that is read on it.
+function writeTile(pen, theme, tile) {
+  const { width, colour, centred, share = 1 } = tile;
+  pen.font = `${tile.font ?? "11px"} ${theme.font}`;
+  const text = tile.texts?.find((words) => pen.measureText(words).width <= width - (centred ? 4 : 7));
+  if (!text) return;
+  writeInside(pen, tile, text, colour.ink, 0, share);
+  if (share < 1) writeInside(pen, tile, text, theme.ink, share, 1);
 }
 
 function fillBox(pen, colour, x, y, width, height) {

@@ -59,13 +59,16 @@ export function milliseconds(value) {
   return value.toFixed(size < 10 ? 2 : size < 100 ? 1 : 0);
 }
 
+/** @type {[string, number][]} */
+const SIZES = [
+  ["GiB", 2 ** 30],
+  ["MiB", 2 ** 20],
+  ["KiB", 2 ** 10],
+];
+
 export function bytes(value) {
   if (!(value >= 0)) return "–";
-  for (const [unit, factor] of [
-    ["GiB", 2 ** 30],
-    ["MiB", 2 ** 20],
-    ["KiB", 2 ** 10],
-  ]) {
+  for (const [unit, factor] of SIZES) {
     if (value >= factor) return `${(value / factor).toFixed(value / factor < 10 ? 2 : 1)} ${unit}`;
   }
   return `${value} B`;

@@ -50,6 +50,8 @@ export class Strip {
       element("div", { class: "ddp-strip-line" }, this.words, fields),
     );
     this.drag = null; // the pixels between which the pointer moves
+    this.found = this.state = null; // see draw
+    this.theme = null; // read at the next picture
   }
 
   // found: of the kernel: a list for each column, see history.py, and the top of the scale; state: {between, step: the one that is shown, marks: MarkStore,

@@ -40,12 +40,13 @@ export class MarkStore {
     if (!this.faults.length) return [];
     const [, , previousEnd] = record.outside.subarray(row * 3, row * 3 + 3);
     const [begin, , end] = record.bounds.subarray(row * 3, row * 3 + 3);
+    const first = Number.isNaN(previousEnd) ? begin - 100 : previousEnd;
+    const last = Number.isNaN(end) ? Infinity : end;
     const found = new Set();
     for (const { rank, at: seconds, name, fault } of this.faults) {
       const at = (seconds - record.began) * 1000;
-      if (rank !== record.ranks[row] || at > (Number.isNaN(end) ? Infinity : end)) continue;
-      if (fault === "begin" || (fault === "once" && at >= (Number.isNaN(previousEnd) ? begin - 100 : previousEnd)))
-        found.add(name);
+      if (rank !== record.ranks[row] || at > last) continue;
+      if (fault === "begin" || (fault === "once" && at >= first)) found.add(name);
       else if (fault === "end" && at < begin) found.delete(name.slice("end of ".length));
     }
     return [...found];

@@ -42,8 +42,8 @@ export class StepStore {
   add(records) {
     const now = performance.now();
     for (const record of records) {
-      let held = this.reducers.get(record.reducer);
-      if (!held) this.reducers.set(record.reducer, (held = new Map()));
+      const held = this.reducers.get(record.reducer) ?? new Map();
+      this.reducers.set(record.reducer, held);
       const previous = held.get(record.step);
       record.arrived = previous ? previous.arrived : now;
       this.bytes += record.size - (previous ? previous.size : 0);

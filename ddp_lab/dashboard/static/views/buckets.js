@@ -96,36 +96,41 @@ export class BucketsView {
       // Skips a cell narrower than a pixel if that pixel is already painted.
       if (cell.depth >= rows || x + wide < painted[cell.depth] + 0.5) return [];
       painted[cell.depth] = x + Math.max(wide, 1);
-      const module = cell.parameter < 0;
-      const hatched = !module && known?.used[cell.parameter] === 0;
-      const name = layerName(cell.name);
-      const tags = hatched ? ["unused"] : words.grouped ? [] : [`b${cell.bucket}`]; // of a group the map names the module
+      const height = Math.min(cell.rows, rows - cell.depth) * ROW;
+      const own =
+        cell.parameter < 0 ? this.ofModule(cell) : this.ofParameter(cell, selected, known?.used[cell.parameter], words);
       return [
         {
-          ...tile(
-            cell.bucket,
-            x,
-            cell.depth * ROW,
-            wide,
-            (module ? 1 : Math.min(cell.rows, rows - cell.depth)) * ROW,
-            1,
-            assignment,
-            theme,
-          ),
+          ...tile(cell.bucket, x, cell.depth * ROW, wide, height, 1, assignment, theme),
           key: `cell ${cell.path}`,
-          alpha: module && cell.bucket >= 0 ? 0.75 : 1,
           edge: 0.35,
-          hatched,
-          font: module ? "600 11px" : "11px",
-          texts: module ? [name, cell.name] : [[name, ...tags].join(" · "), name, ...tags],
-          chosen: !module && cell.bucket === selected,
           lines: () => cellLines(cell, assignment, known, words),
-          act: module
-            ? () => this.zoom(cell.path === this.root ? "" : cell.path)
-            : () => this.actions.select(cell.bucket),
+          ...own,
         },
       ];
     });
+  }
+
+  ofModule(cell) {
+    return {
+      alpha: cell.bucket < 0 ? 1 : 0.75,
+      font: "600 11px",
+      texts: [layerName(cell.name), cell.name],
+      act: () => this.zoom(cell.path === this.root ? "" : cell.path),
+    };
+  }
+
+  // used: in which share of the steps, undefined if it is not known
+  ofParameter(cell, selected, used, words) {
+    const name = layerName(cell.name);
+    const tags = used === 0 ? ["unused"] : words.grouped ? [] : [`b${cell.bucket}`]; // of a group the map names the module
+    return {
+      hatched: used === 0,
+      font: "11px",
+      texts: [[name, ...tags].join(" · "), name, ...tags],
+      chosen: cell.bucket === selected,
+      act: () => this.actions.select(cell.bucket),
+    };
   }
 
   // All buckets in launch order, with width by size.

@@ -37,9 +37,12 @@ export class CollectivesView {
     this.now = element("div", { class: "ddp-summary ddp-now" });
     this.svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     this.svg.setAttribute("role", "img");
-    [this.still, this.arrows, this.moving, this.bars, this.strip] = [0, 1, 2, 3, 4].map(() =>
-      this.svg.appendChild(document.createElementNS(this.svg.namespaceURI, "g")),
-    );
+    const layer = () => this.svg.appendChild(document.createElementNS("http://www.w3.org/2000/svg", "g"));
+    this.still = layer();
+    this.arrows = layer();
+    this.moving = layer();
+    this.bars = layer();
+    this.strip = layer();
     this.tip = new Tip();
     const listeners = {
       keydown: (event) => this.key(event),
@@ -151,7 +154,7 @@ export class CollectivesView {
     if (wide < 40) return this.actions.redraw();
     this.stage = new Stage(told.shown, wide);
     this.svg.setAttribute("viewBox", `0 0 ${wide} ${this.stage.height}`);
-    this.svg.setAttribute("height", this.stage.height);
+    this.svg.setAttribute("height", String(this.stage.height));
     this.painted = null;
     this.paint();
     this.node.dataset.number = told.number;

@@ -52,28 +52,9 @@ export class DetailView {
       this.parameters.node.caption,
       words.grouped ? "Parameters" : "Parameters, in the order of the bucket's buffer",
     );
-    const facts = [bytes(record.bytes[bucket])];
-    if (info) {
-      facts.push(count(info.parameters.length, "parameter"), `${info.dtype} on ${info.device}`);
-      if (words.grouped) facts.push(`${words.unit} of ${info.kind}`);
-      else
-        facts.push(
-          info.rebuilt ? "buckets rebuilt in the order of readiness" : "buckets in reverse order of registration",
-        );
-    } else facts.push("its parameters are not known yet");
-    setText(this.facts, facts.join(" · "));
+    setText(this.facts, [bytes(record.bytes[bucket]), ...about(info, words)].join(" · "));
     this.drawDots(info, gradients);
-    const middle = (index) => (gradients ? median(gradients.ms.map((row) => row[index] ?? NaN)) : NaN);
-    const parameters = (info?.parameters ?? []).map((one, order) => [
-      String(order),
-      one.name,
-      one.shape.length ? one.shape.join(" × ") : "scalar",
-      one.numel.toLocaleString("en"),
-      bytes(one.bytes),
-      one.dtype,
-      milliseconds(middle(order)),
-    ]);
-    fill(this.parameters.body, parameters);
+    fill(this.parameters.body, parameterLines(info, gradients));
     for (const row of this.parameters.node.rows) row.cells[READY].hidden = words.grouped; // no single gradient is recorded
     const norms = inspection?.buckets?.[bucket]?.norms ?? {};
     this.ranks.node.rows[0].cells[6].hidden = !compare;
@@ -98,8 +79,33 @@ export class DetailView {
   }
 }
 
-// When each gradient of a bucket was accumulated on each rank: one lane per parameter, in the order of readiness. Ranks differ
-// in shape, too, not only in colour.
+function about(info, words) {
+  if (!info) return ["its parameters are not known yet"];
+  const rebuilt = info.rebuilt
+    ? "buckets rebuilt in the order of readiness"
+    : "buckets in reverse order of registration";
+  return [
+    count(info.parameters.length, "parameter"),
+    `${info.dtype} on ${info.device}`,
+    words.grouped ? `${words.unit} of ${info.kind}` : rebuilt,
+  ];
+}
+
+function parameterLines(info, gradients) {
+  const middle = (index) => (gradients ? median(gradients.ms.map((row) => row[index] ?? NaN)) : NaN);
+  return (info?.parameters ?? []).map((one, order) => [
+    String(order),
+    one.name,
+    one.shape.length ? one.shape.join(" × ") : "scalar",
+    one.numel.toLocaleString("en"),
+    bytes(one.bytes),
+    one.dtype,
+    milliseconds(middle(order)),
+  ]);
+}
+
+// When each gradient of a bucket was accumulated on each rank: one lane per parameter, in the order of readiness. Ranks
+// differ in shape, too, not only in colour.
 function dots({ ranks, ms }, names) {
   const times = names.map((_, index) => ms.map((row) => row[index] ?? null));
   const middles = times.map((of) => median(of.filter((value) => value !== null)));

@@ -3,7 +3,7 @@
 import { Asker, ModelChoice, NeedsCluster, StatusLine } from "../app/control_status.js";
 import { ChartCanvas } from "../charts/canvas.js";
 import { button, checkbox, choice, element, field, onKey, setOptions, setText, Twin } from "../charts/dom.js";
-import { machineLayout, paintMachine } from "../charts/state_machine.js";
+import { machineLayout, paintMachine, STATES } from "../charts/state_machine.js";
 import { duration } from "../charts/theme.js";
 
 const POINTS = [

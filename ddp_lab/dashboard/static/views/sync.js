@@ -90,28 +90,15 @@ export class SyncView {
       1e-9,
     );
     setRows(this.table.body, record.buckets, (bucket) => this.makeRow(bucket));
-    const same = inspection?.buckets ?? {};
-    const [first, last] = quick ? (this.inView ??= rowsInView(this.table.body)) : [0, record.buckets];
+    if (quick) this.inView ??= rowsInView(this.table.body);
+    const [first, last] = quick ? this.inView : [0, record.buckets];
     [...this.table.body.rows].forEach((line, bucket) => {
       if (bucket < first || bucket > last) return;
-      const { cells } = line;
-      setText(cells[0].firstChild, ending(words.cell(bucket)));
-      if (words.grouped) cells[0].title = words.name(bucket);
-      setText(cells[1], bytes(record.bytes[bucket]));
-      setText(cells[2], milliseconds(record.allReduce[bucket]));
-      setText(cells[3], significant(record.bandwidth[bucket] * factor));
-      setText(cells[4], significant(record.bus[bucket] * factor));
-      for (const column of [BUS, LINK]) cells[column].hidden = !shown[column];
-      const share = link?.ns?.[bucket] / (record.allReduce[bucket] * 1e6);
-      setText(cells[LINK], share > 0 ? `${Math.round(100 * share)} %` : "–");
-      setText(
-        cells[6],
-        record.late[bucket] > 0 ? `${milliseconds(record.late[bucket])} for rank ${record.lastRank[bucket]}` : "–",
-      );
-      this.fillBar(cells[7], record.meanHidden[bucket], record.meanExposed[bucket], longest);
-      setText(cells[0].lastChild, same[bucket] === undefined ? "" : same[bucket].equal ? "=" : "≠");
+      this.drawRow(line.cells, bucket, { link, shown, factor, longest });
+      const equal = inspection?.buckets?.[bucket]?.equal;
+      setText(line.cells[0].lastChild, { true: "=", false: "≠" }[equal] ?? "");
       line.classList.toggle("ddp-selected", bucket === selected);
-      line.classList.toggle("ddp-differs", same[bucket]?.equal === false);
+      line.classList.toggle("ddp-differs", equal === false);
     });
     setText(this.summary, summarise(record, words));
     this.drawVerdict(inspection);
@@ -119,6 +106,22 @@ export class SyncView {
     setText(this.limit, limit);
     this.limit.hidden = !limit;
     if (this.details.open) this.drawWaits(record);
+  }
+
+  drawRow(cells, bucket, { link, shown, factor, longest }) {
+    const { record, words } = this;
+    setText(cells[0].firstChild, ending(words.cell(bucket)));
+    if (words.grouped) cells[0].title = words.name(bucket);
+    setText(cells[1], bytes(record.bytes[bucket]));
+    setText(cells[2], milliseconds(record.allReduce[bucket]));
+    setText(cells[3], significant(record.bandwidth[bucket] * factor));
+    setText(cells[BUS], significant(record.bus[bucket] * factor));
+    for (const column of [BUS, LINK]) cells[column].hidden = !shown[column];
+    const share = link?.ns?.[bucket] / (record.allReduce[bucket] * 1e6);
+    setText(cells[LINK], share > 0 ? `${Math.round(100 * share)} %` : "–");
+    const wait = record.late[bucket];
+    setText(cells[6], wait > 0 ? `${milliseconds(wait)} for rank ${record.lastRank[bucket]}` : "–");
+    this.fillBar(cells[7], record.meanHidden[bucket], record.meanExposed[bucket], longest);
   }
 
   drawHead(shown, rates) {
@@ -207,12 +210,13 @@ export class SyncView {
   }
 }
 
+/** @type {[string, number, number][]} Units of a bandwidth: how many are 1 GB/s, from how many GB/s on. */
 const RATES = [
   ["GB/s", 1, 0.01],
   ["MB/s", 1e3, 1e-3],
   ["kB/s", 1e6, 1e-6],
   ["B/s", 1e9, 0],
-]; // with the least GB/s
+];
 
 // The unit in which the largest of these bandwidths (GB/s) has few digits, and what they are multiplied by.
 function unitOf(bandwidths) {

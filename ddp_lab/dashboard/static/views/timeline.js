@@ -25,6 +25,8 @@ export class TimelineView {
     this.canvas = element("canvas", { role: "img", "aria-label": "timeline" });
     this.spacer = element("div", { class: "ddp-spacer" }, this.canvas);
     this.room = null; // the size of the scrolled part, read once: reading it costs a layout of the page
+    this.ratio = 0; // of pixels, for which the fills are made
+    this.fills = null;
     this.scroller = element(
       "div",
       {
@@ -57,11 +59,8 @@ export class TimelineView {
   // Reads the sizes that `draw` needs.
   measure(record) {
     this.fitHeight(record);
-    const { clientWidth, clientHeight } = (this.room ??= {
-      clientWidth: this.scroller.clientWidth,
-      clientHeight: this.scroller.clientHeight,
-    });
-    return { width: Math.floor(clientWidth), height: clientHeight, scroll: this.scroll };
+    this.room ??= { width: Math.floor(this.scroller.clientWidth), height: this.scroller.clientHeight };
+    return { ...this.room, scroll: this.scroll };
   }
 
   forgetTheme() {
@@ -93,7 +92,8 @@ export class TimelineView {
     if (this.spacer.style.height !== content) this.spacer.style.height = content;
     const pen = sizeCanvas(this.canvas, width, height);
     const ratio = window.devicePixelRatio || 1;
-    if (this.ratio !== ratio || !this.fills) [this.ratio, this.fills] = [ratio, makeFills(pen, ratio)];
+    if (this.ratio !== ratio) this.fills = makeFills(pen, ratio);
+    this.ratio = ratio;
     this.theme ??= readTheme(this.root);
     const { fills, axis, cursor, brush, marks, theme, facts } = this;
     const drawn = this.steps.map(({ record: one, shift }, index) => ({

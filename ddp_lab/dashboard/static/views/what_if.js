@@ -25,6 +25,7 @@ export class WhatIfView {
   constructor(actions) {
     this.actions = actions;
     this.number = 0;
+    this.predicted = null; // the predicted step
     this.sliders = new WhatIfSliders(() => this.ask());
     this.empty = element("p", { class: "ddp-empty" });
     this.summary = element("div", { class: "ddp-summary", role: "status" });
@@ -78,7 +79,7 @@ export class WhatIfView {
     this.take(answer);
     this.drawText(answer);
     this.drawChart(answer);
-    const whole = (one) => one && one.complete && !one.abandoned;
+    const whole = (one) => one?.complete && !one.abandoned;
     this.drawSteps(
       whole(record)
         ? record
@@ -197,6 +198,8 @@ class StepPicture {
     );
     this.node = element("div", { class: "ddp-what-if-step" }, this.title, this.scroller);
     this.marks = new MarkStore();
+    this.ratio = 0; // of pixels, for which the fills are made
+    this.fills = null;
   }
 
   draw(record, window_, title) {
@@ -209,7 +212,8 @@ class StepPicture {
     const height = Math.max(Math.min(wanted, HEIGHTS[1]), HEIGHTS[0], needed);
     const pen = sizeCanvas(this.canvas, width, height);
     const ratio = window.devicePixelRatio || 1;
-    if (this.ratio !== ratio || !this.fills) [this.ratio, this.fills] = [ratio, makeFills(pen, ratio)];
+    if (this.ratio !== ratio) this.fills = makeFills(pen, ratio);
+    this.ratio = ratio;
     const layout = layOut(record, { width, height, axis: "common", window: window_ });
     const view = {
       width,

@@ -109,22 +109,7 @@ export class WhatIfSliders {
       ],
       cap: [limits.caps, caps.at(-1) ?? limits.caps.at(-1), caps.length ? capText(caps) : "–"],
     };
-    for (const [name, [values, recorded, text]] of Object.entries(ranges)) {
-      const { range, value } = this.rows[name];
-      const chosen = this.chosen[name];
-      range.disabled = range.hidden = !values;
-      if (!values) {
-        setText(value, this.unknown);
-        continue;
-      }
-      range.max = String(values.length - 1);
-      const at = chosen ?? nearest(values, recorded);
-      if (range.value !== String(at)) range.value = String(at);
-      const said =
-        chosen === null ? (text === "–" ? "as recorded" : `${text}, as recorded`) : unit[name](values[chosen]);
-      setText(value, said);
-      range.setAttribute("aria-valuetext", said);
-    }
+    for (const [name, [values, recorded, text]] of Object.entries(ranges)) this.showRow(name, values, recorded, text);
     this.without.checked = this.chosen.without;
     this.without.disabled = limits.ranks < 2;
     setText(
@@ -132,6 +117,21 @@ export class WhatIfSliders {
       `without the straggler (rank ${limits.straggler}, ${significant(limits.behindMs)} ms behind the median)`,
     );
     this.reset.disabled = !this.moved;
+  }
+
+  // values: of the slider, undefined if they are not known; recorded: where it starts, and text: what is said there
+  showRow(name, values, recorded, text) {
+    const { range, value } = this.rows[name];
+    range.disabled = range.hidden = !values;
+    if (!values) return setText(value, this.unknown);
+    range.max = String(values.length - 1);
+    const chosen = this.chosen[name];
+    const at = String(chosen ?? nearest(values, recorded));
+    if (range.value !== at) range.value = at;
+    const start = text === "–" ? "as recorded" : `${text}, as recorded`;
+    const said = chosen === null ? start : unit[name](values[chosen]);
+    setText(value, said);
+    range.setAttribute("aria-valuetext", said);
   }
 }
 
