@@ -19,8 +19,7 @@ from ..analysis.step_metrics import EDGES
 from ..analysis.step_parts import SPANS
 from .paint import palette
 from .step_feed import BLOCKS
-from .views.catalogue import VIEWS
-from .views.layout_words import BUCKETS
+from .views import VIEWS, layout_words
 
 __all__ = ["module_text", "modules_of", "style_text"]
 
@@ -29,7 +28,7 @@ _GENERATED = {
     "BLOCKS": BLOCKS,
     "COLOURS": palette.COLOURS,
     "EDGE_NAMES": EDGES,
-    "BUCKET_WORDS": BUCKETS.as_dict(),
+    "BUCKET_WORDS": layout_words(None).as_dict(),
     "PARTS": [
         {
             "name": name,

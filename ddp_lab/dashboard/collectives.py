@@ -8,7 +8,7 @@ from ..control.collectives import ShownCollective
 from ..timeline.timeline import Timeline
 from .dashboard import Dashboard
 from .paint.figure import to_plotly
-from .views.collectives import collective_scene
+from .views import collective_scene
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

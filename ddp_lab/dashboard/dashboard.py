@@ -14,7 +14,7 @@ from .life import REPLACED, REPLACED_MODULE, CellEnds, publish, successor_of
 from .live import DashboardStatistics, ShownTraining
 from .live_widget import LiveWidget
 from .saved_picture import SavedPicture
-from .views.catalogue import VIEWS, tabs
+from .views import VIEWS, tabs
 
 if TYPE_CHECKING:
     from ..timeline.recorded.player import Player
@@ -36,7 +36,7 @@ class Dashboard(LiveWidget):
 
     Args:
         timeline: the timeline to show.
-        views: names of views (`ddp_lab.dashboard.views.catalogue`), each in a tab of its own; None for all of them.
+        views: names of views (`ddp_lab.dashboard.views`), each in a tab of its own; None for all of them.
         status: returns a record for each rank (`Cluster.status`); called twice per second on the thread. None: use the
             states that the ranks reported to the timeline.
         request_inspection: requests norm and checksum of a reducer's gradients after a step, without waiting; the

@@ -28,12 +28,7 @@ from .controls.what_if import WhatIfStage
 from .life import life_of, name_of, nothing_yet
 from .paint.scene_svg import empty_svg
 from .step_feed import StepFeed
-from .views.buckets import bucket_gradients
-from .views.catalogue import FACTS, VIEWS
-from .views.layout_words import layout_words
-from .views.model_map import cell_rows
-from .views.step_frames import StepFrames
-from .views.view import Selection, View
+from .views import FACTS, VIEWS, Selection, StepFrames, View, bucket_gradients, cell_rows, layout_words
 
 if TYPE_CHECKING:
     from ..control.ranks import Ranks

@@ -20,7 +20,7 @@ from ..faults import mark_kind
 from ..protocol.events import Kind
 from ..simulation.workload import carried
 from ..timeline.timeline import Timeline
-from .views.step_frames import StepFrame, StepFrames
+from .views import StepFrame, StepFrames
 
 __all__ = ["BLOCKS", "StepFeed", "encode_steps"]
 

@@ -476,9 +476,9 @@ class Timeline(TimelineModel):
             view: ``"timeline"`` (the spans of a step), ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``,
                 ``"findings"``, ``"parameter_groups"``, ``"gradients"`` or ``"groups"`` (which shows no model).
             model: which model; None for the most recently active.
-            options: see `ddp_lab.dashboard.views.catalogue.figure`.
+            options: see `ddp_lab.dashboard.views.figure`.
         """
-        return _above("dashboard.views.catalogue").figure(self, view, model=model, **options)
+        return _above("dashboard.views").figure(self, view, model=model, **options)
 
     # ---- out --------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import nbformat
 import psutil
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
-from ddp_lab.dashboard.views.catalogue import VIEWS
+from ddp_lab.dashboard.views import VIEWS
 from ddp_lab.errors import DdpLabError
 from tests.waiting import DEADLINE_S, wait_until
 

@@ -15,7 +15,7 @@ from typing import Any
 from ddp_lab.bench.measuring.command import option
 from ddp_lab.bench.measuring.workloads import WORKLOADS
 from ddp_lab.command_line import count, number_from
-from ddp_lab.dashboard.views.catalogue import VIEWS
+from ddp_lab.dashboard.views import VIEWS
 from tests.benchmarks.second_look import second_look
 from tests.waiting import wait_until
 

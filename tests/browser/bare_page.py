@@ -13,7 +13,7 @@ from playwright.sync_api import TimeoutError as NotThere
 from ddp_lab.dashboard import bundle
 from ddp_lab.dashboard.dashboard import Dashboard
 from ddp_lab.dashboard.live_widget import LiveWidget
-from ddp_lab.dashboard.views.catalogue import VIEWS
+from ddp_lab.dashboard.views import VIEWS
 from ddp_lab.timeline.timeline import Timeline
 from tests.benchmarks.browser import open_tab
 from tests.waiting import DEADLINE_S, wait_until

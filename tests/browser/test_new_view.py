@@ -1,4 +1,4 @@
-"""A view is one object: one that is added to the catalogue is on the page, in pictures, figures and reports."""
+"""A view is one object: one that is added to `VIEWS` is on the page, in pictures, figures and reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ddp_lab.dashboard import bundle
 from ddp_lab.dashboard.scene import Axis, Bars, Panel, Scene, Table
-from ddp_lab.dashboard.views.catalogue import VIEWS
+from ddp_lab.dashboard.views import VIEWS
 from ddp_lab.dashboard.views.overlap import breakdown
 from ddp_lab.dashboard.views.view import Reported, Selection, View
 from ddp_lab.timeline.timeline import Timeline
@@ -56,7 +56,7 @@ class Paces(View):
 
 @pytest.fixture
 def paces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The catalogue with one more view: nothing else knows of it."""
+    """`VIEWS` with one more view: nothing else knows of it."""
     monkeypatch.setitem(VIEWS, Paces.name, Paces())
     bundle.module_text.cache_clear()
     yield

@@ -30,7 +30,7 @@ from ddp_lab.cli import main
 from ddp_lab.cluster.followed import _Connection
 from ddp_lab.control import wire as wires
 from ddp_lab.control.wire import JSON_FRAME, Wire
-from ddp_lab.dashboard.views.catalogue import VIEWS
+from ddp_lab.dashboard.views import VIEWS
 from ddp_lab.launch.serve import JournalServer
 from ddp_lab.protocol import events, journal
 from ddp_lab.protocol.messages import Ping

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ddp_lab.dashboard.saved_picture import SavedPicture
-from ddp_lab.dashboard.views.catalogue import VIEWS
-from ddp_lab.dashboard.views.catalogue import figure as drawn_figure
+from ddp_lab.dashboard.views import VIEWS
+from ddp_lab.dashboard.views import figure as drawn_figure
 from ddp_lab.diagnosis.report import HangReport
 from ddp_lab.diagnosis.snapshot import Call, Place, RankSnapshot
 from ddp_lab.output import status_table

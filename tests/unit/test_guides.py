@@ -12,7 +12,7 @@ import pytest
 
 import ddp_lab
 import ddp_lab.comm
-from ddp_lab.dashboard.views.catalogue import VIEWS
+from ddp_lab.dashboard.views import VIEWS
 from tests.unit.conftest import SITE, SiteModule
 
 ROOT = Path(__file__).resolve().parents[2]

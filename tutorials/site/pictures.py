@@ -19,7 +19,7 @@ from ddp_lab.dashboard.controls import stepping
 from ddp_lab.dashboard.controls.what_if import WhatIfStage
 from ddp_lab.dashboard.paint import scene_svg
 from ddp_lab.dashboard.scene import Spans
-from ddp_lab.dashboard.views.catalogue import VIEWS
+from ddp_lab.dashboard.views import VIEWS
 from ddp_lab.dashboard.views.collectives import collective_svg
 from ddp_lab.dashboard.views.fault_injection import faults_svg
 from ddp_lab.dashboard.views.step import step_svg

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...formatting import counted
 from ...timeline.timeline import Inspection, Timeline
-from ..views.step_frames import StepFrames
+from ..views import StepFrames
 
 __all__ = ["Comparison"]
 

@@ -31,7 +31,7 @@ from ...simulation.simulator import Configuration, Prediction, simulate
 from ...simulation.workload import Workload
 from ...timeline.what_if import RecordedStep, fit_link, recorded_step
 from ..step_feed import encode_steps
-from ..views.step_frames import StepFrame
+from ..views import StepFrame
 
 if TYPE_CHECKING:
     from ...control.training import TrainingControl

@@ -17,9 +17,7 @@ from ...timeline import judged_steps
 from ...timeline.tables import span_columns
 from ...timeline.tables.span_columns import Columns
 from ...timeline.timeline import Timeline
-from ..views.layout_words import LayoutWords, layout_words
-from ..views.overlap import parts_table
-from ..views.stragglers import last_shares
+from ..views import LayoutWords, last_shares, layout_words, parts_table
 
 __all__ = ["ReportData", "gather"]
 

@@ -18,8 +18,7 @@ from ...timeline.timeline import Timeline
 from ..paint import scene_svg
 from ..paint.palette import ROLE_RULES
 from ..scene import Table
-from ..views.catalogue import VIEWS
-from ..views.view import Reported, Selection
+from ..views import VIEWS, Reported, Selection
 from .data import ReportData, gather
 
 __all__ = ["page"]

@@ -77,7 +77,7 @@ class Reported:
 
 
 class View:
-    """A view: a subclass in a file of its own, one object of it in `catalogue.VIEWS`.
+    """A view: a subclass in a file of its own, one object of it in `views.VIEWS`.
 
     Only `name`, `title`, `about`, `facts` and `scene` are needed: the scene is painted in the page, in saved pictures
     and in figures. A view with a script of its own in ``static`` overrides `page`.
@@ -93,7 +93,7 @@ class View:
         ranks: it needs ranks that run, so that a recording does not have it.
         groups: it shows parameter groups, so that its tab is there once a model with `fully_shard` or `replicate` is.
         fed: a page has its numbers from the steps that it is sent, or from a control: it asks for no facts.
-        also: facts that a page shows with it, by the names in `catalogue.FACTS`.
+        also: facts that a page shows with it, by the names in `views.FACTS`.
         pixels: height of its plotly figure without lanes, and of each lane; None: it has no figure.
     """
 

@@ -24,7 +24,7 @@ from ddp_lab.analysis.step_metrics import PHASES
 from ddp_lab.assistants.timeline_tools import Read, TimelineTools
 from ddp_lab.dashboard.live import Overhead, ViewFacts
 from ddp_lab.dashboard.report import page
-from ddp_lab.dashboard.views.catalogue import VIEWS
+from ddp_lab.dashboard.views import VIEWS
 from ddp_lab.dashboard.views.overlap import parts_table
 from ddp_lab.dashboard.views.overview import overview
 from ddp_lab.dashboard.views.stragglers import waiting

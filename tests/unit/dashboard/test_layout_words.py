@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ddp_lab.dashboard.report.page import page
+from ddp_lab.dashboard.views import VIEWS, figure
 from ddp_lab.dashboard.views.buckets import bucket_gradients
-from ddp_lab.dashboard.views.catalogue import VIEWS, figure
 from ddp_lab.dashboard.views.layout_words import BUCKETS, layout_words
 from ddp_lab.formatting import ending
 from tests.training_events import Training

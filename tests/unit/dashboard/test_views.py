@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from ddp_lab.dashboard.live import Overhead, ViewFacts
+from ddp_lab.dashboard.views import VIEWS as KNOWN
+from ddp_lab.dashboard.views import figure
 from ddp_lab.dashboard.views.buckets import bucket_gradients, readiness
-from ddp_lab.dashboard.views.catalogue import VIEWS as KNOWN
-from ddp_lab.dashboard.views.catalogue import figure
 from ddp_lab.dashboard.views.model_map import map_cells
 from ddp_lab.dashboard.views.overlap import breakdown
 from ddp_lab.dashboard.views.step_frames import END, FORWARD_BEGIN, FORWARD_END, PREVIOUS_END, StepFrames
