@@ -279,7 +279,18 @@ def judgement(
     between: tuple[int, int] | None = None,
     **options: float,
 ) -> Facts | None:
-    """See `Timeline.judgement`."""
+    """The facts behind findings, stragglers and the summary: times of the analysed steps, straggler locations.
+
+    Args:
+        timeline: whose steps; this function is its method `judgement`.
+        model: which model; None for the most recently active.
+        last_steps: how many complete steps to analyse, see [Note: the layout that is judged].
+        between: the first and the last step to analyse; None: up to the newest.
+        options: ``minimum_ms`` and ``minimum_share`` of `Timeline.stragglers`.
+
+    Returns:
+        None if no step is complete on all ranks.
+    """
     chosen = timeline.analysed(model)
     known = timeline.layouts(chosen.reducer) if chosen is not None else []
     if between is not None:

@@ -17,12 +17,13 @@ from ..protocol import descriptions, events
 from .history import EventStore, StepHistory
 from .model_kinds import ModelKind
 from .models import FEWEST_STEPS, FLEETING, Layout, ReducerBook, layouts, newest
+from .recorded import chrome_trace
 from .recorded.saved import Saved
 from .records import DriftRecord, Inspection, Kept, RankStatus, ReducerInfo
 from .tables import span_columns
 from .tables.activity import ActivityTable
 from .tables.collectives import CollectiveTable, GroupInfo, collective_columns
-from .tables.gradients import drift_record
+from .tables.gradients import drift_record, gradient_columns
 from .tables.parameter_groups import parameter_group_columns
 from .tables.span_columns import Columns, TableView
 from .tables.step_table import STEP_FIELDS, StepTable
@@ -593,6 +594,26 @@ class TimelineModel:
         """The columns of `all_reduces` as numpy arrays."""
         ranks_of = {one.reducer: len(one.ranks) for one in self.reducers()}
         return span_columns.sync_columns(self.columns(model, last_steps), dict(sorted(ranks_of.items())))
+
+    def _trace(self, last_steps: int | None) -> chrome_trace.Trace:
+        """The data of `Timeline.to_perfetto`."""
+        reducers = self.reducers()
+        with self._reading():
+            views, marks = self.views(None, last_steps), self.marks()
+            buckets, sizes = self._book.buckets(), self._book.sizes()
+            names = {one.reducer: self._book.names(one.reducer) for one in reducers}
+        many = sum(view.gradients.size for view in views) > chrome_trace.MOST_GRADIENTS
+        return chrome_trace.Trace(
+            spans=span_columns.span_columns(views, sizes),
+            steps=span_columns.step_columns(views),
+            gradients=gradient_columns(views, buckets, completing=many),
+            modules={one.reducer: one.module for one in reducers},
+            names=names,
+            marks=marks,
+            notes=[note for note in (str(self.kept(one.reducer)) for one in reducers) if note],
+            operations=self.collective_columns(),
+            groups={one.group: str(one) for one in self.groups()},
+        )
 
     def analysed(self, model: int | None = None) -> ReducerInfo | None:
         """The record of a model that is analysed; for None the most recently active one with enough complete steps.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..analysis import findings
-from ..analysis.findings import Facts, Finding
+from ..analysis.findings import Finding
 from ..analysis.step_parts import StepParts
 from ..analysis.stragglers import LatePlace
 from ..files import write_text
@@ -28,9 +28,9 @@ from .model import TimelineModel
 from .recorded import chrome_trace, merge, saved
 from .recorded.player import Player
 from .records import Inspection, Kept, RankStatus, ReducerInfo
-from .tables import memory, span_columns
+from .tables import memory
 from .tables.collectives import GroupInfo
-from .tables.gradients import ALL_BUCKETS, drift_columns, gradient_columns, gradient_norm_columns, noise_scale
+from .tables.gradients import ALL_BUCKETS, drift_columns, gradient_norm_columns, noise_scale
 from .tables.span_columns import Columns
 
 if TYPE_CHECKING:
@@ -60,7 +60,11 @@ class Timeline(TimelineModel):
     was restarted keeps its number, and the models that it builds then are new ones.
 
     Methods that return a table take ``model`` (None: all models) and ``last_steps``: how many of the newest steps of
-    each model (None: all that are kept).
+    each model (None: all that are kept). The table has the columns ``reducer`` (the model) and ``step``, and where rows
+    differ in it ``rank`` and ``generation`` (of the bucket layout).
+
+    For other methods, the model None is the most recently active one; they analyse the ``last_steps`` newest complete
+    steps of its last bucket layout that has some.
 
     Args:
         max_steps: how many of the newest steps of each model to keep. A quarter as many older steps are kept, too,
@@ -83,9 +87,7 @@ class Timeline(TimelineModel):
 
         Columns:
 
-        - ``rank``, ``reducer`` (the model), ``process_group`` (index on that rank), ``step``
-        - ``generation``: version of the bucket layout
-        - ``bucket``, ``bytes``, ``n_parameters``
+        - ``process_group`` (index on that rank), ``bucket``, ``bytes``, ``n_parameters``
         - host times in ns, 0 if not yet known: ``backward_begin_ns``; ``first_ready_ns`` (first gradient of the
           bucket); ``ready_ns`` (its last one); ``launched_ns``; ``reduced_ns``; ``finalize_ns`` (end of the rank's own
           computation)
@@ -106,7 +108,6 @@ class Timeline(TimelineModel):
 
         Columns:
 
-        - ``rank``, ``reducer`` (the model), ``step``, ``generation`` (version of the bucket layout)
         - ``state``: "running", "complete" or "abandoned"
         - ``buckets`` and ``bytes``: what was launched
         - host times in ns: ``forward_begin_ns``, ``forward_end_ns``, ``backward_begin_ns``, ``finalize_ns``,
@@ -131,8 +132,7 @@ class Timeline(TimelineModel):
 
         Columns:
 
-        - ``reducer`` (the model), ``step``, ``generation``, ``bucket``, ``bytes``, ``n_parameters``
-        - ``ranks``: their number
+        - ``bucket``, ``bytes``, ``n_parameters``, and ``ranks``: their number
         - ``all_reduce_ms``: from the last rank's launch to the last rank's reduced
         - ``bandwidth_gb_s``: 10⁹ bytes a second in that time
         - ``last_rank``: the last one to launch
@@ -150,7 +150,7 @@ class Timeline(TimelineModel):
         """Every operation of every process group, from any source: one row per rank and operation.
 
         Recorded in cells and by ``ddp-lab run``, with or without a DistributedDataParallel. Each rank's newest 16,384
-        operations are kept.
+        operations are kept; ``last``: how many of them (None: all).
 
         Columns, what it is:
 
@@ -180,9 +180,6 @@ class Timeline(TimelineModel):
         - ``wait_ms``: until the last rank entered
         - ``transfer_ms``: from the last rank's entering to this rank's end
         - ``bus_gb_s``: 10⁹ bytes a second over each link of a ring in that time
-
-        Args:
-            last: how many of the newest of each rank; None for all that are kept.
         """
         return _frame(self.collective_columns(last))
 
@@ -191,7 +188,6 @@ class Timeline(TimelineModel):
 
         Columns:
 
-        - ``rank``, ``reducer`` (the model), ``step``, ``generation``
         - ``group``: number of the parameter group
         - ``module``: its name; the class of the model for the root's own parameters
         - ``forward_unshard_ms`` and ``forward_unshard_exposed_ms``: all-gathers before a forward
@@ -216,7 +212,6 @@ class Timeline(TimelineModel):
 
         Columns:
 
-        - ``reducer`` (the model), ``step``, ``generation``
         - ``bucket``: -1 for all together
         - ``ranks``: number of ranks with gradients
         - ``before``: dict rank -> Euclidean norm of that rank's own gradients; ``before_mean``, ``before_min``,
@@ -235,7 +230,7 @@ class Timeline(TimelineModel):
 
         Columns:
 
-        - ``reducer`` (the model), and ``step``: synchronised backwards before the comparison
+        - ``step``: synchronised backwards before the comparison
         - ``ok``
         - ``first``: name of the first parameter or buffer that differs, "" for none
         - ``groups``: groups of ranks with equal values of it
@@ -244,11 +239,7 @@ class Timeline(TimelineModel):
         - ``cost_ms``
         - ``error``: why the comparison failed, else ""
 
-        Rank 0 of the model's group reports them.
-
-        Args:
-            model: which model; None for all.
-            last_steps: how many of the newest comparisons of each model; None for all that are kept.
+        Rank 0 of the model's group reports them. ``last_steps`` counts comparisons.
         """
         return _frame(drift_columns(self.drift_records(model, last_steps)))
 
@@ -278,8 +269,6 @@ class Timeline(TimelineModel):
         if its delay varies too much to name the place; see `LatePlace.where`.
 
         Args:
-            model: which model; None for the most recently active.
-            last_steps: how many complete steps to analyse, of the last bucket layout that has some.
             minimum_ms: smaller delays count as noise.
             minimum_share: fraction of the steps in which a rank must be late at that place.
 
@@ -292,42 +281,15 @@ class Timeline(TimelineModel):
     def findings(self, model: int | None = None, last_steps: int = judged_steps.ANALYSED_STEPS) -> list[Finding]:
         """Finds what to change: each finding has its evidence, a suggested fix and an estimated saving.
 
-        Args:
-            model: which model; None for the most recently active.
-            last_steps: how many complete steps to analyse, of the last bucket layout that has some.
-
         Returns:
             The findings, the largest saving first.
         """
         return findings.findings(self.judgement(model, last_steps))
 
-    def judgement(
-        self,
-        model: int | None = None,
-        last_steps: int = judged_steps.ANALYSED_STEPS,
-        *,
-        between: tuple[int, int] | None = None,
-        **options: float,
-    ) -> Facts | None:
-        """The facts behind findings, stragglers and the summary: times of the analysed steps, straggler locations.
-
-        Args:
-            model: which model; None for the most recently active.
-            last_steps: how many complete steps to analyse, see [Note: the layout that is judged].
-            between: the first and the last step to analyse; None: up to the newest.
-            options: of `judged_steps.facts`.
-
-        Returns:
-            None if no step is complete on all ranks.
-        """
-        return judged_steps.judgement(self, model, last_steps, between=between, **options)
+    judgement = judged_steps.judgement
 
     def parts(self, model: int | None = None, last_steps: int = judged_steps.PARTED_STEPS) -> StepParts:
         """Where the time of a step goes: its named parts by rank, and the program's lines behind the rest.
-
-        Args:
-            model: which model; None for the most recently active.
-            last_steps: how many complete steps to take the means over, of the layout that is analysed.
 
         Example:
             >>> for part, seconds in timeline.parts().mean.items():
@@ -340,9 +302,7 @@ class Timeline(TimelineModel):
     def workload(self, model: int | None = None, last_steps: int = judged_steps.ANALYSED_STEPS) -> Workload:
         """The computation of one step and the readiness of its gradients: the input of the simulator.
 
-        Args:
-            model: which model; None for the most recently active.
-            last_steps: how many steps the medians are taken over.
+        They are medians over ``last_steps``.
 
         Raises:
             ValueError: no two consecutive steps have been recorded with the current buckets.
@@ -361,7 +321,6 @@ class Timeline(TimelineModel):
 
         Args:
             link: the communication model of an all-reduce. None: fitted to the recorded collectives.
-            model: which model; None for the most recently active.
             without_rank: a rank that is assumed to be as fast as the others: "without the straggler".
             what: fields of `ddp_lab.simulation.simulator.Configuration`: ``bucket_cap_mb`` (None: as recorded),
                 ``order``, ``hook``, ``sync_every``, ``world_size``, ``overlap``, ``jitter_ns``.
@@ -462,7 +421,6 @@ class Timeline(TimelineModel):
 
         Args:
             path: the file to write.
-            model: which model; None for the most recently active.
             hangs: why ranks made no progress, in sentences that the page begins with.
         """
         target = Path(path)
@@ -475,7 +433,6 @@ class Timeline(TimelineModel):
         Args:
             view: ``"timeline"`` (the spans of a step), ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``,
                 ``"findings"``, ``"parameter_groups"``, ``"gradients"`` or ``"groups"`` (which shows no model).
-            model: which model; None for the most recently active.
             options: see `ddp_lab.dashboard.views.figure`.
         """
         return _above("dashboard.views").figure(self, view, model=model, **options)
@@ -491,10 +448,7 @@ class Timeline(TimelineModel):
         columns = self.collective_columns()
         found = group_words.group_facts(columns, self.groups())
         said = group_words.words(found, columns, self.forgotten_collectives())
-        return "\n".join([*said, words.losses(self._dropped())] if said else [])
-
-    def _dropped(self) -> int:
-        return sum(rank.dropped for rank in self.ranks())
+        return "\n".join([*said, words.losses(sum(rank.dropped for rank in self.ranks()))] if said else [])
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the raw events that are kept, and all descriptions, to an ``.npz`` file; `load` reads it.
@@ -539,24 +493,7 @@ class Timeline(TimelineModel):
             path: the file to write; compressed if it ends in ``.gz``.
             last_steps: how many of the newest steps of each model; None for all that are kept.
         """
-        reducers = self.reducers()
-        with self._lock:
-            views, marks = self.views(None, last_steps), self.marks()
-            buckets, sizes = self._book.buckets(), self._book.sizes()
-            names = {one.reducer: self._book.names(one.reducer) for one in reducers}
-        many = sum(view.gradients.size for view in views) > chrome_trace.MOST_GRADIENTS
-        trace = chrome_trace.Trace(
-            spans=span_columns.span_columns(views, sizes),
-            steps=span_columns.step_columns(views),
-            gradients=gradient_columns(views, buckets, completing=many),
-            modules={one.reducer: one.module for one in reducers},
-            names=names,
-            marks=marks,
-            notes=[note for note in (str(self.kept(one.reducer)) for one in reducers) if note],
-            operations=self.collective_columns(),
-            groups={one.group: str(one) for one in self.groups()},
-        )
-        return chrome_trace.write_file(Path(path), trace)
+        return chrome_trace.write_file(Path(path), self._trace(last_steps))
 
 
 def _above(module: str) -> Any:
