@@ -75,18 +75,14 @@ class ModelKind:
 
     Attributes:
         name: ``"kind"`` in descriptions.
-        words: of views: ``unit``, what gradients are reduced in; ``column``, the title of a column with their names;
-            ``order`` of their numbers; ``reductions``, the collective by the number of dimensions of a mesh.
+        unit: what gradients are reduced in; a view has its words by it.
+        reductions: the collective that reduces them, by the number of dimensions of its mesh, the last one for more.
         views: those of the dashboard that only models of this kind have.
     """
 
     name: str = ""
-    words: Mapping[str, Any] = {
-        "unit": "bucket",
-        "column": "bucket",
-        "order": "in launch order",
-        "reductions": ("all-reduce",),
-    }
+    unit: ClassVar[str] = "bucket"
+    reductions: Sequence[str] = ("all-reduce",)
     views: ClassVar[tuple[str, ...]] = ()
 
     # ---- its tables ---------------------------------------------------------------------------------------
@@ -200,17 +196,11 @@ class ParameterGroups(ModelKind):
         reductions: the collective by the number of dimensions of its mesh, the last one for more.
     """
 
+    unit = "parameter group"
     views = ("parameter_groups",)
 
     def __init__(self, name: str, *reductions: str) -> None:
-        self.name = name
-        self.words = {
-            "unit": "parameter group",
-            "column": "module",
-            "order": "in the order of their modules",
-            "exposed": "the rank waits for it: it adds to the step time",
-            "reductions": reductions,
-        }
+        self.name, self.reductions = name, reductions
 
     def steps_behind(self, max_steps: int) -> int:
         """As many as a table of collectives surely holds."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ...analysis import findings
 from ...analysis.findings import Finding
 from ...analysis.step_metrics import PHASES, TypicalStep, typical
-from ...formatting import counted, ms, names, rate, size, step_range
+from ...formatting import counted, ms, rate, size, step_range
 from ...timeline import judged_steps
 from ...timeline.tables import span_columns
 from ...timeline.tables.span_columns import Columns
@@ -163,11 +163,9 @@ def _bucket_table(one: TypicalStep | None, spans: Columns, sync: Columns, assign
         late, reduced, speed = (_median(ours[name]) for name in ("late_ms", "all_reduce_ms", "bandwidth_gb_s"))
         of_all = [late, reduced, rate(speed) if speed == speed else "–"]
         named = [words.cell(number), size(bucket["bytes"]), len(members), ready, *of_all, exposed]
-        lines.append(named if words.grouped else [*named, names(members, 2)])
+        lines.append([*named, *words.members(members)])
     head = [words.head, "size", "parameters", "ready ms", "waiting ms", f"{words.reduction} ms", "bandwidth"]
-    if words.grouped:
-        return ("Parameter groups: reductions (medians)", [*head, "exposed ms"], lines)
-    return ("Buckets (medians)", [*head, "exposed ms", "holds:"], lines)
+    return (words.reductions, [*head, "exposed ms", *words.holds], lines)
 
 
 def _options(assignment: dict[str, Any]) -> list[Table]:

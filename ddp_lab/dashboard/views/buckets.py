@@ -88,8 +88,7 @@ def _buckets(facts: BucketsFacts) -> str:
         x, y, rows = cell.begin * WIDTH, cell.depth * _ROW, min(cell.rows, depth - cell.depth)
         fill, ink = bucket_colour(cell.bucket, buckets) if cell.bucket >= 0 else ("#e8eaed", INK)
         label, where = cell_label(cell, idle, words)
-        short = label if words.grouped else f"b{cell.bucket}"
-        fitting = next((one for one in (label, short) if 6.4 * len(one) + 6 < width), "")
+        fitting = next((one for one in (label, words.tag(cell.bucket)) if 6.4 * len(one) + 6 < width), "")
         box = (x, y, max(width - 1, 0.5), rows * _ROW - 1)
         body.append(tile(*box, fill, tip=f"{cell.path or cell.name}: {where}", words=fitting, ink=ink))
         if cell.parameter in idle:

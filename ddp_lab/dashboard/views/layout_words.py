@@ -6,42 +6,52 @@ groups, which have the names of their modules. A page gets the words with each b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from ...timeline.model_kinds import KINDS
+from ...formatting import names, rate
+from ...timeline.model_kinds import kind_of
 from ..paint.palette import TITLES
 
 __all__ = ["BUCKETS", "LayoutWords", "layout_words"]
 
-_WORDS: Final[dict[str, dict[str, Any]]] = {
-    name: {"exposed": TITLES["exposed"], **kind.words} for name, kind in KINDS.items()
-}
-"""Kind of a model -> its words; `reductions` by the number of dimensions of its mesh, the last one for more."""
-
 
 @dataclass(frozen=True)
 class LayoutWords:
-    """The words for one bucket layout.
+    """The words for one layout of buckets.
 
     Attributes:
+        reduction: the collective that reduces them.
+        modules: number -> name of the module; empty for buckets.
         unit: what its gradients are reduced in: ``"bucket"`` or ``"parameter group"``.
         column: the title of a column with their names.
+        head: `column` as the head of a `Table`.
         order: the order of their numbers.
         exposed: what exposed communication is.
-        reduction: the collective that reduces them.
-        grouped: whether they are parameter groups.
-        modules: number -> name of the module; empty for buckets.
+        grouped: whether they are parameter groups, for a page.
+        unseen: parts of a bucket's time that no event tells.
+        dark: what the dark colours of the map mean.
+        speed: which bandwidth a report shows.
+        falls_behind: which cell of a rank's row tells where it falls behind.
+        reductions: the title of a table of them.
+        holds: the heads of columns for `members`.
     """
 
-    unit: str
-    column: str
-    order: str
-    exposed: str
     reduction: str
-    grouped: bool
     modules: Mapping[int, str]
+
+    unit: ClassVar[str] = "bucket"
+    column: ClassVar[str] = "bucket"
+    head: ClassVar[str] = "bucket"
+    order: ClassVar[str] = "in launch order"
+    exposed: ClassVar[str] = TITLES["exposed"]
+    grouped: ClassVar[bool] = False
+    unseen: ClassVar[Collection[str]] = ()
+    dark: ClassVar[str] = "dark: launched first"
+    falls_behind: ClassVar[str] = "first cell of its row with a strong colour"
+    reductions: ClassVar[str] = "Buckets (medians)"
+    holds: ClassVar[Sequence[str]] = ("holds:",)
 
     def name(self, number: int) -> str:
         """``"bucket 2"``, or the name of the module."""
@@ -55,10 +65,26 @@ class LayoutWords:
         """The same in a column whose title is `column`."""
         return self.modules.get(number, str(number))
 
+    def tag(self, number: int) -> str:
+        """The same beside a parameter in the map of the model; "" if the map names it already."""
+        return f"b{number}"
+
+    def placed(self, rebuilt: bool) -> str:
+        """The order of their numbers in a layout that was rebuilt, or not."""
+        return "rebuilt in the order of readiness" if rebuilt else "not rebuilt"
+
     @property
-    def head(self) -> str:
-        """`column` as the head of a `Table`."""
-        return f"{self.column}:" if self.grouped else self.column
+    def speed(self) -> str:
+        """The bandwidth that `rates` shows, in a sentence."""
+        return "the bus bandwidth: the rate over each link of a ring of these ranks"
+
+    def rates(self, algorithm_gb_s: Sequence[float], bus_gb_s: Sequence[float]) -> list[str]:
+        """The bandwidth of each beside its bar; "" where it is not known."""
+        return [f"{rate(one)} (bus)" if one == one else "" for one in bus_gb_s]
+
+    def members(self, parameters: Sequence[str]) -> list[str]:
+        """What one of them holds, in columns headed by `holds`."""
+        return [names(parameters, 2)]
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the words for a page, which has the names of the modules from the layout."""
@@ -71,26 +97,56 @@ class LayoutWords:
         return self.unit[:1].upper() + self.unit[1:]
 
 
+class _GroupWords(LayoutWords):
+    """The words for parameter groups: they are modules, of which no single gradient is recorded."""
+
+    unit = "parameter group"
+    column = "module"
+    head = "module:"
+    order = "in the order of their modules"
+    exposed = "the rank waits for it: it adds to the step time"
+    grouped = True
+    unseen = ("filling",)
+    dark = "dark: the first ones"
+    falls_behind = "last cell of its row with a strong colour: the backward ends with the first module"
+    reductions = "Parameter groups: reductions (medians)"
+    holds = ()
+
+    def tag(self, number: int) -> str:
+        """None: the map names the module."""
+        return ""
+
+    def placed(self, rebuilt: bool) -> str:
+        """That of the modules."""
+        return self.order
+
+    @property
+    def speed(self) -> str:
+        """That of the gradients."""
+        return f"the algorithm bandwidth: the bytes of the gradients divided by the time of the {self.reduction}"
+
+    def rates(self, algorithm_gb_s: Sequence[float], bus_gb_s: Sequence[float]) -> list[str]:
+        """The algorithm's."""
+        return [rate(one) if one == one else "" for one in algorithm_gb_s]
+
+    def members(self, parameters: Sequence[str]) -> list[str]:
+        """Nothing: the name of the module says it."""
+        return []
+
+
+_OF_UNIT: Final = {one.unit: one for one in (LayoutWords, _GroupWords)}
+
+
 def layout_words(assignment: Mapping[str, Any] | None) -> LayoutWords:
     """Returns the words for a bucket layout.
 
     Args:
         assignment: its description (see tutorials/site/descriptions.md); None or empty if it is not known.
     """
-    described = assignment or {}
-    kind, buckets = str(described.get("kind", "")), described.get("buckets", ())
-    words = _WORDS.get(kind, _WORDS[""])
+    kind, buckets = kind_of(assignment), (assignment or {}).get("buckets", ())
     dimensions = max([len(one.get("mesh", ())) for one in buckets], default=0)
-    of_mesh = words["reductions"]
-    return LayoutWords(
-        words["unit"],
-        words["column"],
-        words["order"],
-        words["exposed"],
-        of_mesh[min(max(dimensions, 1), len(of_mesh)) - 1],
-        words is not _WORDS[""],
-        {one["bucket"]: one["name"] for one in buckets if one.get("name")},
-    )
+    reduction = kind.reductions[min(max(dimensions, 1), len(kind.reductions)) - 1]
+    return _OF_UNIT[kind.unit](reduction, {one["bucket"]: one["name"] for one in buckets if one.get("name")})
 
 
 BUCKETS: Final = layout_words(None)

@@ -87,7 +87,7 @@ def cell_label(cell: Cell, idle: Collection[int], words: LayoutWords = BUCKETS) 
     name = f"layer {cell.name}" if cell.name.isdigit() else cell.name
     where = f"several {words.unit}s" if cell.bucket < 0 else words.where(cell.bucket)
     where += ", gradient never ready: unused" if without else ""
-    said = "unused" if without else "" if words.grouped else f"b{cell.bucket}"
+    said = "unused" if without else words.tag(cell.bucket)
     return name if cell.parameter < 0 or not said else f"{name} · {said}", where
 
 
@@ -99,11 +99,9 @@ def map_words(assignment: dict[str, Any], idle: Collection[int]) -> tuple[str, s
         idle: parameters without a gradient.
     """
     words = layout_words(assignment)
-    rebuilt = "rebuilt in the order of readiness" if assignment.get("rebuilt") else "not rebuilt"
-    order = words.order if words.grouped else rebuilt
+    order = words.placed(bool(assignment.get("rebuilt")))
     hatched = f"; hatched: {counted(len(idle), 'unused parameter')}" if idle else ""
-    dark = "dark: the first ones" if words.grouped else "dark: launched first"
-    return f"{counted(len(assignment['buckets']), words.unit)}, {order}", dark + hatched
+    return f"{counted(len(assignment['buckets']), words.unit)}, {order}", words.dark + hatched
 
 
 def cell_rows(assignment: dict[str, Any]) -> list[list[Any]]:

@@ -105,13 +105,10 @@ class Stragglers(View):
         if not facts.waiting.steps or len(facts.waiting.ranks) < 2:
             return None
         words = facts.words
-        where = "first cell of its row with a strong colour"
-        if words.grouped:
-            where = "last cell of its row with a strong colour: the backward ends with the first module"
         caption = (
             f"Time per step (ms) during which every other rank had launched a {words.unit}’s {words.reduction} and "
             f"this rank had not. A rank that falls behind stays late in the {words.unit}s that follow, so look at the "
-            f"{where}. The strongest colour is the longest wait."
+            f"{words.falls_behind}. The strongest colour is the longest wait."
         )
         return Reported("Waiting for stragglers", caption, self.scene(facts))
 

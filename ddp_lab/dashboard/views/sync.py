@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...analysis import step_metrics
-from ...formatting import rate
 from ...timeline.judged_steps import ANALYSED_STEPS, WARM_UP
 from ...timeline.tables import span_columns
 from ...timeline.tables.span_columns import Columns
@@ -56,12 +55,9 @@ class GradientSync(View):
         if not len(columns["step"]) or len(ranks) < 2:
             return None
         words = words_of(timeline, chosen.model)
-        speed = "the bus bandwidth: the rate over each link of a ring of these ranks"
-        if words.grouped:
-            speed = f"the algorithm bandwidth: the bytes of the gradients divided by the time of the {words.reduction}"
         return Reported(
             f"Gradient synchronisation by {words.unit}",
-            f"Medians over the steps, with {speed}.",
+            f"Medians over the steps, with {words.speed}.",
             sync_scene(sync_of(columns, ranks), words),
         )
 
@@ -88,8 +84,7 @@ def sync_scene(found: Sync, words: LayoutWords = BUCKETS) -> Scene:
     """
     if not len(found.bucket):
         return Scene("Gradient sync", empty=f"no {words.unit} has been reduced yet")
-    kind, speed = ("", found.algorithm_gb_s) if words.grouped else (" (bus)", found.bus_gb_s)
-    rates = [f"{rate(one)}{kind}" if one == one else "" for one in speed.tolist()]
+    rates = words.rates(found.algorithm_gb_s.tolist(), found.bus_gb_s.tolist())
     lane = np.arange(len(found.bucket))
     bars = (
         Bars(f"{LABELS['waiting']} (first rank)", "waiting", lane, found.late_ms),

@@ -64,15 +64,13 @@ class BucketTimeline(View):
             return Reported("Timeline of a step", "", Scene(self.title, empty=f"Not drawn: {error}."))
         words = layout_words(assignment)
         terms = {
-            LABELS["filling"]: "its gradients are being computed",
-            LABELS["queued"]: f"it waits for the {words.unit}s before it",
-            LABELS["waiting"]: "launched, but not on every rank",
-            words.reduction: "launched on every rank, in flight",
-            LABELS["exposed"]: f"(thin line) {words.exposed}",
+            "filling": "its gradients are being computed",
+            "queued": f"it waits for the {words.unit}s before it",
+            "waiting": "launched, but not on every rank",
+            "reducing": "launched on every rank, in flight",
+            "exposed": f"(thin line) {words.exposed}",
         }
-        if words.grouped:
-            del terms[LABELS["filling"]]
-        legend = "; ".join(f"{part}: {term}" for part, term in terms.items())
+        legend = "; ".join(f"{name}: {terms[part]}" for part, (name, _) in _titles(words).items())
         caption = f"One row per {words.unit} and rank. {legend[0].upper()}{legend[1:]}."
         told = f"{why[:1].upper()}{why[1:]}. " if why else ""
         scene = timeline_scene(frame, assignment=assignment, tips=False)
@@ -158,12 +156,9 @@ def timeline_scene(
 
 
 def _titles(words: LayoutWords) -> dict[str, tuple[str, str]]:
-    """Names of the parts of the buckets' time, and what they mean.
-
-    Of a parameter group no single gradient is recorded, so it is never seen filling.
-    """
+    """Names of the parts of the buckets' time that are recorded, and what they mean."""
     named, meant = {**LABELS, "reducing": words.reduction}, {**TITLES, "exposed": words.exposed}
-    return {part: (named[part], meant[part]) for part in PARTS if part != "filling" or not words.grouped}
+    return {part: (named[part], meant[part]) for part in PARTS if part not in words.unseen}
 
 
 def _parts(
