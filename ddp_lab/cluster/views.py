@@ -12,7 +12,7 @@ from ..output.display import RunView, kernel_shell
 from ..protocol.messages import InspectGradients, MeasureEventCost
 
 if TYPE_CHECKING:
-    from ..dashboard.cluster_panel.panel import ClusterPanel
+    from ..dashboard.cluster_panel import ClusterPanel
     from ..dashboard.collectives import Collectives
     from ..dashboard.dashboard import Dashboard
 
@@ -34,7 +34,7 @@ class Views:
         It shows state, device, memory, CPU and GPU use, newest step, and seconds since the rank was last heard from,
         also while a cell runs. A cluster that is the last expression of a notebook's cell shows it.
         """
-        from ..dashboard.cluster_panel.panel import ClusterPanel
+        from ..dashboard.cluster_panel import ClusterPanel
 
         if self._panel is None or self._panel.comm is None:  # it was closed
             self._panel = ClusterPanel(self._cluster)
@@ -106,7 +106,7 @@ class Views:
 
     def means(self) -> dict[str, Any]:
         """The questions that a dashboard can ask the ranks: arguments of `Dashboard`."""
-        from ..dashboard.controls.collectives import CollectiveStage
+        from ..dashboard.controls import CollectiveStage
 
         cluster = self._cluster
 

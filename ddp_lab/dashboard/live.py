@@ -19,12 +19,8 @@ from ..timeline import judged_steps
 from ..timeline.tables.span_columns import joined
 from ..timeline.tables.step_table import STEP_FIELDS
 from ..timeline.timeline import Timeline
-from .cluster_panel.processes import ProcessWatch
-from .cluster_panel.rows import rank_rows
-from .controls.collectives import CollectiveStage, no_ranks
-from .controls.controls import Controls
-from .controls.inspection import Comparison
-from .controls.what_if import WhatIfStage
+from .cluster_panel import ProcessWatch, rank_rows
+from .controls import CollectiveStage, Comparison, Controls, WhatIfStage, no_ranks
 from .life import life_of, name_of, nothing_yet
 from .paint.scene_svg import empty_svg
 from .step_feed import StepFeed

@@ -424,7 +424,7 @@ class Timeline(TimelineModel):
             hangs: why ranks made no progress, in sentences that the page begins with.
         """
         target = Path(path)
-        write_text(target, _above("dashboard.report.page").page(self, model, hangs=hangs))
+        write_text(target, _above("dashboard.report").page(self, model, hangs=hangs))
         return target
 
     def figure(self, view: str = "timeline", *, model: int | None = None, **options: Any) -> Any:

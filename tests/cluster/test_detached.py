@@ -19,7 +19,7 @@ import pytest
 
 from ddp_lab import CellError, ClusterError, machine
 from ddp_lab.cluster.cluster import running_clusters
-from ddp_lab.dashboard.cluster_panel.panel import ClusterPanel
+from ddp_lab.dashboard.cluster_panel import ClusterPanel
 from ddp_lab.notebook import commands
 from ddp_lab.output.board import SilentBoard
 from ddp_lab.protocol import registry

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddp_lab import CellError, ClusterError, faults
-from ddp_lab.dashboard.controls.controls import Controls
+from ddp_lab.dashboard.controls import Controls
 from ddp_lab.protocol.messages import GetStage
 from ddp_lab.simulation.workload import shares
 from tests.cluster.conftest import Lab

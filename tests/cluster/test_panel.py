@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from IPython.core.formatters import DisplayFormatter
 
-from ddp_lab.dashboard.cluster_panel.panel import ClusterPanel
+from ddp_lab.dashboard.cluster_panel import ClusterPanel
 from ddp_lab.engine.gpu import Gpu
 from tests.cluster.conftest import Lab
 from tests.waiting import wait_until

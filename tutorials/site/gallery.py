@@ -10,7 +10,7 @@ from pathlib import Path
 
 import ddp_lab
 from ddp_lab.dashboard.paint import scene_svg
-from ddp_lab.dashboard.report.page import page
+from ddp_lab.dashboard.report import page
 from ddp_lab.dashboard.views.timeline import find_step, timeline_scene
 
 PAGE = Path(__file__).with_name("gallery.md")

@@ -87,12 +87,12 @@ def _record(rank: int, size: int, kind: str) -> tuple[np.ndarray, list[dict[str,
 
 def _text(timeline: Timeline) -> str:
     """The report's text, with a line between what stands apart."""
-    return re.sub(r"[|\s]*\|[|\s]*", "|", html.unescape(re.sub(r"<[^>]+>", "|", page.page(timeline))))
+    return re.sub(r"[|\s]*\|[|\s]*", "|", html.unescape(re.sub(r"<[^>]+>", "|", page(timeline))))
 
 
 def _rows(timeline: Timeline, heading: str) -> list[list[str]]:
     """The cells of one of the report's tables."""
-    of_table = page.page(timeline).partition(f">{heading}")[2].partition("<tbody>")[2].partition("</tbody>")[0]
+    of_table = page(timeline).partition(f">{heading}")[2].partition("<tbody>")[2].partition("</tbody>")[0]
     return [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in of_table.splitlines() if "<td" in line]
 
 

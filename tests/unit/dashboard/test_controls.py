@@ -10,9 +10,9 @@ import pytest
 
 from ddp_lab import faults
 from ddp_lab.control.records import BucketStage, StepState
+from ddp_lab.dashboard.controls import Controls
 from ddp_lab.dashboard.controls.buckets import BucketControl, change_back, compared, described
 from ddp_lab.dashboard.controls.control import FaultControl, fault_rows
-from ddp_lab.dashboard.controls.controls import Controls
 from ddp_lab.dashboard.controls.stepping import StepControl, machine, standings
 from ddp_lab.dashboard.dashboard import Dashboard
 from ddp_lab.protocol.events import Batch

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.dashboard.report.page import page
+from ddp_lab.dashboard.report import page
 from ddp_lab.dashboard.views import VIEWS, figure
 from ddp_lab.dashboard.views.buckets import bucket_gradients
 from ddp_lab.dashboard.views.layout_words import BUCKETS, layout_words

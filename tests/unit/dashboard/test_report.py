@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ddp_lab.analysis.step_metrics import Breakdown
+from ddp_lab.dashboard import report
 from ddp_lab.dashboard.paint import scene_svg
 from ddp_lab.dashboard.report import page
 from ddp_lab.dashboard.views.overlap import overlap_scene
@@ -45,7 +46,7 @@ class _Tags(HTMLParser):
 
 def test_the_page_is_well_formed_and_loads_nothing() -> None:
     """Tags close in order, nothing is loaded, no script, and the size stays far below that of plotly."""
-    text = page.page(Training(ranks=4, buckets=20, delays={(2, 3): 9.0}).trained(20, ms=50))
+    text = page(Training(ranks=4, buckets=20, delays={(2, 3): 9.0}).trained(20, ms=50))
     tags = _Tags()
     tags.feed(text)
     assert tags.open == []
@@ -58,12 +59,12 @@ def test_the_page_is_well_formed_and_loads_nothing() -> None:
 def test_findings_then_words_then_figures() -> None:
     """The order of the page: findings, summary, figures, tables. A remedy's settings and calls are set as code without
     the sentence's punctuation."""
-    headings = re.findall(r"<h2[^>]*>([^<]*)", page.page(Training(delays={(1, 1): 9.0}).trained(20, ms=50)))
+    headings = re.findall(r"<h2[^>]*>([^<]*)", page(Training(delays={(1, 1): 9.0}).trained(20, ms=50)))
     assert headings[:2] == ["Findings", "Summary"]
     assert headings[2].startswith("Timeline of step")
     assert headings[-2:] == ["Ranks (medians)", "Buckets (medians)"]
     text = "Try bucket_cap_mb=1.14. Or bucket_cap_mb=[0.3, 25], then lab.tune(steps=(1, 2)). So static_graph=True, too."
-    chips = re.findall("<code>(.*?)</code>", page._with_code(text))
+    chips = re.findall("<code>(.*?)</code>", report._with_code(text))
     assert chips == ["bucket_cap_mb=1.14", "bucket_cap_mb=[0.3, 25]", "lab.tune(steps=(1, 2))", "static_graph=True"]
 
 
@@ -74,7 +75,7 @@ def test_tiles_and_summary_are_of_the_same_steps() -> None:
         if step == 3:
             training.reduce_ms = 1.2
         training.feed(timeline, step, (step + 1) * 200_000_000)
-    text = page.page(timeline)
+    text = page(timeline)
     [of_tile] = re.findall(r"overlapped communication</\w+>\s*<\w+[^>]*>(\d+) %", text)
     [of_summary] = re.findall(r"(\d+) % of the communication overlapped", text)
     assert of_tile == of_summary
@@ -96,7 +97,7 @@ def test_tile_summary_and_buckets_agree(often: tuple[float, ...], seldom: tuple[
             recorder.backward(step, (step + 1) * 100_000_000, buckets, 10.0)
         timeline.describe(rank, assignment([[0], [1]], ranks=range(len(often))) | {"session": 1})
         timeline.extend(recorder.batch())
-    text, summary = page.page(timeline), timeline.summary()
+    text, summary = page(timeline), timeline.summary()
     found = [
         *re.findall(r"exposed communication</\w+>\s*<\w+[^>]*>([\d.]+) ms", text),
         *re.findall(r"([\d.]+) ms exposed communication", summary),
@@ -126,7 +127,7 @@ def test_the_last_rank_is_the_same_everywhere() -> None:
     assert said in timeline.summary()
     assert said in late_text(facts, timeline.stragglers())
     assert last_shares(facts)[0] == pytest.approx(share / 100)
-    shown = page.page(timeline)
+    shown = page(timeline)
     assert shown.count(said) == 2
     assert f"rank 0: last in {share:.0f}% of steps" in shown
     of_ranks = shown.partition(">last, % of steps<")[2].partition("<tbody>")[2].splitlines()
@@ -143,10 +144,10 @@ def test_lines_of_a_part_are_set_off_and_options_are_the_models() -> None:
     timeline = Timeline()
     for step in range(6):
         Described().feed(timeline, step, 10**12 + step * 10**7)
-    options = page.page(timeline).partition("Options of the model")[2]
+    options = page(timeline).partition("Options of the model")[2]
     assert "static_graph" in options
     assert "averages_in_place" not in options
-    rows = page._table(["part:", "ms"], [["data loading", 2.0], ["  train.py:3", 1.5]]).splitlines()
+    rows = report._table(["part:", "ms"], [["data loading", 2.0], ["  train.py:3", 1.5]]).splitlines()
     assert [row.startswith('<tr class="sub">') for row in rows[1:3]] == [False, True]
 
 
@@ -158,16 +159,16 @@ def test_the_header_says_when_and_where(monkeypatch: pytest.MonkeyPatch, tmp_pat
     write_journals(tmp_path, Training(), **about)
     said = "recorded 2023-11-14 22:13 UTC on host0: &lt;train&gt;.py, torch 2.13.0</p>"
     merged = read_run([tmp_path]).timeline
-    assert said in page.page(merged)
-    assert said in page.page(Timeline.load(merged.save(tmp_path / "timeline.npz")))
-    assert ">recorded" not in page.page(Training().trained(20, ms=50))
+    assert said in page(merged)
+    assert said in page(Timeline.load(merged.save(tmp_path / "timeline.npz")))
+    assert ">recorded" not in page(Training().trained(20, ms=50))
 
 
 def test_pages_of_little() -> None:
     """An empty timeline gives a page that tells how to record something; a single rank has no gradient sync, and the
     other figures."""
-    assert "Wrap the model in ddp_lab.DistributedDataParallel" in page.page(Timeline())
-    text = page.page(Training(ranks=1).trained(20, ms=50))
+    assert "Wrap the model in ddp_lab.DistributedDataParallel" in page(Timeline())
+    text = page(Training(ranks=1).trained(20, ms=50))
     assert "Step time breakdown" in text
     assert "Waiting for stragglers" not in text
 

@@ -299,7 +299,7 @@ def test_the_first_to_fail_is_named_first(tmp_path: Path) -> None:
         "rank 0 ended early: RuntimeError: Connection closed by peer",
         "rank 2 ended early: killed",
     ]
-    assert "<p>Rank 1 failed: ValueError: no data\n    in a.csv (train.py:3)</p>" in page.page(run.timeline)
+    assert "<p>Rank 1 failed: ValueError: no data\n    in a.csv (train.py:3)</p>" in page(run.timeline)
     end = {"how": "finished", "missing": 1234, "why": "No space left on device"}
     for number, messages in enumerate(
         ([journals.opening(), journal.json_frames("end", **end)], [journals.opening(**end)])
