@@ -10,5 +10,4 @@ __all__ = [
     "sources",
     "spawned",
     "stdin",
-    "tracebacks",
 ]

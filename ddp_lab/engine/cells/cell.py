@@ -3,6 +3,10 @@
 The client sends each rank a `Cell`, with which `run` is called. The cell goes through `shell.run_cell`: magics, `!cmd`,
 top-level `await`, displays and the shell's events behave as in a plain notebook. Other actions around a
 cell are in three lists of hooks: `before_cell`, `on_failure`, `on_done`.
+
+[Note: a short traceback]
+A backward has four frames of torch, and a forward six for each module, including ours; the user's frames and the last
+one matter. Only IPython's rendering with context is folded: other modes (``%xmode Verbose``) are an explicit choice.
 """
 
 from __future__ import annotations
@@ -11,17 +15,23 @@ import asyncio
 import contextlib
 import linecache
 import os
+import re
 import sys
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...diagnosis.stacks import is_users
 from ...protocol.messages import Cell, CellReport, CellText
-from . import await_runner, sources, tracebacks, variables
+from . import await_runner, sources, variables
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_FRAME = re.compile(r"Cell |File (.+?):\d+(?:, in |\n|$)")
+_FEWEST = 2  # omitted frames: a single one is as short as the line on it
 
 
 @dataclass
@@ -266,12 +276,41 @@ def _report(shell: Any, end: CellEnd, value: Any, always: bool) -> CellReport:
         name=type(end.error).__name__,
         message=text_of(end.error),
         traceback=rendered,
-        brief=tracebacks.folded(rendered, shell.InteractiveTB.mode),
+        brief=_folded(rendered, shell.InteractiveTB.mode),
         time_ns=end.time_ns,
         consequence=end.consequence,
         waited_in=end.waited_in,
         broke_backward=end.broke_backward,
     )
+
+
+def _folded(rendered: Sequence[str], mode: str = "Context") -> list[str]:
+    """The parts of a traceback with the user's frames and the innermost one of each exception, the others counted: see
+    [Note: a short traceback].
+
+    Args:
+        rendered: IPython's: headings, frames and messages, a part for each.
+        mode: of the rendering.
+    """
+    if mode != "Context":
+        return list(rendered)
+    made: list[str] = []
+    run: list[str] = []  # library frames in a row
+    for number, part in enumerate(rendered):
+        frame = _FRAME.match(_ANSI.sub("", part))
+        following = rendered[number + 1] if number + 1 < len(rendered) else ""
+        innermost = _FRAME.match(_ANSI.sub("", following)) is None
+        if frame is None or innermost or frame[1] is None or is_users(os.path.expanduser(frame[1])):
+            made += _left_out(run)
+            run = []
+            made.append(part)
+        else:
+            run.append(part)
+    return made
+
+
+def _left_out(run: Sequence[str]) -> list[str]:
+    return list(run) if len(run) < _FEWEST else [f"… {len(run)} library frames\n"]
 
 
 def text_of(error: BaseException) -> str:

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import IPython
 
-_ASK = (
-    "from ddp_lab.engine.cells.tracebacks import is_users; import sys; print([is_users(file) for file in sys.argv[1:]])"
-)
+_ASK = "from ddp_lab.diagnosis.stacks import is_users; import sys; print([is_users(file) for file in sys.argv[1:]])"
 
 
 def test_libraries_that_are_installed_elsewhere(tmp_path: Path) -> None:
