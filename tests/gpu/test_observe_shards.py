@@ -150,12 +150,15 @@ def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
 def _both(rank: int, kind: str) -> tuple[bool, Recorded]:
     with recording.suspended():
         without = train(sharded(kind), kind)
-    found: list[Recorded] = []
-    with recorded(found):
+
+    @recorded
+    def observed() -> list[bytes]:
         net = sharded(kind)
         with ddp_lab.observe(net):
-            observed = train(net, kind)
-    return observed == without, found[0]
+            return train(net, kind)
+
+    parameters, found = observed()
+    return parameters == without, found
 
 
 @pytest.mark.parametrize("kind", ["shard", "hybrid", "replicate", "prefetch", "accumulation"])
@@ -193,14 +196,15 @@ def test_groups(kind: str) -> None:
 
 
 def _delayed(rank: int, late: int, block: int, phase: str, where: str) -> Recorded:
-    found: list[Recorded] = []
-    with recorded(found):
+    @recorded
+    def observed() -> None:
         net = sharded("shard")
         if rank == late:
             net.blocks[block].delay = (phase, where, 20.0)
         with ddp_lab.observe(net):  # a host that is ahead of its device may take its time
             train(net, "in step" if where == "host" else "")
-    return found[0]
+
+    return observed()[1]
 
 
 def _late(timeline: Timeline) -> list[Any]:
@@ -224,13 +228,16 @@ def _profiled(rank: int) -> tuple[Recorded, float]:
     """What was recorded; ms of the same steps in which NCCL's kernels ran and no others."""
     from torch.profiler import ProfilerActivity, profile
 
-    found: list[Recorded] = []
-    with recorded(found):
+    @recorded
+    def observed() -> Any:
         net = sharded("shard", 2048)
         ddp_lab.observe(net)
         train(net, steps=2, rows=4096)
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             train(net, steps=6, rows=4096)
+        return profiler
+
+    profiler, found = observed()
     kernels = [one for one in profiler.events() if one.device_type == torch.autograd.DeviceType.CUDA]
     edges = [
         (at, "nccl" in one.name.lower(), change)
@@ -243,7 +250,7 @@ def _profiled(rank: int) -> tuple[Recorded, float]:
             alone += at - before
         open_now[nccl] += change
         before = at
-    return found[0], alone / 1e3
+    return found, alone / 1e3
 
 
 def test_profiler_agrees() -> None:
