@@ -27,13 +27,13 @@ from ..protocol.messages import CellText
 from ..timeline.timeline import Timeline
 from .cells import variables
 from .cells.run import CellOptions, CellResult
+from .cells.runner import CellRunner, Runs
 from .config import ClusterConfig
 from .experiments import Experiments
 from .processes.hosts import parse_hosts
 from .processes.keeper import DetachedCluster, Keeper, detached_clusters, free_name
 from .processes.remote_launchers import Starting
 from .processes.startup import Progress, ignore
-from .runner import CellRunner, Runs
 from .session import MissedCell, Session
 from .views import Views
 

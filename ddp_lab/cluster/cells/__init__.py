@@ -1,3 +1,3 @@
-"""One cell on some ranks, from its text to its values or its error."""
+"""Cells on some ranks: one from its text to its values or its error, and the runner that keeps all of a cluster."""
 
-__all__ = ["doctor", "failures", "front_end", "run", "variables"]
+__all__ = ["doctor", "failures", "front_end", "run", "runner", "variables"]

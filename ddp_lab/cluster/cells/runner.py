@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..control.interrupts import held_back
-from ..errors import CellError
-from ..output.board import SilentBoard, default_board
-from ..output.display import RunView
-from ..protocol.entry_points import RankFunction
-from ..protocol.messages import CellText
-from .cells.failures import replaced_text
-from .cells.run import CellOptions, CellResult, CellRun
+from ...control.interrupts import held_back
+from ...errors import CellError
+from ...output.board import SilentBoard, default_board
+from ...output.display import RunView
+from ...protocol.entry_points import RankFunction
+from ...protocol.messages import CellText
+from .failures import replaced_text
+from .run import CellOptions, CellResult, CellRun
 
 if TYPE_CHECKING:
-    from .session import Session
+    from ..session import Session
 
 
 _clients = itertools.count(time.time_ns())  # ranks remember cells by their ids, so later clients must not reuse them
