@@ -22,10 +22,10 @@ from typing import Any
 
 from ..protocol.entry_points import CAPABILITY_TRIAL
 from . import mpi
-from .capability_trial import BACKENDS
 
 __all__ = ["Capabilities", "Capability", "capabilities"]
 
+_BACKENDS = ("gloo", "shm", "round_robin", "nccl", "mpi", "ucc")
 _RANKS = 2
 _PYTHON = "the program of the trial, with its folder"
 # Allows two processes on any host, also for root; options of Open MPI 4 and 5.
@@ -166,7 +166,7 @@ def capabilities(timeout_seconds: float = 180.0) -> Capabilities:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         mpiexec = shutil.which("mpiexec") if mpi.ours() else None
-        plain = [backend for backend in BACKENDS if backend != mpi.NAME or mpiexec is None]
+        plain = [backend for backend in _BACKENDS if backend != mpi.NAME or mpiexec is None]
         _try(folder, [[_PYTHON, str(rank), *plain] for rank in range(_RANKS)], deadline)
         if mpiexec is not None:
             _try(folder, [[mpiexec, "-n", str(_RANKS), _PYTHON, "mpi", mpi.NAME]], deadline)

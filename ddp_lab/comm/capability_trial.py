@@ -29,9 +29,8 @@ from .round_robin import register as register_round_robin
 from .round_robin import round_robin_process_group
 from .shared_memory import register as register_shared_memory
 
-__all__ = ["BACKENDS", "OPERATIONS", "main", "why_not"]
+__all__ = ["OPERATIONS", "main", "why_not"]
 
-BACKENDS = ("gloo", "shm", "round_robin", "nccl", "mpi", "ucc")
 DEVICES = ("cpu", "cuda")
 _SIZE = 2
 _TIMEOUT = timedelta(seconds=30)
