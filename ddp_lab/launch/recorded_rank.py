@@ -1,4 +1,11 @@
-"""A process that is a rank of a script: it records what it does, and says how it ends."""
+"""A process that is a rank of a script: a thread of it writes its journal, and it says how the program ended.
+
+[Note: recording never harms the program]
+Everything that can fail happens on that thread, including creating the file. If the disk is full, or the folder
+read-only or missing, one line reports it. Events then stay in the recorder's ring, writing is retried, and events that
+are overwritten until then are counted. The program waits for its journal only at its end, and only while the disk
+accepts data.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +13,38 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
+import time
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import recording
 from ..command_line import tell
 from ..diagnosis.crashes import unregistered_method
 from ..diagnosis.stacks import is_library
 from ..engine.groups import script_interrupt
 from ..formatting import line_name
-from ..protocol import journal
-from .journal_writer import KEEP_EVENTS, JournalWriter
+from ..machine import host_clock
+from ..protocol import events, journal
 
-__all__ = ["GRACE_SECONDS", "about_me", "begin_journal", "end_this_process", "number", "of_worker", "reach_models"]
-__all__ += ["that_ends"]
+__all__ = ["GRACE_SECONDS", "JournalWriter", "about_me", "begin_journal", "end_this_process", "number", "of_worker"]
+__all__ += ["reach_models", "that_ends"]
 
 GRACE_SECONDS = 10.0
 """For a process to end after SIGTERM."""
 _LONGEST_LOGGED = 200  # characters
+INTERVAL = 0.02  # seconds between two drains while events arrive
+IDLE_INTERVAL = 0.25  # at most, while none arrive
+RETRY_INTERVAL = 0.5  # while nothing can be written
+PATIENCE = 5.0  # seconds without a byte written, after which the program's exit stops waiting
+KEEP_EVENTS = 2_000_000  # per host, of all ranks: at least so many of the newest stay, at most twice as many (288 MB)
+_PIECE = 1 << 20
+_ENDING_BYTES = 600  # reserved in the first message for how the program ended
 
 
 def begin_journal(folder: Path, about: dict[str, Any], ranks: int, *, of_child: bool = False) -> Callable[[str], None]:
@@ -45,6 +62,222 @@ def begin_journal(folder: Path, about: dict[str, Any], ranks: int, *, of_child: 
     path = journal.path_of(folder, about["rank"], about["restart"], of_child=of_child)
     writer, last = JournalWriter(path, about, keep_events=max(100_000, KEEP_EVENTS // ranks)), _LastWords()
     return lambda how: writer.close(how, str(last))
+
+
+class _File:
+    """A journal that grows by whole messages.
+
+    Args:
+        path: the file, which is overwritten; only this user may read it.
+        took: called with the number of bytes written, after each MiB.
+
+    Raises:
+        OSError: it can't be created.
+    """
+
+    def __init__(self, path: Path, took: Callable[[int], object]) -> None:
+        self._took = took
+        self._size = self._number = 0  # bytes and messages in it
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            self._put(journal.MAGIC)
+        except OSError:
+            self.close()
+            raise
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether it was removed, so that data written to it is lost."""
+        return not os.fstat(self._fd).st_nlink
+
+    def append(self, messages: Sequence[Sequence[bytes]]) -> None:
+        """Appends messages, all of them or none.
+
+        Raises:
+            OSError: none was appended.
+        """
+        self._put(b"".join(journal.pack(frames, self._number + place) for place, frames in enumerate(messages)))
+        self._number += len(messages)
+
+    def replace_first(self, frames: Sequence[bytes]) -> None:
+        """Overwrites the first message with one of the same length, which needs no disk space."""
+        os.pwrite(self._fd, journal.pack(frames, 0), len(journal.MAGIC))
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _put(self, data: bytes) -> None:
+        at = 0
+        try:
+            while at < len(data):
+                written = os.pwrite(self._fd, data[at : at + _PIECE], self._size + at)
+                at += written
+                self._took(written)
+        except OSError:
+            with contextlib.suppress(OSError):  # the next message overwrites it
+                os.ftruncate(self._fd, self._size)
+            raise
+        self._size += len(data)
+
+
+class JournalWriter:
+    """Writes a rank's journal (see [Note: a journal survives its rank]) until `close`.
+
+    It raises nothing for errors of the disk: [Note: recording never harms the program].
+
+    Args:
+        path: the file, which is overwritten.
+        about: fields of its first message besides pid, host and clock, including ``"rank"``.
+        keep_events: at least this many of the newest stay in the file, at most twice as many.
+    """
+
+    def __init__(self, path: Path, about: Mapping[str, Any], *, keep_events: int = KEEP_EVENTS) -> None:
+        self._path, self._keep = path, keep_events
+        self._rank = int(about["rank"])
+        self._session = time.time_ns()
+        self._pid = os.getpid()
+        self._about = {"pid": self._pid, "host": socket.gethostname(), "clock": host_clock(), **about}
+        self._cursor = recording.statistics().recorded
+        self._described = 0
+        self._first = self._cursor  # sequence number of the oldest event in the file
+        self._file: _File | None = None
+        self._bytes = 0  # written so far
+        self._failing = False
+        self._why = ""  # the last write error
+        self._lost = 0  # events
+        self._how, self._last_words, self._ended_ns = "", "", 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ddp_lab-journal", daemon=True)
+        self._thread.start()
+
+    def close(self, how: str, last_words: str = "") -> None:
+        """Writes the rest, how the program ended, and what it did last. Does nothing in a forked child, or a second
+        time."""
+        if os.getpid() != self._pid or self._stopping.is_set():
+            return
+        self._how, self._last_words, self._ended_ns = how, last_words, time.time_ns()
+        self._stopping.set()
+        before = -1
+        while self._thread.is_alive() and self._bytes != before:
+            before = self._bytes
+            self._thread.join(PATIENCE)
+        if self._thread.is_alive():
+            tell(f"rank {self._rank} could not finish its journal: {self._path} accepted no data for {PATIENCE:g} s")
+
+    def _run(self) -> None:
+        try:
+            moved = self._write()
+            interval = INTERVAL
+            while not self._stopping.wait(RETRY_INTERVAL if self._failing else interval):
+                moved = self._write()
+                interval = INTERVAL if moved else min(IDLE_INTERVAL, interval * 1.25)
+            self._write()
+            self._end()
+        except Exception as error:  # noqa: BLE001 - a thread's top: reported, and the program continues
+            tell(f"rank {self._rank} continues without recording: {type(error).__name__}: {error}")
+        finally:
+            if self._file is not None:
+                self._file.close()
+
+    def _write(self) -> bool:
+        """Appends new events, all or none; returns whether there were any."""
+        try:
+            file = self._begun()
+            batch, dropped, following = recording.drain(self._cursor)
+            # Drained after the events, but written before them: events may refer to the newest description.
+            described, position = recording.descriptions(self._described)
+            made = [journal.json_frames("describe", descriptions=[one]) for one in described]
+            if len(batch) or dropped:
+                one = events.Batch(self._rank, self._session, following - len(batch), dropped, batch)
+                made.append([bytes(frame) for frame in events.encode(one)])
+            file.append(made)
+            self._described, self._cursor = position, following
+            self._lost += dropped
+            if following - self._first > 2 * self._keep:
+                self._forget(file)
+        except OSError as error:
+            self._failing = True
+            self._fails(error.strerror or str(error))
+            return False
+        self._failing = False
+        return bool(made)
+
+    def _begun(self) -> _File:
+        """The file; created now if that was not possible before, or it was removed."""
+        if self._file is not None and self._file.is_removed:
+            self._file.close()
+            self._file = None
+            self._lost += self._cursor - self._first
+            self._described, self._first = 0, self._cursor
+            self._fails("it was removed")
+        if self._file is None:
+            made = _File(self._path, self._take)
+            try:
+                made.append([self._opening()])
+            except OSError:
+                made.close()
+                raise
+            self._file = made
+        return self._file
+
+    def _take(self, written: int) -> None:
+        self._bytes += written
+
+    def _fails(self, why: str) -> None:
+        """Reports once that writing fails, and keeps the reason."""
+        if not self._why:
+            tell(
+                f"rank {self._rank} can't write its journal {self._path}: {why}. The program continues; the newest "
+                f"{recording.statistics().capacity:,} events stay in memory until they can be written"
+            )
+        self._why = why
+
+    def _opening(self, **end: Any) -> list[bytes]:
+        """The first message; it has the same length with and without how the program ended."""
+        fields = {"schema_version": events.SCHEMA_VERSION, "session": self._session, **self._about}
+        mark, text = journal.json_frames("journal", **fields)
+        return [mark, journal.json_frames("journal", **fields, **end)[1].ljust(len(text) + _ENDING_BYTES)]
+
+    def _end(self) -> None:
+        """Writes how the program ended: in a message, or without disk space for one, in the first one."""
+        recorded = recording.statistics().recorded if self._failing else self._cursor
+        missing = self._lost + recorded - self._cursor
+        end = {"how": self._how, "ended_ns": self._ended_ns, "recorded": recorded}
+        end |= {"missing": missing, "why": self._why} if missing else {}
+        end |= {"last_words": self._last_words} if self._last_words else {}
+        if self._file is None:
+            tell(f"rank {self._rank} recorded nothing: {self._why}")
+            return
+        try:
+            self._file.append([journal.json_frames("end", **end)])
+        except OSError as error:
+            self._fails(error.strerror or str(error))
+            end["how"] = self._how.encode("ascii", "backslashreplace").decode()[:200]
+            end.pop("last_words", None)
+            with contextlib.suppress(OSError):  # then the file looks like that of a killed rank
+                self._file.replace_first(self._opening(**end))
+
+    def _forget(self, file: _File) -> None:
+        """Keeps only the newest events in the file, and all descriptions."""
+        self._first = self._cursor - self._keep
+        beside = self._path.with_suffix(".shorter")
+        shorter = None
+        try:
+            shorter = _File(beside, self._take)
+            for frames in journal.messages(self._path):
+                if frames[0] != journal.JSON_FRAME:
+                    batch = events.decode(frames)
+                    if batch.first + len(batch.events) <= self._first:
+                        continue
+                shorter.append([frames])
+            beside.replace(self._path)
+        except OSError:  # the long file stays
+            if shorter is not None:
+                shorter.close()
+            beside.unlink(missing_ok=True)
+            raise
+        file.close()
+        self._file = shorter
 
 
 class _LastWords:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddp_lab import recording
-from ddp_lab.launch.journal_writer import JournalWriter
+from ddp_lab.launch.recorded_rank import JournalWriter
 from ddp_lab.protocol import journal
 from ddp_lab.protocol.events import Batch
 from ddp_lab.timeline.recorded import journal_messages

@@ -28,10 +28,10 @@ if not has_journal:
     recording.mark("before")
 native.load().leave_in(file)
 if has_journal:
-    from ddp_lab.launch import journal_writer
+    from ddp_lab.launch import recorded_rank
     recording.enable()
     about = {"rank": 0, "world_size": 1, "restart": 0, "run": "r"}
-    writer = journal_writer.JournalWriter(folder / "rank0.journal", about)
+    writer = recorded_rank.JournalWriter(folder / "rank0.journal", about)
     recording.mark("first")
     while writer._cursor < recording.statistics().recorded:
         pass
