@@ -31,7 +31,8 @@ def texts() -> dict[str, str]:
         for path in sorted((ROOT / folder).rglob("*.*")):
             if path.suffix in suffixes:
                 source = path.read_text(encoding="utf-8")
-                source = re.sub(r'"\s*\n\s*"', "", source)  # C++ joins texts that follow each other
+                # C++ joins texts that follow each other, JavaScript those with a plus between them.
+                source = re.sub(r'["`](?: \+)?\s*\n\s*["`]', "", source)
                 made[str(path.relative_to(ROOT))] = re.sub(r"\$\{[^}]*\}", _FIELD, source)
     return made
 

@@ -7,8 +7,8 @@ const STALE_S = 6; // a running cell reports its status every second
 const ENDED = ["done", "failed", "interrupted", "not run"];
 const shown = new Set(); // tokens of the widgets that this page has made: a widget that is made again has missed output
 
-// The text below the line is in boxes of limited height (background_cell.css), which scroll to its end unless the reader has
-// scrolled up.
+// The text below the line is in boxes of limited height (background_cell.css), which scroll to its end unless the
+// reader has scrolled up.
 class Boxes {
   area = null; // JupyterLab's node of the cell's outputs
 

@@ -142,12 +142,13 @@ export class OverheadLine {
     this.node = element("p", {
       class: "ddp-overhead ddp-muted",
       title:
-        "Recording: events per step and rank, times the measured cost of one, divided by the step time. Kernel: CPU time of this dashboard's thread. Page: time that this page spends on drawing.",
+        "Recording: events per step and rank, times the measured cost of one, divided by the step time. " +
+        "Kernel: CPU time of this dashboard's thread. Page: time that this page spends on drawing.",
     });
     this.samples = [];
   }
 
-  // found: from the kernel: {events, ns, step, kernel, kept}; busy: milliseconds that the page has spent on drawing so far
+  // found: from the kernel: {events, ns, step, kernel, kept}; busy: milliseconds that the page has spent on drawing
   draw(found, busy) {
     const now = performance.now();
     this.samples.push([now, busy]);
@@ -157,7 +158,8 @@ export class OverheadLine {
     const shares = [share("kernel", found?.kernel), share("page", page)].filter(Boolean);
     setText(
       this.node,
-      `Overhead: ${recording(found)}${shares.length ? `; this view uses ${shares.join(" and ")}` : ""}.${found?.kept ? ` ${found.kept}` : ""}`,
+      `Overhead: ${recording(found)}${shares.length ? `; this view uses ${shares.join(" and ")}` : ""}.` +
+        `${found?.kept ? ` ${found.kept}` : ""}`,
     );
   }
 }
@@ -168,7 +170,8 @@ function recording(found) {
   if (!found.ns) return `${events} (their cost was not measured here)`;
   const cost = `${events} × ${found.ns.toFixed(0)} ns`;
   return found.step > 0
-    ? `${cost} = ${Number(((found.events * found.ns) / (found.step * 1e4)).toPrecision(2))} % of the step (${significant(found.step)} ms)`
+    ? `${cost} = ${Number(((found.events * found.ns) / (found.step * 1e4)).toPrecision(2))} % of the step ` +
+        `(${significant(found.step)} ms)`
     : cost;
 }
 

@@ -65,8 +65,8 @@ export class NeedsCluster {
   }
 }
 
-// The model that a control is for: the displayed one, or if that no longer exists the last active one, unless the user chooses
-// another. Visible if there are several.
+// The model that a control is for: the displayed one, or if that no longer exists the last active one, unless the user
+// chooses another. Visible if there are several.
 export class ModelChoice {
   // actions: {redraw()}
   constructor(actions) {

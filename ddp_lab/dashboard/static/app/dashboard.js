@@ -159,7 +159,7 @@ class View {
     this.looked();
   }
 
-  // Shows the step nearest to this one, or those around it if the page has none near; length: how many steps the run has.
+  // Shows the step nearest to this one, or those around it if the page has none near; length: of the run, in steps
   pick(step, length) {
     const room = Math.max(Math.ceil(length / PICKED), 1);
     const nearest = this.records().reduce(
@@ -290,8 +290,8 @@ class View {
     this.busy += performance.now() - now;
   }
 
-  // Writes the tables, as far as they are in view, in a frame of their own: a page that is busy for less than 50 ms at a time
-  // answers at once.
+  // Writes the tables, as far as they are in view, in a frame of their own: a page that is busy for less than 50 ms at
+  // a time answers at once.
   write() {
     this.wroteAt = performance.now();
     if (!this.presence.inView) return;
@@ -349,8 +349,8 @@ class View {
     setText(this.badge, state);
   }
 
-  // Numbers that change thirty times a second can't be read, and their layout costs more than the picture: text is updated at
-  // most five times a second.
+  // Numbers that change thirty times a second can't be read, and their layout costs more than the picture: text is
+  // updated at most five times a second.
   // quick: rows out of view can wait until no more steps come
   drawTables(record, now, quick = false) {
     this.wroteAt = now;
@@ -464,7 +464,10 @@ class View {
     if (now - this.spoken < SPEAK_MS && this.following) return;
     this.spoken = now;
     this.labelled = record.step;
-    const text = `Timeline of step ${record.step}: ${count(record.rankCount, "rank")}, ${count(record.buckets, this.facts.words(record).unit)}. ${this.panels.views.sync?.summary.textContent ?? ""}`;
+    const text =
+      `Timeline of step ${record.step}: ${count(record.rankCount, "rank")}, ` +
+      `${count(record.buckets, this.facts.words(record).unit)}. ` +
+      `${this.panels.views.sync?.summary.textContent ?? ""}`;
     this.timeline.canvas.setAttribute("aria-label", text);
   }
 
@@ -473,8 +476,8 @@ class View {
   }
 }
 
-// Of the trait `facts` the kernel sends what has changed: the facts of one view. The page's copy of the trait takes them, for
-// every view of this dashboard, and for the file that the notebook becomes.
+// Of the trait `facts` the kernel sends what has changed: the facts of one view. The page's copy of the trait takes
+// them, for every view of this dashboard, and for the file that the notebook becomes.
 function takeFacts(model, { view, facts }, [body]) {
   model.set("facts", { ...model.get("facts"), [view]: body ? { ...facts, body } : facts });
 }

@@ -137,7 +137,8 @@ export class KernelFacts {
     return this.keptWords;
   }
 
-  // When each gradient of the chosen bucket was ready; requested when the user chooses it, and regularly during training.
+  // When each gradient of the chosen bucket was ready; requested when the user chooses it, and regularly during
+  // training.
   gradients(record, bucket) {
     if (bucket === null) return undefined;
     const text = JSON.stringify([record.reducer, record.step, bucket]);

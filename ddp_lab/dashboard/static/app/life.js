@@ -90,7 +90,8 @@ export class Life {
     return due && silent > SILENT_MS ? Math.floor(silent / 1000) : 0;
   }
 
-  // {what, remedy, adopt: text of a button, kernel: whether the kernel is lost, ended: whether the ranks are} or null if all is well
+  // {what, remedy, adopt: text of a button, kernel: whether the kernel is lost, ended: whether the ranks are} or null
+  // if all is well
   get state() {
     const { silence } = this;
     const gone = { kernel: true, ended: true, remedy: "", adopt: "" };
@@ -99,7 +100,9 @@ export class Life {
     if (this.greetedAt !== null && performance.now() - this.greetedAt > ANSWER_MS)
       return {
         ...gone,
-        what: "No answer from the kernel: it is busy, or this page has lost the connection (in that case reload the page)",
+        what:
+          "No answer from the kernel: it is busy, or this page has lost the connection " +
+          "(in that case reload the page)",
       };
     const told = this.model.get("status").life;
     return told?.what ? { ...told, kernel: false } : null;
@@ -115,7 +118,8 @@ export class LifeLine {
     this.node = element("div", { class: "ddp-life", role: "status", hidden: true }, this.text, this.adopt);
   }
 
-  // state: of Life; picture: which picture is shown, "" for none; again: how to get a new widget after the kernel has stopped
+  // state: of Life; picture: which picture is shown, "" for none; again: how to get a new widget after the kernel has
+  // stopped
   draw(state, picture, again) {
     this.node.hidden = !state;
     if (!state) return;

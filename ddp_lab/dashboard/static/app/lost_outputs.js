@@ -1,9 +1,9 @@
 // Draws the outputs again that wait for a widget no longer, though it has come.
 //
 // In a page that is opened again, an output looks for its widget ten times a second for two seconds and then gives up
-// (`get_model` of ipywidgets 8.1): it does not look once more. If the kernel's widgets came after its last look, and all
-// had come before it gave up, it says that the model was not found, for good. That is likely where restoring them takes
-// two seconds, as on a busy machine.
+// (`get_model` of ipywidgets 8.1): it does not look once more. If the kernel's widgets came after its last look, and
+// all had come before it gave up, it says that the model was not found, for good. That is likely where restoring them
+// takes two seconds, as on a busy machine.
 
 const EVERY_MS = 500;
 const CHECKS = 60;

@@ -133,7 +133,8 @@ class SwitchedOutput {
   noteOn(view, output, loaded) {
     if (view === MERGED || loaded) return "";
     if (output.kept && !this.cells.lost) return "loading …";
-    return `The output by rank is no longer available: ${this.cells.lost ? "the kernel has stopped" : "the kernel keeps that of the latest cells"}.`;
+    const why = this.cells.lost ? "the kernel has stopped" : "the kernel keeps that of the latest cells";
+    return `The output by rank is no longer available: ${why}.`;
   }
 }
 

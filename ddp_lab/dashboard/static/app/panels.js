@@ -15,7 +15,7 @@ import { WhatIfView } from "../views/what_if.js";
 import { layoutWords } from "./kernel_facts.js";
 import { makeLegend, nameReduction } from "./toolbar.js";
 
-// The views with a script of their own: class, and how it draws the facts. The timeline belongs to the dashboard itself.
+// The views with a script of their own: class, and how it draws the facts. The timeline is the dashboard's own.
 const DRAWN = {
   overview: [OverviewView, (view, facts) => view.draw(facts)],
   sync: [SyncView, (view, facts) => view.draw(facts.record, facts.bucket, facts)],

@@ -3,8 +3,8 @@
 import { readTheme } from "../charts/theme.js";
 
 export class Presence {
-  // actions: {seen(): it came into view or left it; show(): draw again; theme(): the colours changed; second(): each second in
-  // view}
+  // actions: {seen(): it came into view or left it; show(): draw again; theme(): the colours changed; second(): each
+  // second in view}
   constructor(root, actions) {
     this.root = root;
     this.actions = actions;

@@ -12,7 +12,10 @@ function labelOf(ranks) {
     if (runs.length && runs.at(-1)[1] === rank - 1) runs.at(-1)[1] = rank;
     else runs.push([rank, rank]);
   }
-  return `${ranks.length > 1 ? "ranks" : "rank"} ${runs.map(([from, to]) => (from === to ? `${from}` : `${from}–${to}`)).join(", ")}`;
+  return (
+    `${ranks.length > 1 ? "ranks" : "rank"} ` +
+    `${runs.map(([from, to]) => (from === to ? `${from}` : `${from}–${to}`)).join(", ")}`
+  );
 }
 
 // One display of a rank.

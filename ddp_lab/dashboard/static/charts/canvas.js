@@ -64,7 +64,7 @@ export class ChartCanvas {
     return { pen, width, height, theme: this.theme };
   }
 
-  // regions: [{key, x, y, width, height, lines(): [title, [name, value], ...], act?()}], in reading order; the last one wins
+  // regions: [{key, x, y, width, height, lines(): [title, [name, value], ...], act?()}], in reading order; last wins
   finish(regions) {
     this.regions = regions;
     const found = regions.find((one) => one.key === this.cursor);

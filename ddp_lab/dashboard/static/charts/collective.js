@@ -69,7 +69,9 @@ export class Stage {
   drawCell(rank, part, bits) {
     const [x, y, height] = [this.x(rank), this.y(part), this.row - 4];
     const whole = this.slots[part].every((one) => (bits >> one) & 1);
-    const frame = `<rect x="${round(x)}" y="${y}" width="${round(this.cell)}" height="${height}" class="ddp-cell${whole ? " ddp-whole" : ""}"/>`;
+    const frame =
+      `<rect x="${round(x)}" y="${y}" width="${round(this.cell)}" height="${height}" ` +
+      `class="ddp-cell${whole ? " ddp-whole" : ""}"/>`;
     return `<g data-rank="${rank}" data-part="${part}">${frame}${this.fills(bits, part, x, y)}</g>`;
   }
 
@@ -82,7 +84,8 @@ export class Stage {
       .map((rank, slot) => {
         if (!((bits >> rank) & 1)) return "";
         const left = x + 1 + slot * wide;
-        const box = `<rect x="${round(left)}" y="${y + 1}" width="${round(Math.max(wide - (slots.length > 1 ? 1 : 0), 1))}" height="${height}" fill="${colour(rank)}"/>`;
+        const size = `width="${round(Math.max(wide - (slots.length > 1 ? 1 : 0), 1))}" height="${height}"`;
+        const box = `<rect x="${round(left)}" y="${y + 1}" ${size} fill="${colour(rank)}"/>`;
         const digits =
           wide >= 12 && height >= 12
             ? text(left + wide / 2, y + 1 + height / 2, String(rank), "middle", "", INKS[rank % INKS.length])
@@ -97,7 +100,9 @@ export class Stage {
     const before = this.states[step - 1];
     return this.shown.steps[step - 1].transfers.flatMap(([source, target, parts, places]) =>
       parts.map((part, index) => {
-        const markup = `<rect x="0" y="0" width="${round(this.cell)}" height="${this.row - 4}" class="ddp-block"/>${this.fills(before[source][part], part, 0, 0)}`;
+        const markup =
+          `<rect x="0" y="0" width="${round(this.cell)}" height="${this.row - 4}" ` +
+          `class="ddp-block"/>${this.fills(before[source][part], part, 0, 0)}`;
         return { markup, from: [this.x(source), this.y(part)], to: [this.x(target), this.y(places[index])] };
       }),
     );
@@ -118,9 +123,10 @@ export class Stage {
     const from = this.x(source) + (right ? this.cell : 0);
     const to = this.x(target) + (right ? 0 : this.cell);
     const bend = Math.abs(target - source) > 1 ? this.row * 0.45 : 0;
-    const line = `M${round(from)} ${round(y)}Q${round((from + to) / 2)} ${round((y + end) / 2 - 2 * bend)} ${round(to)} ${round(end)}`;
-    const back = right ? -6 : 6;
-    return `<path class="ddp-arrow" d="${line}"/><path class="ddp-arrow-head" d="M${round(to)} ${round(end)}l${back} -3.5v7z"/>`;
+    const tip = `${round(to)} ${round(end)}`;
+    const line = `M${round(from)} ${round(y)}Q${round((from + to) / 2)} ${round((y + end) / 2 - 2 * bend)} ${tip}`;
+    const head = `M${tip}l${right ? -6 : 6} -3.5v7z`;
+    return `<path class="ddp-arrow" d="${line}"/><path class="ddp-arrow-head" d="${head}"/>`;
   }
 
   // The bytes that each rank has sent so far; `at` may be within a step.
@@ -132,8 +138,10 @@ export class Stage {
         .map((first, rank) => {
           const now = first + (after[rank] - first) * (at - Math.floor(at));
           const x = this.x(rank);
-          const bar = `<rect x="${round(x)}" y="${y}" width="${round(this.cell)}" height="5" class="ddp-track"/><rect x="${round(x)}" y="${y}" width="${round((this.cell * now) / this.most)}" height="5" class="ddp-sent"/>`;
-          return bar + text(x, y + 15, this.cell < 44 ? short(now) : bytes(Math.round(now)));
+          const bar = (width, kind) =>
+            `<rect x="${round(x)}" y="${y}" width="${round(width)}" height="5" class="ddp-${kind}"/>`;
+          const bars = bar(this.cell, "track") + bar((this.cell * now) / this.most, "sent");
+          return bars + text(x, y + 15, this.cell < 44 ? short(now) : bytes(Math.round(now)));
         })
         .join("") + text(LEFT - 8, y + 6, "sent", "end", "ddp-faint")
     );
@@ -149,16 +157,20 @@ export class Stage {
     steps.forEach((step, index) => {
       const x = LEFT + index * wide;
       const height = Math.max((STRIP * step.ms) / this.longest, 1);
-      const bar = `<rect x="${round(x + 1)}" y="${round(top + STRIP - height)}" width="${round(Math.max(wide - 3, 1))}" height="${round(height)}" fill="${step.adds ? COLOURS.adds : COLOURS.replaces}"/>`;
+      const bar =
+        `<rect x="${round(x + 1)}" y="${round(top + STRIP - height)}" width="${round(Math.max(wide - 3, 1))}" ` +
+        `height="${round(height)}" fill="${step.adds ? COLOURS.adds : COLOURS.replaces}"/>`;
       const mark =
         index + 1 === current
-          ? `<rect x="${round(x + 1)}" y="${top + STRIP + 2}" width="${round(Math.max(wide - 3, 1))}" height="3" class="ddp-ink"/>`
+          ? `<rect x="${round(x + 1)}" y="${top + STRIP + 2}" width="${round(Math.max(wide - 3, 1))}" ` +
+            `height="3" class="ddp-ink"/>`
           : "";
       const number =
         index % every === 0 ? text(x + wide / 2, top + STRIP + 12, String(index + 1), "middle", "ddp-faint") : "";
       const value =
         wide >= 30 ? text(x + wide / 2, top + STRIP - height - 7, milliseconds(step.ms), "middle", "ddp-faint") : "";
-      const area = `<rect x="${round(x)}" y="${top - 12}" width="${round(wide)}" height="${STRIP + 30}" fill="transparent"/>`;
+      const area =
+        `<rect x="${round(x)}" y="${top - 12}" width="${round(wide)}" ` + `height="${STRIP + 30}" fill="transparent"/>`;
       parts.push(`<g data-step="${index + 1}" class="ddp-step">${bar}${mark}${number}${value}${area}</g>`);
     });
     parts.push(text(LEFT, top + STRIP + 27, "step: ", "start", "ddp-faint"), ...key(LEFT + 34, top + STRIP + 27));
@@ -195,7 +207,9 @@ function short(value) {
 }
 
 function text(x, y, content, anchor = "start", style = "", fill = null) {
-  return `<text x="${round(x)}" y="${round(y)}" text-anchor="${anchor}" dominant-baseline="central" class="${style}"${fill ? ` style="fill: ${fill}"` : ""}>${content.replace(/[&<]/g, (one) => (one === "&" ? "&amp;" : "&lt;"))}</text>`;
+  const place = `x="${round(x)}" y="${round(y)}" text-anchor="${anchor}" dominant-baseline="central"`;
+  const escaped = content.replace(/[&<]/g, (one) => (one === "&" ? "&amp;" : "&lt;"));
+  return `<text ${place} class="${style}"${fill ? ` style="fill: ${fill}"` : ""}>${escaped}</text>`;
 }
 
 const STEP_MS = 1400; // at normal speed

@@ -147,7 +147,7 @@ export function setRows(body, count, make) {
   while (body.rows.length < count) body.append(make(body.rows.length));
 }
 
-// The first and the last row that can be seen in the table's scrolled container; the others need no new texts until then.
+// The first and the last row that can be seen in the table's scrolled container; the others need no texts yet.
 export function rowsInView(body) {
   const { scrollTop, clientHeight } = body.parentNode.parentNode;
   const height = body.rows[0]?.offsetHeight || 1;

@@ -1,15 +1,15 @@
-// Paints scenes: the content of a view in data units. Its marks get pixels and colours, and become regions for the pointer and
-// the keyboard. A role is the name of a colour of the page (readTheme), or else of the palette.
+// Paints scenes: the content of a view in data units. Its marks get pixels and colours, and become regions for the
+// pointer and the keyboard. A role is the name of a colour of the page (readTheme), or else of the palette.
 //
-// Upright: {steps: [{key, name, chosen, lines(), act()}], label, head: pixels above the first panel, panels: [panel]}, steps
-// equally far from each other; a panel:
-// {label, height, top, low: of a logarithmic scale, text(value), marks}.
-// Lying: {lanes: [{name, note, strong, key, lines()}], height: of a lane, left, right, label, top, keys: [{name, shape, role}] of
-// the dots, marks}; a lane with lines() is a region as a whole.
-// Grids of cells: {grids: [{title, heading, rows: names, columns, value(row, column), name(column), axis, unit, lines, act}], height}.
+// Upright: {steps: [{key, name, chosen, lines(), act()}], label, head: pixels above the first panel, panels: [panel]},
+// steps equally far from each other; a panel: {label, height, top, low: of a logarithmic scale, text(value), marks}.
+// Lying: {lanes: [{name, note, strong, key, lines()}], height: of a lane, left, right, label, top,
+// keys: [{name, shape, role}] of the dots, marks}; a lane with lines() is a region as a whole.
+// Grids of cells: {grids: [{title, heading, rows: names, columns, value(row, column), name(column), axis, unit, lines,
+// act}], height}.
 //
 // Marks, `values` having one for each step or lane and null or NaN for a gap:
-//   {bars: values, role}             each on top of those before it; lying ones with lines(lane), at their end text(lane)
+//   {bars: values, role}: each on top of those before it; lying ones with lines(lane), at their end text(lane)
 //   {line: values, role, width, dash}
 //   {band: [values, values]}
 //   {rule: place among the steps, role, text}
@@ -58,8 +58,8 @@ export function drawScene(chart, make) {
 
 const [LANE, LANES_LEFT, UPRIGHT, CELLS] = [20, 210, 280, 220];
 
-// A scene as scene_json.py writes it, in the shape above. actions: {choose(step), select(bucket)}: a click, where an axis chooses
-// something; shown: the step that the page shows.
+// A scene as scene_json.py writes it, in the shape above. actions: {choose(step), select(bucket)}: a click, where an
+// axis chooses something; shown: the step that the page shows.
 export function sceneOf({ panels }, actions, shown) {
   const [first] = panels;
   const kinds = first.marks.map(({ kind }) => kind);
@@ -561,8 +561,8 @@ function paintCell(pen, theme, value, share, { x, y, width, height }, gap) {
 // ---- tiles ------------------------------------------------------------------------------------------------
 
 // Paints boxes that lie where they are told, in pixels, and returns them as regions: {key, x, y, width, height,
-// colour: {fill, ink}, gap: to its right and below, share: of its width that is filled, alpha, edge: how strong its line
-// is, hatched, chosen, here: colour of an outline, texts: of which the first that fits is written, font, centred,
+// colour: {fill, ink}, gap: to its right and below, share: of its width that is filled, alpha, edge: how strong its
+// line is, hatched, chosen, here: colour of an outline, texts: of which the first that fits is written, font, centred,
 // lines(), act()}.
 export function paintTiles({ pen, theme }, tiles) {
   for (const tile of tiles) {

@@ -1,5 +1,5 @@
-// The reducer of each rank as a state machine: its buckets in pending, ready, launched, reduced; where it pauses; which rank
-// waits for which.
+// The reducer of each rank as a state machine: its buckets in pending, ready, launched, reduced; where it pauses; which
+// rank waits for which.
 
 import { COLOURS } from "../generated.js";
 import { paintTiles } from "./scene.js";

@@ -8,9 +8,9 @@ import { milliseconds } from "./theme.js";
 const MIN_BAR = 0.8;
 const LEAST_ROOM = 18; // pixels that the shortest text needs
 
-// steps: [{record, shift, layout, bars}], the chosen one last; view: {width, height, scroll, theme, fills, selected: bucket | null,
-// cursor: {row, bucket} | null, axis, brush: [x, x] | null, marks: MarkStore, over: steps lie over each other, first: the
-// first step of several in a row | null}
+// steps: [{record, shift, layout, bars}], the chosen one last; view: {width, height, scroll, theme, fills,
+// selected: bucket | null, cursor: {row, bucket} | null, axis, brush: [x, x] | null, marks: MarkStore,
+// over: steps lie over each other, first: the first step of several in a row | null}
 export function paint(pen, steps, view) {
   const { width, height } = view;
   const plot = height - AXIS_HEIGHT;
@@ -91,8 +91,8 @@ function paintGrid(pen, layout, view, plot) {
   pen.stroke();
 }
 
-// The rank's header: its name, a band for its backward and a hollow one for finalize, what it did before, and marks; below, the
-// buckets' numbers.
+// The rank's header: its name, a band for its backward and a hollow one for finalize, what it did before, and marks;
+// below, the buckets' numbers.
 function paintRank(pen, record, layout, band, view, named) {
   const { theme } = view;
   paintOutside(pen, record, layout, band, view);

@@ -1,5 +1,5 @@
-// Pointer and keyboard on the bucket timeline: a drag pans, a drag on the axis (or with Shift) selects a time range, the wheel
-// zooms, a click opens a bucket.
+// Pointer and keyboard on the bucket timeline: a drag pans, a drag on the axis (or with Shift) selects a time range,
+// the wheel zooms, a click opens a bucket.
 
 import { AXIS_HEIGHT, HEADER_HEIGHT, RIGHT_MARGIN } from "../steps/lanes.js";
 import { onKey, spoken } from "./dom.js";

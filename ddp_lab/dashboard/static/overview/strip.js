@@ -1,4 +1,4 @@
-// The whole run as a strip: the time of every step since the start, and a brush that chooses the steps that the views show.
+// The whole run as a strip: the time of every step since the start, and a brush that chooses the steps of the views.
 
 import { sizeCanvas } from "../charts/canvas.js";
 import { button, element, number, onKey, setText, Tip } from "../charts/dom.js";
@@ -54,8 +54,8 @@ export class Strip {
     this.theme = null; // read at the next picture
   }
 
-  // found: of the kernel: a list for each column, see history.py, and the top of the scale; state: {between, step: the one that is shown, marks: MarkStore,
-  // analysed: [first, last] or undefined}
+  // found: of the kernel: a list for each column, see history.py, and the top of the scale; state: {between,
+  // step: the one that is shown, marks: MarkStore, analysed: [first, last] or undefined}
   draw(found, state) {
     this.node.hidden = !(found?.first.length >= FEWEST);
     if (this.node.hidden) return;
@@ -79,7 +79,8 @@ export class Strip {
     );
     this.plot.setAttribute(
       "aria-label",
-      `Step time of steps ${grouped(limits[0])} to ${grouped(limits[1])}. Left and right: move the chosen steps. Escape: all steps.`,
+      `Step time of steps ${grouped(limits[0])} to ${grouped(limits[1])}. Left and right: move the chosen ` +
+        "steps. Escape: all steps.",
     );
     this.paint();
   }

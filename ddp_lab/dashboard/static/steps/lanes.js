@@ -28,8 +28,8 @@ export function makeScale(window, width) {
   };
 }
 
-// size: {width, height, axis: "common" | "rank", window: [ms, ms] | null}; and for a picture of several steps or of a part of the
-// content: shift (ms added to every time), visible: [first, last] pixel of the content
+// size: {width, height, axis: "common" | "rank", window: [ms, ms] | null}; and for a picture of several steps or of a
+// part of the content: shift (ms added to every time), visible: [first, last] pixel of the content
 export function layOut(record, size) {
   const ranks = record.rankCount;
   const buckets = record.buckets;

@@ -21,8 +21,9 @@ export function chooseSteps(records, shown, mode) {
   return chosen.map((record) => ({ record, shift: inRow ? (record.began - chosen[0].began) * 1000 : 0 }));
 }
 
-// Joins the bars of a row that share a pixel column: the column gets the colour of the part that fills most of it. If they were
-// drawn one after the other, the last of them would win, however short it is. The bars of a row are in the order of time.
+// Joins the bars of a row that share a pixel column: the column gets the colour of the part that fills most of it. If
+// they were drawn one after the other, the last of them would win, however short it is. The bars of a row are in the
+// order of time.
 export function joinNarrow(bars) {
   const made = [];
   let open = null; // the column being filled: {bar, column, shares}

@@ -65,8 +65,8 @@ export class MarkStore {
   }
 }
 
-// [{name, begin, end, kind: "other" | "forward"}] from the end of the previous step to the backward's begin. An annotation
-// names the time after it, until the next annotation or event.
+// [{name, begin, end, kind: "other" | "forward"}] from the end of the previous step to the backward's begin. An
+// annotation names the time after it, until the next annotation or event.
 export function outsideSpans(record, row, marks) {
   const [forwardBegin, forwardEnd, previousEnd] = record.outside.subarray(row * 3, row * 3 + 3);
   const begin = record.bounds[row * 3];
@@ -86,7 +86,8 @@ function named(record, row, marks, from, to, first) {
   return points.map(({ at, name }, index) => ({ name, begin: at, end: points[index + 1]?.at ?? to, kind: "other" }));
 }
 
-// Where the step begins on the axis: at the end of the previous step, but without long idle time, which would squeeze the rest.
+// Where the step begins on the axis: at the end of the previous step, but without long idle time, which would squeeze
+// the rest.
 export function wholeBegin(record) {
   let earliest = 0;
   record.ranks.forEach((_, row) => {

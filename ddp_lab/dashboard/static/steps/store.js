@@ -106,7 +106,7 @@ export class StepStore {
     return this.reducers.get(reducer)?.get(step) ?? chosen?.get(step);
   }
 
-  // The newest complete step; or a later one that takes long, even if it is incomplete (it may never end if a rank hangs).
+  // The newest complete step; or a later one that takes long, even if it is incomplete: it never ends if a rank hangs.
   latest(reducer) {
     let complete = null;
     let growing = null;

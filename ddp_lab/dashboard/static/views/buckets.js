@@ -123,7 +123,8 @@ export class BucketsView {
   // used: in which share of the steps, undefined if it is not known
   ofParameter(cell, selected, used, words) {
     const name = layerName(cell.name);
-    const tags = used === 0 ? ["unused"] : words.grouped ? [] : [`b${cell.bucket}`]; // of a group the map names the module
+    // Of a group the map names the module.
+    const tags = used === 0 ? ["unused"] : words.grouped ? [] : [`b${cell.bucket}`];
     return {
       hatched: used === 0,
       font: "11px",
@@ -163,8 +164,9 @@ export class BucketsView {
 }
 
 // The map's cells from left to right: those of model_map.py, or those inside one of them.
-// [{depth, rows, begin, end, name, path, parameter: index | -1, bucket: its only bucket | -1}] with 0 ≤ begin < end ≤ 1, and the
-// number of rows. `root`: path of the module that fills the width; `equal`: all parameters have the same width.
+// [{depth, rows, begin, end, name, path, parameter: index | -1, bucket: its only bucket | -1}] with
+// 0 ≤ begin < end ≤ 1, and the number of rows. `root`: path of the module that fills the width; `equal`: all parameters
+// have the same width.
 export function mapCells({ cells }, { root = "", equal = false } = {}) {
   const all = cells.map(([name, path, parameter, bucket, depth, ...edges]) => ({
     name,
@@ -257,7 +259,9 @@ function line(record, assignment, one, words) {
 function describe(assignment, known, words) {
   const total = assignment.buckets.reduce((sum, one) => sum + one.bytes, 0);
   const parts = [
-    `${count(assignment.parameters.length, "parameter")} in ${count(assignment.buckets.length, words.unit)}${words.grouped ? ` of ${assignment.kind}` : ""}, ${bytes(total)} per step`,
+    `${count(assignment.parameters.length, "parameter")} in ` +
+      `${count(assignment.buckets.length, words.unit)}${words.grouped ? ` of ${assignment.kind}` : ""}, ` +
+      `${bytes(total)} per step`,
   ];
   if (words.grouped) parts.push(words.order);
   else

@@ -1,4 +1,4 @@
-// Collectives: which rank holds which part, and how parts move between ranks; recorded on the real ranks, replayed here.
+// Collectives: which rank holds which part, and how parts move between ranks; recorded on real ranks, replayed here.
 
 import { asking } from "../app/life.js";
 import { holders, Player, Stage } from "../charts/collective.js";
@@ -19,7 +19,8 @@ import { bytes, count, milliseconds } from "../charts/theme.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
 const KEYS =
-  "Space: play or pause. Left and right: step. Home, End: first and last. Plus, minus: speed. Up and down: what each rank holds.";
+  "Space: play or pause. Left and right: step. Home, End: first and last. Plus, minus: speed. Up and down: " +
+  "what each rank holds.";
 const RUN = "Run it on the ranks several times, with real tensors";
 const FACTOR = "α: latency of a message; β: time per byte.";
 
@@ -66,7 +67,8 @@ export class CollectivesView {
     this.lesson = element(
       "p",
       { class: "ddp-sentence ddp-muted" },
-      "A column is a rank's buffer, divided into parts. A colour in a part is the contribution of the rank of that colour, as found in the received numbers. A strong frame marks a part with all contributions.",
+      "A column is a rank's buffer, divided into parts. A colour in a part is the contribution of the rank " +
+        "of that colour, as found in the received numbers. A strong frame marks a part with all contributions.",
     );
     this.content = element("div", {}, this.player_, this.now, this.chart, this.lesson, this.twin.node);
     this.node = section("collectives", "collectives", "Collectives", this.ask_, this.notice, this.state, this.content);
@@ -376,7 +378,10 @@ function describe(shown, number) {
   const targets = step.transfers.length > 1 ? `${step.transfers.length} ranks` : `rank ${target}`;
   const messages =
     senders === 1 ? `rank ${source} sends ${size} to ${targets}` : `${senders} ranks send at once, ${each}`;
-  return `Step ${number} of ${shown.steps.length}: ${messages}; received data ${step.adds ? "is added" : "replaces the old data"}. It took ${milliseconds(step.ms)} ms.`;
+  return (
+    `Step ${number} of ${shown.steps.length}: ${messages}; received data ` +
+    `${step.adds ? "is added" : "replaces the old data"}. It took ${milliseconds(step.ms)} ms.`
+  );
 }
 
 function sentence({ state, text, shown, choices }) {
@@ -385,12 +390,18 @@ function sentence({ state, text, shown, choices }) {
   if (shown === null && !Object.keys(choices).length)
     return "No ranks: collectives need a running cluster in this notebook.";
   if (shown === null)
-    return "No collective has been run yet. Choose a collective and an algorithm, then press “Run on the ranks”. It takes a few milliseconds.";
+    return (
+      "No collective has been run yet. Choose a collective and an algorithm, then press “Run on the ranks”. It " +
+      "takes a few milliseconds."
+    );
   const { collective, algorithm, ranks, bytes: size, steps } = shown;
   const title = `${collective} by ${algorithm} over ${count(ranks, "rank")}, ${bytes(size)} on each`;
   if (!steps.length) return `${title}: a single rank has nothing to send. Start a cluster with two or more ranks.`;
   const sum = steps.reduce((total, step) => total + busiest(shown, step), 0);
   const total = steps.reduce((all, step) => all + step.ms, 0);
   const factor = Number((sum / size).toPrecision(3));
-  return `${title}: ${count(steps.length, "step")} in ${milliseconds(total)} ms. Cost: ${steps.length} α + ${factor} × buffer × β (${bytes(sum)} from the busiest ranks). ${FACTOR}`;
+  return (
+    `${title}: ${count(steps.length, "step")} in ${milliseconds(total)} ms. Cost: ${steps.length} α + ` +
+    `${factor} × buffer × β (${bytes(sum)} from the busiest ranks). ${FACTOR}`
+  );
 }

@@ -40,8 +40,8 @@ export class DetailView {
     );
   }
 
-  // gradients: from the kernel: {step, ranks, ms: [rank][parameter]} of this bucket, or undefined; compare: whether the ranks
-  // can compute norms
+  // gradients: from the kernel: {step, ranks, ms: [rank][parameter]} of this bucket, or undefined; compare: whether the
+  // ranks can compute norms
   draw(record, bucket, info, inspection, gradients, compare) {
     this.node.hidden = bucket === null || bucket >= record.buckets;
     if (this.node.hidden) return;
@@ -55,7 +55,8 @@ export class DetailView {
     setText(this.facts, [bytes(record.bytes[bucket]), ...about(info, words)].join(" · "));
     this.drawDots(info, gradients);
     fill(this.parameters.body, parameterLines(info, gradients));
-    for (const row of this.parameters.node.rows) row.cells[READY].hidden = words.grouped; // no single gradient is recorded
+    // Of a parameter group no single gradient is recorded.
+    for (const row of this.parameters.node.rows) row.cells[READY].hidden = words.grouped;
     const norms = inspection?.buckets?.[bucket]?.norms ?? {};
     this.ranks.node.rows[0].cells[6].hidden = !compare;
     fill(

@@ -47,7 +47,9 @@ const KINDS = {
     title: "killed rank",
     fields: [],
     about: "The rank's process is killed (SIGKILL) at its next forward.",
-    see: "The cell fails on all ranks and names the rank that failed. The next cell, or %cluster rejoin, starts a new process for that rank. Its variables are lost.",
+    see:
+      "The cell fails on all ranks and names the rank that failed. The next cell, or %cluster rejoin, starts a " +
+      "new process for that rank. Its variables are lost.",
   },
 };
 const SURE_MS = 5000;

@@ -19,7 +19,8 @@ export class FindingsView {
     this.node = section("findings-view", "findings", "Findings", this.state, this.list, this.note);
   }
 
-  // found: from the kernel: {items: [...], steps}; undefined before its first answer; means: see dashboard.py; records: the steps
+  // found: from the kernel: {items: [...], steps}; undefined before its first answer; means: see dashboard.py; records:
+  // the steps
   draw(found, means, records) {
     this.records = records;
     const items = found?.items ?? [];

@@ -1,4 +1,5 @@
-// Gradient monitoring: norms before and after averaging, by rank and bucket; noise scale; origin of NaN; drift of replicas.
+// Gradient monitoring: norms before and after averaging, by rank and bucket; noise scale; origin of NaN; drift of
+// replicas.
 
 import { Asker, NeedsCluster, StatusLine } from "../app/control_status.js";
 import { ChartCanvas } from "../charts/canvas.js";
@@ -21,7 +22,8 @@ import { bytes, count, milliseconds, significant } from "../charts/theme.js";
 import { COLOURS, RANK_COLOURS } from "../generated.js";
 
 const COST =
-  "Monitoring has a cost: a monitored step reads each bucket twice more (0.13 ms per MiB on one CPU core) and gathers some numbers; a comparison reads all parameters once (0.3 ms per MiB).";
+  "Monitoring has a cost: a monitored step reads each bucket twice more (0.13 ms per MiB on one CPU core) " +
+  "and gathers some numbers; a comparison reads all parameters once (0.3 ms per MiB).";
 const NONE =
   "No step has been monitored. Start monitoring above, or call model.watch_gradients(every=10) in the training code.";
 const NONE_HERE = "No step has been monitored. Call model.watch_gradients(every=10) in the training code.";
@@ -107,7 +109,8 @@ export class GradientsView {
     this.needs = new NeedsCluster(this.row, this.status.node, cost);
   }
 
-  // known: from the kernel (gradients.py), undefined before its first answer; watching: of its controls; step: the chosen one
+  // known: from the kernel (gradients.py), undefined before its first answer; watching: of its controls; step: the
+  // chosen one
   draw(reducer, control, watching, known, step) {
     this.reducer = reducer;
     const live = this.needs.draw(control);
@@ -146,7 +149,8 @@ export class GradientsView {
     setText(
       this.heading,
       found
-        ? `Step ${shown}, by bucket: difference of each rank's norm from the mean of the ranks, in percent. ${found.spread}`
+        ? `Step ${shown}, by bucket: difference of each rank's norm from the mean of the ranks, in percent. ` +
+            `${found.spread}`
         : `Step ${shown}: its buckets are no longer stored here; see Timeline.gradients().`,
     );
     this.waits.node.hidden = !found;
@@ -179,7 +183,9 @@ export class GradientsView {
     const noise = steps.map((one) => one.noise);
     return {
       head: 26, // for values that were not finite
-      label: `step (${count(steps.length, "monitored step")}); noise scale in batches of a rank, over 20 monitored steps`,
+      label:
+        `step (${count(steps.length, "monitored step")}); ` +
+        "noise scale in batches of a rank, over 20 monitored steps",
       steps: steps.map((one) => ({
         key: `monitored ${one.step}`,
         name: String(one.step),

@@ -180,7 +180,10 @@ function sentence(found) {
   const sign = (value) => `${value > 0 ? "+" : value < 0 ? "−" : ""}${Math.abs(value).toFixed(1)} %`;
   const [before, after] = found.medians.map(milliseconds);
   const counts = found.sides.map((side) => side.ms.length).join(" and ");
-  return `A step takes ${before} ms before, ${after} ms after: ${sign(found.percent)} (99 %: ${sign(found.low)} to ${sign(found.high)}), ${found.verdict}. Medians of ${counts} steps.`;
+  return (
+    `A step takes ${before} ms before, ${after} ms after: ${sign(found.percent)} (99 %: ${sign(found.low)} to ` +
+    `${sign(found.high)}), ${found.verdict}. Medians of ${counts} steps.`
+  );
 }
 
 function quantile(values, share) {

@@ -15,8 +15,8 @@ export class SceneView {
     this.node = section(name, title.toLowerCase(), title, this.place);
   }
 
-  // blocks: of scene_json.py, undefined before the kernel's first answer; shown: the step that the page shows; gone: what has
-  // happened to the kernel, if it is lost
+  // blocks: of scene_json.py, undefined before the kernel's first answer; shown: the step that the page shows; gone:
+  // what has happened to the kernel, if it is lost
   draw(blocks, shown, gone) {
     if (!blocks) setText(this.waiting, gone ? `${gone}. There is no analysis to show.` : "Waiting for the analysis.");
     else if (blocks !== this.blocks) this.write(blocks);

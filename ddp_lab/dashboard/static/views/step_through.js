@@ -229,7 +229,8 @@ function headline(assignment, stepping) {
   const list = (ranks) => `${ranks.length === 1 ? "rank" : "ranks"} ${ranks.join(", ")}`;
   if (paused.length) {
     const since = Math.min(...stepping.ranks.map((one) => one.since ?? Infinity));
-    return `Training is paused: ${list(paused)}, for ${duration(Date.now() / 1000 - since)}. No process group times out meanwhile.`;
+    const long = duration(Date.now() / 1000 - since);
+    return `Training is paused: ${list(paused)}, for ${long}. No process group times out meanwhile.`;
   }
   if (armed.length)
     return `Breakpoints are set on ${list(armed)}. No rank has reached one yet. Run a cell that trains.`;

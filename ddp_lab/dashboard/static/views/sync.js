@@ -23,7 +23,8 @@ const columns = ({ unit, column, reduction, grouped }, rates = "GB/s") => [
   ["longest wait ms", "how long the first rank waited for its peers, and for which rank"],
   [
     "overlapped | exposed ms",
-    `launched → reduced, mean over ranks: ${grouped ? "the rank computes meanwhile | the rank waits" : "during the backward's computation | after it"}`,
+    "launched → reduced, mean over ranks: " +
+      `${grouped ? "the rank computes meanwhile | the rank waits" : "during the backward's computation | after it"}`,
   ],
 ];
 
@@ -76,8 +77,8 @@ export class SyncView {
     this.actions.redraw();
   }
 
-  // link: from the kernel: {ns: expected ns by bucket, limit: bus GB/s, from: in words} or undefined; means: what the ranks
-  // can do (dashboard.py); words: of KernelFacts; quick: only the rows in view
+  // link: from the kernel: {ns: expected ns by bucket, limit: bus GB/s, from: in words} or undefined; means: what the
+  // ranks can do (dashboard.py); words: of KernelFacts; quick: only the rows in view
   draw(record, selected, { inspection, link, means, words, quick }) {
     this.record = record;
     this.words = words;

@@ -15,8 +15,8 @@ const ROW = 16;
 const [FILLING, QUEUED, WAITING] = PARTS.map((one) => one.label);
 
 export class TimelineView {
-  // actions: {select(bucket), step(by), redraw(), say(text)}; facts: {bucket(record, bucket) -> its description, or undefined;
-  // words(record): of KernelFacts}
+  // actions: {select(bucket), step(by), redraw(), say(text)}; facts: {bucket(record, bucket) -> its description, or
+  // undefined; words(record): of KernelFacts}
   constructor(root, actions, facts, marks) {
     this.root = root;
     this.actions = actions;
@@ -34,7 +34,8 @@ export class TimelineView {
         tabindex: "0",
         role: "application",
         "aria-label":
-          "Timeline. Up and down: bucket or parameter group. Left and right: rank. Enter: details. Page up and down: step. Plus, minus, 0: zoom. Shift and left or right: pan.",
+          "Timeline. Up and down: bucket or parameter group. Left and right: rank. Enter: details. Page up " +
+          "and down: step. Plus, minus, 0: zoom. Shift and left or right: pan.",
       },
       this.spacer,
     );
@@ -73,8 +74,8 @@ export class TimelineView {
     this.actions.redraw();
   }
 
-  // Draws `record`, and those of the `records()` before it that the mode shows; `selected` is the bucket whose details are open.
-  // Returns whether there was room: while JupyterLab changes its theme the width may be 0 for a moment.
+  // Draws `record`, and those of the `records()` before it that the mode shows; `selected` is the bucket whose details
+  // are open. Returns whether there was room: while JupyterLab changes its theme the width may be 0 for a moment.
   draw(record, records, { width, height, scroll }, selected, live) {
     this.record = record;
     if (width < 40) {

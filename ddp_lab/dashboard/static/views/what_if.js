@@ -66,8 +66,8 @@ export class WhatIfView {
     this.drawRun();
   }
 
-  // record: the recorded step that the dashboard shows, null before the first; records: all of the model; prediction, trial:
-  // traits of the kernel; means: what the ranks can do; gone: what has happened to the kernel, if it is lost
+  // record: the recorded step that the dashboard shows, null before the first; records: all of the model; prediction,
+  // trial: traits of the kernel; means: what the ranks can do; gone: what has happened to the kernel, if it is lost
   draw({ record, records, prediction: answer, trial, means, gone }) {
     this.trial = trial;
     const ready = answer?.state === "ready";
@@ -105,8 +105,9 @@ export class WhatIfView {
     const { recorded, same, predicted } = answer;
     const change = 100 * (predicted.step / same.step - 1);
     const off = 100 * (same.step / recorded.step - 1);
+    const basis = Math.abs(off) < 0.5 ? "" : " compared with the simulation of the recorded setting";
     const what = this.sliders.moved
-      ? `Predicted: ${milliseconds(predicted.step)} ms per step, ${signed(change)}${Math.abs(off) < 0.5 ? "" : " compared with the simulation of the recorded setting"}.`
+      ? `Predicted: ${milliseconds(predicted.step)} ms per step, ${signed(change)}${basis}.`
       : "Move a slider to get a prediction.";
     const agrees = Math.abs(off) < 0.5 ? "" : `; simulated: ${milliseconds(same.step)} ms (${signed(off)})`;
     setText(this.summary, `Recorded: ${milliseconds(recorded.step)} ms per step${agrees}. ${what} ${answer.about}`);
@@ -233,7 +234,8 @@ class StepPicture {
     const exposed = Math.max(...Array.from(record.ranks, (_, row) => record.busy[row * 2 + 1] || 0));
     this.canvas.setAttribute(
       "aria-label",
-      `${title}: ${count(record.rankCount, "rank")}, ${count(record.buckets, "bucket")}, up to ${milliseconds(exposed)} ms of exposed communication`,
+      `${title}: ${count(record.rankCount, "rank")}, ${count(record.buckets, "bucket")}, up to ` +
+        `${milliseconds(exposed)} ms of exposed communication`,
     );
   }
 }

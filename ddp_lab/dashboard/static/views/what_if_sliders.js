@@ -85,10 +85,11 @@ export class WhatIfSliders {
     this.show();
   }
 
-  // Why no bandwidth is known: all-reduces of large and small buckets take equally long, or all buckets have similar sizes.
+  // Why no bandwidth is known: all-reduces of large and small buckets take equally long, or all have similar sizes.
   get unknown() {
     if (this.limits.measured) return "no bandwidth limit found: large messages take as long as small ones";
-    return `not measured: the bucket sizes are too similar.${this.measurable ? " Measure it with lab.measure_communication()." : ""}`;
+    const how = this.measurable ? " Measure it with lab.measure_communication()." : "";
+    return `not measured: the bucket sizes are too similar.${how}`;
   }
 
   show() {
