@@ -7,11 +7,11 @@ groups, which have the names of their modules. A page gets the words with each b
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from ...formatting import names, rate
-from ...timeline.model_kinds import kind_of
+from ...formatting import counted, names, rate
+from ...timeline.model_kinds import ModelKind, kind_of
 from ..paint.palette import TITLES
 
 __all__ = ["BUCKETS", "LayoutWords", "layout_words"]
@@ -29,24 +29,24 @@ class LayoutWords:
         head: `column` as the head of a `Table`.
         order: the order of their numbers.
         exposed: what exposed communication is.
-        grouped: whether they are parameter groups, for a page.
         unseen: parts of a bucket's time that no event tells.
         dark: what the dark colours of the map mean.
         speed: which bandwidth a report shows.
         falls_behind: which cell of a rank's row tells where it falls behind.
         reductions: the title of a table of them.
         holds: the heads of columns for `members`.
+        page: what the dashboard's page says and shows of them, beside these; see `page_of`.
     """
 
     reduction: str
     modules: Mapping[int, str]
+    page: Mapping[str, Any] = field(compare=False)
 
     unit: ClassVar[str] = "bucket"
     column: ClassVar[str] = "bucket"
     head: ClassVar[str] = "bucket"
     order: ClassVar[str] = "in launch order"
     exposed: ClassVar[str] = TITLES["exposed"]
-    grouped: ClassVar[bool] = False
     unseen: ClassVar[Collection[str]] = ()
     dark: ClassVar[str] = "dark: launched first"
     falls_behind: ClassVar[str] = "first cell of its row with a strong colour"
@@ -86,10 +86,35 @@ class LayoutWords:
         """What one of them holds, in columns headed by `holds`."""
         return [names(parameters, 2)]
 
+    @classmethod
+    def page_of(cls, kind: ModelKind, described: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what a page says and shows of a layout.
+
+        Texts: ``counted`` and ``arranged`` of the layout, ``origin`` of one of its buckets; ``label`` and ``size``,
+        what the columns hold; ``parts``, what overlapped and exposed is; ``parameters``, the caption of its table. And
+        whether ``gradients`` are recorded one by one, whether there is a bandwidth of the ``bus``, whether the user
+        ``compares`` averaged gradients, and the ``views`` that only this kind of model has.
+        """
+        rebuilt = bool(described.get("rebuilt"))
+        order = "rebuilt in the order of readiness" if rebuilt else "in reverse order of registration"
+        return {
+            "counted": counted(len(described.get("buckets", ())), cls.unit),
+            "arranged": order if rebuilt else f"not rebuilt: {order}",
+            "origin": f"buckets {order}",
+            "label": "number of the bucket",
+            "size": "bytes of the bucket's buffer",
+            "parts": "during the backward's computation | after it",
+            "parameters": "Parameters, in the order of the bucket's buffer",
+            "gradients": True,
+            "bus": True,
+            "compares": True,
+            "views": kind.views,
+        }
+
     def as_dict(self) -> dict[str, Any]:
         """Returns the words for a page, which has the names of the modules from the layout."""
-        words = {name: getattr(self, name) for name in ("unit", "column", "order", "exposed", "reduction", "grouped")}
-        return {**words, "title": self.title}
+        words = {name: getattr(self, name) for name in ("unit", "column", "order", "exposed", "reduction")}
+        return {**words, "title": self.title, "named": bool(self.modules), **self.page}
 
     @property
     def title(self) -> str:
@@ -105,12 +130,28 @@ class _GroupWords(LayoutWords):
     head = "module:"
     order = "in the order of their modules"
     exposed = "the rank waits for it: it adds to the step time"
-    grouped = True
     unseen = ("filling",)
     dark = "dark: the first ones"
     falls_behind = "last cell of its row with a strong colour: the backward ends with the first module"
     reductions = "Parameter groups: reductions (medians)"
     holds = ()
+
+    @classmethod
+    def page_of(cls, kind: ModelKind, described: Mapping[str, Any]) -> dict[str, Any]:
+        """The same of parameter groups."""
+        return {
+            **super().page_of(kind, described),
+            "counted": f"{counted(len(described.get('buckets', ())), cls.unit)} of {kind.name}",
+            "arranged": cls.order,
+            "origin": f"parameter group of {kind.name}",
+            "label": "module of the parameter group",
+            "size": "bytes of its gradients",
+            "parts": "the rank computes meanwhile | the rank waits",
+            "parameters": "Parameters",
+            "gradients": False,
+            "bus": False,
+            "compares": False,
+        }
 
     def tag(self, number: int) -> str:
         """None: the map names the module."""
@@ -146,7 +187,8 @@ def layout_words(assignment: Mapping[str, Any] | None) -> LayoutWords:
     kind, buckets = kind_of(assignment), (assignment or {}).get("buckets", ())
     dimensions = max([len(one.get("mesh", ())) for one in buckets], default=0)
     reduction = kind.reductions[min(max(dimensions, 1), len(kind.reductions)) - 1]
-    return _OF_UNIT[kind.unit](reduction, {one["bucket"]: one["name"] for one in buckets if one.get("name")})
+    words, modules = _OF_UNIT[kind.unit], {one["bucket"]: one["name"] for one in buckets if one.get("name")}
+    return words(reduction, modules, words.page_of(kind, assignment or {}))
 
 
 BUCKETS: Final = layout_words(None)

@@ -14,8 +14,12 @@ export function layoutWords(assignment) {
   return {
     ...words,
     name: (number) => names.get(number) ?? `${words.unit} ${number}`,
+    titled: (number) => names.get(number) ?? `${words.title} ${number}`,
     where: (number) => `${words.unit} ${cell(number)}`,
     cell,
+    short: (number) => names.get(number) ?? `b${number}`,
+    // What a map of modules does not say already.
+    tags: (number) => (words.named ? [] : [`b${number}`]),
   };
 }
 
@@ -120,7 +124,7 @@ export class KernelFacts {
     const entry = entryOf(assignment, bucket);
     if (!entry) return undefined;
     const parameters = entry.parameters.map((index) => assignment.parameters[index]);
-    return { ...entry, parameters, rebuilt: assignment.rebuilt, kind: assignment.kind, words: layoutWords(assignment) };
+    return { ...entry, parameters, words: layoutWords(assignment) };
   }
 
   assignmentOf(record) {

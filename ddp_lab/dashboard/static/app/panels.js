@@ -1,4 +1,4 @@
-// The views as the dashboard's tabs hold them; catalogue.py lists them.
+// The views as the dashboard's tabs hold them; views/__init__.py lists them.
 
 import { element, setText } from "../charts/dom.js";
 import { VIEWS } from "../generated.js";
@@ -84,11 +84,10 @@ export class Panels {
 
   // The titles of the tabs that have nothing to show for these models; never of the opened one.
   unusable(models) {
-    if (models.some((one) => layoutWords(one).grouped)) return new Set();
+    const usable = new Set(models.flatMap((one) => layoutWords(one).views));
+    const useless = (name) => VIEWS[name].groups && !usable.has(name);
     return new Set(
-      [...this.tabs]
-        .filter(([title, names]) => title !== this.opened && names.every((name) => VIEWS[name].groups))
-        .map(([title]) => title),
+      [...this.tabs].filter(([title, names]) => title !== this.opened && names.every(useless)).map(([title]) => title),
     );
   }
 

@@ -146,10 +146,10 @@ export function makeLegend() {
   return made;
 }
 
-// Names the collective that reduces; of a parameter group no single gradient is recorded, so it is never seen filling.
-export function nameReduction(made, { reduction, grouped, exposed }) {
+// Names the collective that reduces; where no single gradient is recorded, nothing is seen filling.
+export function nameReduction(made, { reduction, gradients, exposed }) {
   const item = (name) => made.children[PARTS.findIndex((one) => one.name === name)];
-  item("filling").hidden = grouped;
+  item("filling").hidden = !gradients;
   if (item("reducing").lastChild.data !== reduction) item("reducing").lastChild.data = reduction;
   if (item("exposed").title !== exposed) item("exposed").title = exposed;
 }

@@ -62,7 +62,7 @@ export class BucketsView {
     const { words } = controls;
     setText(this.table.node.caption, `${words.title}s, ${words.order}`);
     setText(this.table.cells[0], words.column);
-    this.table.cells[0].classList.toggle("ddp-words", words.grouped);
+    this.table.cells[0].classList.toggle("ddp-words", words.named);
     const known = readiness?.generation === assignment.generation ? readiness : undefined;
     setText(this.facts, describe(assignment, known, words));
     this.up.hidden = !this.root;
@@ -71,7 +71,7 @@ export class BucketsView {
       assignment.buckets.map((one) => line(record, assignment, one, words)),
     );
     [...this.table.body.rows].forEach((row, index) => {
-      row.cells[0].classList.toggle("ddp-words", words.grouped);
+      row.cells[0].classList.toggle("ddp-words", words.named);
       row.classList.toggle("ddp-selected", assignment.buckets[index].bucket === selected);
       row.onclick = () => this.actions.select(assignment.buckets[index].bucket);
     });
@@ -123,8 +123,7 @@ export class BucketsView {
   // used: in which share of the steps, undefined if it is not known
   ofParameter(cell, selected, used, words) {
     const name = layerName(cell.name);
-    // Of a group the map names the module.
-    const tags = used === 0 ? ["unused"] : words.grouped ? [] : [`b${cell.bucket}`];
+    const tags = used === 0 ? ["unused"] : words.tags(cell.bucket);
     return {
       hatched: used === 0,
       font: "11px",
@@ -145,10 +144,7 @@ export class BucketsView {
       return {
         ...tile(one.bucket, x - wide, top, wide, STRIP, 0, assignment, theme),
         key: `bucket ${one.bucket}`,
-        texts: [
-          `${words.name(one.bucket)} · ${bytes(one.bytes)}`,
-          words.grouped ? words.cell(one.bucket) : `b${one.bucket}`,
-        ],
+        texts: [`${words.name(one.bucket)} · ${bytes(one.bytes)}`, words.short(one.bucket)],
         chosen: one.bucket === selected,
         lines: () => [
           words.name(one.bucket),
@@ -259,15 +255,9 @@ function line(record, assignment, one, words) {
 function describe(assignment, known, words) {
   const total = assignment.buckets.reduce((sum, one) => sum + one.bytes, 0);
   const parts = [
-    `${count(assignment.parameters.length, "parameter")} in ` +
-      `${count(assignment.buckets.length, words.unit)}${words.grouped ? ` of ${assignment.kind}` : ""}, ` +
-      `${bytes(total)} per step`,
+    `${count(assignment.parameters.length, "parameter")} in ${words.counted}, ${bytes(total)} per step`,
+    words.arranged,
   ];
-  if (words.grouped) parts.push(words.order);
-  else
-    parts.push(
-      assignment.rebuilt ? "rebuilt in the order of readiness" : "not rebuilt: in reverse order of registration",
-    );
   const caps = assignment.options?.bucket_cap_mb_list ?? [assignment.options?.bucket_cap_mb];
   if (typeof caps[0] === "number")
     parts.push(`size limit ${[...new Set(caps)].map((cap) => Number(cap.toPrecision(3))).join(", ")} MiB`);

@@ -46,17 +46,12 @@ export class DetailView {
     this.node.hidden = bucket === null || bucket >= record.buckets;
     if (this.node.hidden) return;
     const words = info?.words ?? layoutWords();
-    const name = words.name(bucket);
-    setText(this.title, `${words.grouped ? name : name[0].toUpperCase() + name.slice(1)} in step ${record.step}`);
-    setText(
-      this.parameters.node.caption,
-      words.grouped ? "Parameters" : "Parameters, in the order of the bucket's buffer",
-    );
+    setText(this.title, `${words.titled(bucket)} in step ${record.step}`);
+    setText(this.parameters.node.caption, words.parameters);
     setText(this.facts, [bytes(record.bytes[bucket]), ...about(info, words)].join(" · "));
     this.drawDots(info, gradients);
     fill(this.parameters.body, parameterLines(info, gradients));
-    // Of a parameter group no single gradient is recorded.
-    for (const row of this.parameters.node.rows) row.cells[READY].hidden = words.grouped;
+    for (const row of this.parameters.node.rows) row.cells[READY].hidden = !words.gradients;
     const norms = inspection?.buckets?.[bucket]?.norms ?? {};
     this.ranks.node.rows[0].cells[6].hidden = !compare;
     fill(
@@ -82,14 +77,7 @@ export class DetailView {
 
 function about(info, words) {
   if (!info) return ["its parameters are not known yet"];
-  const rebuilt = info.rebuilt
-    ? "buckets rebuilt in the order of readiness"
-    : "buckets in reverse order of registration";
-  return [
-    count(info.parameters.length, "parameter"),
-    `${info.dtype} on ${info.device}`,
-    words.grouped ? `${words.unit} of ${info.kind}` : rebuilt,
-  ];
+  return [count(info.parameters.length, "parameter"), `${info.dtype} on ${info.device}`, words.origin];
 }
 
 function parameterLines(info, gradients) {

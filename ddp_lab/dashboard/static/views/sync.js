@@ -10,9 +10,9 @@ import { PARTS } from "../generated.js";
 import { waitOf } from "../steps/lanes.js";
 
 // rates: the unit of the bandwidths
-const columns = ({ unit, column, reduction, grouped }, rates = "GB/s") => [
-  [column, `${grouped ? `module of the ${unit}` : `number of the ${unit}`}; click for its parameters`],
-  ["size", grouped ? "bytes of its gradients" : "bytes of the bucket's buffer"],
+const columns = ({ unit, column, reduction, label, size, parts }, rates = "GB/s") => [
+  [column, `${label}; click for its parameters`],
+  ["size", size],
   [`${reduction} ms`, `from the last rank's launch until the ${unit} is reduced on every rank`],
   [rates, `algorithm bandwidth: the ${unit}'s bytes divided by the time of its ${reduction} (1 GB = 1e9 bytes)`],
   [`bus ${rates}`, "bus bandwidth: algorithm bandwidth × 2 (n − 1) / n for n ranks; the rate over each link of a ring"],
@@ -21,11 +21,7 @@ const columns = ({ unit, column, reduction, grouped }, rates = "GB/s") => [
     "time that the measured link needs for an all-reduce of this size alone, divided by the time of this one",
   ],
   ["longest wait ms", "how long the first rank waited for its peers, and for which rank"],
-  [
-    "overlapped | exposed ms",
-    "launched → reduced, mean over ranks: " +
-      `${grouped ? "the rank computes meanwhile | the rank waits" : "during the backward's computation | after it"}`,
-  ],
+  ["overlapped | exposed ms", `launched → reduced, mean over ranks: ${parts}`],
 ];
 
 const [BUS, LINK] = [4, 5]; // the columns "bus GB/s" and "of the limit": of all-reduces
@@ -82,8 +78,8 @@ export class SyncView {
   draw(record, selected, { inspection, link, means, words, quick }) {
     this.record = record;
     this.words = words;
-    this.comparison.hidden = !means.compare || words.grouped;
-    const shown = { [BUS]: !words.grouped, [LINK]: means.link && !words.grouped };
+    this.comparison.hidden = !means.compare || !words.compares;
+    const shown = { [BUS]: words.bus, [LINK]: words.bus && means.link };
     const [rates, factor] = unitOf(record.bus);
     this.drawHead(shown, rates);
     const longest = Math.max(
@@ -112,7 +108,7 @@ export class SyncView {
   drawRow(cells, bucket, { link, shown, factor, longest }) {
     const { record, words } = this;
     setText(cells[0].firstChild, ending(words.cell(bucket)));
-    if (words.grouped) cells[0].title = words.name(bucket);
+    if (words.named) cells[0].title = words.name(bucket);
     setText(cells[1], bytes(record.bytes[bucket]));
     setText(cells[2], milliseconds(record.allReduce[bucket]));
     setText(cells[3], significant(record.bandwidth[bucket] * factor));
@@ -131,7 +127,7 @@ export class SyncView {
       setText(cell, name);
       if (cell.title !== title) cell.title = title;
     });
-    this.table.node.classList.toggle("ddp-of-modules", this.words.grouped);
+    this.table.node.classList.toggle("ddp-of-modules", this.words.named);
     for (const column of [BUS, LINK]) this.table.cells[column].hidden = !shown[column];
   }
 

@@ -248,12 +248,12 @@ export function tipLines(record, row, bucket, facts) {
       "size",
       `${bytes(info?.bytes ?? record.bytes[bucket])}${info ? `, ${count(info.parameters.length, "parameter")}` : ""}`,
     ],
-    ...(words.grouped
-      ? []
-      : [
+    ...(words.gradients
+      ? [
           ["first gradient ready at", span(from - begin)],
           [FILLING, span(ready - from)],
-        ]),
+        ]
+      : []),
     [QUEUED, span(launched - ready)],
   ];
   const last = record.lastRank[bucket];
