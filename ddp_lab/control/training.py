@@ -41,10 +41,15 @@ class Owner(Protocol):
     timeline: Timeline
 
     @property
-    def wire(self) -> Wire: ...
+    def wire(self) -> Wire:
+        """To the ranks."""
+
     @property
-    def run(self) -> Callable[..., Any] | None: ...  # runs a cell; None: the ranks run a program
-    def busy_ranks(self) -> set[int]: ...
+    def run(self) -> Callable[..., Any] | None:
+        """Runs a cell; None: the ranks run a program."""
+
+    def busy_ranks(self) -> set[int]:
+        """Those that run a cell."""
 
 
 class TrainingControl:

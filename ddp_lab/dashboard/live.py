@@ -263,10 +263,12 @@ class ShownTraining:
 
     @property
     def frames(self) -> StepFrames:
+        """The steps that were sent."""
         return self.feed.frames
 
     @property
     def commands(self) -> dict[str, Callable[[dict[str, Any]], object]]:
+        """What a page may ask for, and what does it."""
         return {
             "hello": lambda asked: self.feed.resend(),
             "look": self._look,

@@ -144,6 +144,7 @@ class Failure:
 
     @property
     def title(self) -> str:
+        """Its heading in a report."""
         return "The run failed" if self.ends else "Ranks called different things"
 
 

@@ -345,7 +345,7 @@ def _first_collective(device: Any) -> None:
 
 
 def _seal(device: Any) -> list[str]:
-    """After a collective over all ranks, each of them is connected. (NCCL connects to the store later, too.)
+    """After a collective over all ranks, each of them is connected; NCCL connects to the store later, too.
 
     Returns:
         A warning, if the kernel refuses it.

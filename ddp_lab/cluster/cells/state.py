@@ -108,7 +108,7 @@ class RankState:
 
     @property
     def word(self) -> str:
-        """ "queued", "running", "done", "failed" or "interrupted"."""
+        """One of "queued", "running", "done", "failed", "interrupted"."""
         if not self.ended:
             return "queued" if self.begun_s is None else "running"
         if self.report is None:

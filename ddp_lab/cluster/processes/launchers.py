@@ -518,4 +518,5 @@ def _text_of(path: Path) -> str:
 
 
 def last_lines(text: str) -> str:
+    """The end of a log."""
     return "\n".join(text.rstrip().splitlines()[-_TAIL_LINES:])

@@ -35,11 +35,14 @@ _ANSWER_S = 5.0  # for an answer of the other nodes
 class Store(Protocol):
     """The job's store, or a part of it: torch's."""
 
-    def set(self, key: str, value: Any, /) -> None: ...
+    def set(self, key: str, value: Any, /) -> None:
+        """Sets a key."""
 
-    def check(self, keys: list[str], /) -> bool: ...
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all keys are set."""
 
-    def multi_get(self, keys: list[str], /) -> list[bytes]: ...
+    def multi_get(self, keys: list[str], /) -> list[bytes]:
+        """The values of keys that are set."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ _state = _State()
 
 
 def available() -> str:
-    """ "" if this process can be debugged, else why not and what to do."""
+    """Why this process can't be debugged, and what to do; "" if it can."""
     return "" if find_spec("debugpy") is not None else _MISSING
 
 

@@ -102,6 +102,7 @@ class Decoder:
 
     @property
     def offset(self) -> int:
+        """How many bytes of the file have been read."""
         return self.reader.offset
 
     def read(self) -> Iterator[Opening | End | events.Batch | dict[str, Any]]:
