@@ -2,7 +2,7 @@
 
 [Note: no progress]
 The ranks of a cell make none while nothing of any rank changes, and nothing is printed: a rank that computes for long
-is seen at other lines. A script's rank may run at other lines for ever. So of a script one rank's wait for the same
+is seen at other lines. A script's rank may run at other lines without end. So of a script one rank's wait for the same
 thing is enough, and `diagnose` says whether those that it waits for will come. A cell's user reads one notice: the cell
 is interrupted or ends. A script runs on: another reason is said, too, and that the ranks make progress again.
 """

@@ -91,7 +91,10 @@ class CellOptions:
         Raises:
             TypeError: a text has no such option, or the function has a parameter of such a name.
         """
-        if isinstance(code, str | CellText | RankFunction):
+        if isinstance(code, RankFunction):  # one of ours: it has no argument of these names
+            own = {name: kwargs[name] for name in _OF_TEXTS if name in kwargs}
+            return cls(args=args, kwargs={name: one for name, one in kwargs.items() if name not in own}, **own)
+        if isinstance(code, str | CellText):
             unknown = [name for name in kwargs if name not in _OF_TEXTS]
             if unknown:
                 raise TypeError(f"a cell's text has no argument {unknown[0]!r}: choose from {', '.join(_OF_TEXTS)}")
