@@ -15,14 +15,14 @@ from tests.waiting import wait_until
 
 FAILED = """
 from ddp_lab.cluster.cells.failures import cell_error, failure_of
+from ddp_lab.protocol.messages import CellReport
 try:
     text = f"a {'text'!r}"  # a comment
     None + len(text)
 except TypeError as error:
     shell = get_ipython()
     trace = shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
-report = dict(name="TypeError", message="no", traceback=trace, brief=trace, time_ns=1, consequence=False,
-              waited_in="", broke_backward=False)
+report = CellReport(False, name="TypeError", message="no", traceback=trace, brief=trace, time_ns=1)
 raise cell_error({1: failure_of(1, report)}, "train [3]")
 """
 WRONG = """
