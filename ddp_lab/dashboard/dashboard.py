@@ -158,7 +158,8 @@ class Dashboard(LiveWidget):
             if not self._frozen:
                 self._update(force=True)
             self._saved_version = self._shown.timeline.version
-            self._shown.update_facts(force=True)
+            names = [name for names in self.tabs for name in names if VIEWS[name].kept]
+            self._shown.update_facts(force=True, kept=names)
             self.kept = self._shown.feed.newest()
         self._picture.replace(self.svg(), self._words())
 

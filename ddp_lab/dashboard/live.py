@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -100,15 +100,16 @@ class ViewFacts:
         """Forgets what was returned: the timeline was cleared."""
         self._next, self._done = 0.0, None
 
-    def update(self, *, force: bool = False) -> dict[str, dict[str, Any]]:
+    def update(self, *, force: bool = False, kept: Collection[str] = ()) -> dict[str, dict[str, Any]]:
         """Returns what has changed, by the name of the view.
 
         Args:
             force: compute now, whatever it costs.
+            kept: views that need not be on a page.
         """
         seen = [VIEWS[name] for one in self._looks.values() for name in sorted(one.views & VIEWS.keys())]
         asked = _asked()
-        wanted = asked.keys() & {name for view in seen for name in (view.name, *view.also)}
+        wanted = asked.keys() & {*kept, *(name for view in seen for name in (view.name, *view.also))}
         last = next((one for one in reversed(self._looks.values()) if one.reducer is not None), _Look())
         key = (self._timeline.version, last, frozenset(wanted))
         if not wanted or key == self._done or (not force and time.monotonic() < self._next):
@@ -389,9 +390,9 @@ class ShownTraining:
                 self._show({"status": {"overhead": self._overhead.read()}})
         return sent or changed
 
-    def update_facts(self, force: bool = False) -> None:
-        """Shows the facts of the views that are on a page; `force`: now, whatever it costs."""
-        self._show({"facts": self._facts.update(force=force)})
+    def update_facts(self, force: bool = False, kept: Collection[str] = ()) -> None:
+        """Shows the facts of the views that are on a page, and of `kept` ones; `force`: now, whatever it costs."""
+        self._show({"facts": self._facts.update(force=force, kept=kept)})
 
     def leave(self) -> None:
         """Ends the controls, and clears what only this training has."""

@@ -54,6 +54,8 @@ def test_each_view_in_each_state(
     shown.until(lambda: shown.page.locator(".ddp-lab").inner_text(), "a dashboard")
     if state.script:
         shown.until(lambda: shown.page.locator(".ddp-ranks tbody tr").count(), "the ranks")
+        shown.dashboard.snapshot()  # as at the end of each cell
+        shown.until(lambda: "stragglers" in shown.dashboard.facts, "the views that are kept")
         shown.page.evaluate(state.script)
     _look(shown, state, pictures.setdefault(state.name, {}))
 

@@ -53,6 +53,7 @@ class Overlap(View):
     title = "Overlap"
     about = "The time breakdown of each step, and its efficiency: the share that is not exposed communication."
     question = "How fast"
+    kept = True
     pixels = (480, 0)
 
     def facts(self, timeline: Timeline, chosen: Selection) -> OverlapFacts:

@@ -70,6 +70,7 @@ class Stragglers(View):
     title = "Stragglers"
     about = "How long the others waited for each rank, by bucket and step, and where its own computation fell behind."
     question = "Who is late"
+    kept = True
     pixels = (150, 24)
 
     def facts(self, timeline: Timeline, chosen: Selection) -> StragglersFacts:

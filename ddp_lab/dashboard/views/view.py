@@ -93,6 +93,7 @@ class View:
         ranks: it needs ranks that run, so that a recording does not have it.
         groups: it shows parameter groups, so that its tab is there once a model with `fully_shard` or `replicate` is.
         fed: a page has its numbers from the steps that it is sent, or from a control: it asks for no facts.
+        kept: its last facts are there for a page that loses the kernel, even if the page has not shown it yet.
         also: facts that a page shows with it, by the names in `views.FACTS`.
         pixels: height of its plotly figure without lanes, and of each lane; None: it has no figure.
     """
@@ -107,6 +108,7 @@ class View:
     ranks: ClassVar[bool] = False
     groups: ClassVar[bool] = False
     fed: ClassVar[bool] = False
+    kept: ClassVar[bool] = False
     also: ClassVar[Sequence[str]] = ("strip",)
     pixels: ClassVar[tuple[int, int] | None] = (_LEAST_PIXELS, 0)
 
