@@ -100,6 +100,7 @@ def test_it_is_in_pictures_figures_and_reports(timeline: Timeline, tmp_path: Any
         assert "Paces of the steps" in dashboard.svg()
     finally:
         dashboard.close()
+        dashboard.layout.close()
     figure = timeline.figure("paces")
     assert list(figure.data[0].y) == pytest.approx(list(VIEWS["paces"].facts(timeline, Selection()).values()))
     report = timeline.report(tmp_path / "report.html").read_text(encoding="utf-8")

@@ -49,10 +49,8 @@ class _Recorder(Dashboard):
 
 @pytest.fixture
 def make() -> Iterator[Made]:
-    """Makes dashboards and closes them; no widget, comm or thread is there before or after."""
-    assert not _instances
-    assert not comm.get_comm_manager().comms
-    threads = set(threading.enumerate())
+    """Makes dashboards and closes them; no widget, comm or thread is left that was not there before."""
+    widgets, comms, threads = set(_instances), set(comm.get_comm_manager().comms), set(threading.enumerate())
     made: list[Dashboard] = []
 
     def build(timeline: Timeline, kind: type[Dashboard] = _Recorder, **options: Any) -> Dashboard:
@@ -64,8 +62,8 @@ def make() -> Iterator[Made]:
         one.close()
         if one.layout is not None:
             one.layout.close()
-    assert not _instances
-    assert not comm.get_comm_manager().comms
+    assert not _instances.keys() - widgets
+    assert not comm.get_comm_manager().comms.keys() - comms
     assert not [thread for thread in threading.enumerate() if thread not in threads and thread.is_alive()]
 
 
