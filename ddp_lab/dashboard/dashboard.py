@@ -63,9 +63,7 @@ class Dashboard(LiveWidget):
     facts = traitlets.Dict().tag(sync=True)  # by view or control; see `send_state`
     models = traitlets.Dict().tag(sync=True)  # their bucket layouts, and the times that the link needs for each bucket
     ranks: Any = traitlets.List().tag(sync=True)
-    status = traitlets.Dict().tag(
-        sync=True
-    )  # overhead, playback, what has ended, the cluster's name, what ranks can do
+    status = traitlets.Dict().tag(sync=True)  # overhead, playback, the cluster's name and end, what ranks can do
     control = traitlets.Dict().tag(sync=True)
     kept = traitlets.Dict().tag(sync=True)
 
@@ -119,9 +117,13 @@ class Dashboard(LiveWidget):
     # ---- traits with a key for each part ----------------------------------------------------------------
 
     def _show(self, traits: Mapping[str, Any]) -> None:
-        """Sends traits that changed; of those in `_OF_PARTS` only these parts change."""
+        """Sends traits that changed; of those in `_OF_PARTS` only these parts change, and equal ones stay the same."""
+
+        def joined(known: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+            return {**known, **{part: one for part, one in new.items() if part not in known or known[part] != one}}
+
         super()._show(
-            {name: {**getattr(self, name), **new} if name in _OF_PARTS else new for name, new in traits.items()}
+            {name: joined(getattr(self, name), new) if name in _OF_PARTS else new for name, new in traits.items()}
         )
 
     def send_state(self, key: Any = None) -> None:

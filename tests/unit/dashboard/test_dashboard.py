@@ -153,6 +153,16 @@ def test_messages_are_bounded(make: Made) -> None:
     assert sorted(_steps_sent(dashboard)) == list(range(100))
 
 
+def test_only_facts_that_changed_are_sent(make: Made) -> None:
+    """Equal facts that were computed again are not sent with those of another view."""
+    dashboard: Any = make(Timeline())
+    dashboard.stop()
+    dashboard._show({"facts": {"inspection": {"text": "a"}, "findings": {"items": []}}})
+    dashboard.sent.clear()
+    dashboard._show({"facts": {"inspection": {"text": "a"}, "findings": {"items": ["b"]}}})
+    assert [(content["view"], content["facts"]) for content, _ in dashboard.sent] == [("findings", {"items": ["b"]})]
+
+
 def test_what_the_browser_is_told_of_a_model(make: Made) -> None:
     """Parameters' names, the ranks' rows, the time that a measured link needs for each bucket, and, when asked, the
     times of a bucket's gradients."""
