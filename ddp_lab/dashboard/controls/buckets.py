@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BucketControl", "Comparing", "change_back", "compared", "described"]
 
-_SHARE, _LEAST_SECONDS = 50, 2.0  # see [Note: at most a fiftieth] in slow_facts.py
+_SHARE, _LEAST_SECONDS = 50, 2.0  # see [Note: at most a fiftieth] in live.py
 _TIMEOUT = 30.0
 _HOOKS = {
     "fp16": "fp16",

@@ -6,7 +6,7 @@ import { drawScene, sceneOf } from "../charts/scene.js";
 import { COLOURS } from "../generated.js";
 
 export class SceneView {
-  // name: of the view; about: its entry in the catalogue; actions: {choose(step), select(bucket), redraw(), say(text)}
+  // name: of the view; about: its entry in VIEWS; actions: {choose(step), select(bucket), redraw(), say(text)}
   constructor(actions, name, { title }) {
     this.actions = actions;
     this.waiting = element("p", { class: "ddp-sentence", role: "status" }, "Waiting for the analysis.");
