@@ -13,7 +13,7 @@ still answer its peer, then reads the end, fails all waiting works, and closes t
 were also shut down for writing, the answer would fail, and Gloo would fail no work.
 
 See [Note: what is on its way]. Works that Gloo forgets nevertheless ([Note: a work that Gloo forgets] in
-`csrc/comm/endable_work.h`: data being sent or received at that moment) are ended by `end_forgotten`. That leaks threads
+`csrc/comm/abortable_work.h`: data being sent or received at that moment) are ended by `end_forgotten`. That leaks threads
 of Gloo, so it is better to delay `free` until no more data moves (`bytes_moved`).
 """
 
@@ -113,7 +113,7 @@ def install(*, seals: bool = True) -> None:
     if _original is None:
         _original = c10d._new_process_group_helper
         c10d._new_process_group_helper = _registering
-        _C.make_gloo_endable()
+        _C.make_gloo_abortable()
 
 
 def adopt() -> None:

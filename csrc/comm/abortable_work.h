@@ -23,7 +23,7 @@ namespace ddp_lab {
 // that is why the future has to be ours.
 
 // From now on what collectives and point-to-point calls on Gloo return can be ended. Any thread.
-void make_gloo_endable();
+void make_gloo_abortable();
 
 // How many collectives of this group Gloo has not completed; each has a thread of Gloo's. Any thread.
 std::size_t count_gloo_works(const c10d::ProcessGroup& group);

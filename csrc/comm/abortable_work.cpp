@@ -1,4 +1,4 @@
-#include "comm/endable_work.h"
+#include "comm/abortable_work.h"
 
 #include <cxxabi.h>
 #include <pthread.h>
@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/passing.h"
+#include "comm/collective_interception.h"
 
 namespace ddp_lab {
 namespace {
@@ -114,9 +114,9 @@ class Awaiting {
   std::atomic<unsigned long>* const awaited_by_;
 };
 
-class EndableWork final : public Work, public TellsWaits {
+class AbortableWork final : public Work, public ReportsWaits {
  public:
-  explicit EndableWork(std::shared_ptr<Ending> ending)
+  explicit AbortableWork(std::shared_ptr<Ending> ending)
       : Work(-1, ending->made().retrieveOpType()), ending_(std::move(ending)) {}
 
   bool has_future() const override { return ending_->is_collective(); }
@@ -136,7 +136,7 @@ class EndableWork final : public Work, public TellsWaits {
     const Waiting waiting(*this, isCompleted());
     const Awaiting awaiting(*ending_);
     if (made().wait(timeout)) {
-      if (!has_future()) tell_ended();
+      if (!has_future()) notify_end();
       return true;
     }
     if (const auto error = ending_->error())
@@ -153,7 +153,7 @@ class EndableWork final : public Work, public TellsWaits {
 };
 
 // One without a future, which nobody can end: it tells when it is waited for.
-class WaitedWork final : public Work, public TellsWaits {
+class WaitedWork final : public Work, public ReportsWaits {
  public:
   explicit WaitedWork(Made made) : Work(-1, made->retrieveOpType()), made_(std::move(made)) {}
 
@@ -171,7 +171,7 @@ class WaitedWork final : public Work, public TellsWaits {
   bool wait(std::chrono::milliseconds timeout) override {
     const Waiting waiting(*this, /*over=*/false);
     const bool done = made_->wait(timeout);
-    if (done) tell_ended();
+    if (done) notify_end();
     return done;
   }
 
@@ -242,7 +242,7 @@ WorkKind kind_of(const Work& work) {
 }
 
 // What the caller of a collective gets in the place of the work that its backend made.
-Made endable(Made made, const c10d::ProcessGroup& group, int peer) {
+Made abortable(Made made, const c10d::ProcessGroup& group, int peer) {
   switch (kind_of(*made)) {
     case WorkKind::kOther:
       return made;
@@ -254,12 +254,12 @@ Made endable(Made made, const c10d::ProcessGroup& group, int peer) {
   auto ending = std::make_shared<Ending>(std::move(made), group, peer);
   Ending::follow(ending);
   keep(ending);
-  return c10::make_intrusive<EndableWork>(std::move(ending));
+  return c10::make_intrusive<AbortableWork>(std::move(ending));
 }
 
 }  // namespace
 
-void make_gloo_endable() { replace_works(&endable); }
+void make_gloo_abortable() { replace_works(&abortable); }
 
 std::size_t count_gloo_works(const c10d::ProcessGroup& group) {
   const auto all = open_ones(group);
