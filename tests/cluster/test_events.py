@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ddp_lab.errors import CellError
-from tests.benchmarks import events
 from tests.cluster.conftest import Lab
 from tests.waiting import wait_until
 
@@ -99,14 +97,3 @@ def test_a_restart_brings_new_models(lab: Lab) -> None:
     assert found == [*known, known[-1] + 1]
     assert lab.timeline.spans().groupby("reducer").step.max()[found[-1]] == 0
     assert lab.wire.error is None
-
-
-@pytest.mark.soak
-def test_benchmark() -> None:
-    """The events benchmark measures on a cluster of its own: all events arrive, none is dropped."""
-    found: dict[str, Any] = events.measure(ranks=2, rounds=1, models=["conv_net"])
-    one = found["models"]["conv_net"]
-    assert one["arrivals"] > 0
-    assert one["events"] > 10
-    assert found["dropped"] == 0
-    assert one["arrival_p50_ms"] <= one["arrival_p95_ms"]
