@@ -37,10 +37,6 @@ def wait_for(name: str) -> None:
         time.sleep(0.05)
 
 
-def healthy() -> None:
-    train(200)
-
-
 def compiles() -> None:
     """As deep inside a library as a compiler is, until there is a file "compiled"."""
     nested = "def nested(depth, call):\n    return nested(depth - 1, call) if depth else call()\n"
@@ -241,22 +237,6 @@ def one_makes_a_group() -> None:
     if rank == 0:
         dist.new_group([0, 1])
     dist.barrier()
-
-
-def unused() -> None:
-    layers = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)])
-
-    class Either(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = layers
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layers[0](x) if rank == 1 else self.layers[1](self.layers[0](x))
-
-    model = DistributedDataParallel(Either())
-    model(ones).sum().backward()
-    time.sleep(EVER)
 
 
 def queue_of_its_own() -> None:

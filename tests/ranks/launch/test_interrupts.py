@@ -52,16 +52,9 @@ def _line(text: str) -> int:
     ("case", "lines"),
     [
         ("left_early", ["model(ones).sum().backward()", "dist.barrier()"]),
-        *(
-            pytest.param(*one, marks=soak)
-            for one in (
-                ("messages", ["dist.recv(ones, 1 - rank)"]),
-                ("skips_a_batch", []),
-                ("one_makes_a_group", []),
-                ("handle", ["work.wait()"]),
-                ("pipeline", []),
-            )
-        ),
+        pytest.param("messages", ["dist.recv(ones, 1 - rank)"], marks=soak),
+        pytest.param("one_makes_a_group", [], marks=soak),
+        pytest.param("handle", ["work.wait()"], marks=soak),
     ],
 )
 def test_ctrl_c_reaches_a_rank_in_a_collective(tmp_path: Path, start: Start, case: str, lines: list[str]) -> None:
@@ -82,7 +75,8 @@ def test_ctrl_c_reaches_a_rank_in_a_collective(tmp_path: Path, start: Start, cas
     assert (tmp_path / "run" / "report.html").is_file() or case == "one_makes_a_group"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=soak)])
+@soak
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_kills_at_once(tmp_path: Path, start: Start, number: signal.Signals) -> None:
     """A rank that ends for no signal is killed, not waited for, and the report is written."""
     run = start("deaf")
