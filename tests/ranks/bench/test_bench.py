@@ -69,6 +69,7 @@ def test_paper(figure: int, variants: int, tmp_path: Path, capsys: pytest.Captur
     assert f"figure {figure}, " in table
 
 
+@pytest.mark.soak
 def test_paper_communication(tmp_path: Path) -> None:
     """Figure 2: every size of a call on every backend, and all parameters of the model are used and become ready."""
     path = tmp_path / "paper.json"
