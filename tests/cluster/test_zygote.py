@@ -107,7 +107,7 @@ def test_another_takes_its_place(fresh: None, monkeypatch: pytest.MonkeyPatch) -
     _ends(former)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.soak)])
 def test_one_that_does_not_fork(fresh: None, number: int) -> None:
     """A start that it can't answer says so; what was started is ended."""
 
