@@ -148,22 +148,6 @@ def _without_gradients(wrap: Any) -> Any:
     return _train(model, call), seen
 
 
-def _evaluated_often(wrap: Any) -> Any:
-    """An optimizer whose step runs forward and backward several times."""
-    model = wrap(mlp())
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss: torch.Tensor = model(samples(dist.get_rank(), 0)).square().mean()
-        loss.backward()
-        return loss
-
-    for _ in range(2):
-        optimizer.step(closure)
-    return state_of(model)
-
-
 def _gradients_of_inputs(wrap: Any) -> Any:
     """A penalty on the gradient of the inputs: a backward through a backward."""
     model = wrap(mlp())
@@ -184,7 +168,7 @@ PROGRAMS = {
     function.__name__.strip("_"): function
     for function in (
         _averaged, _parametrized, _hooked, _two_parts, _recurrent, _without_gradients,
-        _evaluated_often, _gradients_of_inputs, _regularized,
+        _gradients_of_inputs, _regularized,
     )
 }  # fmt: skip
 MODES: dict[str, dict[str, Any]] = {
