@@ -101,21 +101,6 @@ def test_nested_backwards(rank: int, size: int, arguments: dict[str, Any]) -> No
 
 
 @pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
-@pytest.mark.parametrize("arguments", [*MODES, {"static_graph": True}], ids=str)
-@on_ranks(2)
-def test_exception_in_a_second_backward(rank: int, size: int, arguments: dict[str, Any]) -> None:
-    """A second backward that an exception ends is discarded at the next forward."""
-    model, local = _wrapped(**arguments), mlp()
-    loss = model(samples(rank, 0)).square().sum()
-    loss.backward(retain_graph=True)
-    handle = next(iter(model.parameters())).register_hook(_fail)
-    with pytest.raises(ZeroDivisionError):
-        loss.backward()
-    handle.remove()
-    _assert_trains(model, local, rank, size)
-
-
-@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
 @on_ranks(2)
 def test_backward_of_some_parameters(rank: int, size: int) -> None:
     """backward(inputs=...) with find_unused_parameters averages these parameters and leaves the others alone."""

@@ -194,20 +194,6 @@ def test_construction_without_init_sync_sends_nothing(rank: int, size: int) -> N
     assert same_as_torch(program) == [[[], 0, 0], True, True]
 
 
-@on_ranks(2)
-def test_logging_data(rank: int, size: int) -> None:
-    """Rank, size and backend in the logging data are what the group says of itself."""
-    keys = ("world_size", "rank", "backend_name", "iteration", "num_buckets_reduced")
-
-    def program(cls: type) -> Any:
-        model = cls(Net(), process_group=PythonGroup())
-        _trained(model, rank)
-        data = model._get_ddp_logging_data()
-        return [data[key] for key in keys]
-
-    assert same_as_torch(program)[:3] == [size, rank, "python"]
-
-
 @on_ranks(4)
 def test_members_tell_each_other_who_they_are(rank: int, size: int) -> None:
     """A group of some of the ranks knows which; models of groups that share no rank have different numbers."""
