@@ -52,13 +52,6 @@ def test_ranks_keep_no_outputs(lab: Lab) -> None:
     assert lab.values("dict(history.outputs), dict(history.exceptions)") == {0: ({}, {}), 1: ({}, {})}
 
 
-def test_equal_outputs_are_shown_once(lab: Lab) -> None:
-    """Equal lines carry the label of both ranks; values have an arrow."""
-    assert page_of(lab, "print('same'); print('own', rank); 'v'") == (
-        "ranks 0–1 │ same\n   rank 0 │ own 0\n   rank 1 │ own 1\nranks 0–1 → 'v'"
-    )
-
-
 def test_cells_are_ipython_cells(lab: Lab) -> None:
     """Magics, shell commands, top-level await, `_` and the shell's events work on the ranks."""
     lab.run("ended = []\nget_ipython().events.register('post_run_cell', lambda result: ended.append(result.success))")
@@ -76,15 +69,6 @@ def test_tasks_live_on_between_cells(lab: Lab) -> None:
         "import asyncio\nasync def answer(): return 42\nawait asyncio.sleep(0)\nbegun = asyncio.create_task(answer())"
     )
     assert lab.values("await begun") == {0: 42, 1: 42}
-
-
-def test_stderr_and_progress_bars(lab: Lab) -> None:
-    """A tqdm bar is one line for both ranks, in its last state."""
-    text = page_of(lab, "from tqdm import tqdm\nfor _ in tqdm(range(50), desc='train'): pass")
-    assert len(text.splitlines()) == 1
-    assert text.startswith("ranks 0–1 ┃ train: 100%")
-    result = lab.run("import sys\nprint('warned', file=sys.stderr)")
-    assert [output["name"] for output in result.outputs[0]] == ["stderr"]
 
 
 def test_rich_outputs_arrive_as_such(lab: Lab) -> None:
@@ -140,18 +124,6 @@ def test_functions(lab: Lab) -> None:
     error = failure(lab, failing)
     assert 'raise LookupError("from the function")' in plain(error.report)
     assert "engine/cells/cell.py" not in error.report
-
-
-def test_error_shows_the_cells_own_line(lab: Lab) -> None:
-    """The first failing rank's traceback names the cell and shows its line; the values of the other ranks are kept."""
-    error = failure(lab, "y = rank\nif rank == 1:\n    int('no number')\n", label="%%distributed [3]")
-    assert str(error).startswith("rank 1 failed: ValueError: invalid literal")
-    assert list(error.failures) == [1]
-    report = plain(error.report)
-    assert "Cell %%distributed [3], line 3" in report
-    assert "----> 3     int('no number')" in report
-    assert lab.values("y") == {0: 0, 1: 1}
-    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
 BAD = """

@@ -153,17 +153,6 @@ def test_a_cluster_that_falls_back(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert (said.out, "said by" in said.err) == ("", True)
 
 
-def test_a_cluster_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The first line of the reason is what was found."""
-    (tmp_path / "torch.py").write_text("raise ImportError('this torch is broken')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = check_install._gradient("cluster", 2, "gloo")
-    assert found.state == "failed"
-    assert found.found == "the ranks could not start:"
-    assert "this torch is broken" in found.remedy
-    assert found.remedy.endswith("Fix the failures above first; if there are none, please report a bug.")
-
-
 def test_a_widget_extension_that_the_server_does_not_see(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With anywidget switched off in the server's configuration, the line names it."""
     (tmp_path / "labconfig").mkdir()

@@ -25,7 +25,7 @@ from ddp_lab.output.board import SilentBoard
 from ddp_lab.protocol import registry
 from tests import leftovers
 from tests.cluster.conftest import Lab
-from tests.cluster.hanging import held, kill_controller
+from tests.cluster.hanging import held
 from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.usefixtures("entries")
@@ -140,20 +140,6 @@ def test_nonsense_ends_nobody(abandoned: Callable[[], Lab]) -> None:
             assert json.loads(stranger.recv(1 << 16))["event"] == "seen"
         assert lab.values("rank") == {0: 0, 1: 1}
         assert (keeper.run_dir / "keeper.log").read_text().count("\n") <= 3
-
-
-def test_a_controller_that_is_killed_while_nobody_is_there(abandoned: Callable[[], Lab]) -> None:
-    """The next client starts another one, and finds ranks and variables; while one is attached, its cell goes on."""
-    with abandoned() as lab:
-        lab.run("mine = rank + 60")
-        pid = lab.pids()["controller"]
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not leftovers.alive(pid), "the controller's end")
-    with abandoned() as lab:
-        assert lab.values("mine") == {0: 60, 1: 61}
-        kill_controller(lab)
-        assert lab.values("mine") == {0: 60, 1: 61}
-        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
 def test_one_client_at_a_time(abandoned: Callable[[], Lab]) -> None:

@@ -12,8 +12,6 @@ import pytest
 
 from ddp_lab import ClusterError
 from ddp_lab.cluster.processes import zygote
-from ddp_lab.diagnosis.report import HangReport
-from ddp_lab.diagnosis.snapshot import Place, RankSnapshot
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import APART, HANGS, MODEL, Announced, diagnosed, impatient, running, settled, told_apart
 from tests.waiting import wait_until
@@ -180,26 +178,3 @@ def test_a_rank_that_holds_the_interpreter(lab: Lab, tmp_path: Path) -> None:
     assert "rank 1 is unresponsive" in report.diagnosis.sentence
     assert "rank 0 waits for it" in report.diagnosis.sentence
     cell.wait()
-
-
-def test_the_text_has_a_few_frames_of_each_rank() -> None:
-    """Of a deep stack the outer frames are counted, a library's left out; what several ranks share is there once."""
-    user = [Place("<cell %%distributed [3]>", line, "deep", "x" * 500, users=True) for line in range(9, 0, -1)]
-    library = Place("/lib/torch/x.py", 7, "wrapped", "call()", users=False)
-    ranks = [RankSnapshot(rank, "running", stack=(library, *user)) for rank in range(3)]
-    lines = str(HangReport.of(ranks)).splitlines()
-    frames = [line.strip() for line in lines if line.startswith(" " * 6)]
-    assert [frame.partition(" in ")[0] for frame in frames] == [
-        "… 5 more frames", *(f"%%distributed [3] line {line}" for line in (6, 7, 8, 9)),
-        "its stack: same as rank 0", "its stack: same as rank 0",
-    ]  # fmt: skip
-    assert max(map(len, frames)) < 160
-
-
-def test_the_report_escapes_what_ranks_say() -> None:
-    """Text of a rank can't bring markup into the notebook."""
-    place = Place("<cell <b>x</b>>", 1, "<i>", "f('<script>')", users=True)
-    shown = HangReport.of([RankSnapshot(0, "running", stack=(place,))])._repr_html_()
-    assert "<script>" not in shown
-    assert "<b>x" not in shown
-    assert "&lt;script&gt;" in shown

@@ -57,14 +57,6 @@ def test_events_arrive_while_the_cell_runs(lab: Lab, tmp_path: Path) -> None:
     wait_until(lambda: _complete(lab) == [0, 0, 1, 1], "the second step")
 
 
-def test_torchs_own_class_can_be_observed(lab: Lab) -> None:
-    """In cells, observe() puts the steps of torch's class on the timeline."""
-    lab.run(MODEL.replace("ddp_lab.", "torch.nn.parallel.") + "\nddp_lab.observe(model)")
-    lab.run("step()\nstep()")
-    assert _complete(lab) == [0, 0, 1, 1]
-    assert "Sequential" in lab.timeline.summary()
-
-
 def test_collectives_of_cells_need_no_model(lab: Lab) -> None:
     """A cell's collective is on the timeline with the cell's line; after a rejoin its group is another one."""
     for _ in range(2):

@@ -162,6 +162,19 @@ def _shown_instead(lab: Lab, gone: int) -> None:
         controls.stop()
 
 
+def test_controls_that_nobody_sees_rest(lab: Lab) -> None:
+    """They ask the ranks nothing, and no thread of theirs is left, until somebody asks for something."""
+    controls = Controls(lab.timeline, lab, lambda: None)
+    try:
+        assert controls._refresher.running
+        controls.rest()
+        wait_until(lambda: not controls._refresher.running, "the end of their thread")
+        controls.ask({"type": "fault", "id": "asked", "do": "end"})
+        wait_until(lambda: "asked" in controls.state()["heard"], "the request")
+    finally:
+        controls.stop()
+
+
 def test_the_most_recent_model_of_those_that_exist(lab: Lab) -> None:
     """Without a number a model that is gone is never meant: an older one is that lives, and if none does it says so."""
     lab.run("import gc; model = kept = None; gc.collect()")

@@ -118,18 +118,14 @@ def test_timeout_option(notebook: Notebook) -> None:
     assert "Cell slow [" in shown.error[2]
 
 
-def test_dashboard_option(notebook: Notebook) -> None:
-    """`--dashboard` shows the dashboard above the cell's own output."""
+def test_a_dashboard_of_a_cell_stays_live_until_the_next(notebook: Notebook) -> None:
+    """`--dashboard` shows one above the cell's own output. After its cell it still updates and its controls work; that
+    of the next such cell takes its place."""
     shown = notebook.run("%%distributed --dashboard\nprint('trained')")
     assert shown.status == "ok", shown.error
-    first, *_, last = shown.page.blocks.values()
-    assert "application/vnd.jupyter.widget-view+json" in first
-    assert plain(str(last["text/plain"])) == "ranks 0–1 │ trained"
-
-
-def test_a_dashboard_of_a_cell_stays_live_until_the_next(notebook: Notebook) -> None:
-    """After its cell a dashboard still updates and its controls work; that of the next such cell takes its place."""
-    assert notebook.run("%%distributed --dashboard\n1").status == "ok"
+    above, *_, below = shown.page.blocks.values()
+    assert "application/vnd.jupyter.widget-view+json" in above
+    assert plain(str(below["text/plain"])) == "ranks 0–1 │ trained"
     notebook.run("from ddp_lab.notebook import commands; (first,) = commands._watched")
     live = "first.refresh(); (first._refresher.running, first.control['live'], first.control['why'])"
     assert notebook.run(live).text == "(True, True, '')"

@@ -16,7 +16,6 @@ import pandas
 import pytest
 
 from ddp_lab import CellError
-from ddp_lab.errors import FallbackWarning
 from ddp_lab.protocol.shared_memory import Segments
 from tests.cluster.conftest import Lab
 
@@ -105,17 +104,6 @@ def test_arrays(lab: Lab, shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
         0: (True, True),
         1: (True, True),
     }
-
-
-def test_arrays_in_messages(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where this process can make no memory to share, arrays travel all the same, and one line says so."""
-    monkeypatch.delattr(os, "memfd_create")
-    given = numpy.arange(LARGE)
-    with pytest.warns(FallbackWarning, match="travel in messages instead of .*: this Python has no memfd_create"):
-        lab.push({"given": given})
-    with pytest.warns(FallbackWarning, match="travel in messages"):
-        pulled = lab.pull("given")
-    assert numpy.array_equal(pulled[1], given)
 
 
 def test_each_has_its_own(lab: Lab) -> None:
