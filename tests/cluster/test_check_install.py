@@ -65,6 +65,7 @@ def test_what_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         assert str(check_install.Check(**one)) in done.stdout
 
 
+@pytest.mark.soak
 def test_what_is_here() -> None:
     """Each check of what a process can see says that it is here, with its version."""
     made = [check_install.python(), check_install.packages(), check_install.torch(), check_install.extension()]

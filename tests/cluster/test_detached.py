@@ -209,32 +209,6 @@ def test_a_name_that_is_taken(abandoned: Callable[[], Lab]) -> None:
     wait_until(lambda: set(leftovers.processes()) <= before, "the end of the second keeper")
 
 
-def test_a_fork_server_and_a_keeper_that_are_killed() -> None:
-    """Its ranks end with a fork server: who is attached is told, who attaches later, too, and a restart gives new ones.
-    With the keeper controller, fork server and ranks end; its entry is not trusted any more, and its name is free."""
-    lab = Lab(1, detach=True, name="bare", backend="gloo").start()
-    try:
-        os.kill(lab.pids()["fork server"], signal.SIGKILL)
-        wait_until(lambda: lab.status()[0].state == "lost", "the rank's end is known")
-        with pytest.raises((CellError, ClusterError), match="fork server was killed by SIGKILL"):
-            lab.run("1")
-        lab.detach()
-        lab = Lab.attach("bare")  # type: ignore[assignment]
-        assert lab.status()[0].state == "lost"
-        with pytest.raises((CellError, ClusterError), match="fork server was killed by SIGKILL"):
-            lab.run("1")
-        lab.restart()
-        assert lab.values("rank") == {0: 0}
-        pids = lab.pids()
-        os.kill(pids["keeper"], signal.SIGKILL)
-        wait_until(lambda: not [pid for pid in pids.values() if leftovers.alive(pid)], "the end of all")
-        with pytest.raises((CellError, ClusterError)):
-            lab.run("1")
-    finally:
-        lab.stop()
-    assert not [one for one in Lab.detached() if one.name == "bare"]
-
-
 def test_magics_of_a_detached_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """`%cluster start --detach`, `list`, `detach`, `attach` and `stop` say what became of it and how it is found."""
 

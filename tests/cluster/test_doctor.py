@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from ddp_lab import ClusterError
-from ddp_lab.cluster.processes import zygote
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import APART, HANGS, MODEL, Announced, diagnosed, impatient, running, settled, told_apart
 from tests.waiting import wait_until
@@ -43,16 +42,6 @@ def test_a_part_of_the_ranks(lab: Lab) -> None:
     frames = [line.strip() for line in found[1].splitlines()]
     ends = ["3 in <module>: deep(1)", "2 in deep: deep(n - 1)", "2 in deep: dist.all_reduce(torch.ones(1))"]
     assert [frame.partition(" line ")[2] for frame in frames] == ends
-
-
-def test_the_doctor_loads_no_compiler() -> None:
-    """Torch would load its compiler to look for compiled frames, and the rank answer nobody for seconds."""
-    zygote.end()  # it may have loaded the compiler for all ranks; a new one forks the first before it does
-    with Lab(2, backend="gloo") as lab:
-        diagnosed(lab, "different collectives")  # so torch is asked where each was called
-        loaded = "import sys; ('torch._inductor' in sys.modules, '_inductor' in vars(torch))"
-        assert lab.run(loaded).values == {0: (False, False), 1: (False, False)}
-        assert lab.values("torch._inductor.config.debug", ranks=[1]) == {1: False}  # who needs it finds it
 
 
 def test_nothing_runs(lab: Lab) -> None:

@@ -96,7 +96,7 @@ def test_interrupt(notebook: Notebook) -> None:
     assert after.text.splitlines() == ["rank 0 → (2.0, 0)", "rank 1 → (2.0, 1)"]
 
 
-@pytest.mark.parametrize("presses", [1, 2])
+@pytest.mark.parametrize("presses", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_rank_that_ignores_the_interrupt(notebook: Notebook, presses: int) -> None:
     """A rank that swallows interrupts does not keep the notebook: it is named; a second interrupt returns at once."""
     stubborn = "while rank == 1:\n    try: time.sleep(600)\n    except KeyboardInterrupt: pass"
@@ -429,6 +429,7 @@ def text_of(cell: Any) -> str:
     return plain("\n".join(str(output.get("text") or output["data"].get("text/plain", "")) for output in cell.outputs))
 
 
+@pytest.mark.soak
 def test_papermill(tmp_path: Path) -> None:
     """papermill saves what was streamed, and a failed cell stops it with the error of the rank; the file holds it."""
     book = notebook_of(

@@ -227,7 +227,7 @@ def test_process_that_is_killed_while_starting(victim: str) -> None:
     assert not lab.running
 
 
-@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("detach", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_ranks_start_in_the_notebooks_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detach: bool) -> None:
     """The one that is current when the cluster starts; their cells import from it, the cluster's processes don't."""
     for name in ("json", "torch"):

@@ -69,6 +69,7 @@ def test_clusters_share_one(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Non
         assert lab.values("1") == {0: 1}
 
 
+@pytest.mark.soak
 def test_another_takes_its_place(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """When it is not asked for a while, it imports what the first optimizer of each rank would: not beside a GPU.
 

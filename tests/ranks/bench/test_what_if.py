@@ -116,6 +116,7 @@ def _send(size: int, repeats: int) -> float:
     return best
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("tc") is None, reason="shaping a link needs root and `tc`")
 def test_a_shaped_link() -> None:
     """No all-reduce between shaped ranks is faster than the link; its namespaces are gone afterwards."""

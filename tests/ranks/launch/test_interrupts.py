@@ -48,13 +48,14 @@ def _line(text: str) -> int:
     return next(number for number, line in enumerate(SCRIPT.read_text().splitlines(), 1) if text in line)
 
 
+@soak
 @pytest.mark.parametrize(
     ("case", "lines"),
     [
         ("left_early", ["model(ones).sum().backward()", "dist.barrier()"]),
-        pytest.param("messages", ["dist.recv(ones, 1 - rank)"], marks=soak),
-        pytest.param("one_makes_a_group", [], marks=soak),
-        pytest.param("handle", ["work.wait()"], marks=soak),
+        ("messages", ["dist.recv(ones, 1 - rank)"]),
+        ("one_makes_a_group", []),
+        ("handle", ["work.wait()"]),
     ],
 )
 def test_ctrl_c_reaches_a_rank_in_a_collective(tmp_path: Path, start: Start, case: str, lines: list[str]) -> None:
@@ -92,6 +93,7 @@ def test_a_second_signal_kills_at_once(tmp_path: Path, start: Start, number: sig
     assert not [command for command in leftovers.processes().values() if str(SCRIPT) in command]
 
 
+@soak
 def test_a_handler_of_sigterm_runs_in_a_collective(tmp_path: Path, start: Start) -> None:
     """What a program does when Slurm or Kubernetes ends it is done, also where its ranks wait for each other."""
     run = start("graceful")

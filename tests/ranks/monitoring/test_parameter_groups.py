@@ -365,6 +365,7 @@ def test_late_rank(recording_ranks: Ranks) -> None:
     _check_named(recording_ranks(2, _delayed, 0, 0, "forward", "shard"), 0, 0, "forward")
 
 
+@pytest.mark.soak
 def test_late_rank_of_hybrid(recording_ranks: Ranks) -> None:
     """The same on a mesh of two dimensions, where the others wait for each other, too."""
     _check_named(recording_ranks(4, _delayed, 3, 1, "backward", "hybrid"), 3, 1, "backward")
