@@ -94,11 +94,8 @@ def _errors(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        (("mp.spawn", "calls", "gloo"), CALLS),
         (("fork", "asleep", "shm"), ASLEEP),
-        pytest.param(("mp.spawn", "asleep", "shm"), ASLEEP, marks=soak),
-        pytest.param(("fork", "calls", "gloo"), CALLS, marks=soak),
-        pytest.param(("spawn", "asleep", "gloo"), ASLEEP, marks=soak),
+        pytest.param(("mp.spawn", "calls", "gloo"), CALLS, marks=soak),
         pytest.param(("forkserver", "asleep", "gloo"), ASLEEP, marks=soak),
         pytest.param(("fork", "again", "gloo"), ASLEEP, marks=soak),
     ],
@@ -124,11 +121,8 @@ def test_nothing_is_said_of_two_jobs_at_once(tmp_path: Path) -> None:
     ("case", "words"),
     [
         (("fork", "killed", "gloo"), KILLED),
-        (("mp.spawn", "returns", "shm"), RETURNS),
-        pytest.param(("mp.spawn", "killed", "gloo"), KILLED, marks=soak),
+        pytest.param(("mp.spawn", "returns", "shm"), RETURNS, marks=soak),
         pytest.param(("mp.spawn", "killed", "shm"), KILLED, marks=soak),
-        pytest.param(("fork", "killed", "shm"), KILLED, marks=soak),
-        pytest.param(("fork", "returns", "gloo"), RETURNS, marks=soak),
     ],
 )
 def test_an_end_is_explained(tmp_path: Path, case: tuple[str, str, str], words: list[str]) -> None:
@@ -139,14 +133,10 @@ def test_an_end_is_explained(tmp_path: Path, case: tuple[str, str, str], words: 
     assert "last seen" not in done.stderr
 
 
+@soak
 @pytest.mark.parametrize(
     ("case", "number", "code"),
-    [
-        (("fork", "asleep", "gloo"), signal.SIGINT, 130),
-        pytest.param(("mp.spawn", "asleep", "shm"), signal.SIGINT, 130, marks=soak),
-        pytest.param(("mp.spawn", "asleep", "gloo"), signal.SIGTERM, 143, marks=soak),
-        pytest.param(("fork", "deaf", "gloo"), signal.SIGTERM, 143, marks=soak),
-    ],
+    [(("mp.spawn", "asleep", "shm"), signal.SIGINT, 130), (("fork", "deaf", "gloo"), signal.SIGTERM, 143)],
 )
 def test_a_signal_ends_all(tmp_path: Path, case: tuple[str, str, str], number: signal.Signals, code: int) -> None:
     """Also a rank that waits in a collective, or ends for no signal; Ctrl-C as a KeyboardInterrupt at that line."""
