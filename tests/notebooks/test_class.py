@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 import ddp_lab
-from ddp_lab import teaching
 from ddp_lab.cli.main import main
 from ddp_lab.teaching import submissions
 from tests.waiting import wait_until
@@ -26,7 +25,6 @@ from . import running
 from .judging import Wrong
 
 LESSON = "05_data_parallel_in_fifty_lines"
-LESSONS = [path.stem for path in running.LESSONS]
 
 Change = Callable[[running.Notebook], None]
 Table = Mapping[str, Mapping[int, tuple[str, str]]]
@@ -220,38 +218,3 @@ def test_a_check_ends_where_ranks_wait_for_each_other() -> None:
         assert checks.on_ranks(left_out, timeout=3)().startswith("Not yet: the check did not end within 3 s.")
         with pytest.raises(ddp_lab.CellError, match="no idea"):
             checks.on_ranks(fails)()
-
-
-def planted(lesson: str) -> dict[str, dict[str, str]]:
-    """Student -> answers: all right, one wrong, all failing, the first without end, none."""
-    right = answers(lesson)
-    magics = {number: one.splitlines()[0] if one.startswith("%%") else "" for number, one in right.items()}
-    return {
-        "right": right,
-        **{f"wrong-{number}": answers(lesson, int(number)) for number in right},
-        "raises": {number: f"{magic}\nraise ValueError('no idea')" for number, magic in magics.items()},
-        "hangs": right | {"1": f"{magics['1'].split(' ')[0]}\nwhile True: pass"},
-        "idle": {},
-    }
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("lesson", LESSONS)
-def test_every_lesson(lesson: str, tmp_path: Path) -> None:
-    """Of each lesson, solutions pass; other answers don't, and the table says why; they spoil no other exercise."""
-    students = {student: [with_answers(given)] for student, given in planted(lesson).items()}
-    found = judged(tmp_path, lesson, students, "--cell-timeout", "60")
-    wrong = {student: int(student.removeprefix("wrong-")) for student in found if student.startswith("wrong-")}
-    passed = dict.fromkeys(found["right"], ("passed", ""))
-    assert found["right"] == passed
-    for student, number in (wrong | {"hangs": 1}).items():
-        state, why = found[student].pop(number)
-        if student == "hangs":
-            assert (state, why.split("; ")[0].partition(" ran ")[2]) == (teaching.ERROR, "longer than 60 s"), why
-        else:
-            assert state in (teaching.NOT_YET, teaching.ERROR), student
-            assert next(iter(wrong_answers(lesson)[str(number)].values())) in why, student
-        assert found[student] == {other: passed[other] for other in found[student]}, student
-    assert {state for state, why in found["raises"].values() if "ValueError: no idea" in why} == {teaching.ERROR}
-    assert all("ValueError: no idea" in why for _, why in found["raises"].values()), found["raises"]
-    assert found["idle"] == dict.fromkeys(passed, (teaching.NOT_YET, "untouched"))
