@@ -35,37 +35,28 @@ def test_notebooks_that_train_are_equal_bit_for_bit(name: str, tmp_path: Path) -
     assert exporting.differing(cluster, script) == []
 
 
-def test_the_script_needs_no_torchrun_command(tmp_path: Path) -> None:
-    """`python train.py -n 2` starts the ranks itself; options set backend, threads and environment variables."""
+def test_a_script_does_what_its_notebook_does(tmp_path: Path) -> None:
+    """`python train.py -n 2` starts the ranks itself, with one seed; options set threads and environment variables. A
+    marked plain cell pushes the values of rank 0; `--ranks` and `await` do what they do in a notebook."""
     # Each line is written in one piece: the ranks write to one pipe.
-    source = "%%distributed\nfacts = [rank, world_size, dist.get_backend(), torch.get_num_threads(), os.environ['A']]"
-    source += "\nprint(f'{facts}\\n', end='')\nprint(f'drawn {torch.rand(1).item()}\\n', end='')"
-    cells = ["%cluster start -n 1 --backend gloo --env A=1", "# export\nimport os", source]
-    script = tmp_path / "train.py"
-    exporting.write(cells, tmp_path / "train.ipynb")
-    export_notebook(tmp_path / "train.ipynb", script)
-    printed = exporting.run([sys.executable, str(script), "-n", "2", "--threads", "1", "--A", "b c"], tmp_path)
-    assert sorted(line for line in printed.splitlines() if "gloo" in line) == [
-        f"[{rank}, 2, 'gloo', 1, 'b c']" for rank in range(2)
-    ]
-    drawn = [line for line in printed.splitlines() if "drawn" in line]
-    assert len(drawn) == 2
-    assert len(set(drawn)) == 1, "as on a cluster, all ranks begin with one seed"
-
-
-def test_values_of_the_notebook_are_the_same_on_all_ranks(tmp_path: Path) -> None:
-    """A marked plain cell pushes the values of rank 0; `--ranks` and `await` do what they do in a notebook."""
     cells = [
-        "%cluster start -n 2 --backend gloo",
+        "%cluster start -n 1 --backend gloo --env A=1",
         "# export\nimport os\npid = os.getpid()\nlab.push({'first': pid})",
+        "%%distributed\nfacts = [rank, world_size, dist.get_backend(), torch.get_num_threads(), os.environ['A']]\n"
+        "print(f'{facts}\\n', end='')\nprint(f'drawn {torch.rand(1).item()}\\n', end='')",
         "%%distributed\nimport asyncio\nasync def later(x):\n    await asyncio.sleep(0)\n    return x",
         "%%distributed --ranks 1\nmine = await later(f'''a\n  b{rank}''')\nprint(f'{[mine]}\\n', end='')",
         "%%distributed\nprint('same\\n' if (first == pid) == (rank == 0) else 'not the same\\n', end='')",
     ]
+    script = tmp_path / "train.py"
     exporting.write(cells, tmp_path / "train.ipynb")
-    export_notebook(tmp_path / "train.ipynb", tmp_path / "train.py")
-    printed = exporting.run_script(tmp_path / "train.py", tmp_path, {})
+    export_notebook(tmp_path / "train.ipynb", script)
+    printed = exporting.run([sys.executable, str(script), "-n", "2", "--threads", "1", "--A", "b c"], tmp_path)
     lines = printed.splitlines()
+    assert sorted(line for line in lines if "gloo" in line) == [f"[{rank}, 2, 'gloo', 1, 'b c']" for rank in range(2)]
+    drawn = [line for line in lines if "drawn" in line]
+    assert len(drawn) == 2
+    assert len(set(drawn)) == 1, "as on a cluster, all ranks begin with one seed"
     assert lines.count("same") == 2
     assert "['a\\n  b1']" in lines
     assert "not the same" not in lines
