@@ -72,10 +72,6 @@ class Detector:
         """Notes an output of a cell."""
         self._progress_at = at
 
-    def forget(self) -> None:
-        """Forgets what was said: the job has been started again."""
-        self._said = None
-
     def add(self, at: float, ranks: Sequence[RankSnapshot]) -> float:
         """Adds an examination; returns for how many seconds there has been no progress.
 
