@@ -315,9 +315,9 @@ def _let_commands_be_ranks(given: Mapping[str, str]) -> None:
             if untold:
                 untold.clear()
                 tell(
-                    f"the script starts ranks as commands of its own{_line()}: these are not recorded, nor are their hangs "
-                    f"noticed. To record them, let torch's agent start them: `ddp-lab run --standalone --nproc-per-node "
-                    f"{own.get('WORLD_SIZE', 'N')}`, then what each of these commands runs"
+                    f"the script starts ranks as commands of its own{_line()}: these are not recorded, and nothing is "
+                    f"said of their hangs. To record them, let torch's agent start them: `ddp-lab run --standalone "
+                    f"--nproc-per-node {own.get('WORLD_SIZE', 'N')}`, then what each of these commands runs"
                 )
         make(process, *args, **named)
 
