@@ -432,7 +432,7 @@ def _remedy_of(busy: RankSnapshot) -> str:
     text = busy.place.text if busy.place is not None else ""
     innermost = busy.stack[0].file if busy.stack else ""
     if "sleep" in text:
-        return f"rank {busy.rank} is in a sleep call; the others continue when it returns."
+        return f"rank {busy.rank} is in a sleep call; the others continue when it gets there, too."
     if busy.within(*_COMPILERS) and not _imports(busy):
         return (
             f"rank {busy.rank} is compiling; the others continue when it is done. Warm the model up on all ranks "
