@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import signal
 import socket
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
 
     from ..timeline.recorded.journal_messages import Opening
 
-__all__ = ["BlackBoxes", "complete_children", "leave_in"]
+__all__ = ["BlackBoxes", "attempt_of", "complete_children", "leave_in"]
 
+_ATTEMPT = ".attempt"  # how names begin of what says whose attempt a number is
 _OF_SCRIPT = 64  # ranks that a script starts: at most so many at a time leave something
 _END_S, _LOOK_S = 25.0, 0.05  # for their processes, which end themselves when the script has ended
 
@@ -79,6 +81,8 @@ class BlackBoxes:
         for file in (*self._files, *self._of_script):
             if (left := black_box.read(file)) is not None:
                 _complete(folder, left, self._how)
+        for path in folder.glob(f"{_ATTEMPT}*"):
+            path.unlink()
 
     def close(self) -> None:
         """Closes the files."""
@@ -142,6 +146,31 @@ def complete_children(agent: int, option: str, folder: Path, exits: Mapping[int,
             os.close(file)
         if left is not None:
             _complete(folder, left, lambda one: _words_of_child(exits[one.pid or 0]))
+
+
+def attempt_of(folder: Path, meeting: str, rank: int) -> int:
+    """A number that the processes of one job of the script have in common, and those of no other: there may be several
+    at a time, and each may be started again. The journal that comes then is this process's own.
+
+    Args:
+        folder: that of the run.
+        meeting: where the job's ranks look for each other.
+        rank: this one.
+    """
+    for number in itertools.count():
+        owner = folder / f"{_ATTEMPT}{number}"
+        try:
+            with contextlib.suppress(FileExistsError):
+                owner.symlink_to(meeting or "-")  # a file and what is in it, at once
+            if os.readlink(owner) != (meeting or "-"):
+                continue
+            journal.path_of(folder, rank, number, of_child=True).touch(mode=0o600, exist_ok=False)
+        except FileExistsError:
+            continue
+        except OSError:  # which the journal reports
+            break
+        return number
+    return 0
 
 
 def _opened(agent: int, number: str) -> int:

@@ -409,10 +409,14 @@ class TimelineModel:
             groups, calls = self._book.groups.groups, list(self._book.groups.calls)
         return collective_columns(by_rank, groups, calls)
 
-    def forgotten_collectives(self) -> int:
-        """How many operations of process groups are no longer kept, over all ranks."""
+    def forgotten_collectives(self, last: int | None = None) -> int:
+        """How many operations of process groups are no longer kept, over all ranks.
+
+        Args:
+            last: count those, too, that are not among so many of the newest of each rank.
+        """
         with self._reading():
-            return sum(table.forgotten for table in self._operations.values())
+            return sum(table.first(last) for table in self._operations.values())
 
     def since(self, cursor: int) -> tuple[list[tuple[int, npt.NDArray[np.void]]], int, int]:
         """Raw events that arrived since an earlier call.

@@ -10,7 +10,7 @@ import itertools
 import os
 import re
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -115,7 +115,7 @@ def read(
     missing = _missing(recordings)
     if missing:
         text = (
-            f"there is no file of {label_of_ranges(missing)}, which took part in the run: the {len(files)} given files "
+            f"there is no file of {label_of_ranges(missing)}, which belongs to the run: the {len(files)} given files "
             f"are of {label_of({one.rank for one in recordings})}"
         )
         if not partial:
@@ -133,12 +133,21 @@ def read(
 
 
 def _failure(recordings: Sequence[Recording], make: type[_Timeline], timeline: _Timeline) -> Failure | None:
-    """Why the last attempt ended early: what torch's agent has started again begins to count anew."""
-    last = max(one.restart for one in recordings)
-    if any(one.restart < last for one in recordings):
-        timeline = make()
-        _put([one for one in recordings if one.restart == last], timeline)
-    return failure_of(timeline)
+    """Why the last attempt ended early, or one at the same time: what was started again begins to count anew."""
+    attempts: dict[int, list[Recording]] = {}
+    for one in recordings:
+        attempts.setdefault(one.restart, []).append(one)
+    if len(attempts) == 1:
+        return failure_of(timeline)
+    last = max(attempts)
+    begun_ns = min(one.session for one in attempts[last])
+    for attempt, ranks in sorted(attempts.items(), reverse=True):
+        if attempt == last or any(one.ended_ns > begun_ns for one in ranks):
+            timeline = make()
+            _put(ranks, timeline)
+            if (failure := failure_of(timeline)) is not None:
+                return failure
+    return None
 
 
 def _of_saved(
@@ -163,7 +172,9 @@ def _early_ends(recordings: Sequence[Recording]) -> list[str]:
     agent then killed could not say when."""
     early = [one for one in recordings if one.how not in _GOOD_ENDS]
     early.sort(key=lambda one: (one.restart, not one.ended_ns, one.ended_ns, one.rank))
-    return [f"rank {one.rank} ended early: {first_sentence(one.how)}" for one in early]
+    count = Counter(one.rank for one in early)
+    who = [f"rank {one.rank}" + (f" (process {one.pid})" if count[one.rank] > 1 else "") for one in early]
+    return [f"{rank} ended early: {first_sentence(one.how)}" for rank, one in zip(who, early, strict=True)]
 
 
 def check_ranks(recordings: Sequence[Opening]) -> None:

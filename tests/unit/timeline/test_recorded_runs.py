@@ -109,7 +109,7 @@ WRONG: dict[str, tuple[Callable[[Path], list[Path]], str]] = {
     ),
     "missing": (
         lambda folder: write_journals(folder, Training(ranks=3))[::2],
-        r"there is no file of rank 1, which took part in the run: the 2 given files are of ranks 0, 2",
+        r"there is no file of rank 1, which belongs to the run: the 2 given files are of ranks 0, 2",
     ),
     "schema": (
         lambda folder: write_journals(folder, Training(), schema_version=events.SCHEMA_VERSION + 1),
