@@ -337,7 +337,7 @@ class Agent:
         with self._lock:
             actions = self._cells.shut_down(cell_id)
             if actions:  # the first is to shut down; another thread must not settle the cell before that is done
-                registry.free()
+                registry.shut_down_groups()
                 live_model.release(_RELEASED)
         if actions:
             self._notify()
@@ -397,10 +397,10 @@ class Agent:
     def _abort_rest(self, cell_id: str) -> None:
         time.sleep(_REST_SECONDS)
         while self._cells.runs(cell_id):
-            registry.end_forgotten()
-            registry.free_store()
+            registry.abort_orphaned_works()
+            registry.shut_down_store()
             self._wait(lambda: not self._cells.runs(cell_id), _REST_SECONDS)
-        registry.quiet()
+        registry.stop_polling()
 
 
 def start_thread(work: Callable[[str], None], cell_id: str, name: str) -> None:
