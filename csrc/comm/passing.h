@@ -145,7 +145,7 @@ class TellsWaits {
 
 // Puts the kernels there. They stay. Any thread.
 void let_all_pass();
-// What callers get in the place of the `Work` that a backend made; null: as it is. See endable_work.h.
+// What callers get in the place of the `Work` that a backend made; null: as it is. See abortable_work.h.
 // `peer`: as that of `Passing`.
 using Replace = c10::intrusive_ptr<c10d::Work> (*)(c10::intrusive_ptr<c10d::Work> made, const c10d::ProcessGroup& group,
                                                    int peer);

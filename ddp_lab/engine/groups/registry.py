@@ -13,8 +13,8 @@ still answer its peer, then reads the end, fails all waiting works, and closes t
 were also shut down for writing, the answer would fail, and Gloo would fail no work.
 
 See [Note: what is on its way]. Works that Gloo forgets nevertheless ([Note: a work that Gloo forgets] in
-`csrc/comm/endable_work.h`: data being sent or received at that moment) are ended by `abort_orphaned_works`. That leaks
-threads of Gloo, so it is better to delay `shut_down_groups` until no more data moves (`bytes_moved`).
+`csrc/comm/abortable_work.h`: data being sent or received at that moment) are ended by `abort_orphaned_works`. That
+leaks threads of Gloo, so it is better to delay `shut_down_groups` until no more data moves (`bytes_moved`).
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def install(*, seals: bool = True) -> None:
     if _original is None:
         _original = c10d._new_process_group_helper
         c10d._new_process_group_helper = _registering
-        _C.make_gloo_endable()
+        _C.make_gloo_abortable()
 
 
 def adopt() -> None:
@@ -219,7 +219,7 @@ def abort_orphaned_works(seconds: float = 0.0) -> None:
     while time.monotonic() < deadline and any(_C.count_gloo_works(group) for _, group in ended):
         time.sleep(_LOOK_SECONDS)
     for record, group in ended:
-        if _C.end_gloo_works(group, "the collective was unblocked because its process group was shut down"):
+        if _C.abort_gloo_works(group, "the collective was unblocked because its process group was shut down"):
             _left_behind.add(group)
             sockets.stop_polling(record.sockets)
 

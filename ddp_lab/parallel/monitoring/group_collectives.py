@@ -33,7 +33,7 @@ def record() -> None:
     if _describe_new not in recording.before_descriptions:
         recording.before_descriptions.append(_describe_new)
         _C.record_group_collectives(_libraries())
-        _C.make_gloo_endable()  # these tell when a thread waits for them, too
+        _C.make_gloo_abortable()  # these tell when a thread waits for them, too
 
 
 def _libraries() -> list[str]:

@@ -1,6 +1,6 @@
 """Works of Gloo that can be ended: like Gloo's own until then, and then whoever waits gets an error.
 
-See [Note: a work that Gloo forgets] in `csrc/comm/endable_work.h`.
+See [Note: a work that Gloo forgets] in `csrc/comm/abortable_work.h`.
 """
 
 from __future__ import annotations
