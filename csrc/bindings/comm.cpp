@@ -138,11 +138,11 @@ void bind_comm(py::module_& module) {
       "count_gloo_works", [](const c10::intrusive_ptr<c10d::ProcessGroup>& group) { return count_gloo_works(*group); },
       "How many collectives of this group are in flight.", py::arg("group"), NoGil());
   module.def(
-      "end_gloo_works",
+      "abort_gloo_works",
       [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::string& why) {
-        return end_gloo_works(*group, why);
+        return abort_gloo_works(*group, why);
       },
-      "Ends them, and sends and receives; returns the number of collectives.", py::arg("group"), py::arg("why"),
+      "Aborts them, and sends and receives; returns the number of collectives.", py::arg("group"), py::arg("why"),
       NoGil());
   module.def(
       "awaited_message",

@@ -28,12 +28,10 @@ from .. import machine
 from ..command_line import tell
 from ..protocol import black_box, events, journal
 from ..protocol.black_box import BlackBox, description_key, with_ranks_of_groups
-from ..protocol.journal import BEFORE_ITS_END, ENDED_WITH_RUN, EXITED
+from ..protocol.journal import BEFORE_ITS_END, ENDED_WITH_RUN, EXITED, Decoder, Opening
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-
-    from ..timeline.recorded.journal_messages import Opening
 
 __all__ = ["BlackBoxes", "attempt_of", "complete_children", "leave_in"]
 
@@ -41,7 +39,7 @@ _ATTEMPT = ".attempt"  # how names begin of what says whose attempt a number is
 _OF_SCRIPT = 64  # ranks that a script starts: at most so many at a time leave something
 _END_S, _LOOK_S = 25.0, 0.05  # for their processes, which end themselves when the script has ended
 
-_How = Callable[["Opening"], str]  # how the process of a journal ended that does not say it
+_How = Callable[[Opening], str]  # how the process of a journal ended that does not say it
 
 
 class BlackBoxes:
@@ -230,23 +228,18 @@ def _complete(folder: Path, left: BlackBox, how: _How | None) -> None:
 
 def _append_to(path: Path, left: BlackBox, how: _How | None) -> None:
     """Appends what a journal lacks, if it is that of this process and does not say how the program ended."""
-    from ..timeline.recorded.journal_messages import Decoder, End, Opening
-
-    decoder = Decoder(path)
-    said = decoder.read()
-    opening = next((one for one in said if isinstance(one, Opening)), None)
+    opening = next((one for one in Decoder(path).read() if isinstance(one, Opening)), None)
     if opening is None or (opening.pid, opening.host) != (left.pid, socket.gethostname()):
         return
-    rest = list(said)
-    if opening.end is not None or any(isinstance(one, End) for one in rest):
+    written = journal.read(path)
+    if written.end is not None:
         return
-    if damage := decoder.notices():
-        raise ValueError(damage[0])
-    batches = [one for one in rest if isinstance(one, events.Batch)]
-    described = [one for one in rest if isinstance(one, dict)]
-    cursor = batches[-1].first + len(batches[-1].events) if batches else None
-    made = [journal.json_frames("describe", descriptions=[one]) for one in _missing(left.descriptions, described)]
-    made += [[bytes(frame) for frame in events.encode(one)] for one in _batches(opening, left.events, cursor)]
+    if written.damage:
+        raise ValueError(written.damage[0])
+    last = written.batches[-1] if written.batches else None
+    cursor = last.first + len(last.events) if last is not None else None
+    described = _missing(left.descriptions, written.descriptions)
+    made = journal.event_messages(described, _batches(opening, left.events, cursor))
     if how is not None:
         made.append(journal.json_frames("end", how=how(opening)))
     _append(path, made)

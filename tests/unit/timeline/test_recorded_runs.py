@@ -312,15 +312,6 @@ def test_the_first_to_fail_is_named_first(tmp_path: Path) -> None:
         assert not any("ended early" in notice for notice in run.notices)
 
 
-def test_journals_of_before_are_refused(tmp_path: Path) -> None:
-    """A journal without checksums is refused by name, with what to read instead; by who follows it as well."""
-    path = journal.path_of(tmp_path, 0)
-    path.write_bytes(b"DDPLJNL1" + bytes(100))
-    for read in (lambda: read_run([tmp_path]), lambda: follow(str(tmp_path))):
-        with pytest.raises(ValueError, match=r"rank0\.journal can't be read: it was written by an earlier ddp_lab"):
-            read()
-
-
 def test_saved_timelines_and_folders_of_them_can_be_read(tmp_path: Path) -> None:
     """What `Timeline.save` wrote is a recording like any other; a folder's journals go before its saved timelines."""
     write_journals(tmp_path / "run", Training())
