@@ -179,8 +179,9 @@ def _recorded(given: argparse.Namespace, folder: Path, watch: HangWatch | None, 
             boxes.complete(folder)
             with contextlib.redirect_stdout(said):
                 killed = _report(folder, Path(given.report or folder / "report.html"))
-            for process in killed if watch is not None and boxes.script_started_ranks else ():
-                watch.tell_seen(process)
+            if watch is not None and boxes.script_started_ranks:
+                for process in killed:
+                    watch.tell_seen(process)
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the program has ended, its exit code is ours
             tell(f"no report was written: {type(error).__name__}: {error}; `ddp-lab report {folder}` tries again")
     finally:
