@@ -331,7 +331,7 @@ def _missing(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> 
         return None
     others = f"; {missing[0].why}" if missing[0].why else ""
     alike = [replace(one, call=replace(one.call, joins=())) if one.call is not None else one for one in waiting]
-    sentence = f"{_each(alike)[:-1]}; no process has joined as {_who(missing)}{others}."
+    sentence = f"{_each(alike)[:-1]}; no process on this host has joined as {_who(missing)}{others}."
     remedy = (
         "Each rank needs a process that calls `init_process_group` with the same address and world_size, and with a "
         "rank of its own."

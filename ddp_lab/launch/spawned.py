@@ -142,25 +142,28 @@ class ChildProcess:
         meet, make, own = c10d.rendezvous, c10d._new_process_group_helper, os.getpid()
 
         def begin(rank: int, size: int, place: str, port: int) -> None:
-            c10d.rendezvous, c10d._new_process_group_helper = meet, make
-            if os.getpid() != own:  # forked
+            if examined is not None:
+                examined.join(rank, size, place)
+            if c10d._new_process_group_helper is not first:
                 return
+            c10d._new_process_group_helper = make
             with no_collector():
                 self._begin(rank, size, place, ending)
-                if examined is not None:
-                    examined.join(rank, size, place)
                 script_interrupt.install(port)
                 reach_models(observe=True)
 
         @functools.wraps(meet)
-        def looked_for(url: str, rank: int = -1, size: int = -1, **named: Any) -> Any:
-            rank_and_size, port = _numbers(url, rank, size), _port(url)
-            if rank_and_size is not None:
-                begin(*rank_and_size, f"port {port}" if port else urlsplit(url).path, port)
-            return meet(url, rank, size, **named)
+        def looked_for(url: str, rank: int = -1, world_size: int = -1, **named: Any) -> Any:
+            """Called again where the program tries another port, or makes its groups anew."""
+            known, port = _numbers(url, rank, world_size), _port(url)
+            if known is not None and os.getpid() == own:
+                begin(*known, f"port {port}" if port else urlsplit(url).path, port)
+            return meet(url, rank, world_size, **named)
 
         @functools.wraps(make)
         def first(size: int, rank: int, *args: Any, **named: Any) -> Any:
+            if os.getpid() != own:  # forked
+                return make(size, rank, *args, **named)
             begin(rank, size, *_place_of([*args, *named.values()]))
             return c10d._new_process_group_helper(size, rank, *args, **named)
 

@@ -107,7 +107,8 @@ class ScriptRanks:
 
     def look(self, *, whole: bool, of: Job | None = None) -> dict[Job, list[dict[str, Any]]]:
         """Job -> what each of its ranks does: ``rank``, ``state``, ``why`` and its answer, JSON-able. A job is
-        left out while ranks of it start; all are, if a process can't be examined (its own log says why).
+        left out while ranks of it start, or if some are on other hosts; all are, if a process can't be examined (its
+        own log says why).
 
         Args:
             whole: with the collectives that torch has recorded, which takes milliseconds of the ranks' time.
@@ -125,7 +126,8 @@ class ScriptRanks:
             own = self._names(job)
             ranks = [self._state(name, name in connected, answers.get(name)) for name in own.values()]
             missing = set(range(job.world_size)) - own.keys() if job.of_script and job.nodes == 1 else set()
-            if missing and not self._some_start():
+            have_groups = any(one.get("sequences") for one in ranks)  # then all have joined, elsewhere
+            if missing and not have_groups and not self._some_start():
                 why = self._who_could_come(job, connected, answers)
                 ranks += [{"rank": rank, "state": "missing", "why": why} for rank in missing]
             if len(ranks) >= (job.world_size if job.of_script else self._count):

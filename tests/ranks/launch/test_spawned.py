@@ -38,7 +38,7 @@ ASLEEP = [
 ]
 NEVER_JOINS = [
     f"no progress for 2 s: rank 0 waits in init_process_group at {_at('worker', 'dist.init_process_group')}; "
-    "no process has joined as rank 1; process ",
+    "no process on this host has joined as rank 1; process ",
     f" is in `time.sleep(EVER)` at {_at('worker', 'time.sleep')}.",
     "there is no file of rank 1, which belongs to the run",
 ]

@@ -29,6 +29,7 @@ def write_journals(
     *,
     ahead_ns: Sequence[int] | None = None,
     end: str | None = "finished",
+    ended_ns: int = 0,
     session: int = 10,
     **about: Any,
 ) -> list[Path]:
@@ -46,8 +47,9 @@ def write_journals(
             made["host_ns"] += ahead[rank]
             messages[rank].append(journals.batch(Batch(rank, session + rank, int(made["sequence"][0]), 0, made)))
     paths = [journal.path_of(folder, rank) for rank in range(training.ranks)]
+    last = [] if end is None else [journal.json_frames("end", how=end, ended_ns=ended_ns)]
     for path, of_rank in zip(paths, messages, strict=True):
-        path.write_bytes(journals.written([*of_rank, *([] if end is None else [journal.json_frames("end", how=end)])]))
+        path.write_bytes(journals.written([*of_rank, *last]))
     return paths
 
 
@@ -55,6 +57,20 @@ def _places(path: Path) -> list[int]:
     """Where the messages of a journal begin, and where the last one ends."""
     sizes = [len(journal.pack(frames, 0)) for frames in journal.messages(path)]
     return [len(journal.MAGIC) + sum(sizes[:number]) for number in range(len(sizes) + 1)]
+
+
+@pytest.mark.parametrize(("ended_ns", "fails"), [(40, False), (60, True)])
+def test_a_failed_attempt_beside_the_last_one(tmp_path: Path, ended_ns: int, fails: bool) -> None:
+    """A failure counts if the last attempt had begun before it: the script ran both at a time. Their ranks have the
+    same numbers, so a notice says which process ended."""
+    write_journals(tmp_path / "first", Training(ranks=2), end="ValueError: no data", ended_ns=ended_ns)
+    write_journals(tmp_path / "last", Training(ranks=2), end="OSError: full", ended_ns=80, session=50, restart=1, pid=7)
+    write_journals(tmp_path / "good", Training(ranks=2), ended_ns=80, session=50, restart=1)
+    failure = read_run([tmp_path / "first", tmp_path / "good"]).timeline.failure
+    assert (failure is not None and "rank 0 failed: ValueError: no data" in failure.ends) == fails
+    notices = read_run([tmp_path / "first", tmp_path / "last"]).notices
+    assert "rank 0 (process 100) ended early: ValueError: no data" in notices
+    assert "rank 0 (process 7) ended early: OSError: full" in notices
 
 
 def test_journals_of_all_ranks_are_one_timeline(tmp_path: Path) -> None:
