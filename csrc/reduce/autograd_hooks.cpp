@@ -8,7 +8,6 @@
 #include <memory>
 
 #include "reduce/messages.h"
-#include "reduce/warnings.h"
 
 namespace ddp_lab {
 namespace {
@@ -105,7 +104,7 @@ void AutogradHooks::watch_output(const at::Tensor& output, std::function<void()>
   output.grad_fn()->add_tensor_pre_hook(std::make_unique<OutputHook>(std::move(called)));
 }
 
-bool AutogradHooks::gradients_wanted(const std::vector<std::string>& names, bool may_warn) {
+bool AutogradHooks::gradients_wanted(const std::vector<std::string>& names, Notices* notices) {
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
   if (wanted == nullptr || wanted->empty()) return true;
   bool any = false;
@@ -116,9 +115,9 @@ bool AutogradHooks::gradients_wanted(const std::vector<std::string>& names, bool
     if (!found->second.captures_) continue;
     if (accumulates(*found->second.captures_)) {
       any = true;
-    } else if (!warned_ && may_warn) {
-      warned_ = true;
-      warnings().add(messages::own_gradients(names[i]));
+    } else if (notices != nullptr && !notices->own_gradients) {
+      notices->own_gradients = true;
+      notices->unsaid.add(messages::own_gradients(names[i]));
     }
   }
   return any;

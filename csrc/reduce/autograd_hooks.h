@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "reduce/warnings.h"
+
 namespace ddp_lab {
 
 class AutogradHooks {
@@ -46,8 +48,8 @@ class AutogradHooks {
   void forget_outputs() noexcept { ++epoch_; }
 
   // False in torch.autograd.grad and in backward(inputs=...) without parameters: they accumulate no gradient of ours.
-  // Warns of the first one, with the name of the parameter, if it may.
-  bool gradients_wanted(const std::vector<std::string>& names, bool may_warn);
+  // Notes the first one, with the name of the parameter; null: it is not to.
+  bool gradients_wanted(const std::vector<std::string>& names, Notices* notices);
 
  private:
   static void watch_output(const at::Tensor& output, std::function<void()> called);
@@ -66,7 +68,6 @@ class AutogradHooks {
 
   std::vector<Hook> hooks_;  // in the order of their parameters
   std::uint64_t epoch_ = 0;
-  bool warned_ = false;
 };
 
 }  // namespace ddp_lab

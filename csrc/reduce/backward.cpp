@@ -66,7 +66,7 @@ void Backward::arm_after(const std::vector<at::Tensor>& outputs) {
   std::vector<std::size_t> of_earlier;
   if (again) of_earlier.swap(unused_);
   arm(/*rearmed=*/false);
-  use_.find_unused(outputs, unused_);
+  use_.find_unused(outputs, unused_, buckets_.notices().unsaid);
   if (!again || !use_.searches()) return;
   std::vector<std::size_t> of_all;  // several forwards, and perhaps one backward of them all
   std::set_intersection(unused_.begin(), unused_.end(), of_earlier.begin(), of_earlier.end(),

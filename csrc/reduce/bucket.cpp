@@ -6,8 +6,6 @@
 
 #include <limits>
 
-#include "reduce/warnings.h"
-
 namespace ddp_lab {
 
 at::Tensor slot_view(const at::Tensor& flat, const at::Tensor& variable, std::int64_t offset) {
@@ -125,7 +123,7 @@ void Bucket::warn_of_strides(const Slot& slot, const at::Tensor& gradient) {
   }
   if (same) return;
   notices_->strides = true;
-  warnings().add(c10::str(
+  notices_->unsaid.add(c10::str(
       "Grad strides do not match bucket view strides. This is not an error, but copies of the gradient are slow: that ",
       "of '", slot.name, "' has sizes ", gradient.sizes(), " and strides ", gradient.strides(),
       ", its bucket's view has strides ", slot.view.strides(),
@@ -136,7 +134,7 @@ void Bucket::warn_of_strides(const Slot& slot, const at::Tensor& gradient) {
 void Bucket::warn_of_graph(const Slot& slot) {
   constexpr std::int64_t kEvery = 1000;
   if (notices_->graphs++ % kEvery != 0) return;
-  warnings().add(c10::str(
+  notices_->unsaid.add(c10::str(
       "Using DistributedDataParallel with create_graph=True is not well-supported. Gradients are averaged (first ",
       "that of '", slot.name, "'), but differentiating them again goes through this rank's own graph and ",
       "communicates nothing: average what you get from that yourself, or let another backward() do it."));

@@ -17,6 +17,7 @@
 
 #include "comm/piecewise.h"
 #include "reduce/gradient_access.h"
+#include "reduce/warnings.h"
 
 namespace ddp_lab {
 
@@ -37,12 +38,6 @@ struct Slot {
   at::Tensor variable;
   at::Tensor view;   // of the buffer, laid out as the parameter is; undefined in a sparse bucket
   std::string name;  // qualified; empty if the bucket was not told
-};
-
-// What a model has been warned of; its buckets share it.
-struct Notices {
-  bool strides = false;
-  std::int64_t graphs = 0;  // gradients that came with a graph of their own
 };
 
 // Makes the memory of a buffer: so many elements, not initialised.
@@ -128,6 +123,7 @@ class Bucket {
   void release();
 
   bool is_view(std::size_t slot, const at::Tensor& gradient) const;
+  Notices& notices() const { return *notices_; }
 
   // 1-D; undefined in a lazy bucket between release() and hold(). Of a sparse bucket: the gradient (undefined before it
   // arrives), or its known rows.

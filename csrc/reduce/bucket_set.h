@@ -62,6 +62,7 @@ class BucketSet {
   const Place& place(std::size_t parameter) const { return places_[parameter]; }
   Bucket& of(std::size_t parameter) const { return *buckets_[places_[parameter].bucket]; }
   bool on_cpu() const;
+  Notices& notices() const { return *notices_; }
 
   // A backward is to come.
   void arm();

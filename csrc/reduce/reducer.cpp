@@ -8,8 +8,6 @@
 #include <numeric>
 #include <string>
 
-#include "reduce/warnings.h"
-
 namespace ddp_lab {
 
 Reducer::Reducer(std::vector<at::Tensor> parameters, const Assignment& assignment, GroupPointer group,
@@ -111,7 +109,8 @@ void Reducer::arm(const std::vector<at::Tensor>& outputs, bool sync) {
 void Reducer::on_output_gradient(std::uint64_t epoch) {
   Lock lock = gate_.enter();
   if (hooks_.empty() || epoch != hooks_.epoch() || phase().finalizing()) return;
-  if (!hooks_.gradients_wanted(options_.names, /*may_warn=*/!no_sync_.inside)) return say_warnings(lock);
+  if (!hooks_.gradients_wanted(options_.names, no_sync_.inside ? nullptr : &buckets_.notices()))
+    return say_warnings(lock);
   if (phase().awaits_caller()) fail(messages::not_ended(backward_.where()));
   if (!phase().armed()) {
     if (no_sync_.inside) return;
@@ -152,6 +151,7 @@ void Reducer::enter_task(bool by_output) {
   if (backward_.tasks.failed(task)) {
     if (phase().in_flight()) fail(messages::after_failure(backward_.where()));
     backward_.restart();
+    buckets_.notices().forget_unsaid();
   }
   if (!backward_.tasks.enter(task, by_output)) return;
   torch::autograd::Engine::get_default_engine().queue_callback(
@@ -177,13 +177,13 @@ void Reducer::warn_of_no_gradient() {
   const auto trained = [](const at::Tensor& parameter) { return parameter.requires_grad(); };
   if (unaveraged_.warned_of_none || std::none_of(parameters_.begin(), parameters_.end(), trained)) return;
   unaveraged_.warned_of_none = true;
-  warnings().add(messages::no_gradient(backward_.where()));
+  buckets_.notices().unsaid.add(messages::no_gradient(backward_.where()));
 }
 
 void Reducer::say_warnings(Lock& lock) {
-  if (!warnings().waiting()) return;
+  if (!buckets_.notices().unsaid.waiting()) return;
   lock.unlock();
-  warnings().say();
+  buckets_.notices().unsaid.say();
   lock.lock();
 }
 
@@ -234,6 +234,7 @@ void Reducer::abandon() {
 
 void Reducer::abandon_backward(bool by_caller) {
   if (backward_.abandon(by_caller)) ++origin_.step;
+  buckets_.notices().forget_unsaid();
   hooks_.forget_outputs();
 }
 

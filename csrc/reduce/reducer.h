@@ -215,7 +215,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void on_output_gradient(std::uint64_t epoch);
   void on_old_accumulator(std::size_t parameter);
   void warn_of_no_gradient();
-  static void say_warnings(Lock& lock);
+  void say_warnings(Lock& lock);
   void begin_backward(std::int64_t now, bool in_flight = true);
   void enter_task(bool by_output);
   void end_of_task(int task, std::uint64_t number);

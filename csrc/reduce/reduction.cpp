@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "comm/collective_interception.h"
-#include "reduce/warnings.h"
 
 namespace ddp_lab {
 namespace {
@@ -44,9 +43,10 @@ at::Tensor fit(at::Tensor reduced, CommHook* hook, const Bucket& bucket, std::si
   const at::ScalarType dtype = complex ? c10::toRealValueType(buffer.scalar_type()) : buffer.scalar_type();
   if (reduced.scalar_type() != dtype) {
     if (hook && !hook->warned) {
-      warnings().add(c10::str("The comm hook '", name, "' returned ", reduced.scalar_type(), " for ",
-                              describe(bucket, index), ", whose gradients are ", dtype,
-                              ": it is converted. Convert it in the hook, e.g. by copying it to ", "bucket.buffer()."));
+      bucket.notices().unsaid.add(c10::str("The comm hook '", name, "' returned ", reduced.scalar_type(), " for ",
+                                           describe(bucket, index), ", whose gradients are ", dtype,
+                                           ": it is converted. Convert it in the hook, e.g. by copying it to ",
+                                           "bucket.buffer()."));
     }
     if (hook) hook->warned = true;
     reduced = reduced.to(dtype);

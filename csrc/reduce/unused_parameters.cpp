@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "reduce/messages.h"
-#include "reduce/warnings.h"
 
 namespace ddp_lab {
 
@@ -122,7 +121,8 @@ at::Tensor UsedMap::tensor() {
   return sum_;
 }
 
-void ParameterUse::find_unused(const std::vector<at::Tensor>& outputs, std::vector<std::size_t>& unused) {
+void ParameterUse::find_unused(const std::vector<at::Tensor>& outputs, std::vector<std::size_t>& unused,
+                               Warnings& warnings) {
   if (static_ && static_->known()) unused = static_->unused();
   if (!searches()) return;
   const auto in_graph = [](const at::Tensor& output) { return output.defined() && output.requires_grad(); };
@@ -131,7 +131,7 @@ void ParameterUse::find_unused(const std::vector<at::Tensor>& outputs, std::vect
   if (!searched_) return;
   RECORD_FUNCTION("ddp_lab::search_unused_parameters", std::vector<c10::IValue>());
   walk_->find_unused(outputs, unused);
-  if (!walked_ && unused.empty()) warnings().add(messages::needless_walk());
+  if (!walked_ && unused.empty()) warnings.add(messages::needless_walk());
   same_ = same_ && (!walked_ || unused == last_unused_);
   last_unused_ = unused;
   walked_ = true;

@@ -12,6 +12,7 @@
 
 #include "reduce/comm_hook.h"
 #include "reduce/static_graph.h"
+#include "reduce/warnings.h"
 
 namespace ddp_lab {
 
@@ -111,7 +112,7 @@ class ParameterUse {
   StaticGraph* static_graph() const noexcept { return static_.get(); }
 
   // `unused`: empty before; those of the backward of these outputs, ascending, as far as one knows before it.
-  void find_unused(const std::vector<at::Tensor>& outputs, std::vector<std::size_t>& unused);
+  void find_unused(const std::vector<at::Tensor>& outputs, std::vector<std::size_t>& unused, Warnings& warnings);
   // Of the last forward.
   const std::vector<std::size_t>& last_unused() const { return static_ ? static_->unused() : last_unused_; }
   // Whether each forward has left the same parameters unused.

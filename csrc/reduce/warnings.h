@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <atomic>
+#include <cstdint>
 #include <deque>
 #include <mutex>
 #include <optional>
@@ -27,6 +28,13 @@ class Warnings {
   }
 
   bool waiting() const noexcept { return waiting_; }
+
+  // True if there were any.
+  bool forget() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    texts_.clear();
+    return waiting_.exchange(false);
+  }
 
   // To be called without a lock. If one throws, the others wait for the next call. Where nothing of Python is there, as
   // in a test of C++, torch warns.
@@ -55,10 +63,19 @@ class Warnings {
   std::atomic<bool> waiting_{false};
 };
 
-// Of all models: the parts of a reducer that find something do not know whose they are.
-inline Warnings& warnings() {
-  static Warnings all;
-  return all;
-}
+// What a model has been warned of, or is to be at the end of the backward that found it; its buckets share it.
+struct Notices {
+  bool strides = false;
+  bool own_gradients = false;
+  std::int64_t graphs = 0;  // gradients that came with a graph of their own
+  Warnings unsaid;
+
+  // The backward has failed: the next one that finds the same says it, at its own line.
+  void forget_unsaid() {
+    if (!unsaid.forget()) return;
+    strides = own_gradients = false;
+    graphs = 0;
+  }
+};
 
 }  // namespace ddp_lab

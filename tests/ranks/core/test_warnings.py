@@ -120,6 +120,40 @@ def test_a_warning_that_is_an_error_hides_no_other(rank: int, size: int) -> None
             torch.testing.assert_close(same / size, model.module.odd.grad.detach())
 
 
+class _Fails(nn.Module):
+    """Its backward fails between its two layers, as long as it is to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.fails = nn.Linear(4, 4), nn.Linear(4, 4), True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        if self.fails:
+            hidden.register_hook(self._fail)
+        return self.second(hidden)
+
+    @staticmethod
+    def _fail(gradient: torch.Tensor) -> None:
+        raise ArithmeticError("planted")
+
+
+@on_ranks(2)
+def test_a_warning_of_a_backward_that_fails(rank: int, size: int) -> None:
+    """The next one that finds the same says it; no backward of another model does."""
+    model, other = _model(_Fails()), _model()
+
+    def step() -> list[str]:
+        texts = warned(lambda: model(torch.ones(2, 4)).square().sum().backward(create_graph=True))
+        return [text for text in texts if text.startswith("Using DistributedDataParallel")]
+
+    with pytest.raises(ArithmeticError, match="planted"):
+        step()
+    assert warned(lambda: _step(other, rank)) == []
+    model.module.fails = False
+    assert len(step()) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
