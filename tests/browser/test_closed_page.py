@@ -9,7 +9,7 @@ from playwright.sync_api import Page
 
 from tests.benchmarks.browser import Lab, NotebookPage, open_tab, printed
 from tests.browser.conftest import Shared
-from tests.browser.waiting import has, press, says
+from tests.browser.waiting import has, press, says, step_of
 from tests.waiting import wait_until
 
 START = "%load_ext ddp_lab\n%cluster start -n 2 --backend gloo"
@@ -46,7 +46,7 @@ def test_a_page_that_is_closed_in_the_middle_of_a_cell(shared: Shared, lab: Lab,
     and the next cells work.
 
     As long as the cell runs, the page says that it may; then how it ended, with the end of its text. It does so even if
-    the widgets come after the outputs have looked for them.
+    the widgets come after the outputs have looked for them. The live view comes back with the last step.
     """
     gate, begun = tmp_path / "gate", tmp_path / "begun"
     train = TRAIN.format(gate=str(gate), begun=str(begun))
@@ -99,6 +99,7 @@ def _goes_on(second: NotebookPage, gate: Path) -> None:
         says(cell, "%%distributed [2]: ✓ done in ")
         says(cell.locator(".ddp-late-text"), "ranks 0–1 │ at ")
         assert "If it is still running" not in cell.inner_text()
+        second.page.wait_for_selector(".ddp-main canvas")
         second.run_cell(2)
         second.run_cell(3)
         ours, theirs, last_step = printed(second.save().cells[3])
@@ -106,6 +107,7 @@ def _goes_on(second: NotebookPage, gate: Path) -> None:
         steps, total = ours
         assert total == 2 * steps
         assert last_step == steps - 1
+        wait_until(lambda: step_of(second.page) == last_step, "the last step")
         assert not second.errors, json.dumps(second.errors)
     finally:
         gate.touch()

@@ -37,7 +37,7 @@ Open = Callable[..., BarePage]
 def lived(shared: Shared, lab: Lab, gate: Path) -> Iterator[NotebookPage]:
     """A notebook with an empty dashboard, which the tests go through one after the other until its kernel ends."""
     blocks = f"import os\nwhile not os.path.exists({str(gate)!r}): feed(1)\nanswered = len(asked)"
-    cells = ("dashboard", "feed(20)", "feed(20)", "feed(5)", blocks, "print(answered)")
+    cells = ("dashboard", "feed(20)", "feed(20)", blocks, "print(answered)")
     with shared.notebook(FEED, *cells, run=2) as opened:
         opened.page.wait_for_selector(".ddp-lab")
         open_tab(opened.page, "Timeline")
@@ -102,40 +102,25 @@ def test_a_chosen_step_stays(lived: NotebookPage) -> None:
     wait_until(lambda: step_of(page) == 39, "step 39")
 
 
-def test_a_reloaded_page_shows_the_steps_again(lived: NotebookPage) -> None:
-    """The notebook keeps the picture of the last step. After a reload the live view comes back with its steps, and goes
-    on."""
-    page = lived.page
-    outputs = [one.get("data", {}) for one in lived.save().cells[1].outputs]
-    assert ["–39:" in one["text/plain"] for one in outputs if "ddp-lab-static" in one.get("text/html", "")] == [True]
-    lived.reload()
-    page.wait_for_selector(".ddp-lab")
-    open_tab(page, "Timeline")
-    wait_until(lambda: step_of(page) == 39, "step 39")
-    wait_until(lambda: page.locator(".ddp-held").inner_text() == "of 0–39", "all forty steps")
-    lived.run_cell(4)
-    wait_until(lambda: step_of(page) == 44, "step 44")
-
-
 def test_bars_by_pointer_and_keyboard(lived: NotebookPage) -> None:
     """Hovering shows a bucket's numbers; a click or Enter shows its parameters; the keys move between buckets."""
     page = lived.page
     canvas = page.locator(".ddp-timeline canvas")
     canvas.hover(position={"x": 300, "y": 44})
     tip = page.locator(".ddp-timeline .ddp-tip")
-    says(tip, "step 44 · rank 0 · bucket 1")
+    says(tip, "step 39 · rank 0 · bucket 1")
     assert "waiting for peers (last: rank 1)" in tip.inner_text()
     assert "1.00 MiB, 4 parameters" in tip.inner_text()
     canvas.click(position={"x": 300, "y": 44})
     detail = page.locator(".ddp-detail")
-    says(detail.get_by_role("heading"), "Bucket 1 in step 44")
+    says(detail.get_by_role("heading"), "Bucket 1 in step 39")
     says(detail, "layers.2.weight")
     page.keyboard.press("Escape")
     wait_until(lambda: not detail.is_visible(), "the end of the details")
     for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight", "Enter"):
         page.keyboard.press(key)
     says(page.locator(".ddp-voice"), "rank 1 · bucket 2")
-    says(detail.get_by_role("heading"), "Bucket 2 in step 44")
+    says(detail.get_by_role("heading"), "Bucket 2 in step 39")
 
 
 def test_zoom_and_reset(lived: NotebookPage) -> None:
@@ -165,15 +150,15 @@ def test_follows_the_theme(lived: NotebookPage) -> None:
 def test_draws_while_a_cell_blocks_and_answers_meanwhile(lived: NotebookPage, gate: Path) -> None:
     """While a cell blocks the kernel, steps are drawn and a button's message reaches the kernel."""
     page = lived.page
-    lived.run_cell(5, wait=False)
-    wait_until(lambda: step_of(page) >= 49, "the fifth step")
+    lived.run_cell(4, wait=False)
+    wait_until(lambda: step_of(page) >= 44, "the fifth step")
     press(page.get_by_role("button", name="Compare gradients"))
     wait_until(lambda: "requested" in page.locator(".ddp-verdict").inner_text(), "the kernel's answer to the button")
-    assert lived.executions(5) is None, "the cell had ended before the answer"
+    assert lived.executions(4) is None, "the cell had ended before the answer"
     gate.touch()
-    wait_until(lambda: lived.executions(5), "the end of the cell")
-    lived.run_cell(6)
-    assert printed(lived.save().cells[6]) > 0
+    wait_until(lambda: lived.executions(4), "the end of the cell")
+    lived.run_cell(5)
+    assert printed(lived.save().cells[5]) > 0
 
 
 def test_an_idle_kernel_is_left_alone_and_its_end_is_told(lived: NotebookPage, lab: Lab) -> None:
