@@ -47,7 +47,7 @@ _GENERATED = {
     "RAMP_ON_DARK": palette.RAMP_ON_DARK,
     "RANK_COLOURS": palette.RANK_COLOURS,
 }
-_OF_VIEW = ("title", "about", "question", "beside", "steps", "model", "ranks", "groups")
+_OF_VIEW = ("title", "about", "question", "beside", "steps", "model", "ranks", "groups", "of_step")
 _IMPORT = re.compile(r'^import \{[^}]*\} from "([./a-z_]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:const|class|function) (\w+))", re.MULTILINE)
 

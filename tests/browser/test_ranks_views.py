@@ -205,10 +205,10 @@ def gradients(browser: Browser, cluster: Cluster, tmp_path_factory: pytest.TempP
         running = cluster.run("while step(): pass", wait=False, board=SilentBoard())
         made.page.get_by_label("monitor gradients every N steps").fill("2")
         made.page.get_by_role("button", name="Monitor").click()
-        summary = made.page.locator(".ddp-gradients > .ddp-sentence")
+        summary = made.page.locator(".ddp-gradients .ddp-summary").first
         made.until(lambda: "monitored steps" in summary.inner_text(), "monitored steps")
         made.page.get_by_role("button", name="Check now").click()
-        made.until(lambda: made.page.locator(".ddp-checks tbody tr").count() == 1, "a comparison")
+        made.until(lambda: made.page.locator(".ddp-numbers tbody tr").count() == 1, "a comparison")
         end.touch()
         running.wait()
         yield made
@@ -226,7 +226,7 @@ def test_watching_is_switched_on_while_a_cell_trains(gradients: BarePage, cluste
     text = gradients.page.locator(".ddp-gradients").inner_text()
     assert "0.13 ms per MiB" in text
     assert "Noise scale" in text
-    assert "equal" in gradients.page.locator(".ddp-checks tbody tr").inner_text()
+    assert "equal" in gradients.page.locator(".ddp-numbers tbody tr").inner_text()
     assert gradients.page.locator(".ddp-gradients canvas").count() == 2
 
 
@@ -257,7 +257,7 @@ def test_nan_and_drift_are_named(gradients: BarePage, cluster: Cluster) -> None:
     cluster.run("if rank == 2: net[0].bias.data[0] = 9.0", board=SilentBoard())
     gradients.page.get_by_role("button", name="Check now").click()
     gradients.until(lambda: "ranks 0, 1 | rank 2" in notice.inner_text(), "the drift")
-    gradients.says(".ddp-checks", "differ: 0.bias")
+    gradients.says(".ddp-numbers", "differ: 0.bias")
 
 
 def test_a_stopped_cluster_is_named(shown: Shown) -> None:

@@ -64,6 +64,7 @@ COLOURS = {
     "phase-backward": "#c8c8c8",
     "phase-finalize": "rgba(0, 0, 0, 0)",
     "line": "#808080",  # legible on light and dark pages
+    "band": "#b8bdc4",
 }
 PATTERNS = {"queued": "dots", "waiting": "hatch", "exposed": "line"}
 LETTERS = {"waiting": "w"}

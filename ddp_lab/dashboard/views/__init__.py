@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...timeline.timeline import Timeline
-from .buckets import Buckets, bucket_gradients
+from .buckets import Buckets, bucket_gradients_page
 from .collectives import Collectives, collective_scene
 from .fault_injection import FaultInjection
 from .findings import Findings
@@ -22,7 +22,7 @@ from .stragglers import Stragglers, last_shares
 from .sync import GradientSync
 from .timeline import BucketTimeline
 from .view import Reported, Selection, View
-from .what_if import WhatIf
+from .what_if import WhatIf, what_if_blocks
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -36,7 +36,7 @@ __all__ = [
     "StepFrame",
     "StepFrames",
     "View",
-    "bucket_gradients",
+    "bucket_gradients_page",
     "cell_rows",
     "collective_scene",
     "figure",
@@ -44,6 +44,7 @@ __all__ = [
     "layout_words",
     "parts_table",
     "tabs",
+    "what_if_blocks",
 ]
 
 _VIEWS: tuple[View, ...] = (

@@ -17,8 +17,8 @@ from ...timeline.tables import span_columns
 from ...timeline.tables.span_columns import breakdown_of, known_steps
 from ...timeline.timeline import Timeline
 from ..paint.palette import PHASES
-from ..scene import Axis, Bars, Line, Panel, Scene, Table, robust_top
-from .view import Block, Reported, Selection, View
+from ..scene import Axis, Bars, Block, Line, Panel, Scene, Table, robust_top
+from .view import Reported, Selection, View
 
 __all__ = ["Overlap", "OverlapFacts", "breakdown", "overlap_scene", "parts_table", "parts_words"]
 

@@ -49,7 +49,8 @@ def judged(timeline: Timeline, delay: Delay | None) -> dict[str, Any]:
         "first": first.kind if first else None,
         "step_ms": float(timeline.workload().step_ns or 0) / 1e6,
         "agree": {one.rank for one in late if one.cost_percent >= 0.5} == set(named)
-        and [one["title"] for one in seen["findings"]["items"]] == [one.title for one in found]
+        and [one["title"] for block in seen["findings"]["blocks"] for one in block.get("advice", ())]
+        == [one.title for one in found]
         and (not late or f"ank {late[0].rank} " in seen["stragglers"]["blocks"][0]["text"])
         and (first is None or first.gain_percent < 2 or first.title in summary),
     }

@@ -42,6 +42,10 @@ export class BucketsView {
     );
   }
 
+  forgetTheme() {
+    this.form.blocks.forgetTheme();
+  }
+
   zoom(path) {
     this.root = path;
     this.actions.redraw();
