@@ -16,7 +16,6 @@ import re
 from graphlib import TopologicalSorter
 
 from ..analysis.step_metrics import EDGES
-from ..analysis.step_parts import SPANS
 from .paint import palette
 from .step_feed import BLOCKS
 from .views import VIEWS, layout_words
@@ -38,10 +37,6 @@ _GENERATED = {
             **_LOOKS[name],
         }
         for name in palette.PARTS
-    ],
-    "PHASES": [
-        {"key": key, "name": name, "simulated": key not in SPANS, **_LOOKS[key]}
-        for key, (_, name) in palette.PHASES.items()
     ],
     "RAMP": palette.RAMP,
     "RAMP_ON_DARK": palette.RAMP_ON_DARK,

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 __all__ = [
     "Advice",
+    "Arrows",
     "Axis",
     "Band",
     "Bars",
@@ -30,6 +31,7 @@ __all__ = [
     "Scene",
     "Spans",
     "Table",
+    "Tiles",
     "Values",
     "robust_top",
     "round_between",
@@ -89,6 +91,7 @@ class Bars:
         size: the length of each; NaN: not drawn.
         texts: at their ends; may be empty.
         tips: their tooltips; if empty, the name and the size.
+        about: what the name means, where there is room for it.
     """
 
     name: str
@@ -97,6 +100,7 @@ class Bars:
     size: Values
     texts: Sequence[str] = ()
     tips: Sequence[str] = ()
+    about: str = ""
 
 
 @dataclass(frozen=True)
@@ -173,6 +177,41 @@ class Dots:
 
 
 @dataclass(frozen=True)
+class Tiles:
+    """Boxes in the cells of two axes of lanes, in each from left to right and from top to bottom, with a line around
+    each row: a strong one around headings of the y axis. Lanes have their notes beside their names.
+
+    Attributes:
+        x, y: the cell of each, shape ``[tiles]``.
+        shade: its place in a ramp of colours, 0 (dark) to 1.
+        filled: which share of it is coloured.
+        texts: of each, of which the first one that fits is written.
+        tips: their tooltips.
+        edges: the role of its strong outline, or "".
+        faint: of each row whether its boxes are pale.
+    """
+
+    x: Numbers
+    y: Numbers
+    shade: Values
+    filled: Values
+    texts: Sequence[Sequence[str]]
+    tips: Sequence[str]
+    edges: Sequence[str]
+    faint: Sequence[bool]
+
+
+@dataclass(frozen=True)
+class Arrows:
+    """Arrows from lanes of the y axis to others; only pages paint them. `name`: above them."""
+
+    name: str
+    role: str
+    begin: Numbers
+    end: Numbers
+
+
+@dataclass(frozen=True)
 class Cells:
     """A heat map; larger values have a stronger colour.
 
@@ -232,7 +271,7 @@ def round_between(low: float, high: float, count: int, log: bool = False) -> lis
     return [(one * unit, f"{one * unit:.{digits}f}" if digits <= 4 else f"{one * unit:.3g}") for one in numbers]
 
 
-Mark = Bars | Spans | Line | Band | Dots | Cells | Rule
+Mark = Bars | Spans | Line | Band | Dots | Tiles | Arrows | Cells | Rule
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def _block(block: Block) -> dict[str, Any]:
 def scene_json(scene: Scene) -> dict[str, Any]:
     """Returns a scene that is not empty: the fields of its objects, the ``kind`` of each mark, and the round numbers of
     each axis, ``ticks``: [[number, text], ...]."""
-    return {"title": scene.title, "panels": [_panel(one) for one in scene.panels]}
+    return {"title": scene.title, "summary": scene.summary, "panels": [_panel(one) for one in scene.panels]}
 
 
 def table_json(table: Table) -> dict[str, Any]:

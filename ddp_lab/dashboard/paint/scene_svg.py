@@ -27,10 +27,11 @@ from ..scene import (
     Scene,
     Spans,
     Table,
+    Tiles,
     Values,
     round_between,
 )
-from .palette import COLOURS, PATTERNS, ROLE_RULES
+from .palette import COLOURS, PATTERNS, ROLE_RULES, bucket_colour
 
 __all__ = [
     "INK",
@@ -52,6 +53,7 @@ INK = "#1f2328"  # of text
 _UPRIGHT = 260  # pixels of a scene whose bars stand
 _ROOM_FOR_TEXTS = 130
 _LINE = 17  # of text
+_TILE, _ACROSS = 38, 5  # pixels of a tile, and how many lie beside each other in a cell
 _FONT = "font-family='system-ui,-apple-system,Segoe UI,sans-serif'"
 _RULES = {
     "text": "fill:#1f2328;font-size:12px",
@@ -251,6 +253,8 @@ def _paint(panel: Panel, top: float, last: bool) -> tuple[list[str], float, floa
     """Returns a panel's SVG, its right edge and its lower edge; the last panel has the x axis."""
     if isinstance(panel.marks[0], Cells):
         return _paint_cells(panel, panel.marks[0], top)
+    if isinstance(panel.marks[0], Tiles):
+        return _paint_tiles(panel, panel.marks[0], top)
     if isinstance(panel.marks[0], Spans):
         return _paint_spans(panel, top)
     return _paint_lanes(panel, top) if panel.y.lanes else _paint_steps(panel, top, last)
@@ -388,6 +392,40 @@ def _paint_cells(panel: Panel, cells: Cells, top: float) -> tuple[list[str], flo
         body.append(text(left + (column + 0.5) * cell - 1, bottom + 14, labels[column], "faint", "middle"))
     body.append(text((left + right) / 2, bottom + 30, panel.x.label, "faint", "middle"))
     return body, right + _RIGHT, bottom + 38
+
+
+def _paint_tiles(panel: Panel, tiles: Tiles, top: float) -> tuple[list[str], float, float]:
+    """Boxes in cells; a row is as high as its fullest cell needs."""
+    wide, row_of, y = WIDTH / len(panel.x.lanes), panel.y, top + 32.0
+    body = []
+    for index, name in enumerate(panel.x.lanes):
+        body.append(tile(index * wide + 2, top + 4, wide - 4, 20, "#eceff1"))
+        body.append(text((index + 0.5) * wide, top + 18, name, "bold", "middle"))
+    for lane, (name, note) in enumerate(zip(row_of.lanes, row_of.notes, strict=True)):
+        chosen = np.flatnonzero(tiles.y == lane)
+        strong, count = lane in row_of.headings, [0] * len(panel.x.lanes)
+        inside = []
+        for index in chosen.tolist():
+            column = int(tiles.x[index])
+            left = column * wide + 8 + (count[column] % _ACROSS) * (_TILE + 3)
+            inside.append((index, left, y + 26 + (count[column] // _ACROSS) * 26))
+            count[column] += 1
+        height = 30 + 26 * max(1, -(-max(count) // _ACROSS))
+        body.append(tile(1, y, WIDTH - 2, height, edge=(COLOURS["bad"], 2) if strong else ("#c4c4c4", 1)))
+        body.append(text(8, y + 17, f"{name}, {note}", "bold" if strong else ""))
+        for index, left, upper in inside:
+            body += _paint_tile(tiles, index, left, upper)
+        y += height + 6
+    return body, WIDTH, y + 4
+
+
+def _paint_tile(tiles: Tiles, index: int, x: float, y: float) -> Iterator[str]:
+    fill, ink = bucket_colour(float(tiles.shade[index]), 2)
+    share, role = float(tiles.filled[index]), tiles.edges[index]
+    yield tile(x, y, _TILE * share, 22, fill)
+    edge = (COLOURS[role], 3) if role else ("#808080", 1)
+    yield tile(x, y, _TILE, 22, edge=edge, tip=tiles.tips[index].replace("\t", ": "))
+    yield text(x + _TILE / 2, y + 15, tiles.texts[index][-1], "", "middle", ink if share > 0.5 else INK)
 
 
 def _paint_spans(panel: Panel, top: float) -> tuple[list[str], float, float]:

@@ -8,7 +8,7 @@ from ...timeline.timeline import Timeline
 from .buckets import Buckets, bucket_gradients_page
 from .collectives import Collectives, collective_scene
 from .fault_injection import FaultInjection
-from .findings import Findings
+from .findings import SAVINGS, Findings, advice
 from .gradients import Gradients
 from .groups import Groups
 from .layout_words import LayoutWords, layout_words
@@ -16,7 +16,7 @@ from .model_map import cell_rows
 from .overlap import Overlap, parts_table
 from .overview import Overview, Strip
 from .parameter_groups import ParameterGroups
-from .step import StepThrough
+from .step import StepThrough, step_blocks
 from .step_frames import StepFrame, StepFrames
 from .stragglers import Stragglers, last_shares
 from .sync import GradientSync
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FACTS",
+    "SAVINGS",
     "VIEWS",
     "LayoutWords",
     "Reported",
@@ -36,6 +37,7 @@ __all__ = [
     "StepFrame",
     "StepFrames",
     "View",
+    "advice",
     "bucket_gradients_page",
     "cell_rows",
     "collective_scene",
@@ -43,6 +45,7 @@ __all__ = [
     "last_shares",
     "layout_words",
     "parts_table",
+    "step_blocks",
     "tabs",
     "what_if_blocks",
 ]

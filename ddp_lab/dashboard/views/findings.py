@@ -16,7 +16,7 @@ from ..paint.scene_svg import empty_svg, listed
 from ..scene import Advice, Axis, Bars, Block, Panel, Scene
 from .view import Selection, View
 
-__all__ = ["Findings", "FindingsFacts", "advice", "findings_facts", "findings_scene"]
+__all__ = ["SAVINGS", "Findings", "FindingsFacts", "advice", "findings_facts", "findings_scene"]
 
 _MOST_DRAWN = 12
 _OF_GROUPS = ("mesh-dimension-between-hosts", "unchanged-buffers")
@@ -27,7 +27,7 @@ _OF_PARAMETER_GROUPS = (
     "parameter-groups-too-small",
     "parameter-group-too-large",
 )
-NOTE = "Savings are estimates for each change alone; two that save the same waiting time don’t add up."
+SAVINGS = "Savings are estimates for each change alone; two that save the same waiting time don’t add up."
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Findings(View):
         return findings_scene(facts.found, facts.headline)
 
     def blocks(self, facts: FindingsFacts) -> Sequence[Block]:
-        return [facts.headline, *([facts.found] if facts.found else []), *([NOTE] if len(facts.found) > 1 else [])]
+        return [facts.headline, *([facts.found] if facts.found else []), *([SAVINGS] if len(facts.found) > 1 else [])]
 
     def page(self, facts: FindingsFacts) -> dict[str, Any]:
         """Returns the blocks; ``count``: of findings; ``analysed``: the first and the last step, or None."""

@@ -15,6 +15,7 @@ from ...timeline import history
 from ...timeline.summary import UNTOLD
 from ...timeline.timeline import Timeline
 from ..paint.palette import PHASES as LOOKS
+from ..paint.palette import TITLES
 from ..paint.scene_json import blocks_json
 from ..scene import Axis, Bars, Line, Panel, Scene, Table, robust_top
 from .view import Selection, View
@@ -68,7 +69,14 @@ def overview_scene(facts: dict[str, Any], most_ranks: int | None = None) -> Scen
     lanes, totals = ["a step", *(f"rank {rank}" for rank, _ in ranks)], rows.sum(axis=1)
     ends = [ms(total) for total in (facts["total"], *totals[1:])]
     bars = [
-        Bars(LOOKS[key][1], key, np.arange(len(rows)), rows[:, part], ends if key == PHASES[-1] else ())
+        Bars(
+            LOOKS[key][1],
+            key,
+            np.arange(len(rows)),
+            rows[:, part],
+            ends if key == PHASES[-1] else (),
+            about=TITLES[key],
+        )
         for part, key in enumerate(PHASES)
     ]
     table = [[lane, float(row.sum()), *map(float, row)] for lane, row in zip(lanes, rows, strict=True)]

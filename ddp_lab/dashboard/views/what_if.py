@@ -9,7 +9,7 @@ import numpy as np
 
 from ...analysis.step_parts import SPANS
 from ...timeline.timeline import Timeline
-from ..paint.palette import PHASES
+from ..paint.palette import PHASES, TITLES
 from ..paint.scene_json import blocks_json
 from ..scene import Axis, Bars, Panel, Scene, Table
 from .view import View
@@ -46,7 +46,14 @@ def what_if_scene(answer: Mapping[str, Any]) -> Scene:
     rows = {title: answer[key] for key, title in _ROWS.items()}
     lane, last = np.arange(len(rows)), [f"{one['step']:.2f} ms" for one in rows.values()]
     bars = [
-        Bars(name, key, lane, np.array([one[key] for one in rows.values()]), last if key == "exposed" else ())
+        Bars(
+            name,
+            key,
+            lane,
+            np.array([one[key] for one in rows.values()]),
+            last if key == "exposed" else (),
+            about=TITLES[key],
+        )
         for key, (_, name) in PHASES.items()
         if key not in SPANS  # a simulated step has them in `other`
     ]

@@ -76,7 +76,7 @@ class Picture {
 
   write({ scene }) {
     this.scene = scene;
-    this.chart.label(scene.title);
+    this.chart.label([scene.title, scene.summary].filter(Boolean).join(". "));
     this.more.hidden = scene.panels[0].y.lanes.length < 3; // the second one alone is as the first one
     const named = scene.panels
       .flatMap(({ marks }) => marks)

@@ -1,8 +1,9 @@
 // Paints the scenes that scene_json.py writes: their marks get pixels and colours, and become regions for the pointer
 // and the keyboard. A role is the name of a colour of the page (readTheme), or else of the palette.
 
-import { COLOURS } from "../generated.js";
+import { colourOf, fitEnd, pairsOf, tipOf, write } from "./pen.js";
 import { ending, milliseconds, significant } from "./theme.js";
+import { tiles } from "./tiles.js";
 
 const RIGHT = 14;
 const AXIS = 34;
@@ -14,36 +15,18 @@ const [LANE, LANES_LEFT, DOTS_LEFT] = [20, 210, 150];
 // Cells: the room of the rows' names, the height of all, the highest row.
 const [CELLS_LEFT, CELLS, HIGHEST] = [62, 220, 21];
 
-const colourOf = (role, theme) => theme[role] ?? COLOURS[role] ?? role;
 const known = (value) => value !== null && value !== undefined;
 const told = (value, unit) =>
   `${unit.startsWith("ms") ? milliseconds(value) : significant(value)} ${unit.split(" ")[0]}`.trim();
-
-export function write(pen, theme, text, x, y, align = "left", role = "muted", font = "11px") {
-  pen.font = `${font} ${theme.font}`;
-  pen.textAlign = align;
-  pen.fillStyle = colourOf(role, theme);
-  pen.fillText(text, x, y);
-}
 
 // Draws a scene on a ChartCanvas, if it is visible. how: {actions: {choose(step), select(bucket)}: a click, where an
 // axis chooses something; shown: the step that the page shows; all: whether also the lanes that a reader asks for}.
 export function drawScene(chart, { panels }, how) {
   if (!chart.hasRoom) return;
   const [first] = panels;
-  const paint = first.marks[0].kind === "cells" ? cells : first.y.lanes.length ? lying : upright;
-  const [height, draw] = paint(panels, how);
+  const paint = { cells, tiles }[first.marks[0].kind] ?? (first.y.lanes.length ? lying : upright);
+  const [height, draw] = paint(panels, { ...how, width: Math.floor(chart.node.clientWidth) });
   chart.finish(draw(chart.begin(height)));
-}
-
-// Lines of a tooltip: the first is a title, of the others a tab divides name and value.
-function tipOf(text) {
-  const [title, ...lines] = text.split("\n");
-  return [title, ...pairsOf(lines)];
-}
-
-function pairsOf(lines) {
-  return lines.filter(Boolean).map((line) => (line.includes("\t") ? line.split("\t") : ["", line]));
 }
 
 // ---- upright ----------------------------------------------------------------------------------------------
@@ -379,13 +362,6 @@ function paintShape(pen, colour, index, x, y, size = 4) {
   else pen.stroke();
 }
 
-// The end of a text that is too long.
-function fitEnd(pen, text, room) {
-  let shown = text;
-  while (shown.length > 4 && pen.measureText(shown).width > room) shown = `…${shown.slice(2)}`;
-  return shown;
-}
-
 // ---- cells ------------------------------------------------------------------------------------------------
 
 const CHOOSES = {
@@ -481,87 +457,4 @@ function paintCell(pen, theme, value, share, { x, y, width, height }, gap) {
     "center",
     share > 0.6 ? "#000" : "ink",
   );
-}
-
-// ---- tiles ------------------------------------------------------------------------------------------------
-
-// Paints boxes that lie where they are told, in pixels, and returns them as regions: {key, x, y, width, height,
-// colour: {fill, ink}, gap: to its right and below, share: of its width that is filled, alpha, edge: how strong its
-// line is, hatched, chosen, here: colour of an outline, texts: of which the first that fits is written, font, centred,
-// lines(), act()}.
-export function paintTiles({ pen, theme }, tiles) {
-  for (const tile of tiles) {
-    const [right, below] = tile.gap ?? [0, 0];
-    const one = { ...tile, width: Math.max(tile.width - right, 1), height: tile.height - below };
-    paintBox(pen, theme, one);
-    writeTile(pen, theme, one);
-    if (one.chosen) {
-      strokeBox(pen, theme.paper, 4, one, 2);
-      strokeBox(pen, theme.ink, 2, one, 1);
-    }
-    if (one.here) strokeBox(pen, colourOf(one.here, theme), 3, one, -1);
-  }
-  return tiles;
-}
-
-function paintBox(pen, theme, tile) {
-  const { x, y, width, height, colour, share = 1 } = tile;
-  pen.globalAlpha = tile.alpha ?? 1;
-  if (share < 1) fillBox(pen, theme.panel, x, y, width, height);
-  fillBox(pen, colour.fill, x, y, width * share, height);
-  if (tile.edge && width > 5) strokeBox(pen, theme.muted, 1, tile, 0.5, tile.edge);
-  pen.globalAlpha = 1;
-  if (tile.hatched) hatch(pen, tile, colour.ink);
-}
-
-// The first text that fits, each part in the ink that is read on it.
-function writeTile(pen, theme, tile) {
-  const { width, colour, centred, share = 1 } = tile;
-  pen.font = `${tile.font ?? "11px"} ${theme.font}`;
-  const text = tile.texts?.find((words) => pen.measureText(words).width <= width - (centred ? 4 : 7));
-  if (!text) return;
-  writeInside(pen, tile, text, colour.ink, 0, share);
-  if (share < 1) writeInside(pen, tile, text, theme.ink, share, 1);
-}
-
-function fillBox(pen, colour, x, y, width, height) {
-  pen.fillStyle = colour;
-  pen.fillRect(x, y, width, height);
-}
-
-// A line along the edge, so far inside.
-function strokeBox(pen, colour, thick, { x, y, width, height }, inside, alpha = pen.globalAlpha) {
-  pen.strokeStyle = colour;
-  pen.lineWidth = thick;
-  pen.globalAlpha = Math.min(alpha, pen.globalAlpha);
-  pen.strokeRect(x + inside, y + inside, Math.max(width - 2 * inside, 1), height - 2 * inside);
-}
-
-// A tile's text, as far as it lies between two shares of the tile's width.
-function writeInside(pen, { x, y, width, height, centred }, text, ink, from, to) {
-  pen.save();
-  pen.beginPath();
-  pen.rect(x + width * from, y, width * (to - from), height);
-  pen.clip();
-  pen.fillStyle = ink;
-  pen.textAlign = centred ? "center" : "left";
-  pen.fillText(text, centred ? x + width / 2 : x + 4, y + Math.min(height, 33) / 2 + 0.5);
-  pen.restore();
-}
-
-function hatch(pen, { x, y, width, height }, colour) {
-  pen.save();
-  pen.beginPath();
-  pen.rect(x, y, width, height);
-  pen.clip();
-  pen.strokeStyle = colour;
-  pen.globalAlpha = 0.6;
-  pen.lineWidth = 1;
-  pen.beginPath();
-  for (let at = x - height; at < x + width; at += 6) {
-    pen.moveTo(at, y + height);
-    pen.lineTo(at + height, y);
-  }
-  pen.stroke();
-  pen.restore();
 }
