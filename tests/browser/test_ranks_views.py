@@ -80,7 +80,7 @@ def test_a_ring_is_run_and_played(shown: Shown) -> None:
     """Run on the ranks, stepped by keyboard and played to its end: cells fill, bytes add up, blocks move; at 600
     pixels nothing is cut off."""
     shown.page.get_by_role("button", name="Run on the ranks").click()
-    shown.until(lambda: "all_reduce by ring over 3 ranks, 64.0 KiB on each: 4 steps" in shown.sentence(), "a run")
+    shown.until(lambda: "all_reduce by ring over 3 ranks, 64 KiB on each: 4 steps" in shown.sentence(), "a run")
     assert "1.33 × buffer" in shown.sentence()
     assert [[shown.fills(rank, part) for part in range(3)] for rank in range(3)] == [[1] * 3] * 3
     shown.stage.focus()
@@ -122,7 +122,7 @@ def test_without_motion_steps_are_jumps(shown: Shown) -> None:
     shown.page.keyboard.press("ArrowRight")
     assert shown.page.locator(".ddp-block").count() == 0
     assert shown.page.locator(".ddp-arrow").count() == RANKS
-    assert shown.now().startswith("Step 1 of 2: rank 0 sends 64.0 KiB to rank 2")
+    assert shown.now().startswith("Step 1 of 2: rank 0 sends 64 KiB to rank 2")
     shown.page.emulate_media(reduced_motion="no-preference")
 
 

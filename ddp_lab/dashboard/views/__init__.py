@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...timeline.timeline import Timeline
 from .buckets import Buckets, bucket_gradients_page
-from .collectives import Collectives, collective_scene
+from .collectives import Collectives, collective_page, collective_scene
 from .fault_injection import FaultInjection
 from .findings import SAVINGS, Findings, advice
 from .gradients import Gradients
@@ -40,6 +40,7 @@ __all__ = [
     "advice",
     "bucket_gradients_page",
     "cell_rows",
+    "collective_page",
     "collective_scene",
     "figure",
     "last_shares",
