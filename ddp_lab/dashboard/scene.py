@@ -218,7 +218,7 @@ class Cells:
     Attributes:
         values: ≥ 0, in `unit`, shape ``[rows, columns]``.
         name: what a value is.
-        others: names and values of what a tooltip tells of a cell instead; shapes ``[rows, columns]`` or ``[columns]``.
+        others: names and values of what a tooltip shows of a cell instead; shapes ``[rows, columns]`` or ``[columns]``.
     """
 
     values: Values
@@ -227,7 +227,7 @@ class Cells:
     others: Sequence[tuple[str, Values]] = ()
 
     def tip(self, row: int, column: int) -> str:
-        """What a tooltip tells of a cell."""
+        """What a tooltip shows of a cell."""
         if not self.others:
             return f"{self.values[row, column]:.2f} {self.unit}"
         found = ((name, np.broadcast_to(values, self.values.shape)[row, column]) for name, values in self.others)

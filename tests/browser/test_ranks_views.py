@@ -231,7 +231,8 @@ def test_watching_is_switched_on_while_a_cell_trains(gradients: BarePage, cluste
 
 
 def test_the_numbers_are_the_timelines(gradients: BarePage, cluster: Cluster) -> None:
-    """The twin has the norms of `Timeline.gradients`; a step is chosen by keyboard and told in words."""
+    """The twin has the norms of `Timeline.gradients`; a step is chosen by keyboard and told in words,
+    and its buckets are shown."""
     page = gradients.page
     page.locator(".ddp-gradients summary").click()
     cells = gradients.first_row(".ddp-twin")
@@ -244,6 +245,10 @@ def test_the_numbers_are_the_timelines(gradients: BarePage, cluster: Cluster) ->
     page.keyboard.press("Home")
     said = gradients.says(".ddp-voice", f"rank {RANKS - 1}, before")
     assert "average" in said
+    first = said.partition(",")[0]
+    page.keyboard.press("Enter")
+    heading = gradients.page.locator(".ddp-gradients .ddp-summary").nth(1)
+    gradients.until(lambda: heading.inner_text().lower().startswith(f"{first}, by bucket"), "the buckets of that step")
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 600
 
 

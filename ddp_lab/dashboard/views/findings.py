@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 
 from ...analysis import findings
 from ...analysis.findings import Facts, Finding
-from ...analysis.step_metrics import gradient_sync
+from ...analysis.step_metrics import GradientSync, gradient_sync
+from ...analysis.steps import Steps
 from ...timeline.timeline import Timeline
 from ..paint.scene_svg import empty_svg, listed
 from ..scene import Advice, Axis, Bars, Block, Panel, Scene
@@ -77,31 +79,36 @@ def findings_facts(facts: Facts | None) -> FindingsFacts:
 
 def advice(found: Sequence[Finding], facts: Facts) -> list[Advice]:
     """Returns the findings in these facts with the place where each shows most."""
+    sync = functools.cache(lambda: _sync(facts.steps))
     return [
-        Advice(one.kind, one.gain_percent, one.title, one.evidence, one.remedy, **_place(one, facts)) for one in found
+        Advice(one.kind, one.gain_percent, one.title, one.evidence, one.remedy, **_place(one, facts.steps, sync))
+        for one in found
     ]
 
 
-def _place(one: Finding, facts: Facts) -> dict[str, Any]:
+def _sync(steps: Steps) -> GradientSync:
+    """Of all steps and buckets, one after the other."""
+    flat = (len(steps.launched), -1)
+    launched, reduced = steps.launched.reshape(flat), steps.reduced.reshape(flat)
+    return gradient_sync(launched, reduced, np.full(len(launched[0]), -1))
+
+
+def _place(one: Finding, steps: Steps, sync: Callable[[], GradientSync]) -> dict[str, Any]:
     """The view of a finding; of a rank or a bucket its bucket and the step in which the others waited longest for the
     rank, or in which the all-reduce took longest."""
     if one.kind in _OF_PARAMETER_GROUPS or one.kind in _OF_GROUPS:
         return {"view": "groups" if one.kind in _OF_GROUPS else "parameter_groups"}
     if one.rank is None and one.bucket is None:
         return {}
-    launched, reduced = facts.steps.launched, facts.steps.reduced
-    ranks, steps, buckets = launched.shape
-    flat = (ranks, steps * buckets)
-    sync = gradient_sync(launched.reshape(flat), reduced.reshape(flat), np.full(flat[1], -1))
-    late = sync.all_reduce_ms
+    late, buckets = sync().all_reduce_ms, steps.launched.shape[2]
     if one.rank is not None:
-        late = np.where(np.array([*facts.steps.ranks, -1])[sync.last] == one.rank, sync.alone_ms, 0.0)
+        late = np.where(np.array([*steps.ranks, -1])[sync().last] == one.rank, sync().alone_ms, 0.0)
     late = np.nan_to_num(late)
     if one.bucket is not None:
-        late = np.where(np.arange(flat[1]) % buckets == one.bucket, late, -1.0)
+        late = np.where(np.arange(len(late)) % buckets == one.bucket, late, -1.0)
     step, bucket = divmod(int(late.argmax()), buckets)
     at = {"rank": one.rank, "bucket": bucket if one.bucket is None else one.bucket}
-    return {"view": "timeline", "step": int(facts.steps.step[step]), **at}
+    return {"view": "timeline", "step": int(steps.step[step]), **at}
 
 
 def findings_scene(found: Sequence[Advice], headline: str) -> Scene:

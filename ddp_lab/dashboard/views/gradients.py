@@ -324,7 +324,7 @@ def _norm_axis(norms: npt.NDArray[np.float64]) -> Axis:
 
 
 def _tip(one: Mapping[str, Any]) -> str:
-    """What a tooltip tells of a step besides its norms."""
+    """What a tooltip shows of a step besides its norms."""
     bad = one["bad"]
     where = "" if bad is None else "only in the average"
     if bad is not None and bad["parameter"]:

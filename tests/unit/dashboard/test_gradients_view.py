@@ -10,6 +10,7 @@ import pytest
 
 from ddp_lab.dashboard.controls.control import WatchControl
 from ddp_lab.dashboard.live import ViewFacts
+from ddp_lab.dashboard.paint.scene_json import scene_json
 from ddp_lab.dashboard.paint.scene_svg import framed
 from ddp_lab.dashboard.views.gradients import gradient_facts, gradients_scene
 from ddp_lab.errors import ClusterError
@@ -102,6 +103,19 @@ def test_pictures(timeline: Timeline) -> None:
     assert "watch_gradients" in framed(gradients_scene(gradient_facts(Timeline(), 0)))
     with pytest.raises(ValueError, match="watch_gradients"):
         timeline.figure("gradients", model=3)
+
+
+def test_a_wide_range_has_a_logarithmic_scale(timeline: Timeline) -> None:
+    """Norms from 0.05 to 10 lie between powers of ten, whose numbers a page gets with the scene; an unknown norm is no
+    number."""
+    timeline.describe(0, watched(30, [[0.03, 0.04], [6.0, None]], [0.03, 0.04]))
+    (panel, _) = scene_json(gradients_scene(gradient_facts(timeline, 0)))["panels"]
+    assert panel["y"]["ticks"] == [(0.01, "0.01"), (0.1, "0.1"), (1.0, "1"), (10.0, "10")]
+    assert panel["y"]["log"]
+    band, own, *_ = panel["marks"]
+    assert (band["kind"], band["low"][0], band["high"][0], band["high"][-1]) == ("band", 5.0, 10.0, 0.05)
+    assert own["x"][:3] == [0, 1, 2]
+    assert panel["marks"][2]["y"][-1] is None
 
 
 def test_nothing_is_computed_for_nobody(timeline: Timeline) -> None:
