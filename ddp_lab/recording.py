@@ -30,8 +30,9 @@ import numpy.typing as npt
 import torch.distributed
 
 from . import native
-from .files import replacing
-from .protocol.events import DTYPE, SCHEMA_VERSION, Kind
+from .protocol import archive
+from .protocol.archive import Archive
+from .protocol.events import DTYPE, Kind
 
 __all__ = [
     "RecordingStatistics",
@@ -298,26 +299,22 @@ def descriptions(cursor: int) -> tuple[list[dict[str, Any]], int]:
 def save(path: str | os.PathLike[str]) -> Path:
     """Writes the events in the ring to an ``.npz`` file, for a script without a notebook.
 
-    Every rank writes a file of its own. Arrays in the file: ``events`` (`ddp_lab.protocol.events.DTYPE`),
-    ``descriptions`` (JSON list), ``rank`` (0 without a process group), ``dropped`` (older events that were
-    overwritten), ``schema_version``.
+    Every rank writes a file of its own, in the format of `ddp_lab.Timeline.save`; without a process group it is rank 0.
 
     Returns:
         The path written.
     """
     parts, dropped = _held()
     in_group = torch.distributed.is_available() and torch.distributed.is_initialized()
-    target = Path(path)
-    with replacing(target) as file:
-        np.savez(
-            file,
-            events=np.concatenate([np.empty(0, DTYPE), *parts]),
-            descriptions=np.array(json.dumps(descriptions(0)[0])),
-            rank=np.array(torch.distributed.get_rank() if in_group else 0),
-            dropped=np.array(dropped),
-            schema_version=np.array(SCHEMA_VERSION),
-        )
-    return target
+    rank = torch.distributed.get_rank() if in_group else 0
+    return archive.write(
+        Path(path),
+        Archive(
+            [(rank, part) for part in parts],
+            [(rank, description) for description in descriptions(0)[0]],
+            {rank: {"dropped": dropped, "status": {}}},
+        ),
+    )
 
 
 def _held() -> tuple[list[npt.NDArray[np.void]], int]:

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "comm/endable_work.h"
+#include "comm/abortable_work.h"
 #include "comm/flight_log.h"
 #include "comm/round_robin.h"
 #include "comm/shared_memory/backend.h"
@@ -133,16 +133,16 @@ void bind_comm(py::module_& module) {
       "shared_memory_broken",
       [](const c10::intrusive_ptr<c10d::Backend>& backend) { return shared_memory::is_broken(*backend); },
       "Whether it is such a backend and unusable.", py::arg("backend").none(false));
-  module.def("make_gloo_endable", &make_gloo_endable, "Makes Gloo's later `Work` handles endable.");
+  module.def("make_gloo_abortable", &make_gloo_abortable, "Makes Gloo's later `Work` handles abortable.");
   module.def(
       "count_gloo_works", [](const c10::intrusive_ptr<c10d::ProcessGroup>& group) { return count_gloo_works(*group); },
       "How many collectives of this group are in flight.", py::arg("group"), NoGil());
   module.def(
-      "end_gloo_works",
+      "abort_gloo_works",
       [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::string& why) {
-        return end_gloo_works(*group, why);
+        return abort_gloo_works(*group, why);
       },
-      "Ends them, and sends and receives; returns the number of collectives.", py::arg("group"), py::arg("why"),
+      "Aborts them, and sends and receives; returns the number of collectives.", py::arg("group"), py::arg("why"),
       NoGil());
   module.def(
       "awaited_message",

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <utility>
 
-#include "comm/passing.h"
+#include "comm/collective_interception.h"
 #include "record/recorder.h"
 
 namespace ddp_lab {
@@ -37,14 +37,14 @@ class Logged final : public Watch {
   const EntryPointer entry_;
 };
 
-std::shared_ptr<Watch> enter(Passing& passing) {
+std::shared_ptr<Watch> enter(CollectiveCall& call) {
   if (log().users == 0) return nullptr;
   auto entry = std::make_shared<Entry>();
   Collective& made = entry->collective;
-  made.name = passing.operation;
+  made.name = call.operation;
   made.begin_ns = now_ns();
-  made.ranks = passing.group.getSize();
-  made.bytes.assign(passing.argument_bytes.begin(), passing.argument_bytes.begin() + passing.arguments);
+  made.ranks = call.group.getSize();
+  made.bytes.assign(call.argument_bytes.begin(), call.argument_bytes.begin() + call.arguments);
   const std::lock_guard<std::mutex> lock(log().mutex);
   log().entries.push_back(entry);
   return std::make_shared<Logged>(std::move(entry));

@@ -8,10 +8,10 @@
 namespace ddp_lab {
 
 // [Note: counting what a hook sends]
-// While a log is open, each collective that passes ([Note: where every collective passes] in comm/passing.h) is noted
-// with its group and the bytes of its tensors, whoever starts it: a hook, or what runs when a future is complete, on a
-// thread of the backend. They are what the hook hands over; what crosses the wire for it depends on the algorithm of
-// the backend.
+// While a log is open, each collective that passes ([Note: where every collective passes] in
+// comm/collective_interception.h) is noted with its group and the bytes of its tensors, whoever starts it: a hook, or
+// what runs when a future is complete, on a thread of the backend. They are what the hook hands over; what crosses the
+// wire for it depends on the algorithm of the backend.
 struct Collective {
   std::string name;                 // of the operator, e.g. "allreduce_"
   int ranks = 0;                    // of its group

@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "comm/passing.h"
+#include "comm/collective_interception.h"
 #include "record/black_box.h"
 #include "record/json.h"
 #include "record/recorder.h"
@@ -146,7 +146,7 @@ std::atomic<FindCall> find_call_of{nullptr};
 
 class Recorded final : public Watch {
  public:
-  Recorded(const Event& entered, std::shared_ptr<DeviceSpans::Span> span) : fact_(entered), span_(std::move(span)) {}
+  Recorded(const Event& entered, std::shared_ptr<DeviceSpans::Span> span) : event_(entered), span_(std::move(span)) {}
 
   bool on_device() const override { return span_ != nullptr; }
 
@@ -172,13 +172,13 @@ class Recorded final : public Watch {
   }
 
   void note(Kind kind) const {
-    Event fact = fact_;
-    fact.kind = kind;
-    fact.host_ns = 0;
-    recorder().record(fact);
+    Event event = event_;
+    event.kind = kind;
+    event.host_ns = 0;
+    recorder().record(event);
   }
 
-  const Event fact_;
+  const Event event_;
   const std::shared_ptr<DeviceSpans::Span> span_;
   std::atomic<bool> ended_{false};
 };
@@ -191,27 +191,27 @@ void keep(std::shared_ptr<DeviceCollective> one) {
   entered_here.push_back(std::move(one));
 }
 
-std::shared_ptr<Watch> see(Passing& passing) {
-  const bool sends = std::strcmp(passing.operation, "send") == 0;
-  const bool receives = std::strncmp(passing.operation, "recv", 4) == 0;
-  const auto [group, number] = Groups::of_process().enter(passing.group, sends, receives, passing.peer);
+std::shared_ptr<Watch> see(CollectiveCall& call) {
+  const bool sends = std::strcmp(call.operation, "send") == 0;
+  const bool receives = std::strncmp(call.operation, "recv", 4) == 0;
+  const auto [group, number] = Groups::of_process().enter(call.group, sends, receives, call.peer);
   if (!recorder().enabled()) return nullptr;
-  Event fact;
-  fact.kind = Kind::kCollectiveEntered;
-  fact.host_ns = now_ns();
-  fact.process_group = group;
-  fact.step = number;
-  fact.bucket = passing.peer;
-  fact.bytes = std::max<std::int64_t>(passing.bytes(), 0);
-  const int dtype = passing.first.defined() ? static_cast<int>(passing.first.scalar_type()) : -1;
-  fact.parameter = find_call_of.load()({passing.operation, dtype, passing.reduction, passing.purpose.reducer,
-                                        passing.purpose.bucket, passing.purpose.use});
-  recorder().record(fact);
-  DeviceSpans* const spans = passing.first.defined() ? spans_of(passing.first.device()) : nullptr;
-  if (spans == nullptr) return std::make_shared<Recorded>(fact, nullptr);
-  if (passing.purpose.use != Use::kNotSaid && passing.purpose.use != Use::kBuffers)
-    keep(std::make_shared<DeviceCollective>(fact, passing.first.device()));
-  return std::make_shared<Recorded>(fact, spans->begin(fact));
+  Event event;
+  event.kind = Kind::kCollectiveEntered;
+  event.host_ns = now_ns();
+  event.process_group = group;
+  event.step = number;
+  event.bucket = call.peer;
+  event.bytes = std::max<std::int64_t>(call.bytes(), 0);
+  const int dtype = call.first.defined() ? static_cast<int>(call.first.scalar_type()) : -1;
+  event.parameter = find_call_of.load()(
+      {call.operation, dtype, call.reduction, call.purpose.reducer, call.purpose.bucket, call.purpose.use});
+  recorder().record(event);
+  DeviceSpans* const spans = call.first.defined() ? spans_of(call.first.device()) : nullptr;
+  if (spans == nullptr) return std::make_shared<Recorded>(event, nullptr);
+  if (call.purpose.use != Use::kNotSaid && call.purpose.use != Use::kBuffers)
+    keep(std::make_shared<DeviceCollective>(event, call.first.device()));
+  return std::make_shared<Recorded>(event, spans->begin(event));
 }
 
 }  // namespace
@@ -222,11 +222,11 @@ void record_group_collectives(FindCall find_call) {
 }
 
 void DeviceCollective::wait_begins() {
-  Event fact = fact_;
-  fact.kind = Kind::kWaitBegin;
-  fact.host_ns = now_ns();
+  Event event = event_;
+  event.kind = Kind::kWaitBegin;
+  event.host_ns = now_ns();
   DeviceSpans* const spans = spans_of(device_);
-  if (spans != nullptr) wait_ = spans->begin(fact);
+  if (spans != nullptr) wait_ = spans->begin(event);
 }
 
 void DeviceCollective::wait_ends() {

@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
-#include "comm/passing.h"
+#include "comm/collective_interception.h"
 #include "reduce/device_spans.h"
 
 namespace ddp_lab {
@@ -43,14 +43,14 @@ void record_group_collectives(FindCall find_call);
 // stream, and only the program knows where it does: it says so, before and after.
 class DeviceCollective {
  public:
-  DeviceCollective(const Event& entered, c10::Device device) : fact_(entered), device_(device) {}
+  DeviceCollective(const Event& entered, c10::Device device) : event_(entered), device_(device) {}
 
   // From here on the current stream of the device waits for it. Until `wait_ends`, on the same stream.
   void wait_begins();
   void wait_ends();
 
  private:
-  const Event fact_;
+  const Event event_;
   const c10::Device device_;
   std::shared_ptr<DeviceSpans::Span> wait_;
 };

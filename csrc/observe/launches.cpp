@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/passing.h"
+#include "comm/collective_interception.h"
 #include "record/recorder.h"
 
 namespace ddp_lab {
@@ -51,13 +51,13 @@ class LaunchWatch final : public Watch {
   const SeenLaunch launch_;
 };
 
-Purpose purpose_of(const SeenLaunch& launch) { return {launch.fact.reducer, launch.fact.bucket}; }
+Purpose purpose_of(const SeenLaunch& launch) { return {launch.event.reducer, launch.event.bucket}; }
 
-std::shared_ptr<Watch> see_all_reduce(Passing& passing) {
-  if (passing.summed == nullptr) return nullptr;
+std::shared_ptr<Watch> see_all_reduce(CollectiveCall& call) {
+  if (call.summed == nullptr) return nullptr;
   for (const Listener& listener : living()) {
-    if (auto launch = listener->launching(*passing.summed)) {
-      passing.purpose = purpose_of(*launch);
+    if (auto launch = listener->launching(*call.summed)) {
+      call.purpose = purpose_of(*launch);
       return std::make_shared<LaunchWatch>(std::move(*launch));
     }
   }
@@ -104,10 +104,10 @@ class WatchedHook final : public CommHookInterface {
 
 void note_reduced(const SeenLaunch& launch) {
   std::call_once(*launch.reduced, [&] {
-    Event fact = launch.fact;
-    fact.kind = Kind::kBucketReduced;
-    fact.host_ns = now_ns();
-    recorder().record(fact);
+    Event event = launch.event;
+    event.kind = Kind::kBucketReduced;
+    event.host_ns = now_ns();
+    recorder().record(event);
   });
 }
 

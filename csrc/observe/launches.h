@@ -19,7 +19,7 @@ namespace ddp_lab {
 
 // A bucket whose collective is being started.
 struct SeenLaunch {
-  Event fact;
+  Event event;
   std::shared_ptr<DeviceSpans::Span> span;                                       // null on a CPU
   std::shared_ptr<std::once_flag> reduced = std::make_shared<std::once_flag>();  // called when it was recorded
 };
@@ -42,8 +42,9 @@ class LaunchListener {
 // Torch tells nobody when a bucket is launched. A comm hook would be told, but it changes what happens: without one
 // torch divides while it copies gradients in, and a hook has to do that itself. So with none:
 //  - The all-reduce that torch starts passes the dispatcher, as the operator c10d::allreduce_. The kernel there (see
-//    comm/passing.h) asks us: we compare the tensor's address with that of the next bucket's buffer, and have the
-//    work's future, which torch asks for anyway, note when it is complete. The call is handed on unchanged.
+//    comm/collective_interception.h) asks us: we compare the tensor's address with that of the next bucket's buffer,
+//    and have the work's future, which torch asks for anyway, note when it is complete. The call is handed on
+//    unchanged.
 //  - A comm hook that the user registers, before or after, is wrapped in place: it is called with the same bucket, and
 //    what it returns is returned. The pointer to it is private; [temp.spec] lets an explicit instantiation name it.
 void listen(const std::shared_ptr<LaunchListener>& listener);

@@ -75,7 +75,7 @@ Observation::Assignment Observation::read_buckets(bool rebuilt) {
   }
   if (rebuilt) {
     ++origin_.generation;
-    recorder().record(event(Kind::kRebuilt));
+    recorder().record(new_event(Kind::kRebuilt));
   }
   return assignment;
 }
@@ -92,20 +92,20 @@ void Observation::begin_forward(bool sync) {
   if (!inside_backward) {
     if (const auto reducer = reducer_.lock()) watch_hook(*reducer, weak_from_this());
     if (sync && armed_ && backward_begin_ != 0) {  // it was ended by an exception
-      recorder().record(event(Kind::kAbandoned));
+      recorder().record(new_event(Kind::kAbandoned));
       spans_.forget();
       ++origin_.step;
       armed_ = false;
       ++arm_;
     }
   }
-  recorder().record(event(Kind::kForwardBegin));
+  recorder().record(new_event(Kind::kForwardBegin));
 }
 
 void Observation::end_forward(const std::vector<at::Tensor>& outputs, bool sync) {
   const bool inside_backward = torch::autograd::get_current_graph_task_id() != -1;
   const Lock lock(mutex_);
-  recorder().record(event(Kind::kForwardEnd));
+  recorder().record(new_event(Kind::kForwardEnd));
   if (!sync || inside_backward) return;
   armed_ = true;
   ++arm_;
@@ -132,25 +132,25 @@ void Observation::on_output_gradient(std::uint64_t arm) {
 void Observation::begin_backward(std::int64_t now) {
   if (backward_begin_ != 0) return;
   backward_begin_ = now;
-  recorder().record(event(Kind::kBackwardBegin, now));
+  recorder().record(new_event(Kind::kBackwardBegin, now));
 }
 
 void Observation::on_gradient(std::size_t parameter) {
   const std::int64_t now = now_ns();
   const Lock lock(mutex_);
-  Event fact = event(Kind::kGradReady, now);
-  fact.parameter = static_cast<std::int32_t>(parameter);
-  fact.bytes = static_cast<std::int64_t>(parameters_[parameter].nbytes());
+  Event event = new_event(Kind::kGradReady, now);
+  event.parameter = static_cast<std::int32_t>(parameter);
+  event.bytes = static_cast<std::int64_t>(parameters_[parameter].nbytes());
   if (!armed_) {  // under no_sync: the gradient only accumulates
-    recorder().record(fact);
+    recorder().record(event);
     return;
   }
   enter_task();
   begin_backward(now);
   if (!is_complete(parameter)) return;
   const std::size_t index = bucket_of_[parameter];
-  fact.bucket = static_cast<std::int32_t>(index);
-  recorder().record(fact);
+  event.bucket = static_cast<std::int32_t>(index);
+  recorder().record(event);
   Bucket& bucket = buckets_[index];
   bucket.last_arrival = now;
   if (bucket.missing > 0 && --bucket.missing == 0 && !(static_graph_ && expected_.empty())) {
@@ -168,10 +168,10 @@ void Observation::note_ready(std::size_t index, std::int64_t now) {
   Bucket& bucket = buckets_[index];
   if (bucket.ready) return;
   bucket.ready = true;
-  Event fact = event(Kind::kBucketReady, now);
-  fact.bucket = static_cast<std::int32_t>(index);
-  fact.bytes = bucket.bytes;
-  recorder().record(fact);
+  Event event = new_event(Kind::kBucketReady, now);
+  event.bucket = static_cast<std::int32_t>(index);
+  event.bytes = bucket.bytes;
+  recorder().record(event);
 }
 
 std::optional<SeenLaunch> Observation::launching(const at::Tensor& buffer) {
@@ -200,11 +200,11 @@ std::optional<SeenLaunch> Observation::launch_next() {
   const bool whole = static_graph_ && expected_.empty();
   note_ready(index, whole ? now : std::max(backward_begin_, bucket.last_arrival));
   SeenLaunch launch;
-  launch.fact = event(Kind::kBucketLaunched, now);
-  launch.fact.bucket = static_cast<std::int32_t>(index);
-  launch.fact.bytes = bucket.bytes;
-  recorder().record(launch.fact);
-  launch.span = spans_.begin(bucket.device, launch.fact);
+  launch.event = new_event(Kind::kBucketLaunched, now);
+  launch.event.bucket = static_cast<std::int32_t>(index);
+  launch.event.bytes = bucket.bytes;
+  recorder().record(launch.event);
+  launch.span = spans_.begin(bucket.device, launch.event);
   launches_.push_back(launch);
   return launch;
 }
@@ -227,7 +227,7 @@ void Observation::end_of_task(int task, std::uint64_t arm) {
   if (!armed_ || arm != arm_) return;
   const bool whole = static_graph_ && expected_.empty() && launches_.size() == 0 && tasks_.is_root(task);
   if (launches_.size() < buckets_.size() && !whole) return;
-  recorder().record(event(Kind::kFinalizeBegin));
+  recorder().record(new_event(Kind::kFinalizeBegin));
   torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this(), arm] {
     if (const auto observation = self.lock()) observation->end_of_backward(arm);
   });
@@ -239,7 +239,7 @@ void Observation::end_of_backward(std::uint64_t arm) {
   armed_ = false;
   if (static_graph_ && expected_.empty()) expected_ = arrivals_;
   for (const SeenLaunch& launch : launches_) note_reduced(launch);
-  recorder().record(event(Kind::kBackwardEnd));
+  recorder().record(new_event(Kind::kBackwardEnd));
   ++origin_.step;
   inspect_if_asked(lock);
 }

@@ -80,7 +80,7 @@ class Observation final : public LaunchListener, public std::enable_shared_from_
   void inspect_if_asked(Lock& lock);
   void note_ready(std::size_t bucket, std::int64_t now);
   std::optional<SeenLaunch> launch_next();
-  Event event(Kind kind, std::int64_t host_ns = 0) const { return origin_.event(kind, host_ns); }
+  Event new_event(Kind kind, std::int64_t host_ns = 0) const { return origin_.event(kind, host_ns); }
 
   const std::weak_ptr<c10d::Reducer> reducer_;  // its model's
   const std::vector<at::Tensor> parameters_;

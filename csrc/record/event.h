@@ -1,4 +1,4 @@
-// One timestamped fact about a backward: fixed size, plain data, the unit of the recorder and of the wire.
+// One timestamped event about a backward: fixed size, plain data, the unit of the recorder and of the wire.
 //
 // Python reads the same bytes as a numpy array of `ddp_lab.protocol.events.DTYPE`; a test compares both layouts.
 #pragma once
@@ -11,7 +11,7 @@ namespace ddp_lab {
 // Increase when a field of Event or the meaning of a kind changes.
 inline constexpr std::uint16_t kSchemaVersion = 1;
 
-// Which fact. The order of one synchronised backward on one rank:
+// Which event. The order of one synchronised backward on one rank:
 //   forward_begin, forward_end, backward_begin, grad_ready*, bucket_ready, bucket_launched, bucket_reduced
 //   (the last two from other threads as well), finalize_begin, backward_end.
 enum class Kind : std::uint8_t {
@@ -27,7 +27,7 @@ enum class Kind : std::uint8_t {
   kBackwardEnd = 9,     // every bucket has been written back to the gradients
   kMark = 10,           // recording.mark(name): parameter holds the name's index
   kRebuilt = 11,        // buckets were assigned anew; generation holds the new assignment's number
-  kDeviceSpan = 12,     // device_begin_ns, device_end_ns of a bucket's collective, resolved after the fact
+  kDeviceSpan = 12,     // device_begin_ns, device_end_ns of a bucket's collective, resolved after the event
   kAbandoned = 13,      // the backward did not finish; its gradients are discarded
   // Parts of the program outside of models: parameter holds the index of a place, see recording.place().
   kActivity = 14,  // from device_begin_ns (a host time here) to host_ns the main thread was there

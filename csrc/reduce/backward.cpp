@@ -7,7 +7,7 @@
 #include <iterator>
 #include <utility>
 
-#include "comm/passing.h"
+#include "comm/collective_interception.h"
 
 namespace ddp_lab {
 namespace {
@@ -38,7 +38,7 @@ Backward::Backward(const BucketSet::Assignment& assignment, const std::vector<at
       schedule_(assignment),
       launched_(buckets.size()),
       marks_(parameters.size()) {
-  firings_.reserve(parameters.size());
+  arrivals_.reserve(parameters.size());
 }
 
 void Backward::assign(const BucketSet::Assignment& assignment) {
@@ -89,7 +89,7 @@ void Backward::arm(bool rearmed, bool shadow) {
   schedule_.arm();
   unused_.clear();
   order_.clear();
-  firings_.clear();
+  arrivals_.clear();
   if (graph && !rearmed) graph->arm();
   buckets_.arm();
   if (watches()) watch_->begin(buckets_.size());
@@ -109,25 +109,25 @@ bool Backward::begin(std::int64_t now, bool in_flight) {
   return true;
 }
 
-Event Backward::notice(std::size_t parameter, std::int64_t now) {
-  Event fact = origin_.event(Kind::kGradReady, now);
-  fact.parameter = static_cast<std::int32_t>(parameter);
-  fact.bytes = buckets_.place(parameter).bytes;
+Event Backward::on_gradient(std::size_t parameter, std::int64_t now) {
+  Event event = origin_.event(Kind::kGradReady, now);
+  event.parameter = static_cast<std::int32_t>(parameter);
+  event.bytes = buckets_.place(parameter).bytes;
   access_ = GradientAccess::current();
   access_.with(parameters_[parameter], [&](const at::Tensor& gradient) {
     if (gradient.defined()) use_.here.mark(parameter);
     if (phase_.armed()) check_gradient(parameter, gradient);
     return false;
   });
-  return fact;
+  return event;
 }
 
-void Backward::take(std::size_t parameter, Event fact, const at::Tensor& arrived) {
-  if (!completes(parameter)) return;
-  fact.bucket = static_cast<std::int32_t>(buckets_.place(parameter).bucket);
-  recorder().record(fact);
+void Backward::accept_gradient(std::size_t parameter, Event event, const at::Tensor& arrived) {
+  if (!is_last_arrival(parameter)) return;
+  event.bucket = static_cast<std::int32_t>(buckets_.place(parameter).bucket);
+  recorder().record(event);
   BucketTimes& times = *buckets_.of(parameter).times;
-  if (times.first_ready == 0) times.first_ready = fact.host_ns;
+  if (times.first_ready == 0) times.first_ready = event.host_ns;
   reached(Point::kGradReady, parameter);
   if (mode_ == Mode::kWhole) return;
   if (!take_in_place(parameter, arrived)) copy_in(parameter);
@@ -136,7 +136,7 @@ void Backward::take(std::size_t parameter, Event fact, const at::Tensor& arrived
 
 // Whether the gradient is what it will be at the end of this backward. With Mode::kWhole nobody knows: true for the
 // first arrival alone.
-bool Backward::completes(std::size_t parameter) {
+bool Backward::is_last_arrival(std::size_t parameter) {
   Mark& mark = marks_[parameter];
   const bool first = mark.arrived != arm_;
   if (mode_ == Mode::kEager) {
@@ -145,7 +145,7 @@ bool Backward::completes(std::size_t parameter) {
   }
   if (mode_ == Mode::kWhole) {
     mark.arrived = arm_;
-    firings_.push_back(parameter);
+    arrivals_.push_back(parameter);
     if (!rearmed_) use_.static_graph()->count(parameter);
     return first;
   }
@@ -207,12 +207,12 @@ void Backward::mark_ready(std::size_t parameter) {
 
 void Backward::launch(std::size_t index) {
   Bucket& bucket = buckets_[index];
-  Event fact = origin_.event(Kind::kBucketLaunched, now_ns());
-  fact.bucket = static_cast<std::int32_t>(index);
-  fact.bytes = bucket.bytes();
-  bucket.times->launched = fact.host_ns;
-  if (times_.communication_begin == 0) times_.communication_begin = fact.host_ns;
-  recorder().record(fact);
+  Event event = origin_.event(Kind::kBucketLaunched, now_ns());
+  event.bucket = static_cast<std::int32_t>(index);
+  event.bytes = bucket.bytes();
+  bucket.times->launched = event.host_ns;
+  if (times_.communication_begin == 0) times_.communication_begin = event.host_ns;
+  recorder().record(event);
   if (skips(index)) {
     launched_[index] = Launched{};
     return;
@@ -220,17 +220,17 @@ void Backward::launch(std::size_t index) {
   ++buckets_reduced_;
   bucket.flush(reduction_.divisor());
   if (watches() && !shadow_) watch_->before(index, bucket, reduction_.divisor());
-  const std::shared_ptr<DeviceSpans::Span> span = buckets_.begin_span(bucket, fact);
+  const std::shared_ptr<DeviceSpans::Span> span = buckets_.begin_span(bucket, event);
   {
-    const WithPurpose purpose({fact.reducer, fact.bucket});
+    const WithPurpose purpose({event.reducer, event.bucket});
     launched_[index] = reduction_.start(bucket, index, buckets_.size());
   }
   // Runs where the collective completes, perhaps after this reducer is gone: it holds no pointer to it.
   launched_[index].future->addCallback(
-      [fact, span, times = bucket.times](c10::ivalue::Future& future) {
+      [event, span, times = bucket.times](c10::ivalue::Future& future) {
         if (future.hasError()) return;
         if (span) DeviceSpans::end(*span);
-        note_reduced(*times, fact);
+        note_reduced(*times, event);
       },
       /*uses_future=*/span != nullptr);
   reached(Point::kLaunched, index);
@@ -244,7 +244,7 @@ bool Backward::skips(std::size_t bucket) const {
 }
 
 bool Backward::flush() {
-  if (mode_ == Mode::kWhole) flush_firings();
+  if (mode_ == Mode::kWhole) flush_arrivals();
   if (flushes() && !schedule_.all_launched()) {
     for (const std::size_t parameter : schedule_.missing()) {
       copy_in(parameter);
@@ -255,12 +255,12 @@ bool Backward::flush() {
 }
 
 // In the order in which each arrived for the last time.
-void Backward::flush_firings() {
+void Backward::flush_arrivals() {
   std::vector<std::size_t> last;
   std::vector<bool> seen(parameters_.size(), false);
-  for (auto firing = firings_.rbegin(); firing != firings_.rend(); ++firing) {
-    if (!seen[*firing]) last.push_back(*firing);
-    seen[*firing] = true;
+  for (auto arrival = arrivals_.rbegin(); arrival != arrivals_.rend(); ++arrival) {
+    if (!seen[*arrival]) last.push_back(*arrival);
+    seen[*arrival] = true;
   }
   for (auto parameter = last.rbegin(); parameter != last.rend(); ++parameter) {
     copy_in(*parameter);
@@ -297,12 +297,12 @@ void Backward::reduce() {
 
 void Backward::copy_out(std::size_t index) {
   Bucket& bucket = buckets_[index];
-  Event fact = origin_.event(Kind::kBucketReduced);
-  fact.bucket = static_cast<std::int32_t>(index);
-  fact.bytes = bucket.bytes();
+  Event event = origin_.event(Kind::kBucketReduced);
+  event.bucket = static_cast<std::int32_t>(index);
+  event.bytes = bucket.bytes();
   const bool skipped = !launched_[index].future;
   const at::Tensor reduced = skipped ? at::Tensor() : reduction_.wait(launched_[index], bucket, index);
-  note_reduced(*bucket.times, fact);
+  note_reduced(*bucket.times, event);
   reached(Point::kReduced, index, /*locked=*/false);
   if (skipped) return;
   look_for_error(bucket.first_part(reduced));

@@ -51,9 +51,9 @@ class Backward {
   }
 
   // Autograd has accumulated a gradient, of this backward or not.
-  Event notice(std::size_t parameter, std::int64_t now);
-  // It is of this one; `fact`: what notice() returned.
-  void take(std::size_t parameter, Event fact, const at::Tensor& arrived);
+  Event on_gradient(std::size_t parameter, std::int64_t now);
+  // It is of this one; `event`: what on_gradient() returned.
+  void accept_gradient(std::size_t parameter, Event event, const at::Tensor& arrived);
   void mark_ready(std::size_t parameter);
   // All is there that will come. True if all buckets are launched now.
   bool flush();
@@ -113,12 +113,12 @@ class Backward {
     std::uint64_t unused = 0;   // the arm in which it was unused last
   };
 
-  bool completes(std::size_t parameter);
+  bool is_last_arrival(std::size_t parameter);
   void check_gradient(std::size_t parameter, const at::Tensor& gradient) const;
   // See [Note: reduced in place]. False: to be copied in.
   bool take_in_place(std::size_t parameter, const at::Tensor& arrived);
   void copy_in(std::size_t parameter);
-  void flush_firings();
+  void flush_arrivals();
   void launch(std::size_t bucket);
   bool skips(std::size_t bucket) const;
   void copy_out(std::size_t bucket);
@@ -144,11 +144,11 @@ class Backward {
 
   BucketSchedule schedule_;
   std::vector<Launched> launched_;
-  std::vector<Mark> marks_;           // by parameter
-  GradientAccess access_;             // of the hook that ran last
-  std::vector<std::size_t> unused_;   // parameters, ascending: they count as arrived when it begins
-  std::vector<std::size_t> firings_;  // Mode::kWhole: parameters as their gradients arrived
-  std::vector<std::size_t> order_;    // parameters as they became ready
+  std::vector<Mark> marks_;            // by parameter
+  GradientAccess access_;              // of the hook that ran last
+  std::vector<std::size_t> unused_;    // parameters, ascending: they count as arrived when it begins
+  std::vector<std::size_t> arrivals_;  // Mode::kWhole: parameters as their gradients arrived
+  std::vector<std::size_t> order_;     // parameters as they became ready
   StepTimes times_;
   Phase phase_;
   Mode mode_ = Mode::kEager;

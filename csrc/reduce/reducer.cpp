@@ -127,15 +127,15 @@ void Reducer::on_grad_ready(std::size_t parameter, const at::Tensor& arrived) {
   const Lock lock = gate_.enter();
   if (phase().armed() && gate_.drops(parameter)) return;
   try {
-    const Event fact = backward_.notice(parameter, now);
+    const Event event = backward_.on_gradient(parameter, now);
     if (!phase().armed()) {  // the gradient only accumulates
       if (!no_sync_.inside) unaveraged_.add(parameter, parameters_.size());
-      return recorder().record(fact);
+      return recorder().record(event);
     }
     if (phase().awaits_caller()) fail(messages::not_ended(backward_.where()));
     enter_task(/*by_output=*/false);
     begin_backward(now);
-    backward_.take(parameter, fact, arrived);
+    backward_.accept_gradient(parameter, event, arrived);
   } catch (const c10::Error& error) {
     set_error(error.what_without_backtrace());
     throw;

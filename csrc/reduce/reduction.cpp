@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/passing.h"
+#include "comm/collective_interception.h"
 #include "reduce/warnings.h"
 
 namespace ddp_lab {
@@ -117,11 +117,11 @@ int Reduction::divisor() {
 
 // These go to the backend itself, so they don't pass the dispatcher.
 Launched Reduction::start_watched_pieces(const Bucket& bucket) {
-  Passing passing{"allreduce_", *group_};
-  passing.add(bucket.bytes());
-  passing.first = bucket.buffer();
-  passing.reduction = c10d::ReduceOp::SUM;
-  Watches watches = watch(passing);
+  CollectiveCall call{"allreduce_", *group_};
+  call.add(bucket.bytes());
+  call.first = bucket.buffer();
+  call.reduction = c10d::ReduceOp::SUM;
+  Watches watches = watch(call);
   Launched launched = start_pieces(*piecewise_, bucket, divisor());
   follow(std::move(watches), *launched.work);
   return launched;

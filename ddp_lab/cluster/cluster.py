@@ -274,9 +274,9 @@ class Cluster:
             raise
         session = cluster._life.begin(keeper)
         try:
-            session.open_again(keeper)
+            session.reattach(keeper)
         except BaseException:
-            cluster._life.let_go("could not be attached to")
+            cluster._life.detach("could not be attached to")
             raise
         cluster._life.is_up(session)
         return cluster
@@ -304,12 +304,12 @@ class Cluster:
                 "only a cluster started with detach=True (`%cluster start --detach`) outlives this process"
             )
         if session.owner == os.getpid():
-            self._life.let_go(f"kept running without this process (`%cluster attach {self.name}` re-attaches)")
+            self._life.detach(f"kept running without this process (`%cluster attach {self.name}` re-attaches)")
 
     @property
     def missed_cells(self) -> tuple[MissedCell, ...]:
         """The cells that ran while no client was attached, as they are now; empty unless `attach` made this object."""
-        return () if self._life.session is None else self._life.session.ask_missed()
+        return () if self._life.session is None else self._life.session.refresh_missed_cells()
 
     def successor(self) -> Cluster | None:
         """The cluster that this process uses now that this one is stopped; None if there is none."""
@@ -540,7 +540,7 @@ class _Life:
     def is_up(self, session: Session) -> None:
         """Its ranks have joined."""
         if session.processes.keeper is not None:
-            session.processes.keeper.on_taken = lambda by: self.let_go(f"was taken over by process {by}")
+            session.processes.keeper.on_taken = lambda by: self.detach(f"was taken over by process {by}")
         _running.append(self._cluster)
 
     def is_down(self) -> None:
@@ -554,12 +554,12 @@ class _Life:
         """The process, or a ``with`` block, ends."""
         (self._cluster.detach if self.attached else self._cluster.stop)()
 
-    def let_go(self, why: str) -> None:
+    def detach(self, why: str) -> None:
         """Leaves a detached cluster, also on the keeper's reader thread."""
         session = self.session
         self.is_down()
         if session is not None:
-            session.let_go(why)
+            session.detach(why)
 
     def words(self) -> str:
         """Its ranks, and what they do."""

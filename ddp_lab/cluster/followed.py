@@ -18,7 +18,7 @@ from ..documentation import with_help
 from ..errors import ClusterError
 from ..printable import printable
 from ..protocol import events, journal
-from ..timeline.recorded.journal_messages import Decoder, End, Opening
+from ..protocol.journal import Decoder, End, Opening
 from ..timeline.recorded.merge import check_ranks
 from ..timeline.timeline import Timeline
 

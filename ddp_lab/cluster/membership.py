@@ -1,9 +1,9 @@
 """The ranks of a cluster as members of its process groups: joining, monitoring them, rejoining.
 
-See [Note: suspect]. After a cell that failed, was interrupted or lost a rank, groups may be broken: a rank shut its
-sockets down, or entered a collective that its peers did not. Before the next cell the ranks are asked. If all groups
-are intact, all members are in step and no collective is in flight (a mismatched one never ends), nothing was lost; else
-the ranks rejoin.
+See [Note: uncertain groups]. After a cell that failed, was interrupted or lost a rank, groups may be broken: a rank
+shut its sockets down, or entered a collective that its peers did not. Before the next cell the ranks are asked. If all
+groups are intact, all members are in step and no collective is in flight (a mismatched one never ends), nothing was
+lost; else the ranks rejoin.
 
 See [Note: replaced ranks]. A failed rank gets a new process when the ranks rejoin. The others keep their processes,
 variables and models. The new rank has none, so the next output names the ranks that are new.
@@ -89,7 +89,7 @@ class Membership:
         self._failed: dict[str, int] = {}  # cell that failed -> the rank on which it did first
         self._joined: dict[int, dict[str, Any]] = {}
         self._ended: dict[int, str] = {}  # ranks that this process terminated, and why
-        self.suspect = False
+        self.groups_uncertain = False
         self.black_boxes = BlackBoxes()
         self.on_joined: Callable[[], None] | None = None  # called when ranks have joined or rejoined
         self.on_lost: Callable[[Mapping[int, str]], None] | None = None  # called when a rank's process has ended
@@ -113,7 +113,7 @@ class Membership:
         self._processes.fork_server.on_exit = self._on_exit
         self._joined = {rank: dict(found) for rank, found in joined.items()}
         self._hold_black_boxes()
-        self.suspect = True  # how the last cell ended is unknown
+        self.groups_uncertain = True  # how the last cell ended is unknown
         with self._lock:
             for rank, cell in running.items():
                 self._open.setdefault(cell, set()).add(rank)
@@ -151,7 +151,7 @@ class Membership:
         lost = self.lost()
         self._check_idle()
         self._ask(Settle())  # no thread of an earlier cell may shut the new groups down
-        self.suspect = True  # until all have rejoined: an interrupt may come before
+        self.groups_uncertain = True  # until all have rejoined: an interrupt may come before
         try:
             if lost:
                 self._processes.fork_engines(progress, sorted(lost))
@@ -165,8 +165,8 @@ class Membership:
         self._ended.clear()
         return lost
 
-    def ensure_whole(self) -> dict[int, str]:
-        """Rejoins if an earlier cell left groups broken, or a rank has ended. See [Note: suspect].
+    def restore_groups(self) -> dict[int, str]:
+        """Rejoins if an earlier cell left groups broken, or a rank has ended. See [Note: uncertain groups].
 
         Returns:
             As `rejoin`.
@@ -174,10 +174,10 @@ class Membership:
         Raises:
             ClusterError: as `rejoin`.
         """
-        if self.suspect:
+        if self.groups_uncertain:
             self._check_idle()
-            self.settle()
-        return self.rejoin() if self.suspect else {}
+            self.verify_groups()
+        return self.rejoin() if self.groups_uncertain else {}
 
     def begin(self, cell: str, ranks: Iterable[int]) -> None:
         """Notes that a cell is about to run on these ranks."""
@@ -204,7 +204,7 @@ class Membership:
             missing.discard(rank)
             if failed:
                 self._failed.setdefault(cell, rank)
-                self.suspect = True
+                self.groups_uncertain = True
             if missing:
                 if first and failed and entered is not None:
                     self._wire.send(missing, PeerFailed(cell, rank, entered))
@@ -217,7 +217,7 @@ class Membership:
 
     def interrupt(self, ranks: Iterable[int] | None = None, cell: str | None = None) -> None:
         """Makes ranks (None: all) end a cell (None: each they were sent), or not begin it; returns at once."""
-        self.suspect = True
+        self.groups_uncertain = True
         with self._lock:
             cells = list(self._given) if cell is None else [cell]
         self._wire.send(ranks, Interrupt(cells))
@@ -233,14 +233,14 @@ class Membership:
         with self._lock:
             return set(self._open.get(cell, ()))
 
-    def settle(self) -> None:
+    def verify_groups(self) -> None:
         """Tells the ranks that a cell has ended everywhere, and asks whether its groups are intact and in step."""
         answers = self._ask(Settle())
         whole = len(answers) == self._world_size and all(
             answer.whole and answer.cell is None and not answer.in_flight for answer in answers.values()
         )
         if whole and _equally_far(answers.values()):
-            self.suspect = False
+            self.groups_uncertain = False
 
     def lost(self) -> dict[int, str]:
         """rank -> how its process ended, for failed ranks."""
@@ -397,7 +397,7 @@ class Membership:
         self._hold_black_boxes()
         for said in dict.fromkeys(line for answer in joined.values() for line in answer["warnings"]):
             warnings.warn(said, FallbackWarning, stacklevel=2)
-        self.suspect = False
+        self.groups_uncertain = False
         with self._lock:
             self._told.clear()
         if self._clocks is not None:
@@ -413,7 +413,7 @@ class Membership:
         """On the wire's thread: when one rank is unblocked, all are, whichever group they wait on."""
         said = read(Status, status, strict=False)
         if not said.whole:
-            self.suspect = True
+            self.groups_uncertain = True
         cell = said.unblocked
         if cell is not None:
             with self._lock:
@@ -429,7 +429,7 @@ class Membership:
     def _on_exit(self, rank: int) -> None:
         """On the fork server's reader thread: a rank's process has ended."""
         how = self.lost().get(rank) or self._ended.get(rank, "has ended")  # its successor may be on the way already
-        self.suspect = True
+        self.groups_uncertain = True
         self._wire.forget([rank])
         self._unblock((other for other in range(self._world_size) if other != rank), rank, None)
         with self._lock:

@@ -132,14 +132,14 @@ class Session:
         """
         self._listen(progress)
         self.processes.open(progress)
-        self._meet().join(progress)
+        self._create_membership().join(progress)
 
-    def open_again(self, keeper: Keeper) -> None:
+    def reattach(self, keeper: Keeper) -> None:
         """Connects to a running cluster and asks its ranks for their state."""
         self._listen(ignore)
-        members = self._meet()
+        members = self._create_membership()
         joined = keeper.notes["joined"]
-        self.processes.open_again({int(rank): (found["engine"], found["uuid"]) for rank, found in joined.items()})
+        self.processes.reattach({int(rank): (found["engine"], found["uuid"]) for rank, found in joined.items()})
         servers = self.processes.fork_server
         living = [rank for rank in servers.pids if rank not in servers.exits and not members.is_stopped(rank)]
         self.wire.wait_connected(living, _HELLO_SECONDS)
@@ -150,7 +150,7 @@ class Session:
         news = [rank for rank, cell in last.items() if cell.ended is None or cell.ended >= keeper.alone_since]
         self.missed = {rank: answers[rank] for rank in news}
 
-    def ask_missed(self) -> tuple[MissedCell, ...]:
+    def refresh_missed_cells(self) -> tuple[MissedCell, ...]:
         """The cells that ran while no client was attached, as they are now, by each rank's answer on its last one."""
         if self.missed:
             for rank, answer in self.wire.request(self.missed, GetLastCell(), _ANSWER_SECONDS).items():
@@ -179,7 +179,7 @@ class Session:
             if self._members is not None:
                 self._members.black_boxes.close()
 
-    def let_go(self, why: str) -> None:
+    def detach(self, why: str) -> None:
         """Leaves a detached cluster to its keeper; calls that wait for a cell here end with `why`."""
         if self._members is not None:
             self._members.give_up(why)
@@ -210,7 +210,7 @@ class Session:
             keeper.note(wire=wire.keys())
         return wire
 
-    def _meet(self) -> Membership:
+    def _create_membership(self) -> Membership:
         made = self._members = Membership(self.processes, self.wire, self._config.backend, self.clocks)
         made.on_joined, made.on_lost = self._remember, self._on_lost
         return made

@@ -4,14 +4,15 @@
 The ranks of a cell make none while nothing of any rank changes, and nothing is printed: a rank that computes for long
 is seen at other lines. A script's rank may run at other lines without end. So of a script one rank's wait for the same
 thing is enough, and `diagnose` says whether those that it waits for will come. A cell's user reads one notice: the cell
-is interrupted or ends. A script runs on: another reason is said, too, and that the ranks make progress again.
+is interrupted or ends. A script runs on: another reason is said, too, and that the ranks make progress again. The same
+ranks that are busy at another line are no other reason: that is said when the wait has become twice as long.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .mismatch import Distance, Distances
 from .rules import BUSY, Diagnosis, diagnose, diagnose_ahead, different_calls, wait_of
@@ -64,17 +65,14 @@ class Detector:
         self._progress_at = -math.inf
         self._distances = Distances(seconds * _APART)
         self._some_ended = False
-        self._said: tuple[str, bool] | None = None  # sentence, and whether the ranks were stuck
+        self._said: Notice | None = None
+        self._said_of: object = None  # what distinguishes its reason from others
         self.last: Notice | None = None
         self.is_over = False
 
     def progress(self, at: float) -> None:
         """Notes an output of a cell."""
         self._progress_at = at
-
-    def forget(self) -> None:
-        """Forgets what was said: the job has been started again."""
-        self._said = None
 
     def add(self, at: float, ranks: Sequence[RankSnapshot]) -> float:
         """Adds an examination; returns for how many seconds there has been no progress.
@@ -106,12 +104,18 @@ class Detector:
         notice = self._reason(at, ranks, waited)
         if notice is None or notice.diagnosis is None:
             return self._progresses(waited)
-        self.last, found = notice, notice.diagnosis
-        new = (found.sentence, found.stuck)
+        self.last, found, said = notice, notice.diagnosis, self._said
+        reason = _reason_of(found, ranks)
         is_due = notice.is_sure or waited >= self._seconds
-        if not is_due or new == self._said or (self._said is not None and not found.stuck):
+        if said is not None:
+            is_new = found.stuck and found != said.diagnosis
+            if is_new and reason == self._said_of:
+                notice = replace(notice, what=f"ranks have waited for {waited:.0f} s")
+                is_new = waited >= 2 * said.waited
+            is_due = is_due and is_new
+        if not is_due:
             return None
-        self._said, self.is_over = new, found.stuck and not self._of_script
+        self._said, self._said_of, self.is_over = notice, reason, found.stuck and not self._of_script
         return notice
 
     def _begun(self, rank: int, does: object, at: float) -> tuple[object, float]:
@@ -152,6 +156,12 @@ class Detector:
             return None
         self._said = None
         return Notice(PROGRESS_AGAIN, None, waited)
+
+
+def _reason_of(found: Diagnosis, ranks: Sequence[RankSnapshot]) -> object:
+    """What distinguishes a reason from others, wherever ranks are that do not wait."""
+    waits = frozenset(wait_of(one) for one in ranks if one.waits)
+    return found.kind, found.stuck, waits, frozenset((one.rank, one.state) for one in ranks if not one.waits)
 
 
 def _all_of(one: RankSnapshot) -> object:

@@ -324,6 +324,21 @@ def _silent(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> D
     return Diagnosis("silent", sentence, remedy)
 
 
+def _missing(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> Diagnosis | None:
+    """Ranks of a script that no process of it has come as, while others wait for them."""
+    missing = [one for one in ranks if one.state == "missing"]
+    if not missing or not waiting:
+        return None
+    others = f"; {missing[0].why}" if missing[0].why else ""
+    alike = [replace(one, call=replace(one.call, joins=())) if one.call is not None else one for one in waiting]
+    sentence = f"{_each(alike)[:-1]}; no process has joined as {_who(missing)}{others}."
+    remedy = (
+        "Each rank needs a process that calls `init_process_group` with the same address and world_size, and with a "
+        "rank of its own."
+    )
+    return Diagnosis("making", sentence, remedy)
+
+
 def _nobody_waits(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> Diagnosis | None:
     if waiting:
         return None
@@ -417,7 +432,7 @@ def _remedy_of(busy: RankSnapshot) -> str:
     text = busy.place.text if busy.place is not None else ""
     innermost = busy.stack[0].file if busy.stack else ""
     if "sleep" in text:
-        return f"rank {busy.rank} is in a sleep call; the others continue when it returns."
+        return f"rank {busy.rank} is in a sleep call; the others continue when it gets there, too."
     if busy.within(*_COMPILERS) and not _imports(busy):
         return (
             f"rank {busy.rank} is compiling; the others continue when it is done. Warm the model up on all ranks "
@@ -539,4 +554,4 @@ _SURE: tuple[_Rule, ...] = (
     _idle,
     _silent,
 )
-_RULES: tuple[_Rule, ...] = (_nobody_waits, _point_to_point, _ended, _busy, _different)
+_RULES: tuple[_Rule, ...] = (_nobody_waits, _missing, _point_to_point, _ended, _busy, _different)

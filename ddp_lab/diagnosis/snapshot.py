@@ -155,10 +155,11 @@ class RankSnapshot:
     Attributes:
         rank: its rank.
         state: ``"running"`` a cell, ``"idle"``, ``"unblocked"``, ``"silent"`` (unresponsive), ``"stopped"`` (by a
-            signal), ``"lost"`` (its process exited), ``"cut off"`` (its node does not answer) or
-            ``"recorded"`` (only the dump of its Flight Recorder is known).
-        why: of a lost one, how it ended; of a stopped one, the command that resumes it; of one that is cut off, who
-            does not answer; of a recorded one, what its dump says.
+            signal), ``"lost"`` (its process exited), ``"missing"`` (no process of the script has come as this rank),
+            ``"cut off"`` (its node does not answer) or ``"recorded"`` (only the dump of its Flight Recorder is known).
+        why: of a lost one, how it ended; of a stopped one, the command that resumes it; of a missing one, what the
+            processes do that it could be; of one that is cut off, who does not answer; of a recorded one, what its
+            dump says.
         label: of the running cell.
         asked: whether the cell was sent to this rank.
         seconds: since the cell began here.
@@ -271,6 +272,8 @@ class RankSnapshot:
             return f"failed: {self.how_it_ended}"
         if self.state == "stopped":
             return f"is stopped (SIGSTOP): `{self.why}` resumes it"
+        if self.state == "missing":
+            return "has not joined"
         if self.state == "silent":
             return "is unresponsive: a C call may be holding the GIL"
         if self.state == "cut off":

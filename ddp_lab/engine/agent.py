@@ -11,18 +11,21 @@ handler raises nothing where an exception would hit IPython's own code instead o
 just before a sleep begins. Python drops exceptions while it forks a data loader's worker, and in destructors. And an
 exception in `__enter__` or `__exit__` could leave a lock taken on which Python itself would later wait forever (a data
 loader's queues), and one while pexpect starts a shell command (`_spawn`) a process that nobody knows: signals during
-such a call do nothing until it has lasted `_SPARED_SECONDS` since the first.
+such a call do nothing until it has lasted `_DEFERRED_SECONDS` since the first.
 
 An interrupt names its cells: one that has not begun on this rank is interrupted when it does. If all that has not
 helped within `_REST_SECONDS`, works that Gloo has forgotten are ended, and a wait in the rendezvous store (for a group
 that not all ranks make) is ended by shutting down the rank's connection to it: the groups are lost by then, and a
 rejoin makes another store.
 
-See [Note: freeing peers]. A cell that fails leaves peers behind that may wait for this rank. Shutting the groups down
+See [Note: unblocking peers]. A cell that fails leaves peers behind that may wait for this rank. Shutting groups down
 is safe but costs a rejoin, and most failures are a mistake that all ranks make at the same line. A peer that has
 entered more collectives than this rank waits for it in vain: the client tells the peers how many this rank has entered
 (`PeerFailed`), and such a peer shuts its groups down at once. For all others the agent waits `_GRACE_SECONDS`, in which
 the client may report (`Settle`) that every rank's cell has ended anyway.
+
+Which cell may be interrupted, and for which one groups may be shut down, `cells/lifecycle.py` decides. The agent is the
+signals, threads and sockets around it.
 """
 
 from __future__ import annotations
@@ -37,8 +40,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -64,7 +66,8 @@ from ..protocol.messages import (
     Status,
     Unblock,
 )
-from .cells import await_runner, cell
+from .cells import await_runner, cell, lifecycle
+from .cells.lifecycle import Action, CellLifecycle, Phase, Task
 from .cells.stdin import Asking
 from .debugger import tracing
 from .debugger.rank_debugger import RankDebugger
@@ -80,12 +83,11 @@ _FORK_TIMES = 3
 _NEWS_SECONDS = 0.1
 _GRACE_SECONDS = 0.05
 _REST_SECONDS = 0.3
-_SPARED_SECONDS = 0.5
-_SPARED = ("__enter__", "__exit__", "_spawn")
+_DEFERRED_SECONDS = 0.5
+_DEFERRING = ("__enter__", "__exit__", "_spawn")
 _STILL_SECONDS = 0.01  # without movement
 _RELEASED = "the cell was interrupted or failed"
 _DEPTH = 8  # frames: of contextlib and its generator, of ptyprocess
-_DOOMED = 256  # ids of interrupted cells that are remembered
 
 # Where a rank waits for its peers: in a collective, or in a backward.
 _WAITING = tuple(os.path.join(package.__path__[0], "") for package in (dist, autograd))
@@ -96,7 +98,7 @@ _CELL_ENTRIES = {
     await_runner.run_to_end.__code__,
 }
 # ... and while one of these files is on top, an exception would miss it.
-_NOT_THE_CELL = {interactiveshell.__file__, cell.__file__}
+_NOT_THE_CELL = {interactiveshell.__file__, cell.__file__, __file__, lifecycle.__file__}
 
 
 class Agent:
@@ -106,27 +108,14 @@ class Agent:
         self._channel = channel
         self._rank = rank
         self._main = threading.main_thread().ident
-        self._left = threading.Event()  # the running cell's own code has ended
-        self._left.set()
-        self._settled = threading.Event()
-        self._told = threading.Event()  # that the cell is interrupted, or another rank has failed
-        self._gate = threading.Lock()  # guards the next four: no thread frees groups for a cell that is settled
-        self._at_risk: str | None = None  # the cell for which this rank's groups may be shut down
-        self._doomed: deque[str] = deque(maxlen=_DOOMED)  # cells that were interrupted, begun or not
-        self._to_free: tuple[str, int | None] | None = None  # a cell that has not begun here, and who failed in it
-        self._interrupted: str | None = None  # id of the cell that is being interrupted
-        self._ended: tuple[str, bool] | None = None  # the last cell whose own code ended here, and whether it failed
+        self._cells = CellLifecycle()
+        self._lock = threading.Lock()  # the lifecycle's; held while groups are shut down, which may take long
+        self._changed = threading.Condition()  # the lifecycle has changed; never held for long
         self._reporting = threading.Lock()  # the newest status is sent last: the client may see that one alone
-        self._freed_by: int | None = None
-        self._freed: str | None = None  # the cell during which this rank's groups were lost ...
-        self._shut_down_for: str | None = None  # ... and the last one for which they were shut down
         self.gpu: Gpu | None = None  # the rank's; None for a CPU rank
         self.debugger: RankDebugger | None = None  # the visual one
-        # The running cell, since when (host time in ns), and its label.
-        self._began: tuple[str, int, str] | None = None
-        self._raised = False  # the running cell's own code has been interrupted
         # The call in which signals do nothing, and when the first came; the main thread's.
-        self._spared: tuple[FrameType, float] | None = None
+        self._deferred_frame: tuple[FrameType, float] | None = None
         self._asking: Asking | None = None
         self._report_unraisable = sys.unraisablehook
 
@@ -150,38 +139,29 @@ class Agent:
 
     def joined(self) -> None:
         """Notes that this rank's groups are intact again."""
-        with self._gate:
-            self._at_risk = self._freed = self._freed_by = self._interrupted = None
+        with self._lock:
+            self._cells.join()
         self._report()
 
     # The cell's hooks, on the main thread
 
     def _before_cell(self, cell_id: str, label: str) -> None:
-        self._raised, self._spared = False, None
+        self._deferred_frame = None
         rejoin.note_backwards()
-        self._settled.clear()
-        self._told.clear()
-        with self._gate:
-            self._at_risk = cell_id
-            self._began = (cell_id, time.monotonic_ns(), label)
-            self._left.clear()
-            doomed = cell_id in self._doomed
-            to_free, self._to_free = self._to_free, None
+        with self._lock:
+            actions = self._cells.begin(cell_id, label, time.monotonic_ns())
         self._channel.send_status(Status("running", cell_id))
-        if to_free is not None:
-            self._free(*to_free)
-        if doomed:
-            self._begin_interrupt(cell_id)
+        self._carry_out(actions)
 
     def _on_failure(self, end: cell.CellEnd) -> None:
-        self._left.set()
         try:
+            self._cells.fail(end.cell_id)
+            self._notify()
             self._judge(end)
-            self._ended = (end.cell_id, True)
             self._take_over_children()
             self._report()
         finally:  # whatever fails here (e.g. out of memory) must not keep its peers from being unblocked
-            _beside(self._free_unless_settled, end.cell_id, "ddp_lab-free")
+            start_thread(self._shut_down_unless_settled, end.cell_id, cell.UNBLOCKING)
 
     def _judge(self, end: cell.CellEnd) -> None:
         """Determines whether the cell was interrupted, or failed because another rank did."""
@@ -190,17 +170,18 @@ class Agent:
         if isinstance(error, RuntimeError):
             end.waited_in = self._waited_in(error)
             if end.waited_in:  # a closed connection may arrive before the message with the cause
-                self._told.wait(_NEWS_SECONDS)
-        if self._interrupted == end.cell_id:
+                self._wait(lambda: self._cells.explains(end.cell_id), _NEWS_SECONDS)
+        own, loss = self._cells.cell, self._cells.unblocked
+        if own is not None and own.interrupted:
             if isinstance(error, RuntimeError | KeyboardInterrupt | bdb.BdbQuit | EOFError):
                 end.error = KeyboardInterrupt().with_traceback(_users_steps(error))
-        elif self._freed_by is not None and isinstance(error, RuntimeError):
+        elif loss is not None and loss.by is not None and isinstance(error, RuntimeError):
             end.consequence = True
             end.error = error.with_traceback(_users_steps(error))
 
     def _on_done(self, end: cell.CellEnd) -> None:
-        self._left.set()
-        self._ended = (end.cell_id, end.error is not None)
+        self._cells.end(end.cell_id, end.error is not None)
+        self._notify()
         self._take_over_children()
         if end.error is None:
             self._settle(end.cell_id)
@@ -208,49 +189,36 @@ class Agent:
         self._channel.flush(end.cell_id)
 
     def _report(self) -> None:
-        failed = self._ended is not None and self._ended[1]
+        ended = self._cells.last_ended
         with self._reporting:
-            entered = registry.sequences() if failed else {}
+            entered = registry.sequences() if ended is not None and ended[1] else {}
+            loss = self._cells.unblocked
+            lost_to = None if loss is None else loss.cell.id
             self._channel.send_status(
-                Status(self._state(), cell.running(), self._ended, entered, self._freed, self._is_whole())
+                Status(self._cells.word, self._cells.open, ended, entered, lost_to, self._is_whole())
             )
 
     def _is_whole(self) -> bool:
-        return self._freed is None and dist.is_initialized() and not registry.broken()
-
-    def _state(self) -> str:
-        if cell.running() is not None and not self._left.is_set():
-            return "running"
-        return "idle" if self._freed is None else "unblocked"
-
-    def _broken_by(self) -> str:
-        """Why this rank's groups were destroyed: it ``"failed"``, was ``"interrupted"``, or ``"rank 1"`` failed."""
-        if self._freed is None:
-            return ""
-        if self._freed_by is not None:
-            return f"rank {self._freed_by}"
-        return "interrupted" if self._interrupted == self._freed else "failed"
+        return self._cells.unblocked is None and dist.is_initialized() and not registry.broken()
 
     # Signals, on the main thread
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._left.is_set():
-            return
-        if not _in_the_cell(frame):
+        if self._cells.phase is not Phase.RUNNING or not _in_the_cell(frame):
             return
         held = tracing.inside(frame)
         if held == "waiting":
             return
         if held == "evaluating":
             raise KeyboardInterrupt  # ends what was typed; the cell is interrupted by a later signal
-        spared = _spared(frame)
-        if spared is not None:
-            if self._spared is None or self._spared[0] is not spared:
-                self._spared = spared, time.monotonic()
-            if time.monotonic() - self._spared[1] < _SPARED_SECONDS:
+        deferring = _deferring(frame)
+        if deferring is not None:
+            if self._deferred_frame is None or self._deferred_frame[0] is not deferring:
+                self._deferred_frame = deferring, time.monotonic()
+            if time.monotonic() - self._deferred_frame[1] < _DEFERRED_SECONDS:
                 return
-        self._spared = None
-        self._raised = True
+        self._deferred_frame = None
+        self._cells.raise_interrupt()
         raise KeyboardInterrupt
 
     def _take_over_children(self) -> None:
@@ -265,29 +233,24 @@ class Agent:
         try:
             handler(number, frame)
         except Exception:
-            if not self._left.is_set() and _in_the_cell(frame):
+            if self._cells.phase is Phase.RUNNING and _in_the_cell(frame):
                 raise
             _log.warning("a process started by rank %d has ended", self._rank, exc_info=True)
 
     def _on_unraisable(self, found: sys.UnraisableHookArgs) -> None:
         """Python drops exceptions in a destructor or a fork's hooks: then the cell has not been interrupted."""
         if found.exc_type is KeyboardInterrupt:
-            self._raised = False
+            self._cells.drop_interrupt()
         else:
             self._report_unraisable(found)
 
     # Control messages, on the channel's thread
 
     def _answer_interrupt(self, request: Interrupt) -> None:
-        with self._gate:
-            self._doomed.extend(request.cells)
-            cell_id = self._current()
-            if cell_id is None and cell.running() in request.cells:
-                # Its code has ended already, because an interrupted peer closed a connection: `_on_failure` waits.
-                self._interrupted = cell.running()
-                self._told.set()
-        if cell_id in request.cells:
-            self._begin_interrupt(str(cell_id))
+        with self._lock:
+            actions = self._cells.interrupt(request.cells)
+        self._notify()
+        self._carry_out(actions)
 
     def _answer_unblock(self, request: Unblock) -> None:
         self._unblock(request.cell, request.by)
@@ -298,33 +261,23 @@ class Agent:
         if any(count > entered.get(name, count) for name, count in registry.sequences().items()):
             self._unblock(request.cell, request.by)
 
-    def _unblock(self, asked: str | None, rank: int) -> None:
-        by = None if rank == self._rank else rank
-        with self._gate:
-            cell_id = self._current()
-            ended = self._at_risk if cell_id is None else None
-            if ended is not None and asked in (None, ended):
-                # It failed first, or a peer closed a connection, and `_judge` waits for this.
-                self._mark_freed(ended, by)
-            elif asked not in (None, cell_id):
-                self._to_free = (asked, by)
-            due = cell_id is not None and asked in (None, cell_id) and self._mark_freed(cell_id, by)
-        if due:
-            _beside(self._free_when_still, str(cell_id), "ddp_lab-free")
+    def _unblock(self, cell_id: str | None, rank: int) -> None:
+        with self._lock:
+            actions = self._cells.unblock(cell_id, None if rank == self._rank else rank)
+        self._notify()
+        self._carry_out(actions)
 
     def _answer_settle(self, request: Settle) -> Settled:
-        if request.cell is not None or cell.running() is None:
-            self._settle(request.cell)
+        self._settle(request.cell)
         whole = self._is_whole() and not rejoin.broken_backwards()
         left = own_collectives.left() if whole else 0
-        return Settled(whole, cell.running(), registry.sequences(), left)
+        return Settled(whole, self._cells.open, registry.sequences(), left)
 
     def _answer_health(self, request: GetHealth) -> Health:
         now, label, seconds = self._activity(), None, None
-        began = self._began  # a cell may begin meanwhile
-        if began is not None and now.cell == began[0]:
-            _, began_ns, label = began
-            seconds = (time.monotonic_ns() - began_ns) / 1e9
+        last = self._cells.cell  # a cell may begin meanwhile
+        if last is not None and now.cell == last.id:
+            label, seconds = last.label, (time.monotonic_ns() - last.began_ns) / 1e9
         gpu = self.gpu.read() if self.gpu is not None else None
         return Health(**vars(now), label=label, seconds=seconds, in_flight=own_collectives.in_flight(), gpu=gpu)
 
@@ -333,8 +286,9 @@ class Agent:
         return self._activity(() if frame is None else traceback.format_stack(frame))
 
     def _activity(self, stack: Sequence[str] = ()) -> Activity:
-        last = self._ended[0] if self._ended is not None else None
-        return Activity(self._state(), cell.running(), last, self._broken_by(), stack)
+        ended, loss = self._cells.last_ended, self._cells.unblocked
+        last, cause = None if ended is None else ended[0], "" if loss is None else loss.cause
+        return Activity(self._cells.word, self._cells.open, last, cause, stack)
 
     def _waited_in(self, error: RuntimeError) -> str:
         """What the rank waited in. Errors here must not keep its peers from being unblocked."""
@@ -346,19 +300,53 @@ class Agent:
 
     def _answer_examine(self, request: Examine) -> Examination:
         stopped = self.debugger is not None and self.debugger.stopped
-        began = None if self._began is None else self._began[:2]
-        seen = examine.examine(self._main or 0, cell.running(), began, whole=request.whole)
-        return Examination(self._state(), seen, stopped)
+        last = self._cells.cell
+        began = None if last is None else (last.id, last.began_ns)
+        seen = examine.examine(self._main or 0, self._cells.open, began, whole=request.whole)
+        return Examination(self._cells.word, seen, stopped)
 
-    def _current(self) -> str | None:
-        """The cell whose own code runs."""
-        return None if self._left.is_set() or self._began is None else self._began[0]
+    # What the lifecycle asks for
+
+    def _carry_out(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if action.task is Task.INTERRUPT:
+                self._begin_interrupt(action.cell_id)
+            elif action.task is Task.UNBLOCK:
+                self._shut_down(action.cell_id)
+            elif action.task is Task.UNBLOCK_WHEN_STILL:
+                start_thread(self._shut_down_when_still, action.cell_id, cell.UNBLOCKING)
+            elif action.task is Task.ABORT_REST:
+                start_thread(self._abort_rest, action.cell_id, "ddp_lab-abort-rest")
+
+    def _notify(self) -> None:
+        """Wakes the threads that wait for a change of the lifecycle."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _wait(self, done: Callable[[], bool], seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(done, seconds)
+
+    def _settle(self, cell_id: str | None) -> None:
+        """From now on no group is shut down for this cell (None: for whichever has ended)."""
+        with self._lock:
+            self._cells.settle(cell_id)
+        self._notify()
+
+    def _shut_down(self, cell_id: str) -> None:
+        with self._lock:
+            actions = self._cells.shut_down(cell_id)
+            if actions:  # the first is to shut down; another thread must not settle the cell before that is done
+                registry.shut_down_groups()
+                live_model.release(_RELEASED)
+        if actions:
+            self._notify()
+            self._report()
+            self._carry_out(actions)
 
     # Threads of their own
 
     def _begin_interrupt(self, cell_id: str) -> None:
-        self._interrupted = cell_id
-        self._told.set()
         if self._asking is not None:
             self._asking.interrupt(cell_id)
         thread = threading.Thread(target=self._interrupt, args=(cell_id,), name="ddp_lab-interrupt", daemon=True)
@@ -366,7 +354,6 @@ class Agent:
 
     def _interrupt(self, cell_id: str) -> None:
         """See [Note: interrupt]."""
-        self._raised = False
         live_model.release(_RELEASED)
         if self.debugger is not None:
             self.debugger.let_go()
@@ -377,10 +364,10 @@ class Agent:
         frame = sys._current_frames().get(self._main or 0)
         waits = frame is not None and frame.f_code.co_filename.startswith(_WAITING)
         wait = _STILL_SECONDS if waits else _SIGNAL_SECONDS
-        while not self._left.wait(wait) and self._current() == cell_id:
+        while not self._wait(lambda: not self._cells.runs(cell_id), wait):
             if moves.go_on():
                 continue
-            self._free(cell_id)
+            self._shut_down(cell_id)
             _interrupt_children(told)
             self._signal(cell_id)
             wait = _REPEAT_SECONDS
@@ -389,61 +376,34 @@ class Agent:
     def _signal(self, cell_id: str) -> None:
         """Interrupts the main thread, unless this cell's code has been interrupted already, or has ended.
 
-        The gate is held, so that no other cell begins in between and is interrupted in its place.
+        The lock is held, so that no other cell begins in between and is interrupted in its place.
         """
-        with self._gate:
-            if self._current() == cell_id and not self._raised:
+        with self._lock:
+            if self._cells.may_signal(cell_id):
                 signal.pthread_kill(self._main or 0, signal.SIGINT)
 
-    def _free_unless_settled(self, cell_id: str) -> None:
-        """See [Note: freeing peers]."""
-        if not self._settled.wait(_GRACE_SECONDS):
-            self._free_when_still(cell_id)
+    def _shut_down_unless_settled(self, cell_id: str) -> None:
+        """See [Note: unblocking peers]."""
+        if not self._wait(lambda: self._cells.is_settled(cell_id), _GRACE_SECONDS):
+            self._shut_down_when_still(cell_id)
 
-    def _free_when_still(self, cell_id: str) -> None:
+    def _shut_down_when_still(self, cell_id: str) -> None:
         moves = registry.Moves()
         time.sleep(_STILL_SECONDS)
         while moves.go_on():
             time.sleep(_STILL_SECONDS)
-        self._free(cell_id)
+        self._shut_down(cell_id)
 
-    def _settle(self, cell_id: str | None) -> None:
-        """From now on no group is shut down for this cell (None: for whichever it was)."""
-        with self._gate:
-            if cell_id in (None, self._at_risk):
-                self._at_risk = None
-                self._settled.set()
-
-    def _mark_freed(self, cell_id: str, by: int | None) -> bool:
-        """Notes that this rank's groups are lost to this cell (the gate is held); whether they may be shut down."""
-        if self._at_risk != cell_id:
-            return False
-        if self._freed is None:
-            self._freed, self._freed_by = cell_id, by
-            self._told.set()
-        return True
-
-    def _free(self, cell_id: str, by: int | None = None) -> None:
-        with self._gate:
-            if not self._mark_freed(cell_id, by):
-                return
-            first, self._shut_down_for = self._shut_down_for != cell_id, cell_id
-            registry.free()
-            live_model.release(_RELEASED)
-        self._report()
-        if first:
-            _beside(self._free_the_rest, cell_id, "ddp_lab-free-the-rest")
-
-    def _free_the_rest(self, cell_id: str) -> None:
+    def _abort_rest(self, cell_id: str) -> None:
         time.sleep(_REST_SECONDS)
-        while not self._left.is_set() and cell.running() == cell_id:
-            registry.end_forgotten()
-            registry.free_store()
-            self._left.wait(_REST_SECONDS)
-        registry.quiet()
+        while self._cells.runs(cell_id):
+            registry.abort_orphaned_works()
+            registry.shut_down_store()
+            self._wait(lambda: not self._cells.runs(cell_id), _REST_SECONDS)
+        registry.stop_polling()
 
 
-def _beside(work: Callable[[str], None], cell_id: str, name: str) -> None:
+def start_thread(work: Callable[[str], None], cell_id: str, name: str) -> None:
     """Calls this on a thread of its own; at once if there is no memory for one: peers may wait for it."""
     try:
         tracing.untraced(threading.Thread(target=work, args=(cell_id,), name=name, daemon=True)).start()
@@ -506,10 +466,10 @@ def _steps(step: TracebackType | None) -> Iterator[TracebackType]:
         step = step.tb_next
 
 
-def _spared(frame: FrameType | None) -> FrameType | None:
-    """The innermost call that is spared and runs on top, if one does."""
+def _deferring(frame: FrameType | None) -> FrameType | None:
+    """The innermost call that defers interrupts and runs on top, if one does."""
     for _ in range(_DEPTH):
-        if frame is None or frame.f_code.co_name in _SPARED:
+        if frame is None or frame.f_code.co_name in _DEFERRING:
             return frame
         frame = frame.f_back
     return None

@@ -178,7 +178,10 @@ def _recorded(given: argparse.Namespace, folder: Path, watch: HangWatch | None, 
         try:
             boxes.complete(folder)
             with contextlib.redirect_stdout(said):
-                _report(folder, Path(given.report or folder / "report.html"))
+                killed = _report(folder, Path(given.report or folder / "report.html"))
+            if watch is not None and boxes.script_started_ranks:
+                for process in killed:
+                    watch.tell_seen(process)
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the program has ended, its exit code is ours
             tell(f"no report was written: {type(error).__name__}: {error}; `ddp-lab report {folder}` tries again")
     finally:
@@ -227,18 +230,20 @@ def _print(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _report(folder: Path, page: Path) -> None:
-    """Reports the recording, however short."""
+def _report(folder: Path, page: Path) -> list[int]:
+    """Reports the recording, however short; returns the processes of it that were killed by a signal."""
     if not any(folder.glob(f"*{journal.SUFFIX}")):
         tell("nothing was recorded: no rank started, or none could write its journal")
-        return
+        return []
     try:
         run = reports.read([folder], partial=True)
     except ValueError as error:
         tell(str(error))
-        return
+        return []
+    ends = [one.status for one in run.timeline.ranks()]
+    killed = [int(end["pid"]) for end in ends if str(end["state"]).startswith("killed by")]
     if not run.timeline.reducers() and not run.timeline.groups():  # a notice has reported that
-        return
+        return killed
     timeline = folder / "timeline.npz"
     for path, write in (
         (page, lambda: reports.write_pages(run, page)),
@@ -249,6 +254,7 @@ def _report(folder: Path, page: Path) -> None:
         except OSError as error:
             tell(f"can't write {error.filename or path}: {error.strerror}")
     print(f"recorded in {folder}; `ddp-lab report {folder}` shows it again")
+    return killed
 
 
 def _unused_folder(chosen: Path | None) -> Path:
@@ -430,7 +436,7 @@ def run_agent(given: argparse.Namespace, watch: HangWatch | None = None, boxes: 
         who = "the script" if starts_ranks else f"rank {rank}"
         tell(f"{who} (process {first.pid}) {how}, so torch's agent ended the run")
         if watch is not None and first.exitcode < 0 and not starts_ranks:  # it has shown no traceback
-            watch.tell_seen(rank)
+            watch.tell_seen(first.pid)
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import signal
 import socket
@@ -27,19 +28,18 @@ from .. import machine
 from ..command_line import tell
 from ..protocol import black_box, events, journal
 from ..protocol.black_box import BlackBox, description_key, with_ranks_of_groups
-from ..protocol.journal import BEFORE_ITS_END, ENDED_WITH_RUN, EXITED
+from ..protocol.journal import BEFORE_ITS_END, ENDED_WITH_RUN, EXITED, Decoder, Opening
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-    from ..timeline.recorded.journal_messages import Opening
+__all__ = ["BlackBoxes", "attempt_of", "complete_children", "leave_in"]
 
-__all__ = ["BlackBoxes", "complete_children", "leave_in"]
-
+_ATTEMPT = ".attempt"  # how names begin of what says whose attempt a number is
 _OF_SCRIPT = 64  # ranks that a script starts: at most so many at a time leave something
 _END_S, _LOOK_S = 25.0, 0.05  # for their processes, which end themselves when the script has ended
 
-_How = Callable[["Opening"], str]  # how the process of a journal ended that does not say it
+_How = Callable[[Opening], str]  # how the process of a journal ended that does not say it
 
 
 class BlackBoxes:
@@ -79,6 +79,8 @@ class BlackBoxes:
         for file in (*self._files, *self._of_script):
             if (left := black_box.read(file)) is not None:
                 _complete(folder, left, self._how)
+        for path in folder.glob(f"{_ATTEMPT}*"):
+            path.unlink()
 
     def close(self) -> None:
         """Closes the files."""
@@ -144,6 +146,31 @@ def complete_children(agent: int, option: str, folder: Path, exits: Mapping[int,
             _complete(folder, left, lambda one: _words_of_child(exits[one.pid or 0]))
 
 
+def attempt_of(folder: Path, meeting: str, rank: int) -> int:
+    """A number that the processes of one job of the script have in common, and those of no other: there may be several
+    at a time, and each may be started again. The journal that comes then is this process's own.
+
+    Args:
+        folder: that of the run.
+        meeting: where the job's ranks look for each other.
+        rank: this one.
+    """
+    for number in itertools.count():
+        owner = folder / f"{_ATTEMPT}{number}"
+        try:
+            with contextlib.suppress(FileExistsError):
+                owner.symlink_to(meeting or "-")  # a file and what is in it, at once
+            if os.readlink(owner) != (meeting or "-"):
+                continue
+            journal.path_of(folder, rank, number, of_child=True).touch(mode=0o600, exist_ok=False)
+        except FileExistsError:
+            continue
+        except OSError:  # which the journal reports
+            break
+        return number
+    return 0
+
+
 def _opened(agent: int, number: str) -> int:
     return os.open(f"/proc/{agent}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
 
@@ -201,23 +228,18 @@ def _complete(folder: Path, left: BlackBox, how: _How | None) -> None:
 
 def _append_to(path: Path, left: BlackBox, how: _How | None) -> None:
     """Appends what a journal lacks, if it is that of this process and does not say how the program ended."""
-    from ..timeline.recorded.journal_messages import Decoder, End, Opening
-
-    decoder = Decoder(path)
-    said = decoder.read()
-    opening = next((one for one in said if isinstance(one, Opening)), None)
+    opening = next((one for one in Decoder(path).read() if isinstance(one, Opening)), None)
     if opening is None or (opening.pid, opening.host) != (left.pid, socket.gethostname()):
         return
-    rest = list(said)
-    if opening.end is not None or any(isinstance(one, End) for one in rest):
+    written = journal.read(path)
+    if written.end is not None:
         return
-    if damage := decoder.notices():
-        raise ValueError(damage[0])
-    batches = [one for one in rest if isinstance(one, events.Batch)]
-    described = [one for one in rest if isinstance(one, dict)]
-    cursor = batches[-1].first + len(batches[-1].events) if batches else None
-    made = [journal.json_frames("describe", descriptions=[one]) for one in _missing(left.descriptions, described)]
-    made += [[bytes(frame) for frame in events.encode(one)] for one in _batches(opening, left.events, cursor)]
+    if written.damage:
+        raise ValueError(written.damage[0])
+    last = written.batches[-1] if written.batches else None
+    cursor = last.first + len(last.events) if last is not None else None
+    described = _missing(left.descriptions, written.descriptions)
+    made = journal.event_messages(described, _batches(opening, left.events, cursor))
     if how is not None:
         made.append(journal.json_frames("end", how=how(opening)))
     _append(path, made)

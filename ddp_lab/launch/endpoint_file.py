@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..control.wire import Wire
     from ..engine.telemetry import Telemetry
 
-__all__ = ["AGENT_EXITED", "let_examine", "started", "write_endpoint"]
+__all__ = ["AGENT_EXITED", "Examined", "started", "write_endpoint"]
 
 AGENT_EXITED = "the agent exited"
 """How a rank ended: nobody watches it any more."""
@@ -35,40 +35,47 @@ def write_endpoint(wire: Wire, folder: Path) -> Path:
     return made
 
 
-def let_examine(
-    invitation: Path, rank: int, given: Mapping[str, str], ranks_of_script: int = 0
-) -> Callable[[str], None]:
-    """Connects to the process that made this file, which can then ask what this rank does.
+class Examined:
+    """This process as one that who watches the run can examine, from construction on.
 
     Args:
-        invitation: the file.
-        rank: this one.
+        invitation: the watching process's file.
         given: the variables of torch's agent.
-        ranks_of_script: if the script has started the ranks, how many there are. Then this one's name on the wire is
-            its process id: the agent's only rank, the script itself, has the name 0.
+        rank: of a process that the agent has started; None for one of the script, whose name on the wire is its
+            process id: the agent's only rank, the script itself, has the name 0.
 
-    Returns:
-        What ends it: to be called with how the program ended.
+    Raises:
+        OSError: the file can't be read.
     """
-    from ..diagnosis.on_rank import script
-    from ..engine.telemetry import Telemetry
 
-    job, name = Job.of(given), rank
-    if ranks_of_script:
-        job, name = replace(job, world_size=ranks_of_script, of_script=True), os.getpid()
-    telemetry = Telemetry(json.loads(invitation.read_text()), name, publishes=False)
-    rank_of_script = script.install(telemetry, invitation.parent, rank, job)
-    stop = started(telemetry)
+    def __init__(self, invitation: Path, given: Mapping[str, str], rank: int | None = None) -> None:
+        from ..diagnosis.on_rank import script
+        from ..engine.telemetry import Telemetry
 
-    def end(how: str) -> None:
+        self._folder = invitation.parent
+        name, job = (os.getpid() if rank is None else rank), replace(Job.of(given), of_script=rank is None)
+        telemetry = Telemetry(json.loads(invitation.read_text()), name, publishes=False)
+        self._process = script.install(telemetry, self._folder, rank, job)
+        self._stop = started(telemetry)
+
+    def join(self, rank: int, size: int, meeting: str) -> None:
+        """Notes that this process of the script is a rank from now on.
+
+        Args:
+            rank: which.
+            size: how many ranks its group has.
+            meeting: where these look for each other.
+        """
+        self._process.join(rank, size, meeting)
+
+    def end(self, how: str) -> None:
+        """Ends it; call it with how the program ended."""
         if how == AGENT_EXITED:
-            shutil.rmtree(invitation.parent, ignore_errors=True)
+            shutil.rmtree(self._folder, ignore_errors=True)
         elif how == "finished":  # who says goodbye has
-            stop(how)
+            self._stop(how)
         else:
-            rank_of_script.failed = how
-
-    return end
+            self._process.failed = how
 
 
 def started(telemetry: Telemetry) -> Callable[[str], None]:

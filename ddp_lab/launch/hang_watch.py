@@ -13,8 +13,8 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -25,7 +25,8 @@ from ..diagnosis.detector import LOOKS, Detector, Notice
 from ..diagnosis.report import HangReport
 from ..diagnosis.snapshot import RankSnapshot
 from ..diagnosis.sources.nodes import NodeRanks, Store
-from ..diagnosis.sources.script import Job, ScriptRanks
+from ..diagnosis.sources.script import Job, JobRanks, ScriptRanks
+from ..formatting import enumeration
 from .endpoint_file import write_endpoint
 from .reports import HANGS
 
@@ -35,6 +36,26 @@ ACTIONS = ("wait", "dump", "stop")
 _PREFIX = "ddp_lab/doctor"
 _CONNECT = timedelta(seconds=30)
 _LONGEST_PAUSE_S = 1.0  # between two looks
+
+
+@dataclass
+class _WatchedJob:
+    """What is known of a job.
+
+    Attributes:
+        ranks: its ranks on this host.
+        detector: notices that they make no progress.
+        nodes: its other nodes, if there are any.
+    """
+
+    ranks: JobRanks
+    detector: Detector
+    nodes: NodeRanks | None
+
+    def close(self) -> None:
+        """Leaves the other nodes."""
+        if self.nodes is not None:
+            self.nodes.close()
 
 
 class HangWatch:
@@ -58,10 +79,7 @@ class HangWatch:
         self._folder = make_run_dir()
         self._wire = Wire(str(self._folder))
         self.invitation = write_endpoint(self._wire, self._folder)
-        self._nodes: NodeRanks | None = None  # with other nodes
-        self._detector = Detector(seconds, sure_s=seconds / 2, of_script=True)
-        self._seen: list[RankSnapshot] = []  # this host's ranks, when all were running
-        self._seen_at = 0.0  # monotonic
+        self._jobs: dict[Job, _WatchedJob] = {}  # several if the script runs them at a time; of the newest look
         self._numbers = itertools.count(1)
         self.ends_run = False  # set by the thread alone
         self._over = threading.Event()
@@ -86,7 +104,8 @@ class HangWatch:
         self.run_has_ended()
         self._wire.close()
         self._thread.join()
-        self._leave_nodes()
+        for job in self._jobs.values():
+            job.close()
         signal.set_wakeup_fd(-1)
 
     def close(self) -> None:
@@ -96,61 +115,82 @@ class HangWatch:
         os.close(self._signals)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _leave_nodes(self) -> None:
-        if self._nodes is not None:
-            self._nodes.close()
-
     def tell_last(self) -> None:
         """Says once more what the ranks waited for at the end, if they did."""
-        last = self._detector.last
-        if self._action != "stop" and last is not None:
-            tell(_indented(replace(last, what=f"before the end, ranks had waited for {last.waited:.0f} s")))
+        for job in self._jobs.values():
+            last = job.detector.last
+            if self._action != "stop" and last is not None:
+                what = f"before the end, ranks had waited for {last.waited:.0f} s"
+                tell(self._words(job, replace(last, what=what)))
 
-    def tell_seen(self, rank: int) -> None:
-        """Says what a rank did when it was last seen, and how long ago that is, if it was."""
-        found = next((one for one in self._seen if one.rank == rank and one.state == "running"), None)
+    def tell_seen(self, pid: int) -> None:
+        """Says what a rank's process did when it was last seen, and how long ago that is, if it was."""
+        found = self._ranks.last_seen(pid)
         if found is not None:
-            tell(f"last seen {time.monotonic() - self._seen_at:.1f} s ago: rank {rank} {found}")
+            seconds, seen = found
+            tell(f"last seen {seconds:.1f} s ago: rank {seen.rank} {seen}")
 
     def _watch(self) -> None:
         while not self._over.wait(min(self._seconds / LOOKS, _LONGEST_PAUSE_S)):
-            ranks = [RankSnapshot.of_script(one) for one in self._ranks.look(whole=False)]
-            job = self._ranks.job
-            if not ranks or job is None or self._over.is_set() or self._ends(ranks):
-                continue
-            self._seen, self._seen_at = ranks, time.monotonic()
-            of_all = self._wait_of_all(job, ranks, self._detector.add(self._seen_at, ranks))
-            if of_all is not None:
-                self._judge(of_all)
+            looked = self._ranks.look(whole=False)
+            if looked.keys() - self._jobs.keys():
+                self._follow(looked)
+            for job, told in looked.items():
+                self._look(self._jobs[job], [RankSnapshot.of_script(one) for one in told])
 
-    def _ends(self, ranks: Sequence[RankSnapshot]) -> bool:
+    def _follow(self, jobs: Iterable[Job]) -> None:
+        """Watches these jobs, of which some are new, and no others."""
+        before = self._jobs
+        self._jobs = {job: before[job] if job in before else self._watched(job) for job in jobs}
+        for job in before.keys() - self._jobs.keys():
+            before[job].close()
+
+    def _watched(self, job: Job) -> _WatchedJob:
+        ranks = JobRanks(self._ranks, job)
+        nodes = NodeRanks(ranks, self._seconds, _connected) if job.nodes > 1 else None
+        return _WatchedJob(ranks, Detector(self._seconds, sure_s=self._seconds / 2, of_script=True), nodes)
+
+    def _look(self, job: _WatchedJob, ranks: Sequence[RankSnapshot]) -> None:
+        if self._over.is_set() or self._ends(job, ranks):
+            return
+        of_all = self._wait_of_all(job, ranks, job.detector.add(time.monotonic(), ranks))
+        if of_all is not None:
+            self._judge(job, of_all)
+
+    def _ends(self, job: _WatchedJob, ranks: Sequence[RankSnapshot]) -> bool:
         """Whether torch's agent ends the run, and says why: the ranks stop in any order."""
         asked_to_end = bool(select.select([self._signals], [], [], 0)[0])
-        return asked_to_end or (not self._ranks.are_of_script and any(one.state == "lost" for one in ranks))
+        return asked_to_end or (not job.ranks.job.of_script and any(one.state == "lost" for one in ranks))
 
-    def _wait_of_all(self, job: Job, ranks: Sequence[RankSnapshot], waited: float) -> float | None:
+    def _wait_of_all(self, job: _WatchedJob, ranks: Sequence[RankSnapshot], waited: float) -> float | None:
         """The same for all nodes; None if another node judges: then this one repeats what that one says."""
-        if job.nodes == 1:
+        if job.nodes is None:
             return waited
-        if self._nodes is None or self._nodes.job != job:
-            self._leave_nodes()
-            self._nodes = NodeRanks(job, self._ranks, self._seconds, _connected)
-            self._detector.forget()
-        of_all = self._nodes.turn(ranks, waited)
-        for text, acts in self._nodes.heard():
+        of_all = job.nodes.turn(ranks, waited)
+        for text, acts in job.nodes.heard():
             tell(text)
             self._note(text)
             if acts:
                 self.ends_run = self._action == "stop"
-                self._act(self._ranks.snapshots())
+                self._act(job.ranks.snapshots())
         return of_all
 
-    def _tell(self, text: str, *, acts: bool = False) -> None:
+    def _words(self, job: _WatchedJob, notice: Notice) -> str:
+        """What is to be said of this job: which one, if there have been several."""
+        text = str(notice).replace("\n", "\n  ")
+        if len(self._jobs) == 1:
+            return text
+        where = job.ranks.job.meeting
+        pids = [str(pid) for pid in self._ranks.processes(job.ranks.job)]
+        of = f"process{'es' if len(pids) > 1 else ''} {enumeration(pids)}"
+        return f"the job whose ranks meet at {where} ({of}): {text}" if where else f"the job of {of}: {text}"
+
+    def _tell(self, job: _WatchedJob, text: str, *, acts: bool = False) -> None:
         """Says it here, and on the other nodes."""
         tell(text)
         self._note(text)
-        if self._nodes is not None:
-            self._nodes.say(text, acts)
+        if job.nodes is not None:
+            job.nodes.say(text, acts)
 
     def _note(self, text: str) -> None:
         """Keeps it for the report."""
@@ -161,19 +201,19 @@ class HangWatch:
         except OSError as error:
             tell(f"can't write {path}: {error.strerror}")
 
-    def _judge(self, waited: float) -> None:
+    def _judge(self, job: _WatchedJob, waited: float) -> None:
         ranks: list[RankSnapshot] = []
-        if waited >= self._detector.sure_s:
-            ranks = (self._nodes or self._ranks).snapshots()
-            if not ranks or self._ends(ranks):
+        if waited >= job.detector.sure_s:
+            ranks = (job.nodes or job.ranks).snapshots()
+            if not ranks or self._ends(job, ranks):
                 return
-        notice = self._detector.judge(time.monotonic(), ranks, waited)
+        notice = job.detector.judge(time.monotonic(), ranks, waited)
         if notice is None:
             return
         acts = notice.diagnosis is not None and notice.diagnosis.stuck
         if acts:
             self.ends_run = self._action == "stop"  # the other nodes' ranks may end before this one's
-        self._tell(_indented(notice), acts=acts and self._action != "wait")
+        self._tell(job, self._words(job, notice), acts=acts and self._action != "wait")
         if acts:
             self._act(ranks)
 
@@ -194,10 +234,6 @@ class HangWatch:
                     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _indented(notice: Notice) -> str:
-    return str(notice).replace("\n", "\n  ")
-
-
 def _connected(job: Job) -> Store:
     """The part of the job's store in which nodes exchange what they see."""
     import torch.distributed as dist
@@ -205,5 +241,5 @@ def _connected(job: Job) -> Store:
     store = dist.TCPStore(  # type: ignore[attr-defined, unused-ignore]
         job.host, job.port, is_master=False, timeout=_CONNECT, wait_for_workers=False
     )
-    part: Store = dist.PrefixStore(f"{_PREFIX}/{job.attempt}", store)  # type: ignore[attr-defined, unused-ignore]
+    part: Store = dist.PrefixStore(f"{_PREFIX}/{job.attempt}{job.meeting}", store)  # type: ignore[attr-defined, unused-ignore]
     return part

@@ -186,10 +186,8 @@ class JournalWriter:
             batch, dropped, following = recording.drain(self._cursor)
             # Drained after the events, but written before them: events may refer to the newest description.
             described, position = recording.descriptions(self._described)
-            made = [journal.json_frames("describe", descriptions=[one]) for one in described]
-            if len(batch) or dropped:
-                one = events.Batch(self._rank, self._session, following - len(batch), dropped, batch)
-                made.append([bytes(frame) for frame in events.encode(one)])
+            drained = events.Batch(self._rank, self._session, following - len(batch), dropped, batch)
+            made = journal.event_messages(described, [drained] if len(batch) or dropped else [])
             file.append(made)
             self._described, self._cursor = position, following
             self._lost += dropped

@@ -3,11 +3,13 @@
 [Note: ranks that a script starts]
 Torch's agent starts such a script once, as a rank that it is not. Its children inherit the agent's variables: with
 these they would wait forever for a store that nobody serves. So each child forgets them first, as far as the script has
-not set them itself. A child may also load data, or write logs. It is a rank when it makes its first process group: from
-then on it writes a journal under the number that it has there, leaves its last events in a file of the agent, and
-answers who watches the run. Where there are such ranks, the script itself is none: readers ignore its journal, and the
-watch what it answers. While not all ranks of their group are known, or the script runs several jobs at the same time,
-the watch says nothing: it does not notice ranks that wait for each other before they make their first group.
+not set them itself. A child may also load data, or write logs: who watches the run can examine it, and no more. It is a
+rank when it looks for the other ranks of its first process group: from then on it writes a journal under the number
+that it has there, and leaves its last events in a file of the agent. Where there are such ranks, the script itself is
+none: readers ignore its journal, and the watch what it answers.
+
+Ranks are of one job if they meet at the same port or file. Several jobs at a time may have the same ranks, so each is
+watched for itself, and its journals have the number of an attempt that no other job has.
 
 Torch's agent knows the script alone: how its children ended is noted by the script, as it ends. They get the signals
 that the agent sends to the script, because it sends them to its session; and they end when the script has ended,
@@ -28,6 +30,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from ..command_line import tell
 from ..diagnosis.stacks import is_library
@@ -36,9 +39,8 @@ from ..engine.processes.parent_watch import on_exit
 from ..errors import DdpLabError
 from ..formatting import line_name
 from ..machine import no_collector
-from ..protocol import journal
-from .black_boxes import complete_children, leave_in
-from .endpoint_file import let_examine
+from .black_boxes import attempt_of, complete_children, leave_in
+from .endpoint_file import Examined
 from .recorded_rank import GRACE_SECONDS, about_me, begin_journal, end_this_process, reach_models, that_ends
 
 __all__ = ["ChildProcess", "record_children", "variables_of_agent"]
@@ -91,9 +93,21 @@ class ChildProcess:
         self._forget_the_agent()
         ending: list[Callable[[str], None]] = []
         if "torch.distributed" in sys.modules:  # else it would take seconds to import, perhaps for nothing
-            self._record_as_a_rank(ending)
+            self._record_as_a_rank(ending, self._examined(ending))
         with that_ends(ending):
             return function(*args, **named)
+
+    def _examined(self, ending: list[Callable[[str], None]]) -> Examined | None:
+        if self.doctor is None:
+            return None
+        try:
+            with no_collector():
+                examined = Examined(self.doctor, self.given)
+        except OSError as error:
+            tell(f"hangs of process {os.getpid()} are not noticed: can't read {error.filename}: {error.strerror}")
+            return None
+        ending.append(examined.end)
+        return examined
 
     def _forget_the_agent(self) -> None:
         """Removes the agent's variables; if the script has chosen a port, what it has set may have the same value."""
@@ -119,49 +133,80 @@ class ChildProcess:
 
         c10d.rendezvous = checked
 
-    def _record_as_a_rank(self, ending: list[Callable[[str], None]]) -> None:
-        """Begins when the first process group is made."""
+    def _record_as_a_rank(self, ending: list[Callable[[str], None]], examined: Examined | None) -> None:
+        """Begins when the process looks for the ranks of its first group, or is given the store where they meet."""
         from torch.distributed import distributed_c10d
 
         c10d: Any = distributed_c10d
 
-        make = c10d._new_process_group_helper
+        meet, make, own = c10d.rendezvous, c10d._new_process_group_helper, os.getpid()
+
+        def begin(rank: int, size: int, place: str, port: int) -> None:
+            c10d.rendezvous, c10d._new_process_group_helper = meet, make
+            if os.getpid() != own:  # forked
+                return
+            with no_collector():
+                self._begin(rank, size, place, ending)
+                if examined is not None:
+                    examined.join(rank, size, place)
+                script_interrupt.install(port)
+                reach_models(observe=True)
+
+        @functools.wraps(meet)
+        def looked_for(url: str, rank: int = -1, size: int = -1, **named: Any) -> Any:
+            rank_and_size, port = _numbers(url, rank, size), _port(url)
+            if rank_and_size is not None:
+                begin(*rank_and_size, f"port {port}" if port else urlsplit(url).path, port)
+            return meet(url, rank, size, **named)
 
         @functools.wraps(make)
         def first(size: int, rank: int, *args: Any, **named: Any) -> Any:
-            c10d._new_process_group_helper = make
-            with no_collector():
-                self._begin(rank, size, ending)
-                script_interrupt.install(_port_of([*args, *named.values()]))
-                reach_models(observe=True)
+            begin(rank, size, *_place_of([*args, *named.values()]))
             return c10d._new_process_group_helper(size, rank, *args, **named)
 
-        c10d._new_process_group_helper = first
+        c10d.rendezvous, c10d._new_process_group_helper = looked_for, first
 
-    def _begin(self, rank: int, size: int, ending: list[Callable[[str], None]]) -> None:
+    def _begin(self, rank: int, size: int, place: str, ending: list[Callable[[str], None]]) -> None:
         if self.agent is not None and self.boxes is not None:
             leave_in(self.agent, self.boxes, self.folder, of_script=True)
-        about = {**about_me(self.script), "rank": rank, "world_size": size, "restart": _begun_before(self.folder, rank)}
+        about = {**about_me(self.script), "rank": rank, "world_size": size}
+        about["restart"] = attempt_of(self.folder, place, rank)
         ending.append(begin_journal(self.folder, about, size, of_child=True))
-        if self.doctor is not None:
-            try:
-                ending.insert(0, let_examine(self.doctor, rank, self.given, ranks_of_script=size))
-            except OSError as error:
-                tell(f"hangs of rank {rank} are not noticed: can't read {error.filename}: {error.strerror}")
         _end_with_script()
 
 
-def _begun_before(folder: Path, rank: int) -> int:
-    """How many processes of the script have been this rank before: it may start its ranks again. The journal that comes
-    then is this process's own."""
-    before = 0
-    while True:
-        try:
-            journal.path_of(folder, rank, before, of_child=True).touch(mode=0o600, exist_ok=False)
-        except FileExistsError:
-            before += 1
-        else:
-            return before
+def _numbers(url: str, rank: int, size: int) -> tuple[int, int] | None:
+    """The rank, and how many there are, as torch's rendezvous takes them; None if they are not known before it."""
+    parts = urlsplit(url)
+    given: dict[str, Any] = {"rank": rank, "world_size": size}
+    given = {**dict(parse_qsl(parts.query)), **{name: value for name, value in given.items() if value != -1}}
+    if parts.scheme == "env":
+        given = {name: os.environ.get(name.upper(), "") for name in ("rank", "world_size")} | given
+    try:
+        return int(given["rank"]), int(given["world_size"])
+    except (KeyError, ValueError):  # torch says what is wrong
+        return None
+
+
+def _port(url: str) -> int:
+    """Of the store of a rendezvous; 0 if it has none."""
+    parts = urlsplit(url)
+    try:
+        return int(os.environ.get("MASTER_PORT", 0)) if parts.scheme == "env" else parts.port or 0
+    except ValueError:  # torch says what is wrong
+        return 0
+
+
+def _place_of(arguments: Iterable[Any]) -> tuple[str, int]:
+    """Where the ranks meet, by the rendezvous store among these; and its port, 0 if it has none."""
+    from torch import distributed
+
+    dist: Any = distributed
+    store = next((one for one in arguments if isinstance(one, dist.Store)), None)
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    port = int(getattr(store, "port", 0))
+    return f"port {port}" if port else str(getattr(store, "path", "")), port
 
 
 def variables_of_agent() -> dict[str, str]:
@@ -252,17 +297,6 @@ def _end_with_script() -> None:
         on_exit(script, end)
 
 
-def _port_of(arguments: Iterable[Any]) -> int:
-    """The port of the rendezvous store among these; 0 if it has none."""
-    from torch import distributed
-
-    dist: Any = distributed
-    store = next((one for one in arguments if isinstance(one, dist.Store)), None)
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    return int(getattr(store, "port", 0))
-
-
 def _let_commands_be_ranks(given: Mapping[str, str]) -> None:
     """From now on, commands that the script starts as other ranks than its own are without the agent's variables, with
     which they would wait for its store; the first is told.
@@ -281,9 +315,9 @@ def _let_commands_be_ranks(given: Mapping[str, str]) -> None:
             if untold:
                 untold.clear()
                 tell(
-                    f"the script starts ranks as commands of its own{_line()}: these are not recorded. To record them, "
-                    f"let torch's agent start them: `ddp-lab run --standalone --nproc-per-node "
-                    f"{own.get('WORLD_SIZE', 'N')}`, then what each of these commands runs"
+                    f"the script starts ranks as commands of its own{_line()}: these are not recorded, and nothing is "
+                    f"said of their hangs. To record them, let torch's agent start them: `ddp-lab run --standalone "
+                    f"--nproc-per-node {own.get('WORLD_SIZE', 'N')}`, then what each of these commands runs"
                 )
         make(process, *args, **named)
 

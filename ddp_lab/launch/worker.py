@@ -19,7 +19,7 @@ from ..engine.groups import script_interrupt
 from ..engine.processes.parent_watch import on_parent_exit
 from ..machine import no_collector
 from .black_boxes import leave_in
-from .endpoint_file import AGENT_EXITED, let_examine, started
+from .endpoint_file import AGENT_EXITED, Examined, started
 from .recorded_rank import about_me, begin_journal, end_this_process, number, reach_models, that_ends
 from .spawned import ChildProcess, record_children, variables_of_agent
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if given.control is not None:
             ending.append(_let_control(given.control))
         if given.doctor is not None:
-            ending.insert(0, let_examine(given.doctor, number("RANK"), os.environ))
+            ending.insert(0, Examined(given.doctor, os.environ, number("RANK")).end)
     if given.agent is not None:
         _end_with_agent(given.agent, ending)
     with that_ends(ending):

@@ -5,8 +5,8 @@ collective is for.
 `fully_shard` keeps the parameters that are gathered and reduced together in objects of its own, its parameter groups.
 We wrap methods of those of one model, and of its states, on the objects themselves; the classes stay as they are, but
 for `FSDPState._lazy_init`, where torch finds out which module is a root. A wrapper takes times and says what the
-collectives inside are for (`csrc/comm/passing.h`); then it calls torch's method with the same arguments. So
-parameters, gradients and the order of collectives are torch's.
+collectives inside are for (`csrc/comm/collective_interception.h`); then it calls torch's method with the same
+arguments. So parameters, gradients and the order of collectives are torch's.
 
 [Note: waits of a device]
 On the CPU a rank waits inside the call of a collective. A device runs it on a stream of its own, and the stream that

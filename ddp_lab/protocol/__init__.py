@@ -1,6 +1,7 @@
-"""What crosses a socket or stands in a file: events, messages, journals, parcels, the registry of clusters."""
+"""What crosses a socket or stands in a file: events, messages, journals, archives, parcels, registry of clusters."""
 
 __all__ = [
+    "archive",
     "black_box",
     "descriptions",
     "entry_points",

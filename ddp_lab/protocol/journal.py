@@ -14,7 +14,8 @@ message is proportional to the number of bytes read, whatever they contain.
 
 The file is `MAGIC`, then messages. A message is a header (`_HEADER`) and a body: its number of frames (one byte), then
 for each frame its length (four bytes, little-endian) and its bytes. Frames are those of the wire: an event batch
-(`ddp_lab.protocol.events.encode`), or ``b"j"`` and a JSON object.
+(`ddp_lab.protocol.events.encode`), or ``b"j"`` and a JSON object. `Reader` finds the messages, `Decoder` checks them,
+of a complete file and of one that still grows.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..files import open_regular
+from ..printable import printable, printable_json, printable_lines
+from . import descriptions, events
 
 MAGIC = b"DDPLJNL2"
 SUFFIX = ".journal"
@@ -40,7 +45,6 @@ EXITED = f"exited with code 0 {BEFORE_ITS_END}"
 JSON_FRAME = b"j"
 MOST_BYTES = 64 << 20  # of a message; the wire has the same limit
 
-_FORMER_MAGIC = b"DDPLJNL1"
 _MARK = b"\xddJ\xf1\n"
 # mark, number of the message in this file, bytes of its body, their CRC-32, CRC-32 of the header up to here
 _HEADER = struct.Struct("<4sIIII")
@@ -84,6 +88,12 @@ def pack(frames: Sequence[bytes], number: int) -> bytes:
 def json_frames(kind: str, **fields: Any) -> list[bytes]:
     """The frames of a message that is a JSON object."""
     return [JSON_FRAME, json.dumps({"type": kind, **fields}).encode()]
+
+
+def event_messages(described: Iterable[Mapping[str, Any]], batches: Iterable[events.Batch]) -> list[list[bytes]]:
+    """The messages of event batches, behind those of the descriptions to which they refer."""
+    made = [json_frames("describe", descriptions=[one]) for one in described]
+    return [*made, *([bytes(frame) for frame in events.encode(batch)] for batch in batches)]
 
 
 def _frames(body: memoryview) -> list[bytes]:
@@ -173,11 +183,6 @@ class Reader:
         """How many bytes at the file's beginning are processed."""
         if begin or len(self._data) < len(MAGIC):
             return 0
-        if self._data.startswith(_FORMER_MAGIC):
-            raise ValueError(
-                "it was written by an earlier ddp_lab, without checksums, and can't be read by this version: read "
-                "timeline.npz in the same folder, or use the ddp_lab that wrote it"
-            )
         if not self._data.startswith(MAGIC):
             raise ValueError("it is not a journal of `ddp-lab run`: its first bytes differ")
         return len(MAGIC)
@@ -245,7 +250,7 @@ def is_journal(path: Path) -> bool:
     """
     with open_regular(path) as file:
         begin = file.read(len(MAGIC))
-    return begin in (MAGIC, _FORMER_MAGIC) or (path.suffix == SUFFIX and MAGIC.startswith(begin))
+    return begin == MAGIC or (path.suffix == SUFFIX and MAGIC.startswith(begin))
 
 
 @dataclass(frozen=True)
@@ -290,3 +295,244 @@ def news(folder: Path, have: Mapping[str, tuple[int, int]]) -> list[Piece]:
         if data:
             found.append(Piece(path.name, life, offset, data))
     return found
+
+
+# ---- what its messages say ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class End:
+    """How a program ended.
+
+    Attributes:
+        how: "finished", "interrupted", an error.
+        missing: events that could not be written.
+        why: why not, as reported by the system.
+        recorded: sequence number of the event after the last one that was recorded; None if unknown.
+        ended_ns: when, on the host's wall clock; 0 if unknown.
+        last_words: what it did last, e.g. a warning that it logged, with its line; "" if unknown.
+    """
+
+    how: str
+    missing: int = 0
+    why: str = ""
+    recorded: int | None = None
+    ended_ns: int = 0
+    last_words: str = ""
+
+    def rest(self, rank: int, session: int) -> list[events.Batch]:
+        """What comes after the last batch: nothing, but the timeline learns by its number how many are missing."""
+        return (
+            [] if self.recorded is None else [events.Batch(rank, session, self.recorded, 0, np.empty(0, events.DTYPE))]
+        )
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Whose journal, or other recording, it is.
+
+    Attributes:
+        path: the file, as errors call it.
+        rank: the rank.
+        session: when its process began, in nanoseconds since 1970; 0 if unknown.
+        run: what torch's agent calls the run; empty if unknown.
+        restart: how often its process had been restarted.
+        world_size: how many ranks the run had; 0 if unknown.
+        host: name of its host.
+        clock: the same for ranks with one clock; empty if unknown.
+        pid: its process; None if unknown.
+        torch: the version of torch; empty if unknown.
+        script: what it runs; empty if unknown.
+        end: how the program ended, where the disk had no room for a further message.
+    """
+
+    path: Path
+    rank: int
+    session: int = 0
+    run: str = ""
+    restart: int = 0
+    world_size: int = 0
+    host: str = ""
+    clock: str = ""
+    pid: int | None = None
+    torch: str = ""
+    script: str = ""
+    end: End | None = None
+
+
+_WHOLE, _COUNT = descriptions.integer(0, 1 << 31), descriptions.integer(0, 1 << 63)
+_FIELDS = {
+    "rank": _WHOLE, "session": _COUNT, "run": descriptions.text, "restart": _WHOLE,
+    "world_size": _WHOLE, "host": descriptions.text, "clock": descriptions.text, "pid": _WHOLE,
+}  # fmt: skip
+_MAY_LACK = {"torch": descriptions.text, "script": descriptions.text}
+
+
+class Decoder:
+    """Takes a journal's bytes as they come.
+
+    Args:
+        path: of the file, for errors and notices.
+
+    Attributes:
+        opening: None until it has come.
+        offset: where in the file the bytes begin that it wants next.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.opening: Opening | None = None
+        self.reader = Reader()
+        self._path = path
+
+    @property
+    def offset(self) -> int:
+        """How many bytes of the file have been read."""
+        return self.reader.offset
+
+    def read(self) -> Iterator[Opening | End | events.Batch | dict[str, Any]]:
+        """Yields the messages of the whole file.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is not a journal, or a message is not valid.
+        """
+        for data in chunks(self._path, self.reader):
+            yield from self.feed(data, last=not data)
+
+    def feed(self, data: bytes, *, last: bool = False) -> Iterator[Opening | End | events.Batch | dict[str, Any]]:
+        """Yields the messages in these bytes, in order: the opening, batches, descriptions and the end.
+
+        Args:
+            data: the bytes from `offset` on.
+            last: whether there are no more.
+
+        Raises:
+            ValueError: names the file, and what is wrong with it.
+        """
+        name = printable(str(self._path))
+        try:
+            found = self.reader.feed(data, last=last)
+        except ValueError as error:
+            raise ValueError(f"{name} can't be read: {error}") from error
+        for frames in found:
+            try:
+                yield from self._said(frames)
+            except _OtherSchema:
+                raise
+            except (ValueError, IndexError, KeyError, TypeError, RecursionError) as error:
+                what = f"a message lacks {error}" if isinstance(error, KeyError) else str(error)
+                raise ValueError(f"{name} is damaged: {what}") from error
+        if last and self.opening is None:
+            raise ValueError(
+                f"{name} has no header: its rank was killed while writing it, the disk was full, or the beginning of "
+                "the file is damaged"
+            )
+
+    def notices(self) -> list[str]:
+        """Sentences about damaged or missing parts."""
+        reader, name = self.reader, printable(str(self._path))
+        if not (reader.places or reader.missing or reader.gave_up):
+            return []
+        where = "in one place" if reader.places == 1 else f"in {reader.places:,} places"
+        said = [f"{name} is damaged {where} ({reader.bytes:,} bytes)" if reader.places else f"{name} has a gap"]
+        if reader.missing:
+            said.append(f"{reader.missing:,} of its messages are missing")
+        said.append("the rest is ignored" if reader.gave_up else "the parts before and after were read")
+        return ["; ".join(said)]
+
+    def _said(self, frames: list[bytes]) -> Iterator[Opening | End | events.Batch | dict[str, Any]]:
+        if not frames or frames[0] != JSON_FRAME:
+            batch = events.decode(frames)
+            if self.opening is None:
+                raise ValueError("it does not begin with a header")
+            if (batch.rank, batch.session) != (self.opening.rank, self.opening.session):
+                raise ValueError(
+                    f"it holds events of rank {batch.rank}, but is the journal of rank {self.opening.rank}"
+                )
+            yield batch
+            return
+        message = json.loads(frames[1])
+        if message["type"] == "journal":
+            yield self._begin(message)
+        elif self.opening is None:
+            raise ValueError("it does not begin with a header")
+        elif message["type"] == "describe":
+            for description in message["descriptions"]:
+                yield descriptions.checked(description)
+        elif message["type"] == "end":
+            end = _end(message)
+            yield end
+            yield from end.rest(self.opening.rank, self.opening.session)
+
+    def _begin(self, message: dict[str, Any]) -> Opening:
+        version = message["schema_version"]
+        if version != events.SCHEMA_VERSION:
+            raise _OtherSchema(
+                f"{printable(str(self._path))} holds events of schema version {version!r:.40}; this ddp_lab reads "
+                f"version {events.SCHEMA_VERSION}. Read it with the ddp_lab that wrote it"
+            )
+        known = _FIELDS | {name: one for name, one in _MAY_LACK.items() if name in message}
+        for name, one in known.items():
+            one(message[name], name)
+        fields = {name: printable_json(message[name]) for name in known}
+        if self.opening is not None:
+            raise ValueError(f"it is the journal of rank {self.opening.rank} and, further on, of rank {fields['rank']}")
+        self.opening = Opening(self._path, **fields)
+        if "how" in message:
+            self.opening = replace(self.opening, end=_end(message))
+        return self.opening
+
+
+def _end(message: dict[str, Any]) -> End:
+    why, missing, recorded = message.get("why", ""), message.get("missing", 0), message.get("recorded")
+    ended_ns, last_words = message.get("ended_ns", 0), message.get("last_words", "")
+    descriptions.text(message["how"], "how it ended")
+    descriptions.text(why, "why events are missing")
+    descriptions.text(last_words, "what it did last")
+    _COUNT(missing, "the number of missing events")
+    _COUNT(ended_ns, "when it ended")
+    if recorded is not None:
+        _COUNT(recorded, "the number of recorded events")
+    return End(printable_lines(message["how"]), missing, printable(why), recorded, ended_ns, printable(last_words))
+
+
+class _OtherSchema(ValueError):
+    """The file was written by another version of ddp_lab; it is not damaged."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a complete journal says.
+
+    Attributes:
+        opening: whose it is.
+        end: how the program ended; None if it was killed.
+        batches: events, oldest first.
+        descriptions: what they refer to.
+        damage: sentences about damaged or missing parts.
+    """
+
+    opening: Opening
+    end: End | None
+    batches: list[events.Batch]
+    descriptions: list[dict[str, Any]]
+    damage: list[str]
+
+
+def read(path: Path) -> Contents:
+    """Reads a whole journal.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is not a journal, or a message is not valid.
+    """
+    decoder = Decoder(path)
+    said = list(decoder.read())
+    opening = decoder.opening
+    assert opening is not None  # else the decoder has refused the file
+    batches = [one for one in said if isinstance(one, events.Batch)]
+    end = next((one for one in reversed(said) if isinstance(one, End)), None)
+    if end is None and opening.end is not None:
+        end = opening.end
+        batches += end.rest(opening.rank, opening.session)
+    return Contents(opening, end, batches, [one for one in said if isinstance(one, dict)], decoder.notices())

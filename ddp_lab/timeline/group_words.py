@@ -106,13 +106,13 @@ def _median(values: npt.NDArray[Any]) -> float:
     return float(np.median(known)) if len(known) else float("nan")
 
 
-def words(found: Sequence[GroupFacts], columns: Mapping[str, npt.NDArray[Any]], forgotten: int = 0) -> list[str]:
+def words(found: Sequence[GroupFacts], columns: Mapping[str, npt.NDArray[Any]], older: int = 0) -> list[str]:
     """Sentences about the groups; empty if there are none.
 
     Args:
         found: of `group_facts`.
         columns: those that they are made from.
-        forgotten: how many operations are no longer kept.
+        older: how many operations they leave out.
     """
     if not found:
         return []
@@ -126,8 +126,8 @@ def words(found: Sequence[GroupFacts], columns: Mapping[str, npt.NDArray[Any]], 
     if len(running) > _MOST_OPEN:
         more = len(running) - _MOST_OPEN
         said.append(f"{counted(more, 'further operation')} {'has' if more == 1 else 'have'} not ended.")
-    if forgotten:
-        said.append(f"Only the newest operations are kept: {forgotten:,} older ones are left out here.")
+    if older:
+        said.append(f"These are the newest operations: {older:,} older ones are left out here.")
     return said
 
 

@@ -14,11 +14,11 @@ from ..analysis.parameter_groups import ModelCollectives
 from ..analysis.step_parts import StepParts, step_parts
 from ..diagnosis.crashes import Failure
 from ..protocol import descriptions, events
+from ..protocol.archive import Archive
 from .history import EventStore, StepHistory
 from .model_kinds import ModelKind
 from .models import FEWEST_STEPS, FLEETING, Layout, ReducerBook, layouts, newest
 from .recorded import chrome_trace
-from .recorded.saved import Saved
 from .records import DriftRecord, Inspection, Kept, RankStatus, ReducerInfo
 from .tables import span_columns
 from .tables.activity import ActivityTable
@@ -255,25 +255,25 @@ class TimelineModel:
             }
             self._start()
 
-    def events(self) -> Saved:
+    def events(self) -> Archive:
         """The data that `save` writes: raw events in the order of arrival, descriptions, and the ranks' status."""
         with self._reading():
             chunks = [*self._store.thinned(), *self._store.since(self._store.start)[0]]
             described = [*self._described, *self._book.watched.everything()]
             described += [one for values in self._book.logged.values() for one in values]
             ranks = {r.rank: {"dropped": r.dropped, "status": r.status} for r in self.ranks()}
-        return Saved(chunks, described, ranks)
+        return Archive(chunks, described, ranks)
 
-    def restore(self, saved: Saved) -> None:
+    def restore(self, archive: Archive) -> None:
         """Fills an empty timeline with the data of another timeline's `events`."""
         with self._reading():
             self.recorded = True
-            for number, about in saved.ranks.items():
+            for number, about in archive.ranks.items():
                 self._enter(number, 0)
                 self._ranks[number].dropped, self._ranks[number].status = about["dropped"], about["status"]
-            for number, description in saved.described:
+            for number, description in archive.described:
                 self.describe(number, description)
-            for number, chunk in saved.chunks:
+            for number, chunk in archive.chunks:
                 self._ranks[number].events += len(chunk)
                 self._append(number, chunk)
 
@@ -409,10 +409,14 @@ class TimelineModel:
             groups, calls = self._book.groups.groups, list(self._book.groups.calls)
         return collective_columns(by_rank, groups, calls)
 
-    def forgotten_collectives(self) -> int:
-        """How many operations of process groups are no longer kept, over all ranks."""
+    def forgotten_collectives(self, last: int | None = None) -> int:
+        """How many operations of process groups are no longer kept, over all ranks.
+
+        Args:
+            last: count those, too, that are not among so many of the newest of each rank.
+        """
         with self._reading():
-            return sum(table.forgotten for table in self._operations.values())
+            return sum(table.first(last) for table in self._operations.values())
 
     def since(self, cursor: int) -> tuple[list[tuple[int, npt.NDArray[np.void]]], int, int]:
         """Raw events that arrived since an earlier call.

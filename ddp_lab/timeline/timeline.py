@@ -20,12 +20,13 @@ from ..analysis.findings import Finding
 from ..analysis.step_parts import StepParts
 from ..analysis.stragglers import LatePlace
 from ..files import write_text
+from ..protocol import archive
 from ..simulation.workload import Workload
 from . import group_words, judged_steps, what_if
 from . import summary as words
 from .clocks import HostClock, clocks_of
 from .model import TimelineModel
-from .recorded import chrome_trace, merge, saved
+from .recorded import chrome_trace, merge
 from .recorded.player import Player
 from .records import Inspection, Kept, RankStatus, ReducerInfo
 from .tables import memory
@@ -456,7 +457,7 @@ class Timeline(TimelineModel):
         If there were more than ``max_events``, these are the newest ones, and a quarter as many of older, evenly spaced
         steps. `kept` of the loaded timeline reports what the file holds of a long run.
         """
-        return saved.write(Path(path), self.events())
+        return archive.write(Path(path), self.events())
 
     @classmethod
     def load(

@@ -13,7 +13,6 @@ from ddp_lab.errors import DdpLabError
 
 BENCHMARKS = {
     "cell": "round trip of a trivial cell: %%distributed against %%px",
-    "crashes": "crashes planted in scripts and cells: are the guilty rank and the line named?",
     "construct": "the constructor: our DistributedDataParallel against torch's",
     "dashboard": "what recording and an open dashboard cost the training",
     "events": "cost of recording an event, and its way to the client",

@@ -28,8 +28,7 @@ import zmq
 from ddp_lab.control.wire import Wire
 from ddp_lab.engine.telemetry import connect, interval_of
 from ddp_lab.errors import DdpLabError
-from ddp_lab.protocol import events
-from ddp_lab.timeline.recorded import saved as timeline_files
+from ddp_lab.protocol import archive, events
 from ddp_lab.timeline.timeline import Timeline
 
 __all__ = ["ReplayedRanks", "main"]
@@ -104,7 +103,7 @@ class _Recording:
 
 def _recordings(file: Path, most: int = 60) -> tuple[list[_Recording], int]:
     """The recordings of all real ranks, and for how long they go, in ns."""
-    saved = timeline_files.read(file)
+    saved = archive.read(file)
     ranks = sorted({rank for rank, _ in saved.chunks})
     everything = np.concatenate([chunk for _, chunk in saved.chunks])
     whole = everything[everything["kind"] == events.Kind.BACKWARD_END]

@@ -30,7 +30,7 @@ _LAYERS, _WIDTH, _BATCH = 12, 128, 32
 
 @dataclass(frozen=True)
 class Delay:
-    """What is done in an episode: `rank` sleeps `ms` before layer `layer`'s gradients (-1: its forward)."""
+    """What is done in an episode: `rank` sleeps `ms` before layer `layer`'s gradients."""
 
     rank: int
     layer: int
@@ -58,10 +58,7 @@ class Judged:
 
 
 def _is_delayed(found: LatePlace, delay: Delay) -> bool:
-    where = (
-        found.where == "arrival" if delay.layer < 0 else (found.parameter or "").startswith(f"layers.{delay.layer}.")
-    )
-    return found.rank == delay.rank and where
+    return found.rank == delay.rank and (found.parameter or "").startswith(f"layers.{delay.layer}.")
 
 
 def plan(
@@ -77,22 +74,21 @@ def plan(
 
 
 class _Net(torch.nn.Module):
-    """Linear layers; `sleeps[n]` seconds pass before layer n's gradients are computed, [-1] before the forward."""
+    """Linear layers; `sleeps[n]` seconds pass before layer n's gradients are computed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList(torch.nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS))
-        self.sleeps = [0.0] * (_LAYERS + 1)
+        self.sleeps = [0.0] * _LAYERS
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        time.sleep(self.sleeps[-1])
         for number, layer in enumerate(self.layers):
             batch = layer(batch)
             batch.register_hook(lambda _, number=number: time.sleep(self.sleeps[number]))
         return torch.tanh(batch)  # not the last layer itself: a backward begins with the gradient of what is returned
 
 
-def train(episodes: Sequence[Delay | None], steps: int, batch: int = _BATCH) -> list[Timeline]:
+def train(episodes: Sequence[Delay | None], steps: int) -> list[Timeline]:
     """Trains all episodes, each on all ranks; on rank 0 returns a timeline of each, elsewhere none."""
     from ddp_lab import DistributedDataParallel, recording
 
@@ -104,7 +100,7 @@ def train(episodes: Sequence[Delay | None], steps: int, batch: int = _BATCH) -> 
 
     def step() -> None:
         optimizer.zero_grad()
-        model(torch.randn(batch, _WIDTH)).square().mean().backward()
+        model(torch.randn(_BATCH, _WIDTH)).square().mean().backward()
         optimizer.step()
 
     known = recording.descriptions(0)[1] - 1  # the constructor's

@@ -1,11 +1,9 @@
-"""Lessons in a real JupyterLab: found in the launcher, and gone through from the first cell to the last."""
+"""Lessons in a real JupyterLab: found in the launcher, predictions clicked, verdicts shown as badges."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page
@@ -16,7 +14,6 @@ from tests.browser.conftest import Shared
 from tests.notebooks import running
 from tests.waiting import wait_until
 
-_SCREENSHOTS = "DDP_LAB_SCREENSHOTS"  # folder that pictures of the lessons are written to
 _CARD = ".jp-LauncherCard:is([title^='Lesson '], [title^='Appendix '])"
 
 
@@ -31,13 +28,7 @@ def lessons(lab: Lab) -> Iterator[None]:
         shutil.rmtree(copy)
 
 
-def _picture(page: Page, tmp_path: Path, name: str) -> None:
-    folder = Path(os.environ.get(_SCREENSHOTS) or tmp_path)
-    folder.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=folder / f"{name}.png")
-
-
-def test_the_launcher_opens_lessons(page: Page, lab: Lab, tmp_path: Path) -> None:
+def test_the_launcher_opens_lessons(page: Page, lab: Lab) -> None:
     """A card for the quickstart and for each lesson, in order; a click opens the notebook itself. Both kernels, too."""
     page.goto(f"{lab.url}lab/workspaces/launcher?reset&token={lab.token}")
     cards = page.locator(_CARD)
@@ -48,8 +39,6 @@ def test_the_launcher_opens_lessons(page: Page, lab: Lab, tmp_path: Path) -> Non
     ]
     assert page.locator(".jp-LauncherCard[title='The whole path once']").count() == 1
     assert page.locator(".jp-LauncherCard[data-category='Notebook'][title^='Python 3 (ddp_lab)']").count() == 1
-    cards.first.scroll_into_view_if_needed()
-    _picture(page, tmp_path, "launcher")
     cards.first.click()
     opened = "() => window.jupyterapp.shell.currentWidget?.context?.path"
     wait_until(lambda: page.evaluate(opened) == f"tutorials/{running.LESSONS[0].name}", "the lesson")
@@ -58,39 +47,36 @@ def test_the_launcher_opens_lessons(page: Page, lab: Lab, tmp_path: Path) -> Non
     lesson.shut_down()
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    "name",
-    ["01_ranks_and_cells", "06_buckets_and_overlap", "11_why_does_my_cell_hang", "15_fsdp2_and_when_ddp_is_not_enough"],
-)
-def test_a_lesson_from_start_to_end(page: Page, lab: Lab, tmp_path: Path, name: str) -> None:
-    """Every cell runs; those that fail do so on purpose; each check waits for the reader."""
-    notebook = NotebookPage(page, lab, f"tutorials/{name}.ipynb")
-    notebook.start_kernel()
-    try:
-        for index in notebook.code_cells():
-            notebook.run_cell(index)
-            _picture(page, tmp_path, f"{name}-{index:02}")
-        after = notebook.save()
-        for cell in after.cells:
-            if cell.cell_type == "code" and "raises-exception" not in running.tags(cell):
-                assert "error" not in {output.output_type for output in cell.outputs}, running.text(cell)
-            if any(tag.startswith("check-") for tag in running.tags(cell)):
-                assert "Not yet: " in running.text(cell)
-        assert not notebook.errors
-    finally:
-        notebook.shut_down()
+_CHECKS = """
+import sys
+sys.path.insert(0, "tutorials")
+from checks import Checks, Prediction, Predictions
+check = Checks(lambda answer: "Right: it is.", lambda answer: "Not yet: look again.")
+predictions = Predictions(Prediction(["a", "b"], lambda: "b"))
+answer = 1
+"""
+_ANOTHER = """
+try:
+    predictions.predict(1, "c")
+except ValueError as error:
+    print(error)
+"""
 
 
-def test_a_verdict_is_shown_as_a_badge(shared: Shared, lab: Lab) -> None:
-    """JupyterLab shows what a check says, not the data that stands beside it for `ddp-lab lessons --check`."""
-    checks = 'Checks(lambda answer: "Right: it is.", lambda answer: "Not yet: look again.")'
-    imports = f'import sys\nsys.path.insert(0, "tutorials")\nfrom checks import Checks\nanswer, check = 1, {checks}'
-    with shared.notebook(imports, "check(1)", "check(2)", run=3) as notebook:
+def test_a_click_predicts_and_a_verdict_is_shown_as_a_badge(shared: Shared, lab: Lab) -> None:
+    """A click on a button predicts; a name that is not a choice raises an error that lists the choices. JupyterLab
+    shows what a check says, not the data that stands beside it for `ddp-lab lessons --check`."""
+    cells = ("check(1)", "check(2)", "predictions.predict(1)", _ANOTHER, "predictions.compare(1)")
+    with shared.notebook(_CHECKS, *cells, run=5) as notebook:
         shown = notebook.page.locator(".jp-OutputArea-output")
-        wait_until(lambda: shown.count() == 2, "two verdicts")
-        right, wrong = (one.inner_text() for one in shown.all())
+        wait_until(lambda: shown.count() == 4, "two verdicts, the buttons and the error")
+        right, wrong, _, error = (one.inner_text() for one in shown.all())
         assert right.split() == ["✓", "Right:", "it", "is.", "1", "of", "2", "exercises", "solved"]
         assert wrong.split() == ["✗", "Not", "yet:", "look", "again.", "1", "of", "2", "exercises", "solved"]
+        assert "'c' is not a choice: predict one of 'a', 'b'" in error
         for output in notebook.save().cells[1].outputs:
             assert VERDICT in output.data
+        shown.nth(2).get_by_label("b").click()
+        wait_until(lambda: shown.nth(2).get_by_label("b").is_checked(), "the choice")
+        notebook.run_cell(5)
+        wait_until(lambda: "As you predicted: b." in " ".join(shown.nth(4).inner_text().split()), "what came true")

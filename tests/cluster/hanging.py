@@ -98,19 +98,6 @@ HANGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "backward",
         ("rank 0 is in the backward, for bucket 0", "rank 1 is in barrier"),
     ),
-    "data": (
-        "from torch.utils.data import DataLoader, Dataset\n"
-        "class Slow(Dataset):\n    def __len__(self): return 4\n"
-        "    def __getitem__(self, i):\n        import time\n        time.sleep(600)\n"
-        "if rank == 1: next(iter(DataLoader(Slow())))\ndist.all_reduce(torch.ones(1))",
-        "busy",
-        ("rank 0 waits in all_reduce", "rank 1 is in `time.sleep(600)`"),
-    ),
-    "event": (
-        "import threading\nif rank == 1: threading.Event().wait()\ndist.all_reduce(torch.ones(1))",
-        "busy",
-        ("rank 0 waits in all_reduce", "rank 1 is in `threading.Event().wait()`"),
-    ),
     "asynchronous": (
         "work = dist.all_reduce(torch.ones(1), async_op=True) if rank == 0 else None\nif work: work.wait()",
         "ended",
@@ -147,11 +134,6 @@ APART: dict[str, tuple[str, str, tuple[str, ...]]] = {
         LOOP + "    if rank == 0 or i < 3: works.append(dist.all_reduce(torch.ones(4), async_op=True))",
         "the ranks are out of step, by ",
         ("rank 0 launched all_reduce #", "rank 1 has not entered it", "`time.sleep(0.002)`", "line 4"),
-    ),
-    "more often": (
-        LOOP + "    if rank == 0 or i % 8 == 0: works.append(dist.all_reduce(torch.ones(4), async_op=True))",
-        "the ranks are out of step, by ",
-        ("rank 0 launched ", " and continued; rank 1 has not entered it"),
     ),
     "sends": (
         LOOP + "    if rank == 0: works.append(dist.isend(torch.ones(4), 1))",

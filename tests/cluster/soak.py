@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,30 +102,16 @@ class Figures:
     """What was seen.
 
     Attributes:
-        did: episode -> how often.
-        slowest: episode -> seconds of the slowest one, its check included, and what it was.
         samples: figure -> (cell, value, files of which a rank keeps the syntax tree), of a process that may be replaced
             one series for each life.
     """
 
     cells: int = 0
-    did: Counter[str] = field(default_factory=Counter)
-    slowest: dict[str, tuple[float, str]] = field(default_factory=dict)
     samples: dict[str, list[tuple[int, float, int]]] = field(default_factory=lambda: defaultdict(list))
-
-    def note(self, doing: str, seconds: float) -> None:
-        """Counts an episode: its name, and after a colon what it was."""
-        name, _, what = doing.partition(": ")
-        self.did[name] += 1
-        self.slowest[name] = max(self.slowest.get(name, (0.0, "")), (seconds, what))
 
     def report(self) -> str:
         """As a table."""
-        lines = [f"{self.cells} cells"]
-        for name, count in sorted(self.did.items()):
-            seconds, what = self.slowest[name]
-            lines.append(f"  {name:28} {count:5}   slowest {seconds:6.2f} s  {what}")
-        lines.append(f"  {'figure':28} {'first':>10} {'last':>10} {'a cell':>10}")
+        lines = [f"{self.cells} cells", f"  {'figure':28} {'first':>10} {'last':>10} {'a cell':>10}"]
         for name, (first, last, slope) in self.trends().items():
             lines.append(f"  {name:28} {first:10.1f} {last:10.1f} {slope:+10.4f}")
         return "\n".join(lines)
@@ -202,13 +188,11 @@ class Soak:
         names = [one for one in EPISODES if one not in DEADLY or self.figures.cells % (CALM + DEADLY_CELLS) >= CALM]
         chosen = self._random.choices(names, [EPISODES[name] for name in names])[0]
         self._doing = chosen.__name__.lstrip("_")
-        begin = time.monotonic()
-        self._deadline = begin + HANG_SECONDS
+        self._deadline = time.monotonic() + HANG_SECONDS
         chosen(self)
         self.log.append(self._doing)
         self._check()
         self._deadline = float("inf")
-        self.figures.note(self._doing, time.monotonic() - begin)
 
     def cell(self, code: Any, *args: Any, **options: Any) -> Any:
         """Runs a cell that is counted."""
@@ -234,7 +218,7 @@ class Soak:
             faulthandler.dump_traceback(all_threads=True)
             self._hang = f"{self._doing} did not end in {HANG_SECONDS:.0f} s; {why}; before: {self.log[-5:]}"
             server = self.lab.session.processes.fork_server
-            self._hang += f"\nprocesses: {_states(self.lab.pids())}; exits: {server.exits}, pids: {server.pids}"
+            self._hang += f"\nexits: {server.exits}, pids: {server.pids}"
             print(self._hang, flush=True)
             for name, pid in self.lab.pids().items():
                 if name.startswith("rank"):
@@ -453,19 +437,6 @@ def held(pids: Mapping[str, int]) -> dict[str, float]:
         found[f"{name} threads{mark}"] = process.num_threads()
         found[f"{name} segments{mark}"] = _segments(pid)
     found["processes"] = len(psutil.Process().children(recursive=True))
-    return found
-
-
-def _states(pids: Mapping[str, int]) -> dict[str, str]:
-    """What the system says of these processes."""
-    found = {}
-    for name, pid in pids.items():
-        try:
-            process = psutil.Process(pid)
-            found[name] = f"{pid} {process.status()}, children {[(c.pid, c.status()) for c in process.children()]}"
-            found[name] += f", in {Path(f'/proc/{pid}/wchan').read_text()}"
-        except (psutil.Error, OSError) as error:
-            found[name] = str(error)
     return found
 
 

@@ -35,18 +35,6 @@ def failure(lab: Lab, code: Any, **options: Any) -> CellError:
     return caught.value
 
 
-def test_output_comes_while_the_cell_runs(lab: Lab, tmp_path: Path) -> None:
-    """What a rank prints is on the page before its cell has ended."""
-    go_on = tmp_path / "go on"
-    page = Page()
-    run = lab.run(f"print('begun', rank)\n{held(go_on)}", board=OutputBoard(page), wait=False)
-    wait_until(lambda: "rank 0 │ begun 0\nrank 1 │ begun 1" in page.text, "the outputs")
-    assert not run.done
-    assert set(run.status().ranks.values()) == {"running"}
-    go_on.touch()
-    assert run.wait().text(1) == "begun 1\n"
-
-
 def test_no_output_is_lost(lab: Lab) -> None:
     """Fifty cells that print and end at once all have their text, and the values of both ranks."""
     for number in range(50):
@@ -62,13 +50,6 @@ def test_ranks_keep_no_outputs(lab: Lab) -> None:
         lab.run("raise ValueError")
     lab.run("history = get_ipython().history_manager")
     assert lab.values("dict(history.outputs), dict(history.exceptions)") == {0: ({}, {}), 1: ({}, {})}
-
-
-def test_equal_outputs_are_shown_once(lab: Lab) -> None:
-    """Equal lines carry the label of both ranks; values have an arrow."""
-    assert page_of(lab, "print('same'); print('own', rank); 'v'") == (
-        "ranks 0–1 │ same\n   rank 0 │ own 0\n   rank 1 │ own 1\nranks 0–1 → 'v'"
-    )
 
 
 def test_cells_are_ipython_cells(lab: Lab) -> None:
@@ -88,15 +69,6 @@ def test_tasks_live_on_between_cells(lab: Lab) -> None:
         "import asyncio\nasync def answer(): return 42\nawait asyncio.sleep(0)\nbegun = asyncio.create_task(answer())"
     )
     assert lab.values("await begun") == {0: 42, 1: 42}
-
-
-def test_stderr_and_progress_bars(lab: Lab) -> None:
-    """A tqdm bar is one line for both ranks, in its last state."""
-    text = page_of(lab, "from tqdm import tqdm\nfor _ in tqdm(range(50), desc='train'): pass")
-    assert len(text.splitlines()) == 1
-    assert text.startswith("ranks 0–1 ┃ train: 100%")
-    result = lab.run("import sys\nprint('warned', file=sys.stderr)")
-    assert [output["name"] for output in result.outputs[0]] == ["stderr"]
 
 
 def test_rich_outputs_arrive_as_such(lab: Lab) -> None:
@@ -152,18 +124,6 @@ def test_functions(lab: Lab) -> None:
     error = failure(lab, failing)
     assert 'raise LookupError("from the function")' in plain(error.report)
     assert "engine/cells/cell.py" not in error.report
-
-
-def test_error_shows_the_cells_own_line(lab: Lab) -> None:
-    """The first failing rank's traceback names the cell and shows its line; the values of the other ranks are kept."""
-    error = failure(lab, "y = rank\nif rank == 1:\n    int('no number')\n", label="%%distributed [3]")
-    assert str(error).startswith("rank 1 failed: ValueError: invalid literal")
-    assert list(error.failures) == [1]
-    report = plain(error.report)
-    assert "Cell %%distributed [3], line 3" in report
-    assert "----> 3     int('no number')" in report
-    assert lab.values("y") == {0: 0, 1: 1}
-    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
 BAD = """
@@ -227,21 +187,6 @@ def test_later_errors_are_folded(lab: Lab, tmp_path: Path) -> None:
     assert plain(error.report).splitlines()[-1].startswith("rank 0 failed ")
 
 
-def test_a_rank_that_waited_is_a_consequence(lab: Lab) -> None:
-    """The rank that raised is the culprit, the one in a collective is freed in one line; the next cell works."""
-    for raising in (0, 1):
-        error = failure(lab, f"kept = rank\nif rank == {raising}: 1 / 0\ndist.all_reduce(torch.ones(1))")
-        first, second = error.failures.values()
-        assert (first.rank, first.name, first.secondary) == (raising, "ZeroDivisionError", False)
-        assert (second.rank, second.secondary) == (1 - raising, True)
-        assert second.waited_in.startswith("all_reduce #")
-        assert f"rank {1 - raising} waited for rank {raising} in {second.waited_in} and was unblocked" in plain(
-            error.report
-        )
-        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
-        assert lab.values("kept") == {0: 0, 1: 1}
-
-
 def test_a_rank_that_waited_in_a_backward(lab: Lab) -> None:
     """A rank that was freed in a backward says for which bucket it had waited."""
     lab.run("model = ddp_lab.DistributedDataParallel(torch.nn.Linear(2, 2))\nx = torch.ones(1, 2)")
@@ -270,14 +215,6 @@ def test_all_kinds_of_errors_fail_the_cell(lab: Lab, code: str, name: str) -> No
     error = failure(lab, code)
     assert {each.name for each in error.failures.values()} == {name}, error.report
     assert lab.values("1") == {0: 1, 1: 1}
-
-
-def test_timeout(lab: Lab) -> None:
-    """After its time limit a cell is interrupted; the error names the ranks and where they were."""
-    error = failure(lab, "import time\nif rank == 1:\n    time.sleep(600)", timeout=0.3)
-    assert str(error) == "rank 1 did not end within 0.3 s"
-    assert "----> 3     time.sleep(600)" in plain(error.report)
-    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
 @pytest.mark.parametrize("wait", [True, False])

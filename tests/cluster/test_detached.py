@@ -25,7 +25,7 @@ from ddp_lab.output.board import SilentBoard
 from ddp_lab.protocol import registry
 from tests import leftovers
 from tests.cluster.conftest import Lab
-from tests.cluster.hanging import held, kill_controller
+from tests.cluster.hanging import held
 from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.usefixtures("entries")
@@ -142,20 +142,6 @@ def test_nonsense_ends_nobody(abandoned: Callable[[], Lab]) -> None:
         assert (keeper.run_dir / "keeper.log").read_text().count("\n") <= 3
 
 
-def test_a_controller_that_is_killed_while_nobody_is_there(abandoned: Callable[[], Lab]) -> None:
-    """The next client starts another one, and finds ranks and variables; while one is attached, its cell goes on."""
-    with abandoned() as lab:
-        lab.run("mine = rank + 60")
-        pid = lab.pids()["controller"]
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not leftovers.alive(pid), "the controller's end")
-    with abandoned() as lab:
-        assert lab.values("mine") == {0: 60, 1: 61}
-        kill_controller(lab)
-        assert lab.values("mine") == {0: 60, 1: 61}
-        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
-
-
 def test_one_client_at_a_time(abandoned: Callable[[], Lab]) -> None:
     """A second client gets an error that names the first; taking over ends the first one's wait and leaves its cell."""
     second = """
@@ -221,32 +207,6 @@ def test_a_name_that_is_taken(abandoned: Callable[[], Lab]) -> None:
     ):
         Lab(1, detach=True, name="train", backend="gloo").start()
     wait_until(lambda: set(leftovers.processes()) <= before, "the end of the second keeper")
-
-
-def test_a_fork_server_and_a_keeper_that_are_killed() -> None:
-    """Its ranks end with a fork server: who is attached is told, who attaches later, too, and a restart gives new ones.
-    With the keeper controller, fork server and ranks end; its entry is not trusted any more, and its name is free."""
-    lab = Lab(1, detach=True, name="bare", backend="gloo").start()
-    try:
-        os.kill(lab.pids()["fork server"], signal.SIGKILL)
-        wait_until(lambda: lab.status()[0].state == "lost", "the rank's end is known")
-        with pytest.raises((CellError, ClusterError), match="fork server was killed by SIGKILL"):
-            lab.run("1")
-        lab.detach()
-        lab = Lab.attach("bare")  # type: ignore[assignment]
-        assert lab.status()[0].state == "lost"
-        with pytest.raises((CellError, ClusterError), match="fork server was killed by SIGKILL"):
-            lab.run("1")
-        lab.restart()
-        assert lab.values("rank") == {0: 0}
-        pids = lab.pids()
-        os.kill(pids["keeper"], signal.SIGKILL)
-        wait_until(lambda: not [pid for pid in pids.values() if leftovers.alive(pid)], "the end of all")
-        with pytest.raises((CellError, ClusterError)):
-            lab.run("1")
-    finally:
-        lab.stop()
-    assert not [one for one in Lab.detached() if one.name == "bare"]
 
 
 def test_magics_of_a_detached_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

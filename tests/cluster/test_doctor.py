@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 
 from ddp_lab import ClusterError
-from ddp_lab.cluster.processes import zygote
-from ddp_lab.diagnosis.report import HangReport
-from ddp_lab.diagnosis.snapshot import Place, RankSnapshot
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import APART, HANGS, MODEL, Announced, diagnosed, impatient, running, settled, told_apart
 from tests.waiting import wait_until
@@ -45,16 +42,6 @@ def test_a_part_of_the_ranks(lab: Lab) -> None:
     frames = [line.strip() for line in found[1].splitlines()]
     ends = ["3 in <module>: deep(1)", "2 in deep: deep(n - 1)", "2 in deep: dist.all_reduce(torch.ones(1))"]
     assert [frame.partition(" line ")[2] for frame in frames] == ends
-
-
-def test_the_doctor_loads_no_compiler() -> None:
-    """Torch would load its compiler to look for compiled frames, and the rank answer nobody for seconds."""
-    zygote.end()  # it may have loaded the compiler for all ranks; a new one forks the first before it does
-    with Lab(2, backend="gloo") as lab:
-        diagnosed(lab, "different collectives")  # so torch is asked where each was called
-        loaded = "import sys; ('torch._inductor' in sys.modules, '_inductor' in vars(torch))"
-        assert lab.run(loaded).values == {0: (False, False), 1: (False, False)}
-        assert lab.values("torch._inductor.config.debug", ranks=[1]) == {1: False}  # who needs it finds it
 
 
 def test_nothing_runs(lab: Lab) -> None:
@@ -180,26 +167,3 @@ def test_a_rank_that_holds_the_interpreter(lab: Lab, tmp_path: Path) -> None:
     assert "rank 1 is unresponsive" in report.diagnosis.sentence
     assert "rank 0 waits for it" in report.diagnosis.sentence
     cell.wait()
-
-
-def test_the_text_has_a_few_frames_of_each_rank() -> None:
-    """Of a deep stack the outer frames are counted, a library's left out; what several ranks share is there once."""
-    user = [Place("<cell %%distributed [3]>", line, "deep", "x" * 500, users=True) for line in range(9, 0, -1)]
-    library = Place("/lib/torch/x.py", 7, "wrapped", "call()", users=False)
-    ranks = [RankSnapshot(rank, "running", stack=(library, *user)) for rank in range(3)]
-    lines = str(HangReport.of(ranks)).splitlines()
-    frames = [line.strip() for line in lines if line.startswith(" " * 6)]
-    assert [frame.partition(" in ")[0] for frame in frames] == [
-        "… 5 more frames", *(f"%%distributed [3] line {line}" for line in (6, 7, 8, 9)),
-        "its stack: same as rank 0", "its stack: same as rank 0",
-    ]  # fmt: skip
-    assert max(map(len, frames)) < 160
-
-
-def test_the_report_escapes_what_ranks_say() -> None:
-    """Text of a rank can't bring markup into the notebook."""
-    place = Place("<cell <b>x</b>>", 1, "<i>", "f('<script>')", users=True)
-    shown = HangReport.of([RankSnapshot(0, "running", stack=(place,))])._repr_html_()
-    assert "<script>" not in shown
-    assert "<b>x" not in shown
-    assert "&lt;script&gt;" in shown

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ddp_lab.errors import CellError
-from tests.benchmarks import events
 from tests.cluster.conftest import Lab
 from tests.waiting import wait_until
 
@@ -59,14 +57,6 @@ def test_events_arrive_while_the_cell_runs(lab: Lab, tmp_path: Path) -> None:
     wait_until(lambda: _complete(lab) == [0, 0, 1, 1], "the second step")
 
 
-def test_torchs_own_class_can_be_observed(lab: Lab) -> None:
-    """In cells, observe() puts the steps of torch's class on the timeline."""
-    lab.run(MODEL.replace("ddp_lab.", "torch.nn.parallel.") + "\nddp_lab.observe(model)")
-    lab.run("step()\nstep()")
-    assert _complete(lab) == [0, 0, 1, 1]
-    assert "Sequential" in lab.timeline.summary()
-
-
 def test_collectives_of_cells_need_no_model(lab: Lab) -> None:
     """A cell's collective is on the timeline with the cell's line; after a rejoin its group is another one."""
     for _ in range(2):
@@ -99,14 +89,3 @@ def test_a_restart_brings_new_models(lab: Lab) -> None:
     assert found == [*known, known[-1] + 1]
     assert lab.timeline.spans().groupby("reducer").step.max()[found[-1]] == 0
     assert lab.wire.error is None
-
-
-@pytest.mark.soak
-def test_benchmark() -> None:
-    """The events benchmark measures on a cluster of its own: all events arrive, none is dropped."""
-    found: dict[str, Any] = events.measure(ranks=2, rounds=1, models=["conv_net"])
-    one = found["models"]["conv_net"]
-    assert one["arrivals"] > 0
-    assert one["events"] > 10
-    assert found["dropped"] == 0
-    assert one["arrival_p50_ms"] <= one["arrival_p95_ms"]

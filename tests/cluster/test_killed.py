@@ -159,6 +159,7 @@ def test_a_rank_that_dies_leaves_no_shared_memory(lab: Lab) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.soak
 def test_an_injected_death(lab: Lab, tmp_path: Path) -> None:
     """It ends the cell with words about the rank that died, its mark is on the timeline, and the next model trains."""
     with training(lab, tmp_path, fails="SIGKILL"):

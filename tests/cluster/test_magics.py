@@ -96,7 +96,7 @@ def test_interrupt(notebook: Notebook) -> None:
     assert after.text.splitlines() == ["rank 0 → (2.0, 0)", "rank 1 → (2.0, 1)"]
 
 
-@pytest.mark.parametrize("presses", [1, 2])
+@pytest.mark.parametrize("presses", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_rank_that_ignores_the_interrupt(notebook: Notebook, presses: int) -> None:
     """A rank that swallows interrupts does not keep the notebook: it is named; a second interrupt returns at once."""
     stubborn = "while rank == 1:\n    try: time.sleep(600)\n    except KeyboardInterrupt: pass"
@@ -118,18 +118,14 @@ def test_timeout_option(notebook: Notebook) -> None:
     assert "Cell slow [" in shown.error[2]
 
 
-def test_dashboard_option(notebook: Notebook) -> None:
-    """`--dashboard` shows the dashboard above the cell's own output."""
+def test_a_dashboard_of_a_cell_stays_live_until_the_next(notebook: Notebook) -> None:
+    """`--dashboard` shows one above the cell's own output. After its cell it still updates and its controls work; that
+    of the next such cell takes its place."""
     shown = notebook.run("%%distributed --dashboard\nprint('trained')")
     assert shown.status == "ok", shown.error
-    first, *_, last = shown.page.blocks.values()
-    assert "application/vnd.jupyter.widget-view+json" in first
-    assert plain(str(last["text/plain"])) == "ranks 0–1 │ trained"
-
-
-def test_a_dashboard_of_a_cell_stays_live_until_the_next(notebook: Notebook) -> None:
-    """After its cell a dashboard still updates and its controls work; that of the next such cell takes its place."""
-    assert notebook.run("%%distributed --dashboard\n1").status == "ok"
+    above, *_, below = shown.page.blocks.values()
+    assert "application/vnd.jupyter.widget-view+json" in above
+    assert plain(str(below["text/plain"])) == "ranks 0–1 │ trained"
     notebook.run("from ddp_lab.notebook import commands; (first,) = commands._watched")
     live = "first.refresh(); (first._refresher.running, first.control['live'], first.control['why'])"
     assert notebook.run(live).text == "(True, True, '')"
@@ -433,6 +429,7 @@ def text_of(cell: Any) -> str:
     return plain("\n".join(str(output.get("text") or output["data"].get("text/plain", "")) for output in cell.outputs))
 
 
+@pytest.mark.soak
 def test_papermill(tmp_path: Path) -> None:
     """papermill saves what was streamed, and a failed cell stops it with the error of the rank; the file holds it."""
     book = notebook_of(

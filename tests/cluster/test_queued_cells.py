@@ -290,7 +290,7 @@ def test_a_request_that_fails_around_the_cell(lab: Lab) -> None:
 def test_large_values_come_in_pieces(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values and arguments of more than one frame, where no memory is shared."""
     monkeypatch.setenv("DDP_LAB_SHARED_MEMORY", "0")
-    values = numpy.arange(10_000_000.0)  # 80 MB
+    values = numpy.arange(5_000_000.0)  # 40 MB
     lab.push({"values": values})
     assert numpy.array_equal(lab.pull("values", ranks=[1])[1], values)
     lab.run("del values")

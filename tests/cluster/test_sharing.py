@@ -16,9 +16,7 @@ import pandas
 import pytest
 
 from ddp_lab import CellError
-from ddp_lab.errors import FallbackWarning
 from ddp_lab.protocol.shared_memory import Segments
-from tests.benchmarks import push
 from tests.cluster.conftest import Lab
 
 LARGE = 1 << 17  # float64 numbers: 1 MiB
@@ -106,17 +104,6 @@ def test_arrays(lab: Lab, shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
         0: (True, True),
         1: (True, True),
     }
-
-
-def test_arrays_in_messages(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where this process can make no memory to share, arrays travel all the same, and one line says so."""
-    monkeypatch.delattr(os, "memfd_create")
-    given = numpy.arange(LARGE)
-    with pytest.warns(FallbackWarning, match="travel in messages instead of .*: this Python has no memfd_create"):
-        lab.push({"given": given})
-    with pytest.warns(FallbackWarning, match="travel in messages"):
-        pulled = lab.pull("given")
-    assert numpy.array_equal(pulled[1], given)
 
 
 def test_each_has_its_own(lab: Lab) -> None:
@@ -418,32 +405,6 @@ def test_functions_and_the_ranks_names(lab: Lab, notebook: Notebook) -> None:
     assert lab.values("look()[1]") == {0: "later", 1: "later"}
 
 
-def test_a_function_trains_and_returns_its_model(lab: Lab, torch: Any, notebook: Notebook) -> None:
-    """What a notebook launcher does: train in a function with data of the notebook, and have the model's state back."""
-    names = notebook(
-        """
-        import torch
-        data = torch.randn(64, 512)
-        class Net(torch.nn.Linear):
-            pass
-        def train(steps, lr=0.1):
-            model = ddp_lab.DistributedDataParallel(Net(512, 512))
-            optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-            for step in range(steps):
-                optimizer.zero_grad()
-                model(data[rank::world_size]).square().mean().backward()
-                optimizer.step()
-            return model.module, step
-        """
-    )
-    values = lab.run(names["train"], 2).values
-    (first, _), (second, steps) = values[0], values[1]
-    assert steps == 1
-    assert torch.equal(first["weight"], second["weight"])
-    names["Net"](512, 512).load_state_dict(first)
-    assert descriptors() == []
-
-
 def test_functions_that_are_refused(lab: Lab, notebook: Notebook) -> None:
     """Generators, coroutines and functions that mention what can't travel are refused before anything runs."""
     names = notebook(
@@ -472,12 +433,3 @@ def test_functions_that_are_refused(lab: Lab, notebook: Notebook) -> None:
     stayed = lab.run(lambda: (each for each in [1])).values[0]
     assert "generator" in stayed.why
     assert descriptors() == []
-
-
-@pytest.mark.soak
-def test_the_benchmark() -> None:
-    """`bench push` measures every side; a pushed array is in memory once for both ranks."""
-    sides = push.measure(megabytes=20, rounds=3)["sides"]
-    assert len(sides) == 8
-    assert all(side["mb_per_s"] > 0 for side in sides.values())
-    assert sides["push, shared memory"]["memory"] < 1.5  # of messages it is the allocators' matter, and differs

@@ -63,26 +63,6 @@ def test_frames_load_no_compiler(lab: Lab) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_gradients_are_torchs(lab: Lab) -> None:
-    """Ours and torch's DDP give the same gradients over shared memory and over Gloo."""
-    lab.run("""
-from torch.nn.parallel import DistributedDataParallel as Torchs
-def gradients(wrap, group):
-    torch.manual_seed(3)
-    layers = [torch.nn.Linear(300, 300) for _ in range(4)]
-    model = wrap(torch.nn.Sequential(*layers), process_group=group, bucket_cap_mb=0.5)
-    for _ in range(2):
-        model.zero_grad()
-        model(torch.full((2, 300), float(rank))).square().sum().backward()
-    return [parameter.grad.clone() for parameter in model.parameters()]
-over_gloo = dist.new_group(backend="gloo")
-expected = gradients(Torchs, over_gloo)
-same = [all(map(torch.equal, expected, gradients(wrap, None))) for wrap in (Torchs, ddp_lab.DistributedDataParallel)]
-dist.destroy_process_group(over_gloo); del over_gloo
-""")
-    assert lab.values("dist.get_backend(), same") == dict.fromkeys((0, 1), ("shm", [True, True]))
-
-
 @pytest.mark.parametrize("name", WAITING)
 def test_interrupts_free_who_waits(lab: Lab, name: str) -> None:
     """Nothing is lost, and the next cell's collective works."""
@@ -105,13 +85,6 @@ def test_interrupts_leave_no_group(lab: Lab) -> None:
     assert held[-1] - held[0] < 3 * THREADS_OF_A_GROUP, held  # the last error's may be there at any time
 
 
-def test_an_error_frees_the_others(lab: Lab) -> None:
-    """A rank that raises is named; the other one only waited for it."""
-    with pytest.raises(CellError, match="rank 1 failed: ValueError: on purpose"):
-        lab.run("if rank == 1: raise ValueError('on purpose')\ndist.all_reduce(x)")
-    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
-
-
 def test_different_calls_end_with_both(lab: Lab) -> None:
     """The error says what each rank has called."""
     with pytest.raises(CellError, match=r"different operations: .*all_reduce #\d+ of 16 B"):
@@ -119,13 +92,13 @@ def test_different_calls_end_with_both(lab: Lab) -> None:
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
-@pytest.mark.parametrize("name", ["ended", "asynchronous", "fewer batches"])
+@pytest.mark.parametrize("name", ["asynchronous"])
 def test_the_doctor_says_why_it_hangs(lab: Lab, name: str) -> None:
     """As with Gloo, down to the number of the collective."""
     diagnosed(lab, name)
 
 
-@pytest.mark.parametrize("name", ["only one", "sends"])
+@pytest.mark.parametrize("name", ["only one"])
 def test_ranks_that_run_apart(lab: Lab, name: str) -> None:
     """They are reported while all run on, with the line that launched what another rank lacks."""
     told_apart(lab, name)

@@ -1,6 +1,6 @@
 """Tuning a real model on real ranks: the faster setting is found and applied, and else all is as it was.
 
-A comm hook that spends 20 ms on each bucket makes few buckets faster than many beyond the noise of any machine.
+A comm hook that spends 10 ms on each bucket makes few buckets faster than many beyond the noise of any machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ for _ in range(10): step()
 SLOW = """
 import time
 def slow_all_reduce(state, bucket):
-    time.sleep(0.02)
+    time.sleep(0.01)
     work = dist.all_reduce(bucket.buffer() / world_size, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
 model.register_comm_hook(None, slow_all_reduce)
@@ -45,7 +45,7 @@ for _ in range(10): step()
 
 @pytest.fixture
 def slow(lab: Lab) -> Lab:
-    """Ranks with a new model of 8 buckets that cost 20 ms each."""
+    """Ranks with a new model of 8 buckets that cost 10 ms each."""
     lab.run(MODEL + SLOW)
     return lab
 
@@ -91,7 +91,7 @@ def test_a_given_setting_is_compared(slow: Lab) -> None:
     compared = Session(turns, None, tell=told.append).compare(Setting((4.0,)), 3)
     assert compared.rounds == 3
     assert [line.split(":")[0] for line in told] == [f"4 MiB against {turns.users}, after round {n}" for n in (1, 2, 3)]
-    assert compared.winner_ms > 20
+    assert compared.winner_ms > 10
     assert compared.gain.percent > 0
     assert _settings(slow) == before
 
@@ -113,26 +113,20 @@ def test_while_a_cell_trains_an_interrupt_puts_all_back(kept: Lab, tmp_path: Pat
         running.wait()
 
 
-@pytest.mark.parametrize("how", ["cell", pytest.param("thread", marks=pytest.mark.soak)])
-def test_training_that_ends_too_early(lab: Lab, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_that_ends_too_early(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When training ends before a winner is sure that is noticed, however long steps might be waited for: the result
     says so, and the model has what it had."""
     monkeypatch.setattr(tune_turns, "_PATIENCE_SECONDS", 3600.0)
-    lab.run(MODEL + SLOW.replace("0.02", "0.004"))
+    lab.run(MODEL + SLOW.replace("0.01", "0.004"))
     before = _settings(lab)
     path = tmp_path / "stop"
-    code = LOOP.format(path=str(path))
-    if how == "thread":
-        code = f"import threading\ntrainer = threading.Thread(target=exec, args=({code!r}, globals()))\ntrainer.start()"
-    running = lab.run(code, wait=False, timeout=DEADLINE_S)
+    running = lab.run(LOOP.format(path=str(path)), wait=False, timeout=DEADLINE_S)
     found = lab.tune(steps=4, tell=lambda line: path.touch())
     running.wait()
     assert found.best is None
     assert not found.applied
     assert found.ended.startswith("Training ended")
     assert "Nothing was changed" in str(found)
-    if how == "thread":
-        lab.run("trainer.join()")
     assert _settings(lab) == before
 
 
@@ -222,17 +216,6 @@ def test_a_step_that_fails(kept: Lab) -> None:
     with pytest.raises(CellError, match="on purpose"):
         kept.tune("turns += 1\nif turns == 30: raise ValueError('on purpose')\nstep()", steps=4, tell=lambda line: None)
     kept.run("for _ in range(2): step()")  # the ranks have rejoined: buckets are built again
-
-
-@pytest.mark.soak
-def test_what_is_found_can_be_left_to_the_user(slow: Lab) -> None:
-    """With apply=False the faster setting is named and the model keeps its own."""
-    before = _settings(slow)
-    found = slow.tune("step()", steps=4, seconds=150, apply=False, tell=lambda line: None)
-    assert found.best is not None, str(found)
-    assert not found.applied
-    assert "Nothing was changed" in found.verdict
-    assert _settings(slow) == before
 
 
 def test_nothing_trains(lab: Lab) -> None:

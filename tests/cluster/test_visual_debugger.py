@@ -223,6 +223,7 @@ def test_a_cluster_is_stopped_and_started_under_the_debugger(notebook: Notebook,
     notebook.run("%cluster debug 1")
 
 
+@pytest.mark.soak
 def test_a_kernel_that_is_lost(notebook: Notebook) -> None:
     """The kernel of a detached cluster is killed while a rank is stopped: the rank continues, and its cell ends."""
     first, name = Notebook(), f"debugged-{os.getpid()}-{time.time_ns()}"

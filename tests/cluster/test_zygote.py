@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,13 +19,6 @@ from tests import leftovers
 from tests.cluster.conftest import Lab
 from tests.cluster.pages import Notebook
 from tests.waiting import wait_until
-
-_LOAD = """
-from IPython.core.interactiveshell import InteractiveShell
-InteractiveShell.instance().run_line_magic("load_ext", "ddp_lab")
-from ddp_lab.cluster.processes import zygote
-print(zygote.pid())
-"""
 
 
 @pytest.fixture
@@ -77,6 +69,7 @@ def test_clusters_share_one(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Non
         assert lab.values("1") == {0: 1}
 
 
+@pytest.mark.soak
 def test_another_takes_its_place(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """When it is not asked for a while, it imports what the first optimizer of each rank would: not beside a GPU.
 
@@ -107,7 +100,7 @@ def test_another_takes_its_place(fresh: None, monkeypatch: pytest.MonkeyPatch) -
     _ends(former)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.soak)])
 def test_one_that_does_not_fork(fresh: None, number: int) -> None:
     """A start that it can't answer says so; what was started is ended."""
 
@@ -145,15 +138,6 @@ def test_a_kernel_that_starts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         backend = "import os; print(os.environ['MPLBACKEND'])"  # a variable that ipykernel sets
         assert notebook.run(backend).text.strip() in notebook.run(f"%%distributed\n{backend}").text
         notebook.run("%cluster stop")
-
-
-def test_it_ends_with_who_loaded_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`%load_ext` starts it; it ends with the process, however that ends."""
-    monkeypatch.delenv("DDP_LAB_EARLY")
-    for end in ("", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"):
-        code = f"{_LOAD}import sys; sys.stdout.flush()\n{end}"
-        done: Any = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        _ends(int(done.stdout))
 
 
 _SHARING = """

@@ -46,7 +46,7 @@ HEADERS = [
 FLAGS = ["-std=c++20", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{ROOT / 'csrc'}", f"-I{HERE}"]
 VARIANTS = {
     "plain": ["-O2"],
-    "address": ["-O1", "-D_GLIBCXX_ASSERTIONS", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "address": ["-O0", "-D_GLIBCXX_ASSERTIONS", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "thread": ["-O1", "-fsanitize=thread"],
 }
 

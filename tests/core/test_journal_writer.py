@@ -12,8 +12,6 @@ import pytest
 from ddp_lab import recording
 from ddp_lab.launch.recorded_rank import JournalWriter
 from ddp_lab.protocol import journal
-from ddp_lab.protocol.events import Batch
-from ddp_lab.timeline.recorded import journal_messages
 from ddp_lab.timeline.timeline import read_run
 from tests.disks import full
 from tests.waiting import wait_until
@@ -51,10 +49,9 @@ def _caught_up(writer: JournalWriter) -> None:
 
 def _sequence(path: Path) -> list[int]:
     """Numbers of the events in a journal, in which no byte may be damaged."""
-    decoder = journal_messages.Decoder(path)
-    batches = [said for said in decoder.read() if isinstance(said, Batch)]
-    assert decoder.notices() == []
-    return [number for batch in batches for number in batch.events["sequence"].tolist()]
+    contents = journal.read(path)
+    assert contents.damage == []
+    return [number for batch in contents.batches for number in batch.events["sequence"].tolist()]
 
 
 def test_a_disk_that_is_full_for_a_moment_costs_nothing(tmp_path: Path, told: Callable[[], str], first: int) -> None:

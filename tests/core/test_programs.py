@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 NAMES = ["black_box", "graph_tasks", "phase", "recorder", "replay", "schedule", "static_graph"]
-THREADS = ["black_box", "recorder", "shared_memory"]
+THREADS = ["black_box", "recorder"]
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ THREADS = ["black_box", "recorder", "shared_memory"]
         *(("address", name) for name in NAMES),
         *(("thread", name) for name in THREADS),
         # Compiled against torch, which takes a minute.
-        pytest.param("address", "shared_memory", marks=pytest.mark.soak),
+        *(pytest.param(variant, "shared_memory", marks=pytest.mark.soak) for variant in ("address", "thread")),
         *(pytest.param("plain", name, marks=pytest.mark.soak) for name in [*NAMES, "shared_memory"]),
     ],
 )

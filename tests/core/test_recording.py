@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,12 +11,12 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from ddp_lab import native, recording
-from ddp_lab.protocol.events import DTYPE, SCHEMA_VERSION, Kind
+from ddp_lab.protocol import archive
+from ddp_lab.protocol.events import DTYPE, Kind
 from tests.waiting import DEADLINE_S
 
 _C = native.load()
@@ -200,17 +199,16 @@ def test_a_description_is_a_copy_that_json_can_express() -> None:
 
 
 def test_saved_files(cursor: int, tmp_path: Path) -> None:
-    """The file holds events, descriptions and rank, at exactly the path given, readable without pickle. In a process
-    group the file says which rank wrote it, also when nothing has been recorded."""
+    """The file holds events, descriptions and rank, at exactly the path given. In a process group it says which rank
+    wrote it, also when nothing has been recorded."""
     recording.mark("saved")
     path = recording.save(tmp_path / "events.rank0")
     assert path == tmp_path / "events.rank0"
-    with np.load(path, allow_pickle=False) as saved:
-        assert saved["events"].dtype == DTYPE
-        assert saved["events"]["sequence"][-1] == cursor
-        assert saved["dropped"] + len(saved["events"]) == cursor + 1
-        assert "saved" in [d.get("name") for d in json.loads(str(saved["descriptions"]))]
-        assert (int(saved["rank"]), int(saved["schema_version"])) == (0, SCHEMA_VERSION)
+    saved = archive.read(path)
+    assert [rank for rank, _ in saved.chunks] == [0] * len(saved.chunks)
+    assert saved.chunks[-1][1]["sequence"][-1] == cursor
+    assert saved.ranks[0]["dropped"] + sum(len(chunk) for _, chunk in saved.chunks) == cursor + 1
+    assert "saved" in [description.get("name") for _, description in saved.described]
     code = (
         "import sys, torch.distributed as dist\n"
         "from ddp_lab import recording\n"
@@ -223,5 +221,5 @@ def test_saved_files(cursor: int, tmp_path: Path) -> None:
     path = tmp_path / "rank3.npz"
     done = subprocess.run([sys.executable, "-c", code, os.fspath(path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    with np.load(path) as saved:
-        assert (int(saved["rank"]), len(saved["events"])) == (3, 0)
+    saved = archive.read(path)
+    assert ([*saved.ranks], sum(len(chunk) for _, chunk in saved.chunks)) == ([3], 0)

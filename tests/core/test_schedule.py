@@ -27,24 +27,6 @@ def partitions(draw: st.DrawFn) -> list[list[int]]:
 
 
 @given(buckets=partitions(), data=st.data())
-def test_any_order_of_arrival_launches_in_bucket_order_as_early_as_possible(
-    buckets: list[list[int]], data: st.DataObject
-) -> None:
-    """Launches are 0, 1, 2, ..., each once, each with the gradient that completes it or a bucket before it."""
-    schedule = BucketSchedule(buckets)
-    schedule.arm()
-    arrived: set[int] = set()
-    launched: list[int] = []
-    for parameter in data.draw(st.permutations([p for bucket in buckets for p in bucket])):
-        launched += schedule.mark_ready(parameter)
-        arrived.add(parameter)
-        complete = [arrived.issuperset(bucket) for bucket in buckets]
-        assert launched == list(range([*complete, False].index(False)))
-    assert launched == list(range(len(schedule)))
-    assert schedule.missing() == []
-
-
-@given(buckets=partitions(), data=st.data())
 def test_a_schedule_replays(buckets: list[list[int]], data: st.DataObject) -> None:
     """The recorded order of arrival gives the same launches again: in a fresh schedule, and in an abandoned one."""
     order = data.draw(st.permutations([p for bucket in buckets for p in bucket]))

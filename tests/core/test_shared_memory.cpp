@@ -36,7 +36,7 @@ using namespace std::chrono_literals;
 constexpr std::array<std::size_t, 6> kCounts{0, 1, 2048, 2049, (512 << 10) / 4, (1 << 20) / 4 + 3};
 const Reduction kSum{at::kInt, Op::SUM, sizeof(std::int32_t)};
 
-Patience patience(std::chrono::milliseconds timeout = 5min, std::function<void()> look = nullptr) {
+WaitPolicy policy(std::chrono::milliseconds timeout = 5min, std::function<void()> look = nullptr) {
   return {std::chrono::steady_clock::now() + timeout, timeout, std::move(look)};
 }
 
@@ -102,14 +102,14 @@ Call call(Kind kind, std::size_t count = 0, int root = -1) {
 void all_reduced(Group& group, std::size_t count, int root) {
   Values data = values(group.rank(), count);
   group.enter(call(root == kAll ? Kind::kAllReduce : Kind::kReduce, count, root));
-  all_reduce(group, {bytes(data), count * sizeof(data[0])}, kSum, root, patience());
+  all_reduce(group, {bytes(data), count * sizeof(data[0])}, kSum, root, policy());
   CHECK((root != kAll && root != group.rank()) || data == sums(group.size(), count));
 }
 
 void broadcasted(Group& group, std::size_t count, int root) {
   Values data = values(group.rank(), count);
   group.enter(call(Kind::kBroadcast, count, root));
-  broadcast(group, bytes(data), count * sizeof(data[0]), root, patience());
+  broadcast(group, bytes(data), count * sizeof(data[0]), root, policy());
   CHECK(data == values(root, count));
 }
 
@@ -120,7 +120,7 @@ void all_gathered(Group& group, std::size_t count, int root) {
   if (root == kAll || root == group.rank()) gathered.resize(group.size(), Values(count));
   for (Values& one : gathered) outputs.push_back(bytes(one));
   group.enter(call(root == kAll ? Kind::kAllGather : Kind::kGather, count, root));
-  all_gather(group, bytes(data), outputs, count * sizeof(data[0]), root, patience());
+  all_gather(group, bytes(data), outputs, count * sizeof(data[0]), root, policy());
   for (std::size_t rank = 0; rank < gathered.size(); ++rank) CHECK(gathered[rank] == values(rank, count));
 }
 
@@ -134,7 +134,7 @@ void scattered(Group& group, std::size_t count, int root) {
   for (Values& part : parts) inputs.push_back(bytes(part));
   Values output(count);
   group.enter(call(Kind::kScatter, count, root));
-  scatter(group, inputs, bytes(output), count * sizeof(output[0]), root, patience());
+  scatter(group, inputs, bytes(output), count * sizeof(output[0]), root, policy());
   CHECK(output == between(root, group.rank(), count));
 }
 
@@ -145,7 +145,7 @@ void reduce_scattered(Group& group, std::size_t count) {
   for (Values& part : parts) inputs.push_back(bytes(part));
   Values output(count), expected(count);
   group.enter(call(Kind::kReduceScatter, count));
-  reduce_scatter(group, inputs, bytes(output), count, kSum, patience());
+  reduce_scatter(group, inputs, bytes(output), count, kSum, policy());
   for (int rank = 0; rank < group.size(); ++rank) {
     const Values theirs = between(rank, group.rank(), count);
     std::transform(theirs.begin(), theirs.end(), expected.begin(), expected.begin(), std::plus<>());
@@ -166,7 +166,7 @@ void exchanged(Group& group, std::size_t count) {
   for (Values& one : sent) inputs.push_back({bytes(one), one.size() * sizeof(one[0])});
   for (Values& one : received) outputs.push_back({bytes(one), one.size() * sizeof(one[0])});
   group.enter(call(Kind::kAllToAll));
-  all_to_all(group, inputs, outputs, patience());
+  all_to_all(group, inputs, outputs, policy());
   for (int rank = 0; rank < group.size(); ++rank) {
     CHECK(received[rank] == between(rank, group.rank(), count_to(group.rank(), count)));
   }
@@ -174,7 +174,7 @@ void exchanged(Group& group, std::size_t count) {
 
 void met(Group& group) {
   group.enter(Call{});
-  group.meet(patience());
+  group.barrier(policy());
 }
 
 // One after the other, so that each uses the slots that the one before has used.
@@ -303,7 +303,7 @@ TEST("tensors in pools are reduced where they are: those of all ranks, of some, 
         std::byte* const data = in_pool ? static_cast<std::byte*>(tensors[group.rank()].data_ptr()) : bytes(own);
         std::copy_n(bytes(own), bytes_of_all, data);
         group.enter(call(Kind::kAllReduce, count), data);
-        all_reduce(group, {data, bytes_of_all}, kSum, kAll, patience());
+        all_reduce(group, {data, bytes_of_all}, kSum, kAll, policy());
         const Values expected = sums(group.size(), count);
         CHECK(std::memcmp(data, expected.data(), bytes_of_all) == 0 || count == 0);
         std::fill_n(data, bytes_of_all, std::byte{});  // its owner's again
@@ -369,7 +369,7 @@ TEST("ranks that call different operations, or send what is not expected, are to
     std::vector<Piece> more = nothing;
     if (group.rank() == 1) more[0] = {byte.data(), byte.size()};
     group.enter(call(Kind::kAllToAll));
-    const std::string why = check::thrown<GroupError>([&] { all_to_all(group, more, nothing, patience()); });
+    const std::string why = check::thrown<GroupError>([&] { all_to_all(group, more, nothing, policy()); });
     CHECK(why == "shm: rank 1 sends 8 B to rank 0, which expects 0 B, in all_to_all");
   });
 }
@@ -379,7 +379,7 @@ TEST("a rank that waits too long, or is interrupted, ends the group") {
     met(group);
     if (group.rank() == 0) return;  // never comes
     group.enter(Call{});
-    const std::string why = check::thrown<GroupError>([&] { group.meet(patience(1ms)); });
+    const std::string why = check::thrown<GroupError>([&] { group.barrier(policy(1ms)); });
     CHECK(why.starts_with("shm: Timed out waiting 1ms"));
   });
   on_some_sizes([](Group& group) {
@@ -389,7 +389,7 @@ TEST("a rank that waits too long, or is interrupted, ends the group") {
     const auto interrupt = [&] {
       if (group.rank() == 1) throw std::runtime_error("interrupt");
     };
-    const std::string why = check::thrown<std::runtime_error>([&] { group.meet(patience(5min, interrupt)); });
+    const std::string why = check::thrown<std::runtime_error>([&] { group.barrier(policy(5min, interrupt)); });
     CHECK(why == "interrupt" || why == "shm: rank 1 was interrupted in barrier #2");
   });
 }

@@ -3,50 +3,19 @@
 from __future__ import annotations
 
 import copy
-import os
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import FileStore
-from torch.multiprocessing.spawn import spawn
 
-from ddp_lab.engine.groups.registry import bound_to
+from tests.gpu.ranks import NEEDS_NCCL, on_ranks
 from tests.ranks.compare import assert_same, assert_same_on_all_ranks, mlp, same_as_torch, samples, state_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available: no CUDA device or driver"),
-    pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch was built without NCCL"),
-]
+pytestmark = NEEDS_NCCL
 
 SMALL = 0.0005  # MiB: several buckets
 RANKS = 2
-
-
-def _join_group(rank: int, folder: str) -> None:
-    # Ranks that share one GPU: NCCL must take them for processes of different hosts.
-    os.environ["NCCL_HOSTID"] = f"host-{rank}"
-    torch.cuda.set_device(0)
-    store = FileStore(f"{folder}/store", RANKS)
-    bound = bound_to(torch.device("cuda", 0), "cpu:gloo,cuda:nccl")
-    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=RANKS, **bound)
-
-
-def _run(function: Callable[..., None], *args: Any) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        spawn(_process, (str(Path(folder)), function, args), nprocs=RANKS)
-
-
-def _process(rank: int, folder: str, function: Callable[..., None], args: tuple[Any, ...]) -> None:
-    _join_group(rank, folder)
-    function(rank, *args)
-    dist.destroy_process_group()
 
 
 def _steps(model: nn.Module, rank: int, optimizer: torch.optim.Optimizer | None = None) -> list[Any]:
@@ -107,7 +76,7 @@ def test_mixed_precision(reduce_dtype: torch.dtype, as_view: bool) -> None:
 
     Torch 2.11's class is no measure on one GPU: its first step takes the parameters themselves for their gradients.
     """
-    _run(_mixed_precision, reduce_dtype, as_view)
+    on_ranks(RANKS, _mixed_precision, reduce_dtype, as_view)
 
 
 def _sync_batchnorm(rank: int) -> None:
@@ -140,7 +109,7 @@ def _sync_batchnorm(rank: int) -> None:
 
 def test_sync_batchnorm() -> None:
     """SyncBatchNorm's statistics and gradients are torch's, also in a join that ends early."""
-    _run(_sync_batchnorm)
+    on_ranks(RANKS, _sync_batchnorm)
 
 
 def _zero_overlap(rank: int, interleaved: bool, shard_buckets: bool) -> None:
@@ -163,4 +132,4 @@ def _zero_overlap(rank: int, interleaved: bool, shard_buckets: bool) -> None:
 @pytest.mark.parametrize(("interleaved", "shard_buckets"), [(False, False), (False, True), (True, False)])
 def test_zero_step_in_the_backward(interleaved: bool, shard_buckets: bool) -> None:
     """ZeRO's step overlapped with our backward, whole or per bucket, leaves the weights that torch's class leaves."""
-    _run(_zero_overlap, interleaved, shard_buckets)
+    on_ranks(RANKS, _zero_overlap, interleaved, shard_buckets)

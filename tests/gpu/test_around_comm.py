@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import copy
-import os
-import tempfile
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.multiprocessing.spawn import spawn
 
-from ddp_lab.engine.groups.registry import bound_to
+from tests.gpu.ranks import NEEDS_NCCL, on_ranks
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available: no CUDA device or driver"),
-    pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch was built without NCCL"),
-]
+pytestmark = NEEDS_NCCL
 
 
 def _train(model: nn.Module, rank: int) -> list[torch.Tensor]:
@@ -78,26 +69,16 @@ def _multigpu(rank: int, device: torch.device) -> None:
     assert [one.tolist() for one in tensors] == [[40.0] * 3] * 2
 
 
-def _on_rank(rank: int, folder: str) -> None:
-    # Ranks that share one GPU: NCCL must take them for processes of different hosts.
-    os.environ["NCCL_HOSTID"] = f"host-{rank}"
-    device = torch.device("cuda", rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    store = dist.FileStore(f"{folder}/store", 2)
-    bound = bound_to(device, "cpu:gloo,cuda:nccl")
-    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=2, **bound)
+def _on_rank(rank: int) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
     _round_robin(rank, device)
     _multigpu(rank, device)
-    Path(folder, f"done {rank}").touch()
     dist.barrier()
-    dist.destroy_process_group()
 
 
 def test_two_ranks() -> None:
     """torch's DDP and ours train over three NCCL groups as over one; several tensors of a process; coalesced sends."""
-    with tempfile.TemporaryDirectory() as folder:
-        spawn(_on_rank, (folder,), nprocs=2)
-        assert all(Path(folder, f"done {rank}").exists() for rank in range(2))
+    on_ranks(2, _on_rank, devices=torch.cuda.device_count())
 
 
 def test_the_table_has_nccl() -> None:

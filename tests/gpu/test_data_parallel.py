@@ -16,11 +16,9 @@ from torch.nn.parallel import comm
 from ddp_lab import DataParallel, data_parallel
 from ddp_lab.parallel.data_parallel import copies
 from ddp_lab.parallel.data_parallel.functions import Broadcast, Gather, ReduceAddCoalesced, Scatter
+from tests.gpu.ranks import NEEDS_CUDA
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available: no CUDA device or driver"),
-]
+pytestmark = NEEDS_CUDA
 
 # One device may be named several times: then its replicas are copies of their own, as on several devices.
 DEVICES = [[0], [0, 0], [0, 0, 0]] + ([list(range(torch.cuda.device_count()))] if torch.cuda.device_count() > 1 else [])

@@ -17,13 +17,10 @@ from torch.multiprocessing.spawn import spawn
 
 from ddp_lab import Cluster
 from ddp_lab.output.board import SilentBoard
+from tests.gpu.ranks import NEEDS_NCCL
 from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available: no CUDA device or driver"),
-    pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch was built without NCCL"),
-]
+pytestmark = NEEDS_NCCL
 
 _TWO = hasattr(distributed_c10d, "_nccl2_device")  # from torch 2.15 on "nccl" builds nccl2, unless it is told not to
 _SETTING = "TORCH_DIST_USE_NCCL2"

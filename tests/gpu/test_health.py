@@ -8,12 +8,10 @@ import torch
 from ddp_lab import Cluster
 from ddp_lab.engine.gpu import Gpu
 from ddp_lab.output.board import SilentBoard
+from tests.gpu.ranks import NEEDS_CUDA
 from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available: no CUDA device or driver"),
-]
+pytestmark = NEEDS_CUDA
 
 FILL = "kept = torch.ones(256 << 20, dtype=torch.uint8, device=device); torch.cuda.synchronize()"
 BUSY = """

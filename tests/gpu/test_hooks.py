@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import copy
-import os
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import FileStore
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
-from torch.multiprocessing.spawn import spawn
 
-from ddp_lab.engine.groups.registry import bound_to
+from tests.gpu.ranks import NEEDS_NCCL, on_ranks
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available: no CUDA device or driver"),
-    pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch was built without NCCL"),
-]
+pytestmark = NEEDS_NCCL
 
 
 def _power() -> powerSGD_hook.PowerSGDState:
@@ -55,13 +45,7 @@ def _gradients(model: nn.Module, rank: int, steps: int) -> list[torch.Tensor]:
     return seen
 
 
-def _on_rank(rank: int, size: int, folder: str) -> None:
-    # Ranks that share one GPU: NCCL must take them for processes of different hosts.
-    os.environ["NCCL_HOSTID"] = f"host-{rank}"
-    torch.cuda.set_device(0)
-    store = FileStore(f"{folder}/store", size)
-    bound = bound_to(torch.device("cuda", 0), "cpu:gloo,cuda:nccl")
-    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=size, **bound)
+def _on_rank(rank: int, size: int) -> None:
     from ddp_lab import DistributedDataParallel
 
     torch.manual_seed(0)
@@ -76,13 +60,9 @@ def _on_rank(rank: int, size: int, folder: str) -> None:
                 model.register_comm_hook(state(), hook)
                 seen.append(_gradients(model, rank, 5))
             assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True)), f"{name}, view {as_view}"
-    Path(folder, f"done-{rank}").touch()
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_torchs_hooks_on_nccl(size: int) -> None:
     """Torch's hooks give on our reducer, bit by bit, the gradients that they give on torch's."""
-    with tempfile.TemporaryDirectory() as folder:
-        spawn(_on_rank, (size, folder), nprocs=size)
-        assert all(Path(folder, f"done-{rank}").exists() for rank in range(size))
+    on_ranks(size, _on_rank, size)

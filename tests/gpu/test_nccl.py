@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import copy
-import os
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import FileStore
-from torch.multiprocessing.spawn import spawn
 
-from ddp_lab.engine.groups.registry import bound_to
 from ddp_lab.protocol.events import Kind
+from tests.gpu.ranks import NEEDS_NCCL, on_ranks
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available: no CUDA device or driver"),
-    pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch was built without NCCL"),
-]
+pytestmark = NEEDS_NCCL
 
 
 def _net() -> nn.Module:
@@ -66,22 +56,15 @@ def _check_spans(reducer_id: int, buckets: int) -> None:
     assert len(set(begins.tolist())) == buckets
 
 
-def _on_rank(rank: int, size: int, folder: str) -> None:
-    # Ranks that share one GPU: NCCL must take them for processes of different hosts.
-    os.environ["NCCL_HOSTID"] = f"host-{rank}"
-    device = torch.device("cuda", 0)
-    torch.cuda.set_device(device)
+def _on_rank(rank: int) -> None:
     torch.backends.cudnn.deterministic = True
-    store = FileStore(f"{folder}/store", size)
-    bound = bound_to(device, "cpu:gloo,cuda:nccl")
-    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=size, **bound)
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
     from ddp_lab import DistributedDataParallel
 
     for hook in (None, fp16_compress_hook):
         for as_view in (False, True):
-            net = _net().to(device)
+            net = _net().cuda()
             arguments: dict[str, Any] = {
                 "device_ids": [0], "bucket_cap_mb": 0.5, "gradient_as_bucket_view": as_view
             }  # fmt: skip
@@ -95,13 +78,9 @@ def _on_rank(rank: int, size: int, folder: str) -> None:
             assert len(ours.buckets()) > 1
             assert ours.buckets()[0].device == "cuda:0"
             _check_spans(ours.model_id, len(ours.buckets()))
-    Path(folder, f"done-{rank}").touch()
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_nccl_gradients_and_device_spans(size: int) -> None:
     """With one rank, and two on one GPU, gradients are torch's bit by bit and device spans lie inside the step."""
-    with tempfile.TemporaryDirectory() as folder:
-        spawn(_on_rank, (size, folder), nprocs=size)
-        assert all(Path(folder, f"done-{rank}").exists() for rank in range(size))
+    on_ranks(size, _on_rank)

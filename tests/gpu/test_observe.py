@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import ddp_lab
-from ddp_lab.engine.groups.registry import bound_to
 from ddp_lab.protocol.events import Kind
+from tests.gpu.ranks import NEEDS_NCCL, on_ranks
 from tests.ranks.compare import assert_same, mlp, samples, state_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available: no CUDA device or driver"),
-    pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch was built without NCCL"),
-]
+pytestmark = NEEDS_NCCL
 
 SMALL = 0.0005  # MiB: several buckets
 STEPS = 6
@@ -42,7 +31,7 @@ def _train(rank: int, *, observed: bool, mixed_precision: Any) -> dict[str, torc
     return state_of(model)
 
 
-def _check(rank: int, *, mixed: bool) -> None:
+def _check(rank: int, mixed: bool) -> None:
     from torch.nn.parallel.distributed import _MixedPrecision
 
     config = _MixedPrecision(torch.bfloat16, torch.bfloat16, torch.bfloat16) if mixed else None
@@ -59,20 +48,7 @@ def _check(rank: int, *, mixed: bool) -> None:
     assert (spans["device_begin_ns"] <= spans["device_end_ns"]).all()
 
 
-def _on_rank(rank: int, size: int, folder: str) -> None:
-    # Ranks that share one GPU: NCCL must take them for processes of different hosts.
-    os.environ["NCCL_HOSTID"] = f"host-{rank}"
-    torch.cuda.set_device(0)
-    bound = bound_to(torch.device("cuda", 0), "nccl")
-    dist.init_process_group(
-        "nccl", store=FileStore(str(Path(folder, "store")), size), rank=rank, world_size=size, **bound
-    )
-    _check(rank, mixed=False)
-    _check(rank, mixed=True)
-    dist.destroy_process_group()
-
-
 def test_observing_on_a_gpu() -> None:
     """Bit-equal parameters and gradients, plain and in mixed precision; each bucket's way and its device spans."""
-    with tempfile.TemporaryDirectory() as folder:
-        spawn(_on_rank, (2, folder), nprocs=2)
+    for mixed in (False, True):
+        on_ranks(2, _check, mixed, backend="nccl")

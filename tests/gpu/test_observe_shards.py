@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,21 +10,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import FileStore
-from torch.multiprocessing.spawn import spawn
 
 import ddp_lab
 from ddp_lab import recording
 from ddp_lab.dashboard.views.parameter_groups import parameter_groups_scene
-from ddp_lab.engine.groups.registry import bound_to
 from ddp_lab.timeline.timeline import Timeline
+from tests.gpu.ranks import NEEDS_NCCL, on_ranks
 from tests.ranks.monitoring.test_parameter_groups import Recorded, recorded, rows_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available: no CUDA device or driver"),
-    pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch was built without NCCL"),
-]
+pytestmark = NEEDS_NCCL
 
 STEPS, WIDTH, BLOCKS = 20, 256, 3
 GATHERS = ("forward_unshard", "backward_unshard")
@@ -130,23 +119,6 @@ def train(net: nn.Module, kind: str = "", steps: int = STEPS, rows: int = 64) ->
     ]
 
 
-def _on_rank(rank: int, folder: str, size: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    # Ranks that share one GPU: NCCL must take them for processes of different hosts.
-    os.environ["NCCL_HOSTID"] = f"host-{rank}"
-    torch.cuda.set_device(0)
-    bound = bound_to(torch.device("cuda", 0), "nccl")
-    store = FileStore(str(Path(folder, "store")), size)
-    dist.init_process_group("nccl", store=store, rank=rank, world_size=size, **bound)
-    Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps(work(rank, *arguments)))
-    dist.destroy_process_group()
-
-
-def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        spawn(_on_rank, (folder, size, work, arguments), nprocs=size)
-        return [pickle.loads(Path(folder, f"{rank}.pickle").read_bytes()) for rank in range(size)]
-
-
 def _both(rank: int, kind: str) -> tuple[bool, Recorded]:
     with recording.suspended():
         without = train(sharded(kind), kind)
@@ -164,7 +136,7 @@ def _both(rank: int, kind: str) -> tuple[bool, Recorded]:
 @pytest.mark.parametrize("kind", ["shard", "hybrid", "replicate", "prefetch", "accumulation"])
 def test_groups(kind: str) -> None:
     """Parameters are bit for bit those without observing; of all steps it is known how long their stream waited."""
-    answers = on_ranks(4 if kind == "hybrid" else 2, _both, kind)
+    answers = on_ranks(4 if kind == "hybrid" else 2, _both, kind, backend="nccl")
     assert [equal for equal, _ in answers] == [True] * len(answers)
     timeline, rows = rows_of([found for _, found in answers])
     model = int(rows["reducer"].iloc[0])
@@ -218,7 +190,7 @@ def _late(timeline: Timeline) -> list[Any]:
 )
 def test_late_rank(late: int, block: int, phase: str, where: str) -> None:
     """A delay of 20 ms in one group of one rank, of its device or its host, is named with rank, group and phase."""
-    timeline, _ = rows_of(on_ranks(2, _delayed, late, block, phase, where))
+    timeline, _ = rows_of(on_ranks(2, _delayed, late, block, phase, where, backend="nccl"))
     found = _late(timeline)
     assert found, timeline.summary()
     assert found[0].title == f"Rank {late} is late in the {phase} of blocks.{block}.", found
@@ -255,7 +227,7 @@ def _profiled(rank: int) -> tuple[Recorded, float]:
 
 def test_profiler_agrees() -> None:
     """Exposed communication is what torch's profiler sees of NCCL's kernels alone, on the same steps."""
-    answers = on_ranks(2, _profiled)
+    answers = on_ranks(2, _profiled, backend="nccl")
     timeline, rows = rows_of([found for found, _ in answers])
     steps = timeline.steps(int(rows["reducer"].iloc[0]))
     for rank, (_, alone) in enumerate(answers):

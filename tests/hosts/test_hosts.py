@@ -241,6 +241,7 @@ def test_this_machine_and_another_command_than_ssh(network: Network) -> None:
         assert interfaces == {0: network.bridge, 1: "eth7"}
 
 
+@pytest.mark.soak
 def test_a_host_without_power(lab: Lab, network: Network) -> None:
     """The host of rank 0 and of the rendezvous is lost: rejoin says who is missing, and works when it has booted."""
     host = network.hosts["a"]

@@ -37,6 +37,7 @@ def _found(lab: Lab, ranks: list[list[int]]) -> list[Finding]:
     return [one for one in lab.timeline.findings() if one.kind == "mesh-dimension-between-hosts"]
 
 
+@pytest.mark.soak
 def test_a_dimension_that_crosses_the_network(slow: Lab) -> None:
     """Sharded between the hosts, steps wait for the network; sharded within them, there is nothing to change."""
     (found,) = _found(slow, [[0, 2], [1, 3]])

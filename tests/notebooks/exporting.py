@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import nbformat
 import torch
@@ -74,67 +74,22 @@ if __name__ == "__main__":
 """A script for torchrun, of the usual form."""
 
 
-class _Trained(Protocol):
-    """See `test_exported_scripts.Trained`."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def marked(self) -> Sequence[str]: ...
-    @property
-    def omitted(self) -> Sequence[str]: ...
-    @property
-    def added(self) -> str: ...
-    @property
-    def seeded(self) -> Sequence[str]: ...
-    @property
-    def sources(self) -> Mapping[str, str]: ...
-
-
-def compared(one: _Trained, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def compared(path: Path, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tensors of both ranks at the end of a notebook: those on its cluster, and those of its script.
 
     Args:
-        one: the notebook, and how the copy that is run differs from it.
+        path: of the notebook.
         folder: an empty one, for what is written.
     """
-    path = running.PROJECT / one.path
-    notebook = _prepared(path, one)
-    kept = kept_folders(folder)
+    notebook, kept = running.read(path), kept_folders(folder)
+    last = max(number for number, cell in enumerate(notebook.cells) if "%cluster stop" in cell.source)
+    notebook.cells.insert(last, nbformat.v4.new_code_cell(KEEP))
     executed = running.execute(notebook, path.parent, running.KERNEL_ENVIRONMENT | {"KEPT": str(kept["cluster"])})
     stored, script = folder / path.name, folder / f"{path.stem}.py"
     nbformat.write(executed, stored)
     print("\n".join(export_notebook(stored, script)))
     run_script(script, path.parent, {"KEPT": str(kept["script"]), "PYTHONPATH": f"{running.PROJECT}:{path.parent}"})
     return loaded(kept["cluster"]), loaded(kept["script"])
-
-
-def _prepared(path: Path, one: _Trained) -> running.Notebook:
-    notebook = running.read(path)
-    if "exercise-4" in [cell.id for cell in notebook.cells] and "04_" in path.name:
-        _solve(notebook)
-    for name, source in one.sources.items():
-        running.cell(notebook, name).source = source
-    for name in one.marked:
-        found = running.cell(notebook, name)
-        found.source = f"# export\n{found.source}"
-    for name in one.seeded:
-        found = running.cell(notebook, name)
-        found.source = found.source.replace("\n", "\ntorch.manual_seed(0)\n", 1)
-    for name in one.omitted:
-        found = running.cell(notebook, name)
-        found.source = found.source.replace("\n", "\n# no export\n", 1)
-    last = max(number for number, cell in enumerate(notebook.cells) if "%cluster stop" in cell.source)
-    added = [text for text in (one.added, KEEP) if text]
-    notebook.cells[last:last] = [nbformat.v4.new_code_cell(text) for text in added]
-    return notebook
-
-
-def _solve(notebook: running.Notebook) -> None:
-    """Lesson 4: the exercise whose cell fails on purpose gets the functions of its solution."""
-    exercise, solution = running.tagged(notebook, "exercise-4"), running.tagged(notebook, "solution-4")
-    functions = solution.source.partition("\nsave(f")[0]
-    exercise.source = functions + "\n" + exercise.source[exercise.source.index("model = ") :]
 
 
 def write(cells: Sequence[str], path: Path) -> None:
@@ -173,19 +128,12 @@ def loaded(folder: Path) -> dict[str, Any]:
     }
 
 
-def differing(one: dict[str, Any], other: dict[str, Any], ignored: Sequence[str] = ()) -> list[str]:
-    """The names of tensors that are not equal bit for bit, or that are on one side only.
-
-    Args:
-        one: tensors by name.
-        other: the same of another run.
-        ignored: global names that do not count.
-    """
+def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """The names of tensors that are not equal bit for bit, or that are on one side only."""
     return sorted(
         name
         for name in one.keys() | other.keys()
-        if name.partition(": ")[2].partition("[")[0] not in ignored
-        and (name not in one or name not in other or not _equal(one[name], other[name]))
+        if name not in one or name not in other or not _equal(one[name], other[name])
     )
 
 

@@ -1,21 +1,13 @@
-"""A machine as hosted notebooks have it, made of namespaces of this one (needs root).
-
-`python -m tests.notebooks.restricted dist/ddp_lab-*.whl` prints how long it takes there from `pip install`, beside a
-torch that is there already, to the first averaged gradient; with `--shell`, a shell follows.
-"""
+"""A machine as hosted notebooks have it, made of namespaces of this one (needs root)."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import platform
-import resource
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -30,19 +22,6 @@ _UNSHARE = ["unshare", "--mount", "--pid", "--ipc", "--uts", "--mount-proc", "--
 _CGROUPS = Path("/sys/fs/cgroup")
 # A package manager's settings and certificates are this machine's; all else is the container's own.
 _KEPT = ("PIP_", "UV_", "SSL_CERT", "REQUESTS_CA", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http", "no_proxy", MARK)
-
-FIRST_GRADIENT = """
-import ddp_lab
-
-if __name__ == "__main__":
-    with ddp_lab.Cluster(2) as lab:
-        lab.run('''
-model = ddp_lab.DistributedDataParallel(torch.nn.Linear(3, 2))
-model(torch.ones(1, 3) * (rank + 1)).sum().backward()
-average = float(model.module.weight.grad.mean())
-''')
-        print("averages", lab.pull("average"), flush=True)
-"""
 
 
 def why_not() -> str:
@@ -93,10 +72,6 @@ class Container:
         done = self.run(*command, refused=refused)
         assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
         return done.stdout
-
-    def shell(self) -> None:
-        """A shell, for looking around."""
-        subprocess.run(self._confined(["bash", "--norc"], REFUSED), env=self._environment(), check=False)
 
     def install_torch(self, release: str) -> None:
         """What a hosted notebook has from the beginning."""
@@ -160,44 +135,3 @@ def container(folder: Path) -> Iterator[Container]:
         yield made
     finally:
         made.close()
-
-
-def _processor_seconds() -> float:
-    """Of all processes that have been started from here and have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def measure(wheel: Path, release: str, uv: bool, shell: bool) -> None:
-    """Prints how long it takes to the first averaged gradient."""
-    with tempfile.TemporaryDirectory() as folder, container(Path(folder, "container")) as made:
-        made.install_torch(release)
-        shutil.copy(wheel, made.work)
-        (made.work / "first_gradient.py").write_text(FIRST_GRADIENT)
-        installer = [PYTHON, "-m", "pip", "install", "--quiet"]
-        if uv:
-            made.call(*installer, "uv")
-            installer = ["/srv/venv/bin/uv", "pip", "install", "--quiet", "--no-cache", "--python", PYTHON]
-        install = [*installer, f"./{wheel.name}[notebooks]"]
-        began, busy = time.monotonic(), _processor_seconds()
-        made.call(*install)
-        installed = time.monotonic()
-        said = made.call(PYTHON, "first_gradient.py")
-        ended = time.monotonic()
-        busy = _processor_seconds() - busy
-        print(f"{'uv' if uv else 'pip'} installed it beside torch {release} in {installed - began:.1f} s")
-        print(f"{said.strip()}, {ended - installed:.1f} s later")
-        print(f"{ended - began:.1f} s to the first gradient, {busy:.1f} s of processor time", flush=True)
-        if shell:
-            made.shell()
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Seconds from `pip install` to the first gradient in a container.")
-    parser.add_argument("wheel", type=Path)
-    parser.add_argument("--torch", default="2.13.0", help="release that is there already (%(default)s)")
-    parser.add_argument("--uv", action="store_true", help="install with uv, not with pip")
-    parser.add_argument("--shell", action="store_true", help="open a shell there afterwards")
-    given = parser.parse_args()
-    os.environ.setdefault(MARK, str(os.getpid()))
-    measure(given.wheel, given.torch, given.uv, given.shell)

@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 import ddp_lab
-from ddp_lab import teaching
 from ddp_lab.cli.main import main
 from ddp_lab.teaching import submissions
 from tests.waiting import wait_until
@@ -26,7 +25,6 @@ from . import running
 from .judging import Wrong
 
 LESSON = "05_data_parallel_in_fifty_lines"
-LESSONS = [path.stem for path in running.LESSONS]
 
 Change = Callable[[running.Notebook], None]
 Table = Mapping[str, Mapping[int, tuple[str, str]]]
@@ -63,16 +61,6 @@ def only_exercises(notebook: running.Notebook) -> None:
     """Deletes the other experiments, which take their time."""
     kept = {"start", "set-up", *(f"{part}-{number}" for part in ("exercise", "check") for number in (1, 2))}
     notebook.cells = [cell for cell in notebook.cells if cell.id in kept]
-
-
-def without(*tags: str) -> Change:
-    """Deletes cells."""
-
-    def change(notebook: running.Notebook) -> None:
-        for tag in tags:
-            notebook.cells.remove(running.tagged(notebook, tag))
-
-    return change
 
 
 def rewritten(**sources: str) -> Change:
@@ -117,37 +105,25 @@ def judged(folder: Path, lesson: str, students: Mapping[str, list[Change]], *opt
 
 
 def test_a_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Right and wrong answers, a syntax error, a check that is missing or was replaced by its words."""
+    """Right and wrong answers, a syntax error, a check that was replaced by its words."""
     students = {
-        "ada": [only_exercises, with_answers(answers(LESSON))],
+        "ada": [only_exercises, with_answers(answers(LESSON)), rewritten(check_2='print("Right: so it is")')],
         "bob": [only_exercises, with_answers(answers(LESSON, wrong=1) | {"2": "%%distributed\nweight = = 1"})],
-        "dan": [
-            only_exercises,
-            with_answers(answers(LESSON)),
-            without("check-1"),
-            rewritten(check_2='print("Right: so it is")'),
-        ],
-        "eve": [only_exercises],
     }
     table = tmp_path / "results.csv"
     found = judged(tmp_path, LESSON, students, "--csv", str(table))
-    assert found["ada"] == {1: ("passed", ""), 2: ("passed", "")}
+    assert found["ada"] == {1: ("passed", ""), 2: ("no check", "the cell check(2) was changed")}
     assert found["bob"][1][0] == "not yet"
     assert "Divide by world_size" in found["bob"][1][1]
     assert found["bob"][2][0] == "error"
     assert "SyntaxError" in found["bob"][2][1]
-    assert found["dan"] == {
-        1: ("no check", "there is no cell check(1)"),
-        2: ("no check", "the cell check(2) was changed"),
-    }
-    assert found["eve"] == {1: ("not yet", "untouched"), 2: ("not yet", "untouched")}
     printed = capsys.readouterr().out
-    assert "ada      5       passed      passed" in printed
-    assert "4 students, 4 notebooks; all exercises passed in 1 of them" in printed
+    assert "ada      5       passed      no check" in printed
+    assert "2 students, 2 notebooks; all exercises passed in 0 of them" in printed
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert [(row["student"], row["state"]) for row in rows[:3]] == [
         ("ada", "passed"),
-        ("ada", "passed"),
+        ("ada", "no check"),
         ("bob", "not yet"),
     ]
 
@@ -156,7 +132,7 @@ def test_nothing_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A hang is interrupted; a hang that ignores it, a dead kernel and a broken file end their notebook alone."""
-    monkeypatch.setattr(submissions, "_ANSWERS_WITHIN", 5)
+    monkeypatch.setattr(submissions, "_ANSWERS_WITHIN", 3)
     stubborn = (
         "import time\nwhile True:\n    try:\n        time.sleep(600)\n    except KeyboardInterrupt:\n        pass"
     )
@@ -164,20 +140,17 @@ def test_nothing_ends_the_run(
         "ada": [without_ranks("import time; time.sleep(600)")],
         "bob": [without_ranks(stubborn)],
         "cyd": [without_ranks("import os\nos._exit(1)")],
-        "eve": [without_ranks('print("Right: so it is")'), rewritten(check_2="check(3)")],
     }
     (tmp_path / "class" / "fay").mkdir(parents=True)
     (tmp_path / "class" / "fay" / "broken.ipynb").write_text("{")
     (tmp_path / "class" / "gus.ipynb").write_text(json.dumps(running.read(running.QUICKSTART)))
-    found = judged(tmp_path, LESSON, students, "--cell-timeout", "15")
+    found = judged(tmp_path, LESSON, students, "--cell-timeout", "10")
     assert found["ada"][1][0] == "error"
-    assert found["ada"][1][1].startswith("cell 2 ran longer than 15 s; ")
+    assert found["ada"][1][1].startswith("cell 2 ran longer than 10 s; ")
     assert found["ada"][2][0] == "error"
     why = "the notebook ended in cell 2, which ran too long and ignored an interrupt"
     assert found["bob"] == {1: ("not run", why), 2: ("not run", why)}
     assert found["cyd"] == {1: ("not run", "the kernel died in cell 2"), 2: ("not run", "the kernel died in cell 2")}
-    assert found["eve"][1][0] == "error"
-    assert found["eve"][2] == ("no check", "the cell check(2) was changed")
     assert found["fay"] == found["gus"] == {}
     printed = capsys.readouterr().out
     assert "fay/broken.ipynb: can't be read as a notebook: " in printed
@@ -217,41 +190,6 @@ def test_a_check_ends_where_ranks_wait_for_each_other() -> None:
         raise ValueError("no idea")
 
     with ddp_lab.Cluster(n=2, backend="gloo"):
-        assert checks.on_ranks(left_out, timeout=3)().startswith("Not yet: the check did not end within 3 s.")
+        assert checks.on_ranks(left_out, timeout=0.5)().startswith("Not yet: the check did not end within 0.5 s.")
         with pytest.raises(ddp_lab.CellError, match="no idea"):
             checks.on_ranks(fails)()
-
-
-def planted(lesson: str) -> dict[str, dict[str, str]]:
-    """Student -> answers: all right, one wrong, all failing, the first without end, none."""
-    right = answers(lesson)
-    magics = {number: one.splitlines()[0] if one.startswith("%%") else "" for number, one in right.items()}
-    return {
-        "right": right,
-        **{f"wrong-{number}": answers(lesson, int(number)) for number in right},
-        "raises": {number: f"{magic}\nraise ValueError('no idea')" for number, magic in magics.items()},
-        "hangs": right | {"1": f"{magics['1'].split(' ')[0]}\nwhile True: pass"},
-        "idle": {},
-    }
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("lesson", LESSONS)
-def test_every_lesson(lesson: str, tmp_path: Path) -> None:
-    """Of each lesson, solutions pass; other answers don't, and the table says why; they spoil no other exercise."""
-    students = {student: [with_answers(given)] for student, given in planted(lesson).items()}
-    found = judged(tmp_path, lesson, students, "--cell-timeout", "60")
-    wrong = {student: int(student.removeprefix("wrong-")) for student in found if student.startswith("wrong-")}
-    passed = dict.fromkeys(found["right"], ("passed", ""))
-    assert found["right"] == passed
-    for student, number in (wrong | {"hangs": 1}).items():
-        state, why = found[student].pop(number)
-        if student == "hangs":
-            assert (state, why.split("; ")[0].partition(" ran ")[2]) == (teaching.ERROR, "longer than 60 s"), why
-        else:
-            assert state in (teaching.NOT_YET, teaching.ERROR), student
-            assert next(iter(wrong_answers(lesson)[str(number)].values())) in why, student
-        assert found[student] == {other: passed[other] for other in found[student]}, student
-    assert {state for state, why in found["raises"].values() if "ValueError: no idea" in why} == {teaching.ERROR}
-    assert all("ValueError: no idea" in why for _, why in found["raises"].values()), found["raises"]
-    assert found["idle"] == dict.fromkeys(passed, (teaching.NOT_YET, "untouched"))

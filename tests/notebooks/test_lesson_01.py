@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 
-import nbformat
-
 from . import running
-from .judging import LESSONS
 from .lesson_tests import test_checks as test_checks
 from .lesson_tests import test_predictions as test_predictions
 
@@ -29,22 +26,6 @@ CAME_TRUE = {
     3: "its cell ends with an error",
 }
 
-_PREDICT = """
-import gc
-import ipywidgets
-from checks import Prediction, Predictions
-
-predictions = Predictions(Prediction(["a", "b"], lambda: "b"))
-predictions.predict(1)
-[buttons] = [one for one in gc.get_objects() if isinstance(one, ipywidgets.RadioButtons)]
-buttons.value = "b"
-predictions.compare(1)
-try:
-    predictions.predict(1, "c")
-except ValueError as error:
-    print(error)
-"""
-
 
 def test_errors_cost_nothing(lesson: running.Notebook) -> None:
     """After one rank's error, and after a time-out, the ranks still have their variables and work together."""
@@ -56,11 +37,3 @@ def test_errors_cost_nothing(lesson: running.Notebook) -> None:
     assert "ranks 0–1 → 500500" in works
     assert "did not end within 2 s" in running.text(running.cell(lesson, "timeout"))
     assert re.search(r"\{0: \d+, 1: \d+\}", running.text(running.cell(lesson, "after-timeout")))
-
-
-def test_choices() -> None:
-    """A click on a button predicts; a name that is not a choice raises an error that lists the choices."""
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(_PREDICT)])
-    shown = running.text(running.execute(notebook, LESSONS).cells[0])
-    assert "✓ As you predicted: b." in shown
-    assert "'c' is not a choice: predict one of 'a', 'b'" in shown

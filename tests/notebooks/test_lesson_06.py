@@ -43,6 +43,8 @@ CAME_TRUE = {
     4: "it waits until bucket 0 is launched",
 }
 
+SHORTER = {"rounds=15": "rounds=5"}
+
 
 def test_order(lesson: running.Notebook) -> None:
     """Overlap by hand averages right; launching at once mixes the branches of ranks that disagree, launching in bucket

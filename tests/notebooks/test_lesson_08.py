@@ -60,6 +60,8 @@ CAME_TRUE = {
     4: "0.5",
 }
 
+SHORTER = {"for _ in range(6)]": "for _ in range(2)]"}
+
 
 def test_what_accumulating_costs(lesson: running.Notebook) -> None:
     """With small batches accumulating does not matter; with large ones 8 added gradients end far above the others."""

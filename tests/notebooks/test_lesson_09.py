@@ -51,6 +51,8 @@ CAME_TRUE = {
     4: "no, they differ",
 }
 
+SHORTER = {"wanted=15": "wanted=5"}
+
 
 def test_accuracy_against_bytes(lesson: running.Notebook) -> None:
     """Few bytes cost accuracy if what is not sent is forgotten, and next to none if it is remembered."""

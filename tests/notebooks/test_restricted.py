@@ -15,7 +15,7 @@ import torch
 
 from tests.notebooks import running
 from tests.notebooks.judging import Wrong, answered
-from tests.notebooks.restricted import FIRST_GRADIENT, PYTHON, REFUSED, Container, container, why_not
+from tests.notebooks.restricted import PYTHON, REFUSED, Container, container, why_not
 
 pytestmark = [
     pytest.mark.soak,
@@ -188,13 +188,6 @@ def test_the_container_is_what_it_says(hosted: Container) -> None:
         "cores": 2,
         "rights": "0" * 16,
     }
-
-
-def test_ranks_train(hosted: Container) -> None:
-    """Two ranks average a gradient, with the package that the wheel has installed."""
-    assert "averages {0: 1.5, 1: 1.5}" in program(hosted, FIRST_GRADIENT)
-    where = hosted.call(PYTHON, "-c", "import ddp_lab; print(ddp_lab.__file__)")
-    assert where.startswith("/srv/venv/lib/")
 
 
 def test_collectives_of_any_size(hosted: Container) -> None:

@@ -96,35 +96,15 @@ def test_nothing_is_fetched(pages: dict[Path, Page]) -> None:
     assert not any(_IN_STYLES.search(style) for style in written)
 
 
-def test_every_link_of_a_message_is_found(pages: dict[Path, Page], tmp_path: Path) -> None:
-    """`ddp-lab docs` finds each named heading of the troubleshooting page, in a copy of the package beside the site."""
-    shutil.copytree(ROOT / "ddp_lab", tmp_path / "ddp_lab", ignore=shutil.ignore_patterns("__pycache__", "_extensions"))
-    (tmp_path / "build").mkdir()
-    (tmp_path / "build" / "docs").symlink_to(next(path.parent for path in pages if path.match("docs/index.html")))
-    names = re.findall(r"^\(([\w-]+)\)=$", (SITE / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert names
-    for name in names:
-        command = [sys.executable, "-m", "ddp_lab", "docs", f"troubleshooting#{name}", "--print"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.endswith("/troubleshooting.html\n")
-
-
-def test_lessons_are_pages_with_folded_solutions(pages: dict[Path, Page]) -> None:
-    """Each lesson and notebook is a page, and each of its solutions is folded."""
+def test_solutions_and_answers_are_folded(pages: dict[Path, Page]) -> None:
+    """Each lesson and notebook is a page; each of its solutions is folded, and so is each answer to a question, whose
+    text is Markdown no more."""
     by_name = {path.relative_to(path.parents[1]).as_posix(): page for path, page in pages.items()}
     for notebook in [*ROOT.glob("tutorials/*.ipynb"), *ROOT.glob("notebooks/*.ipynb")]:
-        page = by_name[f"{notebook.parent.name}/{notebook.stem}.html"]
-        solutions = len(set(re.findall(r'"solution-(\d+)"', notebook.read_text(encoding="utf-8"))))
-        assert page.text.count("Show the solution") == solutions, notebook
-
-
-def test_answers_are_folded(pages: dict[Path, Page]) -> None:
-    """Each answer to a question of a lesson is folded on its page, and its text is Markdown no more."""
-    for lesson in ROOT.glob("tutorials/*.ipynb"):
-        [page] = [page for path, page in pages.items() if path.stem == lesson.stem]
+        page, source = by_name[f"{notebook.parent.name}/{notebook.stem}.html"], notebook.read_text(encoding="utf-8")
+        assert page.text.count("Show the solution") == len(set(re.findall(r'"solution-(\d+)"', source))), notebook
         answers = re.findall(r"<details><summary><b>Answer</b></summary>(.*?)</details>", page.text, re.DOTALL)
-        assert len(answers) == lesson.read_text(encoding="utf-8").count("<b>Answer</b>")
+        assert len(answers) == source.count("<b>Answer</b>")
         assert all(answer.lstrip().startswith("<p>") for answer in answers)
 
 

@@ -80,18 +80,17 @@ def test_the_wire_takes_nothing(lab: Lab) -> None:
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
-@pytest.mark.parametrize("rejoined", [False, True])
-def test_torchs_ports_are_sealed(lab: Lab, rejoined: bool) -> None:
+def test_torchs_ports_are_sealed(lab: Lab) -> None:
     """TCPStore's port and those of Gloo, of groups that the user makes, too, take nobody once the ranks are connected:
     nor after a rejoin."""
     lab.run("more = dist.new_group()")
-    if rejoined:
-        lab.rejoin()
-    processes = {name: pid for pid, name in process_ids(lab).items()}
-    ports = sorted({port for rank in ("rank 0", "rank 1") for port in listening(processes[rank])})
-    assert len(ports) >= 5
-    told = _try(ports=ports)
-    assert {what.partition(":")[0] for what in told.values()} == {"refused"}
+    for rejoin in (lambda: None, lab.rejoin):
+        rejoin()
+        processes = {name: pid for pid, name in process_ids(lab).items()}
+        ports = sorted({port for rank in ("rank 0", "rank 1") for port in listening(processes[rank])})
+        assert len(ports) >= 5
+        told = _try(ports=ports)
+        assert {what.partition(":")[0] for what in told.values()} == {"refused"}
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
     lab.run("del more")
 
@@ -136,6 +135,7 @@ def test_a_port_of_the_users_own_stays_open(lab: Lab) -> None:
     lab.run("own.close(); del more")
 
 
+@pytest.mark.soak
 def test_an_offered_zygote_serves_its_user_alone() -> None:
     """Even where its folder lets everybody in, who connects as another user is hung up on, and this user is not."""
     folder = Path(tempfile.mkdtemp(dir="/tmp"))  # a worker's own lets nobody in

@@ -178,9 +178,9 @@ class Backend final : public c10d::Backend, public PiecewiseBackend {
     check_root(options.rootRank, size_, what);
     const Call call = call_of(Kind::kBroadcast, tensor, options.rootRank);
     return give(c10d::OpType::BROADCAST, "shm:broadcast", tensors, tensors, options,
-                [this, call, tensor](const Patience& patience) {
+                [this, call, tensor](const WaitPolicy& policy) {
                   group_->enter(call);
-                  shared_memory::broadcast(*group_, bytes_of(tensor), tensor.nbytes(), call.root, patience);
+                  shared_memory::broadcast(*group_, bytes_of(tensor), tensor.nbytes(), call.root, policy);
                 });
   }
 
@@ -211,9 +211,9 @@ class Backend final : public c10d::Backend, public PiecewiseBackend {
     const Call call = reducing(Kind::kAllReduce, like, c10d::ReduceOp::SUM);
     const Reduction reduction = reduction_of(like, c10d::ReduceOp::SUM);
     return give(c10d::OpType::ALLREDUCE, "shm:all_reduce", {like}, {like}, c10d::AllreduceOptions(),
-                [this, call, array, reduction, kept = std::move(kept)](const Patience& patience) {
+                [this, call, array, reduction, kept = std::move(kept)](const WaitPolicy& policy) {
                   group_->enter(call);
-                  all_reduce(*group_, array, reduction, kAll, patience);
+                  all_reduce(*group_, array, reduction, kAll, policy);
                 });
   }
 
@@ -278,11 +278,11 @@ class Backend final : public c10d::Backend, public PiecewiseBackend {
         contiguous(list_of_root(inputs, first, options.rootRank, rank_, size_, "input", "shm: scatter"));
     const Call call = call_of(Kind::kScatter, first, options.rootRank);
     return give(c10d::OpType::SCATTER, "shm:scatter", from, outputs, options,
-                [this, call, from, to = Outputs(outputs)](const Patience& patience) {
+                [this, call, from, to = Outputs(outputs)](const WaitPolicy& policy) {
                   group_->enter(call);
                   const at::Tensor& output = to.used()[0];
                   shared_memory::scatter(*group_, all_inputs(from), bytes_of(output), output.nbytes(), call.root,
-                                         patience);
+                                         policy);
                   to.done();
                 });
   }
@@ -343,9 +343,9 @@ class Backend final : public c10d::Backend, public PiecewiseBackend {
   }
 
   Pointer barrier(const c10d::BarrierOptions& options) override {
-    return give(c10d::OpType::BARRIER, "shm:barrier", {}, {}, options, [this](const Patience& patience) {
+    return give(c10d::OpType::BARRIER, "shm:barrier", {}, {}, options, [this](const WaitPolicy& policy) {
       group_->enter(Call{});
-      group_->meet(patience);
+      group_->barrier(policy);
     });
   }
 
@@ -376,7 +376,7 @@ class Backend final : public c10d::Backend, public PiecewiseBackend {
       calls.push_back(reducing(said, in_place(tensor, what), options.reduceOp, root));
     }
     return give(kind, title, tensors, tensors, options,
-                [this, calls, tensors, root, op = options.reduceOp](const Patience& patience) {
+                [this, calls, tensors, root, op = options.reduceOp](const WaitPolicy& policy) {
                   const at::NoGradGuard no_grad;
                   Tensors copies;
                   if (overlap(tensors)) copies = each(tensors, [](const at::Tensor& tensor) { return tensor.clone(); });
@@ -384,7 +384,7 @@ class Backend final : public c10d::Backend, public PiecewiseBackend {
                   for (std::size_t i = 0; i < reduced.size(); ++i) {
                     std::byte* const data = bytes_of(reduced[i]);
                     group_->enter(calls[i], root == kAll ? data : nullptr);
-                    all_reduce(*group_, {data, reduced[i].nbytes()}, reduction_of(reduced[i], op), root, patience);
+                    all_reduce(*group_, {data, reduced[i].nbytes()}, reduction_of(reduced[i], op), root, policy);
                   }
                   for (std::size_t i = 0; i < copies.size(); ++i) tensors[i].copy_(copies[i]);
                 });
@@ -401,10 +401,10 @@ class Backend final : public c10d::Backend, public PiecewiseBackend {
     }
     const std::vector<Outputs> to(outputs.begin(), outputs.end());
     return give(kind, title, inputs, result, options,
-                [this, calls, to, root, from = contiguous(inputs)](const Patience& patience) {
+                [this, calls, to, root, from = contiguous(inputs)](const WaitPolicy& policy) {
                   for (std::size_t i = 0; i < from.size(); ++i) {
                     group_->enter(calls[i]);
-                    all_gather(*group_, bytes_of(from[i]), all_bytes(to[i].used()), from[i].nbytes(), root, patience);
+                    all_gather(*group_, bytes_of(from[i]), all_bytes(to[i].used()), from[i].nbytes(), root, policy);
                     to[i].done();
                   }
                 });
@@ -418,13 +418,13 @@ class Backend final : public c10d::Backend, public PiecewiseBackend {
       calls.push_back(reducing(Kind::kReduceScatter, output, options.reduceOp));
     }
     return give(kind, title, shown, outputs, options,
-                [this, calls, inputs, to = Outputs(outputs), op = options.reduceOp](const Patience& patience) {
+                [this, calls, inputs, to = Outputs(outputs), op = options.reduceOp](const WaitPolicy& policy) {
                   for (std::size_t i = 0; i < inputs.size(); ++i) {
                     const at::Tensor& output = to.used()[i];
                     group_->enter(calls[i]);
                     shared_memory::reduce_scatter(*group_, all_inputs(inputs[i]), bytes_of(output),
                                                   static_cast<std::size_t>(output.numel()), reduction_of(output, op),
-                                                  patience);
+                                                  policy);
                   }
                   to.done();
                 });
@@ -443,9 +443,9 @@ class Backend final : public c10d::Backend, public PiecewiseBackend {
     Call call = call_of(Kind::kAllToAll, inputs[0]);
     call.bytes = 0;  // sizes may differ; they are compared later
     return give(c10d::OpType::ALLTOALL, title, shown, result, options,
-                [this, call, from = contiguous(inputs), to = Outputs(outputs)](const Patience& patience) {
+                [this, call, from = contiguous(inputs), to = Outputs(outputs)](const WaitPolicy& policy) {
                   group_->enter(call);
-                  all_to_all(*group_, pieces(from), pieces(to.used()), patience);
+                  all_to_all(*group_, pieces(from), pieces(to.used()), policy);
                   to.done();
                 });
   }

@@ -26,13 +26,13 @@ std::size_t piece_bytes(const Group& group) {
 }
 
 // A part of a range of bytes.
-struct Part {
+struct ByteRange {
   std::size_t first;
   std::size_t count;
 };
 
 // What rank `rank` reduces of so many bytes; whole elements, as they are smaller than what shares are rounded to.
-Part share_of(int rank, int size, std::size_t bytes) {
+ByteRange share_of(int rank, int size, std::size_t bytes) {
   const std::size_t each = (bytes + static_cast<std::size_t>(size) - 1) / static_cast<std::size_t>(size);
   const std::size_t rounded = (each + kAligned - 1) / kAligned * kAligned;
   const std::size_t first = std::min(bytes, static_cast<std::size_t>(rank) * rounded);
@@ -70,9 +70,9 @@ const std::byte* piece_of(Group& group, std::size_t from) {
   return group.slot_of(static_cast<int>(from)) + static_cast<std::size_t>(group.rank()) * piece_bytes(group);
 }
 
-void reduce_small(Group& group, const Pieces& array, const Reduction& reduction, int root, const Patience& patience) {
+void reduce_small(Group& group, const Pieces& array, const Reduction& reduction, int root, const WaitPolicy& policy) {
   array.read(group.own_slot(), 0, array.bytes());
-  group.meet(patience);
+  group.barrier(policy);
   if (root == kAll || root == group.rank()) {
     std::vector<const std::byte*> sources;
     for (int rank = 0; rank < group.size(); ++rank) {
@@ -100,7 +100,7 @@ class SlotReduce {
   // Before a round: what the others reduce of chunk `index`.
   void publish(std::size_t index) {
     for (int rank = 0; rank < group_.size(); ++rank) {
-      const Part share = share_at(index, rank);
+      const ByteRange share = share_at(index, rank);
       if (rank != group_.rank()) {
         array_.read(group_.own_slot() + share.first, at(index, share), share.count);
       }
@@ -109,7 +109,7 @@ class SlotReduce {
 
   // After it: this rank's share of that chunk.
   void reduce_share(std::size_t index) {
-    const Part share = share_at(index, group_.rank());
+    const ByteRange share = share_at(index, group_.rank());
     for (std::size_t done = 0; done < share.count; done += kBlockBytes) {
       reduce_block(at(index, share) + done, share.first + done, done, std::min(kBlockBytes, share.count - done));
     }
@@ -118,7 +118,7 @@ class SlotReduce {
   // After the next one: what the others have made of it.
   void collect(std::size_t index) {
     for (int rank = 0; wanted_ && rank < group_.size(); ++rank) {
-      const Part share = share_at(index, rank);
+      const ByteRange share = share_at(index, rank);
       if (rank != group_.rank()) {
         array_.write(at(index, share), share.count, group_.slot_of(rank) + kResults);
       }
@@ -146,10 +146,10 @@ class SlotReduce {
     }
   }
 
-  Part share_at(std::size_t index, int rank) const {
+  ByteRange share_at(std::size_t index, int rank) const {
     return share_of(rank, group_.size(), std::min(kChunkBytes, array_.bytes() - index * kChunkBytes));
   }
-  static std::size_t at(std::size_t index, const Part& share) { return index * kChunkBytes + share.first; }
+  static std::size_t at(std::size_t index, const ByteRange& share) { return index * kChunkBytes + share.first; }
 
   Group& group_;
   const Pieces& array_;
@@ -161,38 +161,38 @@ class SlotReduce {
 // Where every rank's data lies in its pool: each reduces its share of a chunk where it is, and reads the other shares
 // from where they were reduced.
 void reduce_in_pools(Group& group, std::byte* data, std::size_t bytes, const Reduction& reduction,
-                     const Patience& patience) {
+                     const WaitPolicy& policy) {
   for (std::size_t first = 0; first < bytes; first += kChunkBytes) {
     const std::size_t count = std::min(kChunkBytes, bytes - first);
-    const Part own = share_of(group.rank(), group.size(), count);
+    const ByteRange own = share_of(group.rank(), group.size(), count);
     std::vector<const std::byte*> sources;
     for (int rank = 0; rank < group.size(); ++rank) {
       sources.push_back((rank == group.rank() ? data : group.in_pool_of(rank)) + first + own.first);
     }
     reduce(data + first + own.first, sources, own.count / reduction.item, reduction.dtype, reduction.op);
-    group.meet(patience);
+    group.barrier(policy);
     for (int rank = 0; rank < group.size(); ++rank) {
-      const Part share = share_of(rank, group.size(), count);
+      const ByteRange share = share_of(rank, group.size(), count);
       if (rank != group.rank()) {
         copy_bytes(data + first + share.first, group.in_pool_of(rank) + first + share.first, share.count);
       }
     }
   }
-  group.meet(patience);  // all have read: the data is its owner's again
+  group.barrier(policy);  // all have read: the data is its owner's again
 }
 
-void reduce_large(Group& group, const Pieces& array, const Reduction& reduction, int root, const Patience& patience) {
+void reduce_large(Group& group, const Pieces& array, const Reduction& reduction, int root, const WaitPolicy& policy) {
   SlotReduce slots(group, array, reduction, root);
   if (!group.in_own_pool()) {
     slots.publish(0);
   }
-  group.meet(patience);
+  group.barrier(policy);
   if (group.in_all_pools()) {
-    return reduce_in_pools(group, array.place_of(0, array.bytes()), array.bytes(), reduction, patience);
+    return reduce_in_pools(group, array.place_of(0, array.bytes()), array.bytes(), reduction, policy);
   }
   if (group.in_some_pool()) {  // those ranks have to copy, too
     slots.publish(0);
-    group.meet(patience);
+    group.barrier(policy);
   }
   slots.reduce_share(0);
   for (std::size_t chunk = 1; chunk <= slots.chunks(); ++chunk) {
@@ -200,7 +200,7 @@ void reduce_large(Group& group, const Pieces& array, const Reduction& reduction,
     if (more) {
       slots.publish(chunk);
     }
-    group.meet(patience);
+    group.barrier(policy);
     slots.collect(chunk - 1);
     if (more) {
       slots.reduce_share(chunk);
@@ -210,20 +210,20 @@ void reduce_large(Group& group, const Pieces& array, const Reduction& reduction,
 
 }  // namespace
 
-void all_reduce(Group& group, const Pieces& array, const Reduction& reduction, int root, const Patience& patience) {
+void all_reduce(Group& group, const Pieces& array, const Reduction& reduction, int root, const WaitPolicy& policy) {
   if (array.bytes() <= kSmallBytes) {
-    reduce_small(group, array, reduction, root, patience);
+    reduce_small(group, array, reduction, root, policy);
   } else {
-    reduce_large(group, array, reduction, root, patience);
+    reduce_large(group, array, reduction, root, policy);
   }
 }
 
-void broadcast(Group& group, std::byte* data, std::size_t bytes, int root, const Patience& patience) {
+void broadcast(Group& group, std::byte* data, std::size_t bytes, int root, const WaitPolicy& policy) {
   in_rounds(bytes, kChunkBytes, [&](std::size_t first, std::size_t count) {
     if (group.rank() == root) {
       copy_bytes(group.own_slot(), data + first, count);
     }
-    group.meet(patience);
+    group.barrier(policy);
     if (group.rank() != root) {
       copy_bytes(data + first, group.slot_of(root), count);
     }
@@ -231,13 +231,13 @@ void broadcast(Group& group, std::byte* data, std::size_t bytes, int root, const
 }
 
 void all_gather(Group& group, const std::byte* input, const std::vector<std::byte*>& outputs, std::size_t bytes,
-                int root, const Patience& patience) {
+                int root, const WaitPolicy& policy) {
   const bool wanted = root == kAll || root == group.rank();
   in_rounds(bytes, kChunkBytes, [&](std::size_t first, std::size_t count) {
     if (root != group.rank()) {
       copy_bytes(group.own_slot(), input + first, count);
     }
-    group.meet(patience);
+    group.barrier(policy);
     for (int rank = 0; wanted && rank < group.size(); ++rank) {
       const std::byte* const from = rank == group.rank() ? input + first : group.slot_of(rank);
       copy_bytes(outputs[static_cast<std::size_t>(rank)] + first, from, count);
@@ -246,17 +246,17 @@ void all_gather(Group& group, const std::byte* input, const std::vector<std::byt
 }
 
 void scatter(Group& group, const std::vector<const std::byte*>& inputs, std::byte* output, std::size_t bytes, int root,
-             const Patience& patience) {
+             const WaitPolicy& policy) {
   const auto from = static_cast<std::size_t>(root);
   in_rounds(bytes, piece_bytes(group), [&](std::size_t first, std::size_t count) {
     publish(group, inputs, first, count);  // without effect but on the root
-    group.meet(patience);
+    group.barrier(policy);
     copy_bytes(output + first, group.rank() == root ? inputs[from] + first : piece_of(group, from), count);
   });
 }
 
 void all_to_all(Group& group, const std::vector<Piece>& inputs, const std::vector<Piece>& outputs,
-                const Patience& patience) {
+                const WaitPolicy& policy) {
   const std::size_t ranks = inputs.size();
   const auto own = static_cast<std::size_t>(group.rank());
   std::vector<std::uint64_t> sizes(2 * ranks);  // that this rank sends, then those that it expects
@@ -264,7 +264,7 @@ void all_to_all(Group& group, const std::vector<Piece>& inputs, const std::vecto
   std::transform(outputs.begin(), outputs.end(), sizes.begin() + static_cast<std::ptrdiff_t>(ranks),
                  [](const Piece& piece) { return piece.bytes; });
   std::memcpy(group.own_slot(), sizes.data(), sizes.size() * sizeof(std::uint64_t));
-  group.meet(patience);
+  group.barrier(policy);
   std::vector<const std::uint64_t*> of_rank;
   for (int rank = 0; rank < group.size(); ++rank) {
     of_rank.push_back(reinterpret_cast<const std::uint64_t*>(group.slot_of(rank)));
@@ -292,7 +292,7 @@ void all_to_all(Group& group, const std::vector<Piece>& inputs, const std::vecto
         copy_bytes(group.own_slot() + rank * piece, inputs[rank].data + first, left(inputs[rank], first));
       }
     }
-    group.meet(patience);
+    group.barrier(policy);
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       const std::byte* const from = rank == own ? inputs[own].data + first : piece_of(group, rank);
       copy_bytes(outputs[rank].data + first, from, left(outputs[rank], first));
@@ -301,11 +301,11 @@ void all_to_all(Group& group, const std::vector<Piece>& inputs, const std::vecto
 }
 
 void reduce_scatter(Group& group, const std::vector<const std::byte*>& inputs, std::byte* output, std::size_t elements,
-                    const Reduction& reduction, const Patience& patience) {
+                    const Reduction& reduction, const WaitPolicy& policy) {
   const auto own = static_cast<std::size_t>(group.rank());
   in_rounds(elements * reduction.item, piece_bytes(group), [&](std::size_t first, std::size_t count) {
     publish(group, inputs, first, count);
-    group.meet(patience);
+    group.barrier(policy);
     std::vector<const std::byte*> sources;
     for (std::size_t rank = 0; rank < inputs.size(); ++rank) {
       sources.push_back(rank == own ? inputs[own] + first : piece_of(group, rank));

@@ -143,7 +143,7 @@ const std::byte* Group::in_pool_of(int rank) const {
   return pools_[static_cast<std::size_t>(rank)].get() + place_on(rank);
 }
 
-void Group::meet(const Patience& patience) {
+void Group::barrier(const WaitPolicy& policy) {
   ++rounds_;
   Member& own = member(rank_);
   own.stage.store(rounds_, std::memory_order_seq_cst);
@@ -152,7 +152,7 @@ void Group::meet(const Patience& patience) {
   }
   for (int peer = 1; peer < size_; ++peer) {
     const int rank = (rank_ + peer) % size_;
-    wait_for(rank, patience);
+    wait_for(rank, policy);
     if (!compared_) {
       compare(rank);
     }
@@ -160,7 +160,7 @@ void Group::meet(const Patience& patience) {
   compared_ = true;
 }
 
-void Group::wait_for(int rank, const Patience& patience) {
+void Group::wait_for(int rank, const WaitPolicy& policy) {
   Member& peer = member(rank);
   for (int i = 0; i < spins_; ++i) {
     if (reached(peer.stage.load(std::memory_order_acquire), rounds_)) {
@@ -186,25 +186,25 @@ void Group::wait_for(int rank, const Patience& patience) {
       return;
     }
     if (!reached(peer.stage.load(std::memory_order_acquire), rounds_)) {
-      check(rank, patience);
+      check(rank, policy);
     }
   }
 }
 
-void Group::check(int rank, const Patience& patience) {
+void Group::check(int rank, const WaitPolicy& policy) {
   if (broken()) {
     throw_broken();
   }
   if (peers_.ended(rank) && !reached(member(rank).stage.load(std::memory_order_acquire), rounds_)) {
     fail(name(rank) + " ended while " + name(rank_) + " waited for it in " + words(call_));
   }
-  if (std::chrono::steady_clock::now() > patience.deadline) {
-    fail("Timed out waiting " + std::to_string(patience.timeout.count()) + "ms: " + name(rank_) + " waited for " +
+  if (std::chrono::steady_clock::now() > policy.deadline) {
+    fail("Timed out waiting " + std::to_string(policy.timeout.count()) + "ms: " + name(rank_) + " waited for " +
          name(rank) + " in " + words(call_));
   }
-  if (patience.look) {
+  if (policy.look) {
     try {
-      patience.look();
+      policy.look();
     } catch (...) {
       break_off(name(rank_) + " was interrupted in " + words(call_));
       throw;

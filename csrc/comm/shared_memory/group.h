@@ -61,7 +61,7 @@ class GroupError : public std::runtime_error {
 };
 
 // How long an operation may take, and what is done now and then while it waits.
-struct Patience {
+struct WaitPolicy {
   std::chrono::steady_clock::time_point deadline;
   std::chrono::milliseconds timeout;
   std::function<void()> look;  // may throw, which ends the operation
@@ -103,8 +103,8 @@ class Group {
   // Where this rank writes in the coming round.
   std::byte* own_slot() { return slot(rank_, rounds_ + 1); }
 
-  // Publishes it and waits for all; throws GroupError, or what `patience.look` does.
-  void meet(const Patience& patience);
+  // Publishes it and waits for all; throws GroupError, or what `policy.look` does.
+  void barrier(const WaitPolicy& policy);
 
   // What `rank` wrote in the round that has been met in.
   const std::byte* slot_of(int rank) { return slot(rank, rounds_); }
@@ -124,8 +124,8 @@ class Group {
   Member& member(int rank) const;
   std::byte* slot(int rank, std::uint32_t round) const;
   std::uint64_t place_on(int rank) const;
-  void wait_for(int rank, const Patience& patience);
-  void check(int rank, const Patience& patience);
+  void wait_for(int rank, const WaitPolicy& policy);
+  void check(int rank, const WaitPolicy& policy);
   void compare(int rank);
   std::string words(const Call& call) const;
   void wake(Member& member);

@@ -37,7 +37,7 @@ struct Operation {
   std::vector<at::Tensor> outputs;
   std::chrono::milliseconds timeout;  // of the queue, unless it is positive
   bool asynchronous;                  // the caller does not wait for it
-  std::function<void(const Patience&)> run;
+  std::function<void(const WaitPolicy&)> run;
 };
 
 class Queue {
@@ -56,7 +56,7 @@ class Queue {
 
  private:
   struct Task {
-    std::function<void(const Patience&)> run;
+    std::function<void(const WaitPolicy&)> run;
     c10::intrusive_ptr<Work> work;
     std::chrono::milliseconds timeout;
     std::uint64_t flight = 0;

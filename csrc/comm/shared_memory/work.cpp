@@ -77,7 +77,7 @@ bool Forwarded::wait(std::chrono::milliseconds timeout) {
     throw;
   }
   finish();  // ends the span in a profile
-  if (done && !has_future()) tell_ended();
+  if (done && !has_future()) notify_end();
   return done;
 }
 

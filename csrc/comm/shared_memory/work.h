@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
-#include "comm/passing.h"
+#include "comm/collective_interception.h"
 
 namespace ddp_lab::shared_memory {
 
@@ -20,7 +20,7 @@ void look_for_signals();
 // This thread does so before it waits for a work that has not ended: without it, it would wait for itself.
 void run_before_waiting(std::function<void()> action);
 
-class Work : public c10d::Work, public TellsWaits {
+class Work : public c10d::Work, public ReportsWaits {
  public:
   Work(int rank, c10d::OpType kind, const char* title, const std::vector<at::Tensor>& inputs,
        std::vector<at::Tensor> outputs, std::uint64_t number);
@@ -40,7 +40,7 @@ class Work : public c10d::Work, public TellsWaits {
 };
 
 // One that the Gloo group within executes; a profile shows it under `title`.
-class Forwarded : public c10d::Work, public TellsWaits {
+class Forwarded : public c10d::Work, public ReportsWaits {
  public:
   Forwarded(int rank, c10d::OpType kind, const char* title, const std::vector<at::Tensor>& inputs,
             c10::intrusive_ptr<c10d::Work> inner);

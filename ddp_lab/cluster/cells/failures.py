@@ -337,18 +337,18 @@ def _headline(failure: RankFailure) -> str:
 def _folded(failures: Sequence[RankFailure], first: RankFailure) -> list[str]:
     """One line for the ranks that waited and report the same, one for each other failure."""
     lines = []
-    freed: dict[tuple[str, str], list[int]] = {}
+    unblocked: dict[tuple[str, str], list[int]] = {}
     stopped: list[int] = []
     for failure in failures:
         if failure.name == INTERRUPTED:
             stopped.append(failure.rank)
         elif failure.secondary:
-            freed.setdefault((failure.waited_in, _headline(failure)), []).append(failure.rank)
+            unblocked.setdefault((failure.waited_in, _headline(failure)), []).append(failure.rank)
         else:
             later = (failure.time_ns - first.time_ns) / 1e6 if first.time_ns else 0.0
             when = f" {later:.0f} ms later" if later >= 1 else " too"
             lines.append(f"rank {failure.rank} failed{when}: {_headline(failure)}")
-    for (waited_in, headline), ranks in freed.items():
+    for (waited_in, headline), ranks in unblocked.items():
         where = f" in {waited_in}" if waited_in else ""
         lines.append(f"{label_of(ranks)} waited for rank {first.rank}{where} and {_was(ranks)} unblocked ({headline})")
     if stopped:

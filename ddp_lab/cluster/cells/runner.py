@@ -110,8 +110,8 @@ class CellRunner:
             new_view: makes the view of the cell's progress; its argument: whether the cell is waited for.
         """
         members = session.members
-        idle = members.suspect  # then wait for the ranks
-        replaced = members.ensure_whole()
+        idle = members.groups_uncertain  # then wait for the ranks
+        replaced = members.restore_groups()
         number = next(self._numbers)
         name, view = code.name if isinstance(code, CellText) else options.label or "", options.view
         board, label = options.board, options.label or f"cell {number}"
@@ -137,8 +137,8 @@ class CellRunner:
             try:
                 self.last_result = cell_run.wait(options.tick, late)
             except (CellError, KeyboardInterrupt):  # wait for the ranks too before reporting anything else
-                members.suspect = True
-                members.settle()
+                members.groups_uncertain = True
+                members.verify_groups()
                 raise
             session.wire.wait_for(cell_id, ranks)
             return self.last_result

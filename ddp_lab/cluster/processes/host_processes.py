@@ -196,10 +196,10 @@ class HostProcesses(Processes):
         self._rendezvous, self._interfaces[first.host.name] = way["address"], way["interface"]
         ways = self._answers({each: ("route", {"to": self._rendezvous}) for each in others})
         self._interfaces |= {each.host.name: way["interface"] for each, way in ways.items()}
-        port = self._answers({first: ("meet", {"address": self._rendezvous})})[first]["port"]
+        port = self._answers({first: ("listen", {"address": self._rendezvous})})[first]["port"]
         targets = {"targets": [(self._rendezvous, port)], "seconds": _TRY_SECONDS}
         self._answers(dict.fromkeys(others, ("reach", targets)))
-        self._answers({first: ("meet", {"address": None})})
+        self._answers({first: ("listen", {"address": None})})
 
     def _address(self, server: Server, seen_from: Server) -> str:
         if server.host.local:

@@ -300,7 +300,7 @@ class ForkServer:
         self._send({"op": "signal", "rank": rank, "signal": int(number)})
 
     def ask(self, op: str, **arguments: Any) -> int:
-        """Asks a question that `Meeting` of the fork server answers; returns a number for `answer`."""
+        """Asks a question that `AddressProbe` of the fork server answers; returns a number for `answer`."""
         number = next(self._questions)
         self._send({"op": op, "id": number, **arguments})
         return number

@@ -215,7 +215,7 @@ class Processes:
         self.fork_engines(progress)
         self._up = True
 
-    def open_again(self, engines: Mapping[int, tuple[int, str]]) -> None:
+    def reattach(self, engines: Mapping[int, tuple[int, str]]) -> None:
         """Connects to an earlier client's ranks; those that have not joined are terminated.
 
         Args:

@@ -54,7 +54,7 @@ class Groups(View):
         return timeline.group_summary()
 
     def reported(self, timeline: Timeline, chosen: Selection) -> Reported | None:
-        scene = self.scene(self.facts(timeline, Selection()))
+        scene = self.scene(group_lanes(timeline, of_each=None))
         caption = (
             "Every collective, send and receive, from any source: the newest ones of the recording. The table sums "
             "up each group."
@@ -109,16 +109,17 @@ class GroupLanes:
         return lines if told["state"] == "complete" else [*lines, f"state: {told['state']}"]
 
 
-def group_lanes(timeline: Timeline, newest: int | None = None) -> GroupLanes:
+def group_lanes(timeline: Timeline, newest: int | None = None, of_each: int | None = _NEWEST) -> GroupLanes:
     """Reads a timeline.
 
     Args:
         timeline: the source of the operations.
         newest: how many operations of the busiest rank to draw; None for the default.
+        of_each: how many of each rank to sum up; None for all.
     """
-    columns = timeline.collective_columns(_NEWEST)
+    columns = timeline.collective_columns(of_each)
     facts = group_words.group_facts(columns, timeline.groups())
-    said = group_words.words(facts, columns, timeline.forgotten_collectives())
+    said = group_words.words(facts, columns, timeline.forgotten_collectives(of_each))
     lanes, headings, notes, lane_of = _lanes(facts, columns)
     shown, origin = _window(columns, newest or _WINDOW)
     entered, ended = columns["entered_ns"][shown], columns["ended_ns"][shown]

@@ -235,7 +235,7 @@ def _look(active: bool) -> list[_Known]:
         active: whether to return, of NCCL's groups, only collectives in flight.
     """
     global _last
-    living = [record for record in registry.alive() if not record.freed]
+    living = [record for record in registry.alive() if not record.shut_down]
     backends = sorted({backend for record in living for backend in record.backends})
     counts = _counts(living)
     state = [(record.name, record.made_ns, count) for record, count in zip(living, counts, strict=True)]

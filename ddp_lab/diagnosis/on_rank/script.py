@@ -25,41 +25,56 @@ class _Connection(Protocol):
 
 
 class ScriptRank:
-    """This process as a rank that runs a script, from construction on.
+    """This process as one that runs a script, from construction on.
+
+    Args:
+        rank: its rank; None while it is none.
+        job: of which it is a rank.
 
     Attributes:
         failed: how the script failed; "" while it has not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int | None = None, job: Job | None = None) -> None:
         self._main, self._began = threading.main_thread().ident or 0, (SCRIPT, time.monotonic_ns())
+        self._joined = rank, job
         self.failed = ""
+
+    def join(self, rank: int, size: int, meeting: str) -> None:
+        """Makes it a rank of those that the script has started and that meet there."""
+        _, job = self._joined
+        assert job is not None
+        self._joined = rank, replace(job, world_size=size, meeting=meeting)
 
     def answer(self, *, whole: bool = True) -> Examination:
         """What it does now. On any thread."""
         registry.adopt()
         seen = examine.examine(self._main, SCRIPT, self._began, whole=whole)
-        return Examination("lost" if self.failed else "running", seen, why=self.failed)
+        rank, job = self._joined
+        return Examination(
+            "lost" if self.failed else "running",
+            seen,
+            why=self.failed,
+            rank=rank,
+            pid=os.getpid(),
+            job={} if job is None else asdict(job),
+        )
 
 
-def install(telemetry: _Connection, folder: Path, rank: int, job: Job) -> ScriptRank:
+def install(telemetry: _Connection, folder: Path, rank: int | None, job: Job) -> ScriptRank:
     """Answers the client's examinations; call it before the script makes a group.
 
     Args:
         telemetry: connection to the client.
         folder: where a folder with a socket may be created.
-        rank: this one.
+        rank: this one; None while it is none.
         job: of which it is a rank.
 
     Returns:
         The rank. Note in it how the script has failed: from then on the rank says so.
     """
     own_collectives.install(folder, smaller=False)
-    script = ScriptRank()
-
-    def answer(request: Examine) -> Examination:
-        return replace(script.answer(whole=request.whole), rank=rank, pid=os.getpid(), job=asdict(job))
-
-    telemetry.on_control(Examine, answer)
+    script = ScriptRank(rank, job)
+    telemetry.on_control(Examine, lambda request: script.answer(whole=request.whole))
     telemetry.on_control(FindCallSite, examine.find_call_site)
     return script

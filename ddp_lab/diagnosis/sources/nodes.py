@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from ...formatting import enumeration
 from ..mismatch import with_places
 from ..snapshot import RankSnapshot
-from .script import Job, ScriptRanks
+from .script import Job, JobRanks
 
 __all__ = ["NodeRanks", "Store"]
 
@@ -236,14 +236,13 @@ class NodeRanks:
     """One node's part, for one attempt of a job: node 0 asks and says why ranks wait, the others answer and repeat it.
 
     Args:
-        job: the job.
         ranks: those of this node.
         seconds: after which waits are said.
         connect: connects to the job's store.
     """
 
-    def __init__(self, job: Job, ranks: ScriptRanks, seconds: float, connect: Callable[[Job], Store]) -> None:
-        self.job = job
+    def __init__(self, ranks: JobRanks, seconds: float, connect: Callable[[Job], Store]) -> None:
+        self.job = job = ranks.job
         self._ranks, self._cut_s = ranks, max(CUT_S, seconds / 2)
         self._nodes = _PeerNodes(job, connect)
         self._answered = self._repeated = 0  # of node 0's questions and sentences
@@ -269,7 +268,7 @@ class NodeRanks:
 
     def snapshots(self) -> list[RankSnapshot]:
         """What each rank of the job does, with the collectives that torch has recorded; empty if not all are known."""
-        own = [RankSnapshot.of_script(one) for one in self._ranks.look(whole=True)]
+        own = [RankSnapshot.of_script(one) for one in self._ranks.look()]
         if not own or not self._nodes.leads:
             return _local_snapshots(own, self._nodes) if own else []
         return with_places(_all_snapshots(own, self._nodes, self._nodes.ask(whole=True)), self._places)
@@ -312,4 +311,4 @@ class NodeRanks:
             found = self._ranks.places(range(self.job.world_size), *asked["places"])
             self._nodes.put(places=found, answers=self._answered)
         else:
-            self._nodes.put(whole=self._ranks.look(whole=True), answers=self._answered)
+            self._nodes.put(whole=self._ranks.look(), answers=self._answered)

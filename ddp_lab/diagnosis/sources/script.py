@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from ... import machine
+from ...formatting import enumeration, names
 from ...protocol.messages import Examination, Examine
 from ..mismatch import with_places
 from ..snapshot import RankSnapshot
 from . import ANSWER_S, Channel, call_sites
 
-__all__ = ["Job", "ScriptRanks"]
+__all__ = ["Job", "JobRanks", "ScriptRanks"]
+
+_IMPORTS_FIRST = "--multiprocessing-fork"  # of the command of a process that imports the script before it begins
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,7 @@ class Job:
         world_size: number of ranks.
         attempt: the run's id and how often it was restarted.
         of_script: the script has started the ranks, not the agents.
+        meeting: where the script's ranks look for each other, e.g. ``"port 29500"``.
     """
 
     host: str
@@ -36,6 +44,7 @@ class Job:
     world_size: int
     attempt: str
     of_script: bool = False
+    meeting: str = ""
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Job:
@@ -52,19 +61,33 @@ class Job:
 
 @dataclass
 class _Process:
-    """A rank's process that has answered.
+    """A process that has answered.
 
     Attributes:
-        rank: its rank.
+        rank: its rank; None of one that the script has started and that is none.
         pid: its process id.
         job: in which it is that rank.
+        seen: what it did when it last answered while it ran.
+        seen_at: when that was, on the monotonic clock.
         why: how it failed, as it has said itself.
     """
 
-    rank: int
+    rank: int | None
     pid: int
     job: Job
+    seen: Mapping[str, Any]
+    seen_at: float
     why: str = ""
+
+    @property
+    def last_seen(self) -> RankSnapshot:
+        """What it did then."""
+        return RankSnapshot.of_script({**self.seen, "rank": self.rank or 0, "state": "running"})
+
+    @property
+    def unseen_s(self) -> float:
+        """For how many seconds it has not answered."""
+        return time.monotonic() - self.seen_at
 
 
 class ScriptRanks:
@@ -81,66 +104,100 @@ class ScriptRanks:
     def __init__(self, channel: Channel, count: int) -> None:
         self._channel, self._count = channel, count
         self._processes: dict[int, _Process] = {}  # by their names on the channel, in the order of their first answers
-        self.job: Job | None = None  # known from the first answer on
 
-    @property
-    def are_of_script(self) -> bool:
-        """Whether the script has started them: then torch's agent does not end the run when one of them has ended."""
-        return self.job is not None and self.job.of_script
-
-    def look(self, *, whole: bool) -> list[dict[str, Any]]:
-        """What each rank does: ``rank``, ``state``, ``why`` and its answer, JSON-able; empty while not all have begun,
-        or if one can't be examined (its own log says why), or if the script runs several jobs at the same time.
+    def look(self, *, whole: bool, of: Job | None = None) -> dict[Job, list[dict[str, Any]]]:
+        """Job -> what each of its ranks does: ``rank``, ``state``, ``why`` and its answer, JSON-able. A job is
+        left out while ranks of it start; all are, if a process can't be examined (its own log says why).
 
         Args:
             whole: with the collectives that torch has recorded, which takes milliseconds of the ranks' time.
+            of: only this job; None: all that have a living rank.
         """
         connected = self._channel.connected()
-        answers = self._channel.request(connected, Examine(whole=whole), ANSWER_S)
+        of_others = [name for name, one in self._processes.items() if one.rank is not None and one.job != of]
+        answers = self._channel.request(connected.difference(of_others if of else ()), Examine(whole=whole), ANSWER_S)
         if answers.errors:
-            return []
+            return {}
         for name, answer in answers.items():
             self._note(name, answer, connected)
-        names = self._names()
-        if len(names) < (self.job.world_size if self.job is not None and self.job.of_script else self._count):
-            return []
-        return [self._state(names[rank], names[rank] in connected, answers.get(names[rank])) for rank in sorted(names)]
+        found = {}
+        for job in self._jobs(connected) if of is None else [of]:
+            own = self._names(job)
+            ranks = [self._state(name, name in connected, answers.get(name)) for name in own.values()]
+            missing = set(range(job.world_size)) - own.keys() if job.of_script and job.nodes == 1 else set()
+            if missing and not self._some_start():
+                why = self._who_could_come(job, connected, answers)
+                ranks += [{"rank": rank, "state": "missing", "why": why} for rank in missing]
+            if len(ranks) >= (job.world_size if job.of_script else self._count):
+                found[job] = sorted(ranks, key=lambda one: int(one["rank"]))
+        return found
 
-    def snapshots(self) -> list[RankSnapshot]:
-        """What each rank does now; empty if `look` is."""
-        return with_places([RankSnapshot.of_script(one) for one in self.look(whole=True)], self.places)
-
-    def places(self, ranks: Iterable[int], group: str, number: int) -> dict[int, Any]:
+    def places(self, ranks: Iterable[int], job: Job, group: str, number: int) -> dict[int, Any]:
         """Rank -> ``file`` and ``line`` where it entered a collective, of those that know it."""
-        names = self._names()
-        own = {names[rank]: rank for rank in ranks if rank in names}
+        known = self._names(job)
+        own = {known[rank]: rank for rank in ranks if rank in known}
         return {own[name]: site for name, site in call_sites(self._channel, own, group, number).items()}
+
+    def processes(self, job: Job) -> list[int]:
+        """The ids of its ranks' processes, by rank."""
+        return [self._processes[name].pid for _, name in sorted(self._names(job).items())]
+
+    def last_seen(self, pid: int) -> tuple[float, RankSnapshot] | None:
+        """For how many seconds a process has not answered, and what it did then; None if it is not known."""
+        return next(((one.unseen_s, one.last_seen) for one in self._processes.values() if one.pid == pid), None)
 
     def _note(self, name: int, answer: Examination, connected: set[int]) -> None:
         """Notes who answers; forgets the ranks of an earlier attempt: torch's agent has started the script again, or
         the script its ranks."""
-        job, rank = Job(**answer.job), answer.rank or 0
+        job = Job(**answer.job)
         if not job.of_script and any(one.job != job for one in self._processes.values() if not one.job.of_script):
             self._processes = {}
         known = self._processes.get(name)
-        if known is None or (known.pid, known.job) != (answer.pid, job):
-            if job.of_script and any(one.rank == rank and one.job == job for one in self._processes.values()):
-                self._processes = {
-                    other: one for other, one in self._processes.items() if self._lives(other, connected)
-                }
-            self._processes[name] = _Process(rank, answer.pid, job)
-        self._processes[name].why = answer.why
-        jobs = [one.job for one in self._processes.values()]
-        self.job = next((one for one in jobs if one.of_script), jobs[0])
+        is_new = known is None or (known.pid, known.job) != (answer.pid, job)
+        again = answer.rank is not None and answer.rank in self._names(job)
+        if is_new and again:
+            self._processes = {other: one for other, one in self._processes.items() if self._lives(other, connected)}
+        why = answer.why or ("" if known is None or known.pid != answer.pid else known.why)
+        self._processes[name] = _Process(answer.rank, answer.pid, job, answer.snapshot, time.monotonic(), why)
 
     def _lives(self, name: int, connected: set[int]) -> bool:
         return name in connected and not machine.ended(self._processes[name].pid)
 
-    def _names(self) -> dict[int, int]:
-        """Rank -> its name on the wire; empty if two processes of several jobs have the same number."""
-        own = [(name, one.rank) for name, one in self._processes.items() if one.job == self.job]
-        names = {rank: name for name, rank in own}
-        return names if len(names) == len(own) else {}
+    def _jobs(self, connected: set[int]) -> list[Job]:
+        """Those of the script that have a living rank; else the agent's."""
+        of_script = {
+            one.job: None
+            for name, one in self._processes.items()
+            if one.job.of_script and one.rank is not None and self._lives(name, connected)
+        }
+        return list(of_script) or list({one.job: None for one in self._processes.values() if not one.job.of_script})
+
+    def _names(self, job: Job) -> dict[int, int]:
+        """Rank -> its name on the wire."""
+        return {one.rank: name for name, one in self._processes.items() if one.job == job and one.rank is not None}
+
+    def _some_start(self) -> bool:
+        """Whether a process that the script has started imports the script still, as far as can be seen from here."""
+        known = {one.pid for one in self._processes.values()}
+        for script in [one.pid for one in self._processes.values() if not one.job.of_script]:
+            with contextlib.suppress(psutil.Error):  # one has ended meanwhile
+                for child in psutil.Process(script).children():
+                    if child.pid not in known and _IMPORTS_FIRST in child.cmdline():
+                        return True
+        return False
+
+    def _who_could_come(self, job: Job, connected: set[int], answers: Mapping[int, Examination]) -> str:
+        """What the script's processes do that are no ranks yet, and which are the same rank, in words."""
+        said, ended, ranks = list[str](), list[str](), dict[int, list[str]]()
+        for name, one in self._processes.items():
+            if one.rank is None:
+                told = RankSnapshot.of_script({**self._state(name, name in connected, answers.get(name)), "rank": 0})
+                is_over = told.state == "idle"
+                (ended if is_over else said).append(f"process {one.pid} {'has ended' if is_over else told}")
+            elif one.job == job:
+                ranks.setdefault(one.rank, []).append(str(one.pid))
+        twice = [f"processes {enumeration(who)} are both rank {rank}" for rank, who in ranks.items() if len(who) > 1]
+        return names([*twice, *(said or ended)])
 
     def _state(self, name: int, connected: bool, answer: Examination | None) -> dict[str, Any]:
         one = self._processes[name]
@@ -151,7 +208,33 @@ class ScriptRanks:
         elif not connected:
             state = "idle"
         elif machine.ended(one.pid):
-            state, why = "lost", one.why or "its process has ended"
+            one.why = one.why or f"its process has ended; last seen {one.unseen_s:.1f} s before: it {one.last_seen}"
+            state, why = "lost", one.why
         elif machine.stopped(one.pid):
             state, why = "stopped", f"kill -CONT {one.pid}"
         return {**seen, "rank": one.rank, "state": state, "why": why}
+
+
+@dataclass(frozen=True)
+class JobRanks:
+    """The ranks of one job on this host.
+
+    Attributes:
+        ranks: of all jobs.
+        job: which.
+    """
+
+    ranks: ScriptRanks
+    job: Job
+
+    def look(self) -> list[dict[str, Any]]:
+        """As `ScriptRanks.look`, with the collectives; empty if it lacks the job."""
+        return self.ranks.look(whole=True, of=self.job).get(self.job, [])
+
+    def snapshots(self) -> list[RankSnapshot]:
+        """What each rank does now; empty if `look` is."""
+        return with_places([RankSnapshot.of_script(one) for one in self.look()], self.places)
+
+    def places(self, ranks: Iterable[int], group: str, number: int) -> dict[int, Any]:
+        """As `ScriptRanks.places`."""
+        return self.ranks.places(ranks, self.job, group, number)

@@ -5,6 +5,7 @@ __all__ = [
     "cell",
     "delivery",
     "last_cell",
+    "lifecycle",
     "name_lookup",
     "progress_bars",
     "sources",

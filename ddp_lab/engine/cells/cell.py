@@ -74,7 +74,7 @@ _NOT_THE_USERS = {__file__, variables.__file__}  # frames above a function's own
 _failed: dict[str, str] = {}  # the last cells that failed here: id -> how, in words
 _REMEMBERED = 256
 _begun: deque[str] = deque(maxlen=_REMEMBERED)  # ids of cells that were run here
-_FREEING = "ddp_lab-free"  # name of a thread that unblocks the peers of a failed cell
+UNBLOCKING = "ddp_lab-unblock"  # name of a thread that unblocks the peers of a failed cell
 
 
 def running() -> str | None:
@@ -117,7 +117,7 @@ def run(cell: Cell, function: Callable[..., Any] | None = None, args: Any = (), 
     if end.cell_id in _begun:  # sent again, because the first request seemed to be lost with a controller
         raise RuntimeError(f"cell {end.label} has already run on this rank")
     _begun.append(end.cell_id)
-    _let_peers_be_freed()
+    _let_peers_be_unblocked()
     prepare(shell)
     sources.name_cells(shell, end.label, _first_line(text), text.above and f"{text.above}{text.text}")
     try:
@@ -148,10 +148,10 @@ def run(cell: Cell, function: Callable[..., Any] | None = None, args: Any = (), 
     return _report(shell, end, value, always=function is not None)
 
 
-def _let_peers_be_freed() -> None:
+def _let_peers_be_unblocked() -> None:
     """Waits (0.05 s at most) for the consequences of an earlier cell's failure, which belong to that cell."""
     for thread in threading.enumerate():
-        if thread.name == _FREEING:
+        if thread.name == UNBLOCKING:
             thread.join()
 
 

@@ -17,7 +17,7 @@ from . import cell
 _CHARACTERS = 8_192
 
 
-class _LastText:
+class _OutputTail:
     """The end of the written text; `OutStream` also writes to it."""
 
     def __init__(self) -> None:
@@ -37,12 +37,12 @@ class _LastText:
         """Nothing waits."""
 
 
-class Left:
+class LastCellRecord:
     """Knows this rank's last cell; installed on the rank's main thread."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
-        self._text = _LastText()
+        self._text = _OutputTail()
         self._cell: LastCell | None = None  # replaced, never changed: another thread reads it
 
     def install(self) -> None:
@@ -77,4 +77,4 @@ class Left:
 
 def install(telemetry: Telemetry) -> None:
     """Prepares this rank for a later client."""
-    Left(telemetry).install()
+    LastCellRecord(telemetry).install()

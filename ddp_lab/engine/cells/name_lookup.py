@@ -45,13 +45,13 @@ def install(channel: Any) -> None:
         return Completions(complete(request.text, names))
 
     def described(request: LookUp, names: Mapping[str, Any]) -> Page:
-        return Page(sections(request.text, names, request.source))
+        return Page(inspection_page(request.text, names, request.source))
 
-    channel.on_control(Complete, beside(completed, Completions))
-    channel.on_control(LookUp, beside(described, Page, _HELP_SECONDS))
+    channel.on_control(Complete, on_worker_thread(completed, Completions))
+    channel.on_control(LookUp, on_worker_thread(described, Page, _HELP_SECONDS))
 
 
-def beside(
+def on_worker_thread(
     look: Callable[[_Asked, Mapping[str, Any]], _Reply], failed: Callable[..., _Reply], seconds: float = _SECONDS
 ) -> Callable[[_Asked], _Reply]:
     """An answer that is computed on a thread of its own.
@@ -182,7 +182,7 @@ def _dictionary(holder: Any) -> Mapping[str, Any]:
     return own if isinstance(own, Mapping) else {}
 
 
-def sections(text: str, namespace: Mapping[str, Any], source: bool = False) -> list[tuple[str, str]]:
+def inspection_page(text: str, namespace: Mapping[str, Any], source: bool = False) -> list[tuple[str, str]]:
     """The help on a name.
 
     Args:

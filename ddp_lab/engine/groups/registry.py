@@ -5,16 +5,16 @@ nothing while a model, a `Work` or a variable refers to it. Its sockets can be s
 collective on them fails on both ends. Other backends have a working `abort`.
 
 See [Note: a reused descriptor]. A group's sockets are stored as (descriptor, inode). When the group no longer exists,
-its descriptors may be reused by other sockets. So `free` first duplicates the descriptor, compares the duplicate's
-inode, and shuts down the duplicate: it shuts exactly what it compared.
+its descriptors may be reused by other sockets. So `shut_down_groups` first duplicates the descriptor, compares the
+duplicate's inode, and shuts down the duplicate: it shuts exactly what it compared.
 
 See [Note: half a shutdown]. A socket is shut down only for reading: Gloo's thread reads the remaining data, can
 still answer its peer, then reads the end, fails all waiting works, and closes the socket, which the peer notices. If it
 were also shut down for writing, the answer would fail, and Gloo would fail no work.
 
 See [Note: what is on its way]. Works that Gloo forgets nevertheless ([Note: a work that Gloo forgets] in
-`csrc/comm/endable_work.h`: data being sent or received at that moment) are ended by `end_forgotten`. That leaks threads
-of Gloo, so it is better to delay `free` until no more data moves (`bytes_moved`).
+`csrc/comm/abortable_work.h`: data being sent or received at that moment) are ended by `abort_orphaned_works`. That
+leaks threads of Gloo, so it is better to delay `shut_down_groups` until no more data moves (`bytes_moved`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class GroupRecord:
     reference: weakref.ref[Any] = field(repr=False)
     made_ns: int = 0
     backends: tuple[str, ...] = ()
-    freed: bool = False
+    shut_down: bool = False
     asks_backend: bool = field(default=False, repr=False)  # for its count: a group asks only torch's own backends
 
     @property
@@ -113,7 +113,7 @@ def install(*, seals: bool = True) -> None:
     if _original is None:
         _original = c10d._new_process_group_helper
         c10d._new_process_group_helper = _registering
-        _C.make_gloo_endable()
+        _C.make_gloo_abortable()
 
 
 def adopt() -> None:
@@ -192,16 +192,16 @@ def unsealed() -> str:
     return _unsealed
 
 
-def free() -> int:
+def shut_down_groups() -> int:
     """Ends every collective that waits on any group of this rank, here and on its peers; callable from any thread.
 
     Returns:
         How many groups were shut down now. They stay unusable: the ranks must rejoin.
     """
     with _lock:
-        records = [record for record in _records if not record.freed]
+        records = [record for record in _records if not record.shut_down]
         for record in records:
-            record.freed = True
+            record.shut_down = True
     for record in records:
         for one in record.sockets:
             sockets.shut_down(one, socket.SHUT_RD)  # see [Note: half a shutdown]
@@ -209,31 +209,31 @@ def free() -> int:
     return len(records)
 
 
-def end_forgotten(seconds: float = 0.0) -> None:
+def abort_orphaned_works(seconds: float = 0.0) -> None:
     """Ends works that still wait on groups that were shut down, after up to `seconds` in which they may end themselves.
 
     Such a group is never destroyed: that would wait for Gloo's own threads, which run until their timeout.
     """
-    freed = [(record, record.group) for record in alive() if record.freed]
+    ended = [(record, record.group) for record in alive() if record.shut_down]
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and any(_C.count_gloo_works(group) for _, group in freed):
+    while time.monotonic() < deadline and any(_C.count_gloo_works(group) for _, group in ended):
         time.sleep(_LOOK_SECONDS)
-    for record, group in freed:
-        if _C.end_gloo_works(group, "the collective was unblocked because its process group was shut down"):
+    for record, group in ended:
+        if _C.abort_gloo_works(group, "the collective was unblocked because its process group was shut down"):
             _left_behind.add(group)
-            sockets.silence(record.sockets)
+            sockets.stop_polling(record.sockets)
 
 
-def quiet() -> None:
+def stop_polling() -> None:
     """Stops Gloo's threads from polling data that no work waits for, on groups that were shut down."""
     with _lock:
-        sockets.silence([one for record in _records if record.freed for one in record.sockets])
+        sockets.stop_polling([one for record in _records if record.shut_down for one in record.sockets])
 
 
 def bytes_moved() -> int:
     """The number of bytes through all groups' sockets in both directions; constant when no data moves."""
     with _lock:
-        return sockets.bytes_moved([one for record in _records if not record.freed for one in record.sockets])
+        return sockets.bytes_moved([one for record in _records if not record.shut_down for one in record.sockets])
 
 
 class Moves:
@@ -249,7 +249,7 @@ class Moves:
         return self._moved != before and time.monotonic() < self._deadline
 
 
-def free_store() -> int:
+def shut_down_store() -> int:
     """Ends waits in the rendezvous store on this rank (for a group that not all ranks make); from any thread.
 
     Returns:
@@ -270,7 +270,7 @@ def broken() -> bool:
 
 def sequences() -> dict[str, int]:
     """Group name -> how many collectives this rank has entered on it; equal on all members when none is incomplete."""
-    counts = {record.name: record.sequence for record in alive() if not record.freed}
+    counts = {record.name: record.sequence for record in alive() if not record.shut_down}
     return {name: count for name, count in counts.items() if count is not None}
 
 

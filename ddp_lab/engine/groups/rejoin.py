@@ -97,8 +97,8 @@ def take_down() -> dict[str, Any]:
     Returns:
         Name -> the destroyed group, as `rebuild` needs it.
     """
-    registry.free()
-    registry.end_forgotten(_FORGOTTEN_SECONDS)
+    registry.shut_down_groups()
+    registry.abort_orphaned_works(_FORGOTTEN_SECONDS)
     old = {record.name if record.ranks else _DEFAULT: record.group for record in registry.alive()}
     for model in live_models():
         model.sync.reducer.abandon()

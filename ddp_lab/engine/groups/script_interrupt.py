@@ -100,7 +100,7 @@ def _end_wait(received: signal.Signals, main: int) -> None:
             return
         if moves.go_on():
             still = time.monotonic() + _STILL_SECONDS[received]
-    for end in (registry.free, registry.end_forgotten, registry.free_store):
+    for end in (registry.shut_down_groups, registry.abort_orphaned_works, registry.shut_down_store):
         end()
         if _reached.wait(_REST_SECONDS):
             return

@@ -87,7 +87,7 @@ def bytes_moved(connections: Iterable[Socket]) -> int:
     return total
 
 
-def silence(connections: Iterable[Socket]) -> int:
+def stop_polling(connections: Iterable[Socket]) -> int:
     """Stops the notifications of incoming data on these connections for the threads that poll them.
 
     Gloo's loop leaves data that no work expects in the socket, and is notified of it again at once. The descriptors

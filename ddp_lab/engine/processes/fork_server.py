@@ -6,7 +6,7 @@ answers the same way on standard output:
     {"op": "fork", "connection": {...}, "ranks": [{"rank": 0, "env": {...}, "log": "...", "client": {...},
       "folder": "...", "gives_way": true}, ...]}
     {"op": "signal", "rank": 0, "signal": 15}
-    {"op": "ping"}, and the questions of `Meeting`, with an "id"
+    {"op": "ping"}, and the questions of `AddressProbe`, with an "id"
 
 The end of its input ends every rank.
 
@@ -83,7 +83,7 @@ class ForkServer:
         self._run_dir = run_dir
         self._logs = logs
         self._lease = lease
-        self._meeting = Meeting()
+        self._address_probe = AddressProbe()
         self._commands = commands
         self._events = events
         # pid -> rank; forked by one thread, ended by whichever learns of the end first
@@ -188,7 +188,7 @@ class ForkServer:
                         os.kill(pid, command["signal"])
         elif command["op"] == "ping":
             self.send("pong")
-        elif (answer := self._meeting.answer(command)) is not None:
+        elif (answer := self._address_probe.answer(command)) is not None:
             self.send("answer", id=command["id"], **answer)
         return None
 
@@ -214,11 +214,11 @@ class ForkServer:
             self.send("exited", rank=rank, pid=pid, code=code, **self._last_words(rank))
 
 
-class Meeting:
-    """Answers a client's questions about the network before ranks start; it holds a socket until the next `meet`.
+class AddressProbe:
+    """Answers a client's questions about the network before ranks start; it holds a socket until the next `listen`.
 
     Host names are not reliable: a name may resolve to loopback, to an address of another network, or not at all. So the
-    system is asked which address it would send from (`route`), and connections to listeners are tried (`meet`,
+    system is asked which address it would send from (`route`), and connections to listeners are tried (`listen`,
     `reach`).
     """
 
@@ -228,11 +228,11 @@ class Meeting:
     def answer(self, command: Mapping[str, Any]) -> dict[str, Any] | None:
         """The answer to a command, None if it is not such a question.
 
-        ``route``: ``address`` and ``interface`` from which this host reaches ``to``. ``meet``: the ``port`` of a socket
-        that listens on ``address`` (None: the former one is closed). ``reach``: whether (``targets``: pairs of address
-        and port) can be connected to within ``seconds``. A failure is returned as ``error``.
+        ``route``: ``address`` and ``interface`` from which this host reaches ``to``. ``listen``: the ``port`` of a
+        socket that listens on ``address`` (None: the former one is closed). ``reach``: whether (``targets``: pairs of
+        address and port) can be connected to within ``seconds``. A failure is returned as ``error``.
         """
-        kinds = {"route": self._route, "meet": self._meet, "reach": self._reach}
+        kinds = {"route": self._route, "listen": self._listen, "reach": self._reach}
         if command["op"] not in kinds:
             return None
         try:
@@ -244,7 +244,7 @@ class Meeting:
         address = machine.local_address(command["to"])
         return {"address": address, "interface": machine.interface_of(address)}
 
-    def _meet(self, command: Mapping[str, Any]) -> dict[str, Any]:
+    def _listen(self, command: Mapping[str, Any]) -> dict[str, Any]:
         if self._listener is not None:
             self._listener.close()
             self._listener = None

@@ -1,7 +1,7 @@
 """Records every collective, send and receive of every process group of this process, whoever starts it.
 
 [Note: every collective of every group]
-C++ sees each of them where it passes torch's dispatcher (`csrc/comm/passing.h`), and records events
+C++ sees each of them where it passes torch's dispatcher (`csrc/comm/collective_interception.h`), and records events
 (`csrc/observe/group_collectives.h`). What is the same each time (operation, dtype, reduction, the user's line, the
 module) is a description of type ``"call"``, and what a group is one of type ``"group"``. Both are made here, when the
 recorder is drained: on the thread that does that, once.
@@ -33,7 +33,7 @@ def record() -> None:
     if _describe_new not in recording.before_descriptions:
         recording.before_descriptions.append(_describe_new)
         _C.record_group_collectives(_libraries())
-        _C.make_gloo_endable()  # these tell when a thread waits for them, too
+        _C.make_gloo_abortable()  # these tell when a thread waits for them, too
 
 
 def _libraries() -> list[str]:

@@ -10,7 +10,7 @@ import itertools
 import os
 import re
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,13 +22,13 @@ import numpy.typing as npt
 from ...analysis.clocks import ClockOffset, Moments, clock_offset
 from ...diagnosis.crashes import Failure, first_sentence
 from ...formatting import label_of, label_of_ranges
+from ...protocol import archive as archives
+from ...protocol import journal
 from ...protocol.events import Batch, Kind
-from ...protocol.journal import SUFFIX, files_in, is_journal
+from ...protocol.journal import SUFFIX, Opening, files_in, is_journal
 from ..clocks import TIMES
 from ..model import TimelineModel
-from . import saved as saved_files
 from .ends import failure_of
-from .journal_messages import Decoder, End, Opening
 
 __all__ = ["check_ranks", "find_files", "read", "read_path"]
 
@@ -115,7 +115,7 @@ def read(
     missing = _missing(recordings)
     if missing:
         text = (
-            f"there is no file of {label_of_ranges(missing)}, which took part in the run: the {len(files)} given files "
+            f"there is no file of {label_of_ranges(missing)}, which belongs to the run: the {len(files)} given files "
             f"are of {label_of({one.rank for one in recordings})}"
         )
         if not partial:
@@ -133,21 +133,30 @@ def read(
 
 
 def _failure(recordings: Sequence[Recording], make: type[_Timeline], timeline: _Timeline) -> Failure | None:
-    """Why the last attempt ended early: what torch's agent has started again begins to count anew."""
-    last = max(one.restart for one in recordings)
-    if any(one.restart < last for one in recordings):
-        timeline = make()
-        _put([one for one in recordings if one.restart == last], timeline)
-    return failure_of(timeline)
+    """Why the last attempt ended early, or one at the same time: what was started again begins to count anew."""
+    attempts: dict[int, list[Recording]] = {}
+    for one in recordings:
+        attempts.setdefault(one.restart, []).append(one)
+    if len(attempts) == 1:
+        return failure_of(timeline)
+    last = max(attempts)
+    begun_ns = min(one.session for one in attempts[last])
+    for attempt, ranks in sorted(attempts.items(), reverse=True):
+        if attempt == last or any(one.ended_ns > begun_ns for one in ranks):
+            timeline = make()
+            _put(ranks, timeline)
+            if (failure := failure_of(timeline)) is not None:
+                return failure
+    return None
 
 
 def _of_saved(
     path: Path, make: type[_Timeline], partial: bool, notices: list[str]
 ) -> tuple[_Timeline, tuple[str, ...], tuple[str, ...]]:
     """What `read` returns, of a timeline that was saved."""
-    saved = saved_files.read(path)
-    timeline = make(max_events=max(_EVENTS, sum(len(events) for _, events in saved.chunks)))
-    timeline.restore(saved)
+    archive = archives.read(path)
+    timeline = make(max_events=max(_EVENTS, sum(len(events) for _, events in archive.chunks)))
+    timeline.restore(archive)
     present = {rank.rank for rank in timeline.ranks()}
     missing = {rank for model in timeline.reducers() for rank in model.ranks} - present
     if missing:
@@ -163,7 +172,9 @@ def _early_ends(recordings: Sequence[Recording]) -> list[str]:
     agent then killed could not say when."""
     early = [one for one in recordings if one.how not in _GOOD_ENDS]
     early.sort(key=lambda one: (one.restart, not one.ended_ns, one.ended_ns, one.rank))
-    return [f"rank {one.rank} ended early: {first_sentence(one.how)}" for one in early]
+    count = Counter(one.rank for one in early)
+    who = [f"rank {one.rank}" + (f" (process {one.pid})" if count[one.rank] > 1 else "") for one in early]
+    return [f"{rank} ended early: {first_sentence(one.how)}" for rank, one in zip(who, early, strict=True)]
 
 
 def check_ranks(recordings: Sequence[Opening]) -> None:
@@ -226,7 +237,7 @@ def find_files(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
             found.append(path)
             continue
         inside = []
-        for suffix, is_one in ((SUFFIX, is_journal), (".npz", saved_files.is_saved)):
+        for suffix, is_one in ((SUFFIX, is_journal), (".npz", archives.is_archive)):
             for one in files_in(path) if suffix == SUFFIX else sorted(path.glob(f"*{suffix}")):
                 try:
                     why = "" if is_one(one) else "it is not a recording"
@@ -245,33 +256,27 @@ def find_files(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
 
 
 def _journal(path: Path) -> Recording:
-    decoder = Decoder(path)
-    said = list(decoder.read())
-    opening = decoder.opening
-    assert opening is not None  # else the decoder has refused the file
-    batches = [one for one in said if isinstance(one, Batch)]
-    end = next((one for one in reversed(said) if isinstance(one, End)), None)
-    if end is None and opening.end is not None:
-        end = opening.end
-        batches += end.rest(opening.rank, opening.session)
-    damage = decoder.notices()
-    missing = max(sum(batch.dropped for batch in batches), end.missing if end is not None else 0)
+    contents = journal.read(path)
+    opening, end = contents.opening, contents.end
+    damage = [*contents.damage]
+    missing = max(sum(batch.dropped for batch in contents.batches), end.missing if end is not None else 0)
     if missing:
         why = f": {end.why}" if end is not None and end.why else ""
         damage.append(f"{missing:,} events of rank {opening.rank} could not be recorded{why}")
-    described = [one for one in said if isinstance(one, dict)]
-    made = Recording(**vars(opening), how="killed", batches=batches, descriptions=described, damage=damage)
+    made = Recording(
+        **vars(opening), how="killed", batches=contents.batches, descriptions=contents.descriptions, damage=damage
+    )
     return made if end is None else replace(made, how=end.how, ended_ns=end.ended_ns, last_words=end.last_words)
 
 
 def _saved(path: Path) -> list[Recording]:
     """Several of a timeline that was saved."""
-    saved = saved_files.read(path)
-    by_rank = {rank: Recording(path, rank, how="saved") for rank in saved.ranks}
-    for rank, description in saved.described:
+    archive = archives.read(path)
+    by_rank = {rank: Recording(path, rank, how="saved") for rank in archive.ranks}
+    for rank, description in archive.described:
         by_rank[rank].descriptions.append(description)
     following: dict[int, int] = {}
-    for rank, chunk in saved.chunks:
+    for rank, chunk in archive.chunks:
         if len(chunk):
             first = int(chunk["sequence"][0])
             if first < following.get(rank, 0):

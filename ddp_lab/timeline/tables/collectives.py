@@ -91,6 +91,10 @@ class CollectiveTable:
         """How many are no longer kept."""
         return max(0, self.entered - len(self._rows))
 
+    def first(self, newest: int | None = None) -> int:
+        """How many are older than the newest ones, or than all that are kept."""
+        return self.forgotten if newest is None else max(self.forgotten, self.entered - newest)
+
     def extend(self, events: npt.NDArray[np.void]) -> None:
         """Takes events of this rank, of these kinds alone, in the order of their sequence numbers."""
         if not len(events):
@@ -115,8 +119,7 @@ class CollectiveTable:
             since: those that were entered at this time (ns) or later.
             older: and how many of those before it.
         """
-        first = self.forgotten if newest is None else max(self.forgotten, self.entered - newest)
-        numbers = np.arange(first, self.entered) % len(self._rows)
+        numbers = np.arange(self.first(newest), self.entered) % len(self._rows)
         if since:
             earlier = int((self._rows[numbers, _AT] < since).sum())  # nearly: threads enter operations in any order
             numbers = numbers[max(0, earlier - older) :] if older else numbers[self._rows[numbers, _AT] >= since]

@@ -40,7 +40,7 @@ _Values = npt.NDArray[np.float64]
 _Flags = npt.NDArray[np.bool_]
 
 USES: Final = ("", "forward", "forward ahead", "backward", "backward ahead", "reduction", "evaluation", "buffers")
-"""What a collective is for; "ahead": it was prefetched. As `csrc/comm/passing.h` numbers them."""
+"""What a collective is for; "ahead": it was prefetched. As `csrc/comm/collective_interception.h` numbers them."""
 PARAMETER_GROUP_COLUMNS: Final = (
     *("rank", "reducer", "step", "generation", "group", "module"),
     *(f"{kind}{end}" for kind in KINDS for end in ("_ms", "_exposed_ms")),

@@ -1,4 +1,4 @@
-"""Around DDP: state dicts, saved and loaded in every way, stateless calls, device meshes with tensor parallel."""
+"""Around DDP: distributed checkpoints, device meshes with tensor parallel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from ddp_lab import DistributedDataParallel
-from tests.ranks.compare import assert_same, assert_same_on_all_ranks, mlp, same_as_torch, samples, state_of
+from tests.ranks.compare import assert_same, mlp, same_as_torch, samples, state_of
 from tests.ranks.conftest import Ranks
 from tests.ranks.harness import on_ranks
 
@@ -61,37 +61,6 @@ def test_distributed_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
             assert_same(loaded, saved)
             if size == 2:
                 assert_same(trained, resumed, "resumed")
-
-
-@on_ranks(2)
-def test_save_load_and_prefix(rank: int, size: int, tmp_path: Path) -> None:
-    """Rank 0 saves, all ranks load with `map_location`; without the "module." prefix a plain module loads it."""
-    from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
-
-    model = DistributedDataParallel(mlp(), bucket_cap_mb=SMALL)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    _train(model, optimizer, rank, range(2))
-    path = tmp_path / "model.pt"
-    if rank == 0:
-        torch.save(model.state_dict(), path)
-    dist.barrier()
-    loaded = torch.load(path, map_location={"cuda:0": f"cuda:{rank}"}, weights_only=True)
-    assert list(loaded) == [f"module.{name}" for name in mlp().state_dict()]
-
-    other = DistributedDataParallel(mlp(), bucket_cap_mb=SMALL)
-    other.load_state_dict(loaded)
-    assert_same(dict(other.state_dict()), dict(model.state_dict()))
-    consume_prefix_in_state_dict_if_present(loaded, "module.")
-    plain = mlp()
-    plain.load_state_dict(loaded)
-    assert_same(dict(plain.state_dict()), dict(model.module.state_dict()))
-
-    replaced = DistributedDataParallel(mlp(), bucket_cap_mb=SMALL)
-    optimizer = torch.optim.SGD(replaced.parameters(), lr=0.05)
-    _train(replaced, optimizer, rank, range(2))
-    replaced.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    _train(replaced, optimizer, rank, range(3))
-    assert_same_on_all_ranks(state_of(replaced))
 
 
 SPLIT = {"0.weight": 0, "0.bias": 0, "2.weight": 1}  # by parameter: the dimension that tensor parallelism splits

@@ -164,24 +164,3 @@ def test_only_the_module_is_compiled(rank: int, size: int, arguments: dict[str, 
         hook.remove()
     files = seen
     assert set(files) == {__file__}
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("arguments", [{}, {"static_graph": True}, {"gradient_as_bucket_view": True}])
-@pytest.mark.parametrize("where", ["before", "after"])
-@on_ranks(2)
-def test_inductor(rank: int, size: int, where: str, arguments: dict[str, Any]) -> None:
-    """A model that inductor compiles, before or after it is wrapped, gets the gradients that it gets with torch's."""
-
-    def train(wrap: Any) -> Any:
-        torch._dynamo.reset()
-        net = Plain()
-        inner: Any = torch.compile(net) if where == "before" else net
-        model = wrap(inner, bucket_cap_mb=SMALL, **arguments)
-        called: Any = torch.compile(model) if where == "after" else model
-        for step in range(3):
-            called(samples(rank, step)).square().mean().backward()
-        return state_of(model)
-
-    with small_first_bucket():
-        same_as_torch(train)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -65,21 +64,6 @@ def _parametrized(wrap: Any) -> Any:
         )
 
     return _train(wrap(_seeded(build)))
-
-
-def _packed_activations(wrap: Any) -> Any:
-    """Activations that are kept on the CPU, or as numpy arrays."""
-    model = wrap(mlp())
-
-    def on_cpu(x: torch.Tensor) -> Any:
-        with torch.autograd.graph.save_on_cpu():
-            return model(x)
-
-    def as_numpy(x: torch.Tensor) -> Any:
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().numpy().copy(), torch.from_numpy):
-            return model(x)
-
-    return _train(model, on_cpu), _train(model, as_numpy)
 
 
 def _hooked(wrap: Any) -> Any:
@@ -164,29 +148,6 @@ def _without_gradients(wrap: Any) -> Any:
     return _train(model, call), seen
 
 
-def _copied(wrap: Any) -> Any:
-    """A copy of the inner module, wrapped again, beside the original."""
-    model = wrap(mlp())
-    _train(model)
-    return _train(wrap(copy.deepcopy(model.module))), _train(model)
-
-
-def _evaluated_often(wrap: Any) -> Any:
-    """An optimizer whose step runs forward and backward several times."""
-    model = wrap(mlp())
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss: torch.Tensor = model(samples(dist.get_rank(), 0)).square().mean()
-        loss.backward()
-        return loss
-
-    for _ in range(2):
-        optimizer.step(closure)
-    return state_of(model)
-
-
 def _gradients_of_inputs(wrap: Any) -> Any:
     """A penalty on the gradient of the inputs: a backward through a backward."""
     model = wrap(mlp())
@@ -206,8 +167,8 @@ def _regularized(wrap: Any) -> Any:
 PROGRAMS = {
     function.__name__.strip("_"): function
     for function in (
-        _averaged, _parametrized, _packed_activations, _hooked, _two_parts, _recurrent, _without_gradients, _copied,
-        _evaluated_often, _gradients_of_inputs, _regularized,
+        _averaged, _parametrized, _hooked, _two_parts, _recurrent, _without_gradients,
+        _gradients_of_inputs, _regularized,
     )
 }  # fmt: skip
 MODES: dict[str, dict[str, Any]] = {

@@ -1,8 +1,7 @@
-"""Around DDP: optimizers that communicate, gradient clipping, autocast and gradient scaling."""
+"""Around DDP: optimizers that communicate, autocast and gradient scaling."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -10,13 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
-from torch.distributed.algorithms.model_averaging import averagers
-from torch.distributed.algorithms.model_averaging import hierarchical_model_averager as hierarchy
 
 import ddp_lab.comm
 from ddp_lab import DistributedDataParallel
-from tests.ranks.compare import assert_same_on_all_ranks, mlp, same_as_torch, samples, state_of
+from tests.ranks.compare import mlp, same_as_torch, samples, state_of
 from tests.ranks.harness import on_ranks
 
 SMALL = 0.0005  # MiB: several buckets
@@ -95,53 +91,6 @@ def test_zero_overlapping_the_backward(rank: int, size: int, static: bool) -> No
     rebuilt, _ = same_as_torch(train)
     assert rebuilt == ([False, False, True, True, True] if static else [False, True, True, True, True])
     dist.destroy_process_group(group)
-
-
-@pytest.mark.parametrize(("as_view", "hierarchical"), [(False, False), (True, True)])
-@on_ranks(4)
-def test_post_local_sgd(rank: int, size: int, as_view: bool, hierarchical: bool) -> None:
-    """Post-local SGD, its optimizer and periodic or hierarchical averaging of models train as with torch's class."""
-    from torch.distributed.optim import PostLocalSGDOptimizer
-
-    subgroup, _ = dist.new_subgroups(group_size=max(1, size // 2))
-
-    def train(wrap: Any) -> Any:
-        model = wrap(mlp(), bucket_cap_mb=SMALL, gradient_as_bucket_view=as_view)
-        state = PostLocalSGDState(process_group=None, subgroup=subgroup, start_localSGD_iter=2)
-        model.register_comm_hook(state, post_localSGD_hook)
-        if hierarchical:
-            from collections import OrderedDict
-
-            averager: Any = hierarchy.HierarchicalModelAverager(
-                OrderedDict([(2, size // 2), (4, size)]), warmup_steps=2
-            )
-        else:
-            averager = averagers.PeriodicModelAverager(period=2, warmup_steps=2)
-        optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), averager)
-        seen = [_steps(model, optimizer, rank) for _ in range(2)]
-        kept = copy.deepcopy(optimizer.state_dict())
-        optimizer.load_state_dict(kept)
-        return seen, averager.step
-
-    seen, _ = same_as_torch(train)
-    averaged = seen[1][0]  # after step 4, which both averagers count as one for all ranks
-    assert_same_on_all_ranks({name: value for name, value in averaged.items() if not name.startswith("gradient")})
-
-
-@pytest.mark.parametrize("as_view", [False, True])
-@on_ranks(2)
-def test_gradient_clipping(rank: int, size: int, as_view: bool) -> None:
-    """Clipping by norm and by value sees the averaged gradients: same norms, same steps as with torch's class."""
-
-    def train(wrap: Any) -> Any:
-        model = wrap(mlp(), bucket_cap_mb=SMALL, gradient_as_bucket_view=as_view)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-        by_norm = _steps(model, optimizer, rank, lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.05))
-        by_value = _steps(model, optimizer, rank, lambda: nn.utils.clip_grad_value_(model.parameters(), 0.01))
-        return by_norm, by_value
-
-    by_norm, _ = same_as_torch(train)
-    assert by_norm[0] > 0.05  # there was something to clip
 
 
 @pytest.mark.parametrize("inside", [False, True])

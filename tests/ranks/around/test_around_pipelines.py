@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,32 +11,10 @@ from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
 
 from ddp_lab import DistributedDataParallel
-from tests.ranks.compare import assert_same, mlp, same_as_torch, samples, state_of
+from tests.ranks.compare import assert_same, same_as_torch, samples, state_of
 from tests.ranks.harness import on_ranks
 
 SMALL = 0.0005  # MiB: several buckets
-
-
-@pytest.mark.parametrize("find_unused", [False, True])
-@on_ranks(2)
-def test_a_backward_prepared_after_no_sync(rank: int, size: int, find_unused: bool) -> None:
-    """`reducer.prepare_for_backward` synchronises the next backward of forwards under no_sync, window and all."""
-
-    def program(wrap: Any) -> Any:
-        seen = []
-        model = wrap(mlp(), bucket_cap_mb=SMALL, find_unused_parameters=find_unused)
-        for step in range(4):
-            model.zero_grad()
-            with model.no_sync():
-                first, second = (model(samples(rank, 2 * step + i)).square().mean() for i in range(2))
-                first.backward()
-            model.require_forward_param_sync = True
-            model.reducer.prepare_for_backward([second] if find_unused else [])
-            second.backward()
-            seen.append(state_of(model))
-        return seen
-
-    same_as_torch(program)
 
 
 @on_ranks(4)

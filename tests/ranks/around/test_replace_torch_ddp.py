@@ -1,23 +1,16 @@
-"""`ddp_lab.replace_torch_ddp()`: torch's name becomes ours, in this process and in trainers from PyPI."""
+"""`ddp_lab.replace_torch_ddp()`: torch's name becomes ours, in this process."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import subprocess
 import sys
 import types
-from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
 import ddp_lab
 from tests.ranks.compare import samples
-from tests.ranks.harness import ROOT, on_ranks
-
-PROGRAMS = Path(__file__).parents[1] / "programs"
+from tests.ranks.harness import on_ranks
 
 
 @on_ranks(1)
@@ -48,21 +41,3 @@ def test_every_holder_of_the_name_gets_ours(rank: int, size: int) -> None:
         assert holder.DDP is torchs
     finally:
         del sys.modules[holder.__name__]
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("library", ["accelerate", "lightning"])
-def test_kinds_of_training(tmp_path: Path, library: str) -> None:
-    """Accumulation, late synchronisation, static graphs, unused parameters, views, comm hooks, refusals: all as with
-    torch's class."""
-    importlib.metadata.version(library)
-    program = [str(PROGRAMS / f"kinds_of_{library}.py"), *([str(tmp_path)] if library == "accelerate" else [])]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *program],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-6000:]

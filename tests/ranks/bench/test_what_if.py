@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -22,7 +21,6 @@ from ddp_lab.parallel.monitoring.link import measure
 from ddp_lab.simulation.link_model import CommModel
 from ddp_lab.simulation.parameter_groups import groups_by_name
 from ddp_lab.timeline.timeline import Timeline
-from tests.benchmarks.__main__ import run
 from tests.ranks.compare import everywhere
 from tests.ranks.conftest import Ranks
 from tests.ranks.harness import on_ranks
@@ -81,31 +79,6 @@ def test_predicted_buckets_are_the_reducers(ranks: Ranks, tmp_path: Path) -> Non
         )
 
 
-@pytest.mark.soak
-def test_the_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`what-if` predicts every step that it has not used, and says for which model and world."""
-    path = tmp_path / "found.json"
-    asked = "--models small_tensors conv_net --ranks 2 --caps 0.1 1 --fit 0.5 --rounds 1 --steps 5"
-    assert run("what-if", [*asked.split(), "--json", str(path)]) == 0
-    found = json.loads(path.read_text())
-    cells = {(one["model"], one["cap"]): one["held_out"] for one in found["cells"]}
-    assert cells == {
-        ("small_tensors", 0.1): ["cap"],
-        ("small_tensors", 1.0): ["cap"],
-        ("conv_net", 0.1): ["model"],
-        ("conv_net", 0.5): ["model"],
-        ("conv_net", 1.0): ["model"],
-    }
-    assert min(one["predicted"] for one in found["cells"]) > 0
-    assert [one["model"] for one in found["best"]] == ["small_tensors", "conv_net"]
-    for one in found["best"]:
-        assert one["again"]["pairs"] == (0 if one["cap"] == one["measured_best"] else 2)
-        assert {one["cap"], one["measured_best"]} <= {0.1, 0.5, 1.0, 25.0}
-    assert found["errors"]["all"]["cells"] == 5
-    table = capsys.readouterr().out
-    assert "5 steps: error" in table
-
-
 @on_ranks(2)
 def test_predicted_groups_are_torchs(rank: int, size: int) -> None:
     """Names of modules make the groups that `fully_shard` makes of them."""
@@ -143,14 +116,7 @@ def _send(size: int, repeats: int) -> float:
     return best
 
 
-def _sum(count: int) -> float:
-    import torch
-
-    tensor = torch.full((count,), float(dist.get_rank() + 1))
-    dist.all_reduce(tensor)
-    return float(tensor.sum())
-
-
+@pytest.mark.soak
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("tc") is None, reason="shaping a link needs root and `tc`")
 def test_a_shaped_link() -> None:
     """No all-reduce between shaped ranks is faster than the link; its namespaces are gone afterwards."""
@@ -158,16 +124,4 @@ def test_a_shaped_link() -> None:
         assert all(Path("/run/netns", name).exists() for name in enter.namespaces)
         seconds = fresh_ranks.run(_send, 8 << 20, 2, ranks=2, prepare=enter)
     assert seconds > 0.9 * 8 * (8 << 20) / 200e6
-    assert not any(Path("/run/netns", name).exists() for name in enter.namespaces)
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("tc") is None, reason="shaping a link needs root and `tc`")
-@pytest.mark.soak
-def test_a_link_with_a_delay() -> None:
-    """Nothing arrives before its delay is over, and large tensors arrive whole; the relay and namespaces are gone."""
-    with ShapedLink(3, mbit=1000, delay_ms=20) as enter:
-        seconds = fresh_ranks.run(_send, 4, 3, ranks=3, prepare=enter)
-        total = fresh_ranks.run(_sum, 1 << 20, ranks=3, prepare=enter)
-    assert seconds > 0.02
-    assert total == 6 << 20
     assert not any(Path("/run/netns", name).exists() for name in enter.namespaces)

@@ -100,14 +100,6 @@ def test_random_calls_give_what_gloo_gives(ranks: Ranks, size: int, seed: int) -
     assert ranks(size, _random_calls, seed, CALLS) == [CALLS] * size
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("size", [2, 3, 4, 8])
-def test_thousands_of_random_calls(ranks: Ranks, size: int) -> None:
-    """More of them."""
-    for seed in range(100, 130):
-        ranks(size, _random_calls, seed, 100)
-
-
 @on_ranks(3)
 def test_other_forms(rank: int, size: int) -> None:
     """One tensor for all ranks, averages, bool and bits, transposed tensors, lists, objects, send, several at once."""

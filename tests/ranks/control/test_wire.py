@@ -243,23 +243,6 @@ def test_a_client_that_reads_slowly_stops_nobody(wire: Wire, ranks: Ranks, tmp_p
     assert [len(sequence) + received.dropped(0)] == counts
 
 
-def _without_a_client(rank: int, size: int, endpoint: dict[str, str]) -> tuple[bool, str | None]:
-    with _started(endpoint, rank) as telemetry:
-        _record(100_000)
-        telemetry.flush("nobody")
-        telemetry.send_status(Status("idle"))
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("ddp_lab-")]
-    return not left, telemetry.error and str(telemetry.error)
-
-
-def test_a_client_that_is_gone_stops_nobody(ranks: Ranks) -> None:
-    """A rank whose client has died records, flushes and stops without waiting and without an error."""
-    wire = Wire()
-    endpoint = wire.endpoint()
-    wire.close()
-    assert ranks(1, _without_a_client, endpoint) == [(True, None)]
-
-
 def _says_much(rank: int, size: int, endpoint: dict[str, str], megabytes: int, done: str) -> None:
     with _until_told(endpoint, rank) as telemetry:
         for number in range(megabytes):
@@ -463,16 +446,6 @@ def test_a_rank_that_can_open_no_more_files_is_heard_again_when_it_can(wire: Wir
     assert wire.wait_for("with", [0], DEADLINE_S)
     assert {status["state"] for _, status in received.statuses} == {"before"}
     wire.check()
-
-
-def test_a_successor_takes_over(wire: Wire, ranks: Ranks) -> None:
-    """What is sent to a rank that has left reaches the process that connects next under its number."""
-    ranks(1, _hello, wire.endpoint(), "first")
-    wait_until(lambda: wire.connected() == set(), "the first has gone")
-    wire.send([0], Early())
-    with _meanwhile(wire, ranks, 1, _controlled, wire.endpoint()) as heard:
-        assert wire.wait_connected([0], 60) == set()
-    assert heard == [["early"]]
 
 
 def _describe_and_mark(rank: int, size: int, endpoint: dict[str, str]) -> None:

@@ -68,15 +68,13 @@ HOOKS: dict[str, Register] = {
     "fp16 over powersgd": _power(default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook)),
     "noop": _plain(noop_hook),
     "post_localSGD": _local_sgd,
-    **{kind: _of_type(kind) for kind in ("ALLREDUCE", "FP16_COMPRESS", "POWER_SGD", "POWER_SGD_RANK2", "NOOP")},
-    **{kind: _of_type(kind) for kind in ("BATCHED_POWER_SGD", "BATCHED_POWER_SGD_RANK2")},
+    **{kind: _of_type(kind) for kind in ("POWER_SGD", "BATCHED_POWER_SGD")},
 }
 # Some need NCCL (they expect its form of gathered tensors), or are broken in some releases of torch.
 FRAGILE: dict[str, Register] = {
     "batched powersgd": _power(powerSGD_hook.batched_powerSGD_hook),
     "quantized per tensor": _plain(quantization_pertensor_hook),
     "quantized per channel": _plain(quantization_perchannel_hook),
-    **{kind: _of_type(kind) for kind in ("QUANTIZE_PER_TENSOR", "QUANTIZE_PER_CHANNEL")},
 }
 # Their callbacks wait for collectives on Gloo's two threads: with several buckets they hang under torch too.
 ONE_BUCKET = ("power", "POWER")

@@ -249,18 +249,11 @@ def fork_server() -> Iterator[subprocess.Popen[str]]:
                 one.kill()
 
 
-def _ends() -> list[Any]:
-    """All ways to end with all options; `make test` takes each of them once."""
-    options = ["", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"]
-    made = []
-    for row, how in enumerate(["destroyed", "left", "armed", "pending"]):
-        for column, each in enumerate(options):
-            marks = [] if column == row else [pytest.mark.soak]
-            made.append(pytest.param(how, each, marks=marks))
-    return made
-
-
-@pytest.mark.parametrize(("how", "options"), _ends())
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [("destroyed", ""), ("left", "gradient_as_bucket_view"), ("armed", "find_unused_parameters"),
+     ("pending", "static_graph")],
+)  # fmt: skip
 def test_a_process_that_has_trained_ends(
     fork_server: subprocess.Popen[str], tmp_path: Path, how: str, options: str
 ) -> None:

@@ -41,10 +41,6 @@ def _on_two_device_types() -> nn.Module:
     return net
 
 
-def _in_another_group(cls: Any) -> Any:
-    return cls(_net(), process_group=dist.GroupMember.NON_GROUP_MEMBER)
-
-
 def _without_group(cls: Any) -> Any:
     default = dist.group.WORLD
     dist.distributed_c10d._update_default_pg(None)
@@ -78,12 +74,6 @@ def _two_hooks(cls: Any) -> None:
     model.register_comm_hook(None, _hook)
 
 
-def _two_builtin_hooks(cls: Any) -> None:
-    model = cls(_net())
-    model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
-    model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
-
-
 def _static_too_late(cls: Any) -> None:
     model = cls(_net())
     model(torch.ones(1, 2)).sum().backward()
@@ -115,20 +105,11 @@ def _half_of_a_delay(cls: Any) -> Any:
     return cls(net, delay_all_reduce_named_params=[("0.weight", net[0].weight)])
 
 
-def _other_half_of_a_delay(cls: Any) -> Any:
-    net = _net()
-    return cls(net, param_to_hook_all_reduce=net[0].weight)
-
-
 REFUSALS = {
     "nothing to train": Refusal(
         lambda cls: cls(_frozen()),
         "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.",
         ("Sequential", "container.py:"),
-    ),
-    "no parameters": Refusal(
-        lambda cls: cls(nn.ReLU()),
-        "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.",
     ),
     "parameter without a shape": Refusal(
         _lazy,
@@ -161,10 +142,6 @@ REFUSALS = {
         _half_of_a_delay,
         "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time",
     ),
-    "other half of a delay": Refusal(
-        _other_half_of_a_delay,
-        "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time",
-    ),
     "unknown argument": Refusal(lambda cls: cls(_net(), unknown=1), "got an unexpected keyword argument 'unknown'"),
     "SyncBatchNorm on the CPU": Refusal(
         lambda cls: cls(nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))),
@@ -190,7 +167,6 @@ REFUSALS = {
     "two hooks": Refusal(
         _two_hooks, "register_comm_hook or register_builtin_comm_hook can only be called once.", ("_hook",)
     ),
-    "two builtin hooks": Refusal(_two_builtin_hooks, "can only be called once."),
     "sample rate of zero": Refusal(
         lambda cls: cls(_net())._set_ddp_runtime_logging_sample_rate(0),
         "DDP runtime logging sample rate should be equal or greater than 1",

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ddp_lab import DistributedDataParallel
-from tests.ranks.compare import assert_same, assert_same_on_all_ranks, mlp, same_as_torch, samples
+from tests.ranks.compare import assert_same, mlp, same_as_torch, samples
 from tests.ranks.harness import on_ranks
 
 SMALL = 0.0005  # MiB: several buckets
@@ -31,25 +31,6 @@ def _after(wrap: Any, rank: int, name: str, **kwargs: Any) -> list[dict[str, tor
         optimizer.step()
         seen.append({key: value.clone() for key, value in model.state_dict().items()})
     return seen
-
-
-@pytest.mark.parametrize("as_view", [False, True])
-@pytest.mark.parametrize(("name", "kwargs"), [("SGD", {"lr": 0.1, "momentum": 0.9}), ("Adam", {"lr": 0.05})])
-@on_ranks(2)
-def test_apply_optimizer_in_backward(rank: int, size: int, as_view: bool, name: str, kwargs: dict[str, Any]) -> None:
-    """`_apply_optimizer_in_backward` steps on averaged gradients and drops them; also on the CPU."""
-    from torch.distributed.optim import _apply_optimizer_in_backward
-
-    net = mlp()
-    _apply_optimizer_in_backward(getattr(torch.optim, name), net.parameters(), kwargs)
-    model = DistributedDataParallel(net, bucket_cap_mb=SMALL, gradient_as_bucket_view=as_view)
-    seen = []
-    for step in range(STEPS):
-        _backward(model, rank, step)
-        assert all(p.grad is None for p in model.parameters())
-        seen.append({key: value.clone() for key, value in model.state_dict().items()})
-    assert_same(seen, _after(DistributedDataParallel, rank, name, **kwargs))
-    assert_same_on_all_ranks(seen[-1])
 
 
 @pytest.mark.parametrize("find_unused", [False, True])

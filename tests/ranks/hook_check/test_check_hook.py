@@ -14,7 +14,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
     default_hooks,
     post_localSGD_hook,
     powerSGD_hook,
-    quantization_hooks,
 )
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
@@ -198,57 +197,6 @@ def test_torchs_hooks_pass(rank: int, size: int, kind: str) -> None:
     assert report.ok, str(report)
     assert report.training is not None
     assert report.training.equal
-
-
-# Torch's hooks that its own class can't use on CPU ranks either: the error, and what torch says.
-NOT_ON_GLOO: dict[str, tuple[Any, Any, str, str]] = {
-    "bf16": (default_hooks.bf16_compress_hook, None, "refused", "BF16 all reduce communication hook required"),
-    "per tensor": (
-        quantization_hooks.quantization_pertensor_hook,
-        None,
-        "fails later",
-        "invalid index of a 0-dim tensor",
-    ),
-    "per channel": (
-        quantization_hooks.quantization_perchannel_hook,
-        None,
-        "fails later",
-        "too many indices for tensor",
-    ),
-    "batched powersgd": (powerSGD_hook.batched_powerSGD_hook, "power", "raises", "AssertionError"),
-}
-if torch.version.cuda:
-    del NOT_ON_GLOO["bf16"]  # a build with NCCL refuses it nowhere
-# torch 2.15 mended these two
-MENDED = ("per tensor", "per channel") if torch.__version__ >= "2.15" else ()
-
-
-def _in_torchs_class(hook: Any, state: Any) -> str:
-    """How a few backwards with torch's class end."""
-    model = nn.parallel.DistributedDataParallel(nn.Linear(40, 30))
-    try:
-        model.register_comm_hook(state, hook)
-        for _ in range(4):
-            model(torch.ones(2, 40)).sum().backward()
-    except (AssertionError, RuntimeError, TypeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
-
-
-@pytest.mark.parametrize("kind", NOT_ON_GLOO)
-@on_ranks(2)
-def test_torchs_hooks_that_gloo_cannot_run(rank: int, size: int, kind: str) -> None:
-    """bfloat16 is refused, the quantizing hooks fail before 2.15, batched PowerSGD raises: as in torch."""
-    hook, state, expected, evidence = NOT_ON_GLOO[kind]
-    report = _report(hook, state, steps=0, dtypes=[torch.float32], in_flight=1, timeout=30.0)
-    of_torchs = _in_torchs_class(hook, STATES[state]() if state else None)
-    if kind in MENDED:
-        assert (report.problems, of_torchs) == ((), "nothing")
-        return
-    problem = next(one for one in report.problems if one.severity == "error")
-    assert problem.kind == expected, str(report)
-    assert evidence in problem.what
-    assert evidence in of_torchs
 
 
 @on_ranks(2)

@@ -38,20 +38,6 @@ def skips_a_batch() -> None:
     dist.all_reduce(total)
 
 
-def skips_an_empty_batch() -> None:
-    model, total = DistributedDataParallel(torch.nn.Linear(4, 4)), torch.ones(1)
-    for step in range(8):
-        if not (rank == 1 and step == 3):
-            model(ones).sum().backward()
-    dist.all_reduce(total)
-
-
-def has_fewer_batches() -> None:
-    model = DistributedDataParallel(torch.nn.Linear(4, 4))
-    for _ in range(8 - rank):
-        model(ones).sum().backward()
-
-
 def sharded_with_fewer_batches() -> None:
     model = fully_shard(torch.nn.Sequential(torch.nn.Linear(4, 4)))
     for _ in range(8 - rank):
@@ -75,16 +61,6 @@ def mixes_in_forward() -> None:
     model(ones) @ other.weight
 
 
-def other_size() -> None:
-    dist.all_reduce(torch.ones(4 + 60 * rank))
-
-
-def gathers() -> None:
-    own = torch.ones(10 - 3 * rank)
-    dist.all_gather([torch.empty_like(own) for _ in range(2)], own)
-    dist.all_reduce(ones)
-
-
 def buffers() -> None:
     model = DistributedDataParallel(Masked(4, 4))
     for _ in range(3):
@@ -98,13 +74,6 @@ def swallowed() -> None:
         dist.barrier()
     except KeyError as error:
         logging.warning("skipped the rest: %s", error)
-
-
-def exits() -> None:
-    dist.all_reduce(ones)
-    if rank == 1:
-        sys.exit()
-    dist.all_reduce(ones)
 
 
 def exits_at_once() -> None:
@@ -124,33 +93,12 @@ def validates_on_one_rank() -> None:
     dist.broadcast(torch.ones(64), 0)
 
 
-def raises() -> None:
-    dist.all_reduce(ones)
-    if rank == 1:
-        raise ValueError("no such file")
-    dist.all_reduce(ones)
-
-
-def killed() -> None:
-    dist.all_reduce(ones)
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    dist.all_reduce(ones)
-
-
 def killed_once() -> None:
     model = DistributedDataParallel(torch.nn.Linear(4, 4))
     for step in range(4):
         model(ones).sum().backward()
         if rank == 1 and step == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def out_of_memory() -> None:
-    dist.all_reduce(ones)
-    if rank == 1:
-        torch.empty(1 << 60)
-    dist.all_reduce(ones)
 
 
 if __name__ == "__main__":

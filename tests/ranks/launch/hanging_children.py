@@ -45,6 +45,12 @@ def killed(rank: int) -> None:
     dist.barrier()
 
 
+def killed_late(rank: int) -> None:
+    while rank == 1 and not os.path.exists("told"):
+        time.sleep(0.1)
+    killed(rank)
+
+
 def deaf(rank: int) -> None:
     """Rank 1 ends for nothing but SIGKILL."""
     for number in (signal.SIGINT, signal.SIGTERM) if rank == 1 else ():
@@ -52,17 +58,13 @@ def deaf(rank: int) -> None:
     asleep(rank)
 
 
-def late(rank: int) -> None:
-    if rank == 1:
-        time.sleep(8.0)
-    dist.barrier()
-
-
 def trains(rank: int) -> None:
     dist.barrier()
 
 
 def worker(rank: int, store: str, case: str, backend: str) -> None:
+    if case == "never_joins" and rank == 1:
+        time.sleep(EVER)
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=2)
     for _ in range(3):
         dist.all_reduce(ones)
@@ -98,6 +100,6 @@ if __name__ == "__main__":
         assert join(start(how, "trains", backend)) == 0
         sys.exit(join(start(how, "asleep", backend)))
     elif case == "two jobs":
-        sys.exit(join(start(how, "late", backend) + start(how, "late", backend)))
+        sys.exit(join(start(how, "asleep", backend) + start(how, "calls", backend)))
     else:
         sys.exit(join(start(how, case, backend)))

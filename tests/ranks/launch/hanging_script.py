@@ -37,10 +37,6 @@ def wait_for(name: str) -> None:
         time.sleep(0.05)
 
 
-def healthy() -> None:
-    train(200)
-
-
 def compiles() -> None:
     """As deep inside a library as a compiler is, until there is a file "compiled"."""
     nested = "def nested(depth, call):\n    return nested(depth - 1, call) if depth else call()\n"
@@ -175,32 +171,12 @@ def functional_call() -> None:
     print(functional.all_reduce(ones, "sum", dist.group.WORLD).sum())
 
 
-def skips_a_batch() -> None:
-    """Rank 1 leaves out a batch of its sharded model, and is at the barrier first."""
-    model = fully_shard(torch.nn.Linear(4, 4))
-    for step in range(3):
-        if rank == 1 and step == 2:
-            continue
-        model(ones).sum().backward()
-    dist.barrier()
-
-
 def left_early() -> None:
     model = DistributedDataParallel(torch.nn.Linear(4, 4))
     for _ in range(4 if rank == 0 else 2):
         model(ones).sum().backward()
     if rank == 1:
         dist.barrier()
-
-
-def swallowed() -> None:
-    try:
-        if rank == 1:
-            raise ValueError("a bad sample")
-        dist.all_reduce(ones)
-    except ValueError:
-        pass
-    dist.barrier()
 
 
 def objects() -> None:
@@ -218,45 +194,10 @@ def mesh() -> None:
     dist.all_reduce(ones, group=made.get_group("dp"))
 
 
-def mesh_order() -> None:
-    """Ranks 0 and 3 use their two dimensions in the other order, so that all wait in a circle."""
-    made = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    for name in ("dp", "tp") if rank in (0, 3) else ("tp", "dp"):
-        dist.all_reduce(ones, group=made.get_group(name))
-
-
-def pipeline() -> None:
-    """Stage 0 sends two microbatches, and stage 1 expects three."""
-    made = init_device_mesh("cpu", (2,), mesh_dim_names=("pp",)).get_group("pp")
-    for _ in range(2 if rank == 0 else 3):
-        if rank == 0:
-            dist.send(ones, 1, group=made)
-        else:
-            dist.irecv(ones, 0, group=made).wait()
-    if rank == 0:
-        time.sleep(EVER)
-
-
 def one_makes_a_group() -> None:
     if rank == 0:
         dist.new_group([0, 1])
     dist.barrier()
-
-
-def unused() -> None:
-    layers = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)])
-
-    class Either(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = layers
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layers[0](x) if rank == 1 else self.layers[1](self.layers[0](x))
-
-    model = DistributedDataParallel(Either())
-    model(ones).sum().backward()
-    time.sleep(EVER)
 
 
 def queue_of_its_own() -> None:
@@ -270,13 +211,6 @@ def handle() -> None:
         time.sleep(EVER)
     work = dist.all_reduce(ones, async_op=True)
     work.wait()
-
-
-def mesh_members() -> None:
-    """Of 4 ranks each creates the group that it is in, and not the other one."""
-    first = rank // 2 * 2
-    dist.all_reduce(ones, group=dist.new_group([first, first + 1]))
-    dist.barrier()
 
 
 def deaf() -> None:

@@ -1,4 +1,4 @@
-"""A script whose ranks wait for each other for a moment, as healthy ones do: `python healthy_script.py CASE SEED`."""
+"""A script whose ranks wait for each other for a moment, as healthy ones do: `python healthy_script.py CASE`."""
 
 import random
 import sys
@@ -6,7 +6,6 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.distributed import _functional_collectives as functional
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -33,16 +32,6 @@ def goes_on() -> bool:
 def ddp() -> None:
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)))
     while goes_on():
-        now_and_then_late()
-        model(ones).sum().backward()
-
-
-def accumulated() -> None:
-    model = DistributedDataParallel(torch.nn.Linear(4, 4))
-    while goes_on():
-        with model.no_sync():
-            for _ in range(5):
-                model(ones).sum().backward()
         now_and_then_late()
         model(ones).sum().backward()
 
@@ -99,27 +88,10 @@ def checkpoints() -> None:
         dist.barrier()
 
 
-def objects() -> None:
-    while goes_on():
-        now_and_then_late()
-        told: list[object] = [None, None]
-        dist.all_gather_object(told, {"loss": random.random()})
-        dist.broadcast_object_list(told, 0)
-
-
-def functional_calls() -> None:
-    while goes_on():
-        now_and_then_late()
-        work = dist.all_reduce(ones, async_op=True)
-        now_and_then_late()
-        work.wait()
-        functional.all_reduce(ones, "avg", dist.group.WORLD).sum().item()
-
-
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    random.seed(int(sys.argv[2]) * 100 + rank)
+    random.seed(100 + rank)
     END = time.monotonic() + SECONDS
     globals()[sys.argv[1]]()
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A script that starts its ranks itself, and fails in one of them if it is told to."""
+"""A script that starts its ranks itself."""
 
 import os
 import socket
@@ -18,14 +18,12 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def worker(rank: int, size: int, store: str, fails: bool) -> None:
+def worker(rank: int, size: int, store: str) -> None:
     url = f"file://{store}" if store else None
     dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
     assert "TORCHELASTIC_RUN_ID" not in os.environ
     model = DistributedDataParallel(torch.nn.Linear(4, 4))
-    for step in range(6):
-        if fails and (rank, step) == (1, 3):
-            raise ValueError("no such file")
+    for _ in range(6):
         model(torch.ones(2, 4)).sum().backward()
     dist.destroy_process_group()
 
@@ -37,10 +35,10 @@ def listen(queue: Any) -> None:
 
 if __name__ == "__main__":
     store, [how] = os.path.abspath("store"), sys.argv[1:]
-    if how in ("spawn", "fails"):
-        mp.spawn(worker, args=(2, store, how == "fails"), nprocs=2)
+    if how == "spawn":
+        mp.spawn(worker, args=(2, store), nprocs=2)
     elif how == "a command":
-        worker(int(os.environ["RANK"]), 2, "", False)
+        worker(int(os.environ["RANK"]), 2, "")
     elif how == "commands":
         own = {**os.environ, "WORLD_SIZE": "2", "MASTER_PORT": str(free_port())}
         command = [sys.executable, __file__, "a command"]
@@ -55,7 +53,7 @@ if __name__ == "__main__":
                 os.environ.update(MASTER_ADDR=os.environ["MASTER_ADDR"], MASTER_PORT=str(free_port()))
                 store = ""
             queue = context.Queue()
-            started = [context.Process(target=worker, args=(rank, 2, store, False)) for rank in range(2)]
+            started = [context.Process(target=worker, args=(rank, 2, store)) for rank in range(2)]
             started.append(context.Process(target=listen, args=(queue,)))
             for process in started:
                 process.start()

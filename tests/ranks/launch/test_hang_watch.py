@@ -12,7 +12,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from ddp_lab import Timeline
@@ -57,24 +56,11 @@ def _line(text: str) -> int:
 
 HANGS = [
     ("busy", ["rank 0 waits in the backward, for bucket 0 of Linear (", "rank 1 is in `time.sleep(late)` at"]),
-    ("calls", ["the ranks make different calls: rank 0 entered all_reduce", "rank 1 broadcast"]),
-    ("alone", ["rank 0 waits in all_reduce #1 of 32 B (float32 [2, 4])"]),
-    ("groups", ["in different groups", "on data (ranks 0–1)", "on tensor (ranks 0–1)"]),
-    ("messages", ["ranks 0 and 1 are both waiting to receive from each other"]),
-    ("loader", ["for bucket 0 of Linear", "rank 1 is waiting for data"]),
     ("checkpoint", ["rank 1 waits in barrier", 'rank 0 is in `open("disk", "wb")`']),
     ("sharded", ["rank 0 waits in all_gather", "rank 1 is in `time.sleep(EVER)`"]),
     ("functional_call", ["rank 0 waits in all_reduce #1 (", "`time.sleep(EVER)`"]),
-    ("skips_a_batch", ["rank 0 entered all_gather", "rank 1 barrier"]),
-    ("left_early", ["rank 0 is in the backward, for bucket 0", "rank 1 is in barrier"]),
-    ("swallowed", ["rank 0 entered all_reduce #1", "rank 1 barrier #1"]),
     ("objects", ["rank 0 waits in all_gather_object", "rank 1 is in `time.sleep(EVER)`"]),
     ("mesh", ["on mesh dimension dp (ranks 1, 3)", "rank 3 is in `time.sleep(EVER)`"]),
-    ("mesh_order", ["in different groups", "mesh dimension dp (ranks 0, 2)", "mesh dimension tp (ranks 0–1)"]),
-    ("mesh_members", ["ranks 0–1 one of ranks 0–1; ranks 2–3 one of ranks 2–3", "use_local_synchronization"]),
-    ("pipeline", ["rank 1 (", "waits for a message from rank 0, which is in `time.sleep"]),
-    ("one_makes_a_group", ["rank 0 is in new_group", "rank 1 is in barrier"]),
-    ("unused", ["rank 1 never produced a gradient for layers.1"]),
     ("queue_of_its_own", ["rank 0 waits in all_reduce #1", "queue"]),
     ("handle", ["rank 0 waits in all_reduce #1", "rank 1 is in `time.sleep(EVER)`"]),
     ("compiled", ["for bucket 0 of OptimizedModule", "`time.sleep(late)`"]),
@@ -226,12 +212,9 @@ class _Nodes:
             one.wait()
 
 
+@soak
 @pytest.mark.parametrize(
-    ("case", "words"),
-    [
-        HANGS[0],
-        pytest.param("calls", ["rank 0 entered all_reduce #1", "rank 1 broadcast #1", f"{SCRIPT}:"], marks=soak),
-    ],
+    ("case", "words"), [HANGS[0], ("calls", ["rank 0 entered all_reduce #1", "rank 1 broadcast #1", f"{SCRIPT}:"])]
 )
 def test_two_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str, words: list[str]) -> None:
     """Each node's terminal shows it, and each agent stops. The report's page and `ddp-lab report` begin with it."""
@@ -244,35 +227,12 @@ def test_two_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
 
 
 @soak
-def test_a_node_that_is_cut_off(tmp_path: Path) -> None:
-    """Who still has the job's store names it; when it is back, the run continues."""
-    with _Nodes(tmp_path, "trains") as nodes:
-        wait_until(lambda: (tmp_path / "trains").exists(), "the ranks train")
-        stopped = nodes.agents[1].pid
-        os.killpg(stopped, signal.SIGSTOP)
-        children = [child.pid for child in psutil.Process(stopped).children(recursive=True)]
-        for child in children:
-            os.kill(child, signal.SIGSTOP)
-        wait_until(lambda: any("is cut off: " in told for told in nodes.told()), "it is named")
-        for pid in (stopped, *children):
-            os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: any("make progress again" in told for told in nodes.told()), "it is back")
-
-
-@soak
-@pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize(
-    "case",
-    [
-        *("ddp", "accumulated", "uneven", "sharded", "groups", "messages", "loader", "checkpoints", "objects"),
-        "functional_calls",
-    ],
-)
-def test_healthy_runs_are_not_commented(tmp_path: Path, case: str, seed: int) -> None:
+@pytest.mark.parametrize("case", ["ddp", "uneven", "sharded", "groups", "messages", "loader", "checkpoints"])
+def test_healthy_runs_are_not_commented(tmp_path: Path, case: str) -> None:
     """Ranks that wait for each other for a moment, again and again, and for nothing longer than that."""
     script = SCRIPT.with_name("healthy_script.py")
     ours = [sys.executable, "-m", "ddp_lab", "run", "--record", str(tmp_path / "run"), "--hang-seconds", "4"]
-    command = [*ours, "--standalone", "--nproc-per-node", "2", str(script), case, str(seed)]
+    command = [*ours, "--standalone", "--nproc-per-node", "2", str(script), case]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     alarms = [line for line in done.stderr.splitlines() if "no progress" in line or "different calls" in line]
     assert (done.returncode, alarms) == (0, []), done.stderr

@@ -48,20 +48,14 @@ def _line(text: str) -> int:
     return next(number for number, line in enumerate(SCRIPT.read_text().splitlines(), 1) if text in line)
 
 
+@soak
 @pytest.mark.parametrize(
     ("case", "lines"),
     [
         ("left_early", ["model(ones).sum().backward()", "dist.barrier()"]),
-        *(
-            pytest.param(*one, marks=soak)
-            for one in (
-                ("messages", ["dist.recv(ones, 1 - rank)"]),
-                ("skips_a_batch", []),
-                ("one_makes_a_group", []),
-                ("handle", ["work.wait()"]),
-                ("pipeline", []),
-            )
-        ),
+        ("messages", ["dist.recv(ones, 1 - rank)"]),
+        ("one_makes_a_group", []),
+        ("handle", ["work.wait()"]),
     ],
 )
 def test_ctrl_c_reaches_a_rank_in_a_collective(tmp_path: Path, start: Start, case: str, lines: list[str]) -> None:
@@ -82,7 +76,8 @@ def test_ctrl_c_reaches_a_rank_in_a_collective(tmp_path: Path, start: Start, cas
     assert (tmp_path / "run" / "report.html").is_file() or case == "one_makes_a_group"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=soak)])
+@soak
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_kills_at_once(tmp_path: Path, start: Start, number: signal.Signals) -> None:
     """A rank that ends for no signal is killed, not waited for, and the report is written."""
     run = start("deaf")
@@ -98,6 +93,7 @@ def test_a_second_signal_kills_at_once(tmp_path: Path, start: Start, number: sig
     assert not [command for command in leftovers.processes().values() if str(SCRIPT) in command]
 
 
+@soak
 def test_a_handler_of_sigterm_runs_in_a_collective(tmp_path: Path, start: Start) -> None:
     """What a program does when Slurm or Kubernetes ends it is done, also where its ranks wait for each other."""
     run = start("graceful")

@@ -128,30 +128,6 @@ def test_every_event_in_its_order(ranks: Ranks, options: dict[str, Any]) -> None
     assert stages["reduced", 2] == "reduced:2 reduced:2 reduced:2"
 
 
-@on_ranks(2)
-def test_from_bucket_to_bucket(rank: int, size: int) -> None:
-    """A breakpoint at one bucket, then on to each next bucket, then to the breakpoint again, on both ranks."""
-    model = _model()
-    seen: list[Any] = []
-
-    def control() -> None:
-        seen.append(_paused(model).paused.bucket)
-        for _ in range(3):  # into the next steps
-            _go_on(model, "bucket")
-            seen.append(_paused(model).paused.bucket)
-        _go_on(model, "breakpoint")
-        seen.append((_paused(model).paused.bucket, model._live.breakpoints.stage().step))
-        model._live.breakpoints.clear()
-
-    model._live.breakpoints.set(["bucket_ready"], buckets=[2])
-    thread, errors = _beside(control)
-    for step in range(4):
-        _step(model, rank, step)
-    thread.join()
-    assert errors == [None]
-    assert seen == [2, 0, 1, 2, (2, 4)]
-
-
 @pytest.mark.parametrize("point", POINTS)
 @on_ranks(2)
 def test_a_pause_stops_nobody_else(rank: int, size: int, point: str) -> None:

@@ -16,7 +16,6 @@ from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import ddp_lab
 from ddp_lab import recording
@@ -143,22 +142,6 @@ def _fully_shard(rank: int, size: int, shape: tuple[int, ...], names: tuple[str,
     return _with_and_without(train)
 
 
-def _tensor_parallel(rank: int, size: int) -> Any:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-
-    def train() -> list[bytes]:
-        net = parallelize_module(_net(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for step in range(2):
-            torch.manual_seed(step)
-            net(torch.randn(4, 8)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return [one.to_local().detach().numpy().tobytes() for one in net.parameters()]
-
-    return _with_and_without(train)
-
-
 def _with_and_without(train: Callable[[], list[bytes]]) -> Any:
     """Whether the parameters are equal with and without recording, and what was recorded."""
     with recording.suspended():
@@ -187,18 +170,6 @@ def test_fully_shard(recording_ranks: Ranks, shape: tuple[int, ...]) -> None:
         reduces = frame[(frame["operation"] == "all_reduce") & (frame["module"] != "")]
         assert {titles[group] for group in reduces["group"]} == {"mesh replicate"}
     assert (frame["state"] == "complete").all(), frame[frame["state"] != "complete"]
-
-
-def test_tensor_parallel(recording_ranks: Ranks) -> None:
-    """What DTensor communicates is recorded on the group of its mesh dimension; parameters are the same."""
-    answers = recording_ranks(4, _tensor_parallel)
-    assert [equal for equal, _ in answers] == [True] * 4
-    timeline = timeline_of([found for _, found in answers])
-    frame = timeline.collectives()
-    (tp, *others) = [one for one in timeline.groups() if one.title == "mesh tp"]
-    assert {tp.ranks, *(one.ranks for one in others)} == {(0, 1), (2, 3)}
-    mine = frame[frame["group"].isin([tp.group, *(one.group for one in others)])]
-    assert "all_reduce" in set(mine["operation"])  # beside those that distribute the parameters
 
 
 def _models(rank: int, size: int) -> Any:

@@ -41,22 +41,6 @@ def _fail(_: Any) -> None:
     raise ZeroDivisionError
 
 
-@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
-@pytest.mark.parametrize("arguments", MODES, ids=str)
-@on_ranks(2)
-def test_gradient_penalty(rank: int, size: int, arguments: dict[str, Any]) -> None:
-    """torch.autograd.grad with respect to inputs does not count as the backward: the one after it is averaged."""
-    model, local = _wrapped(**arguments), mlp()
-    for step in range(3):
-        for net in (model, local):
-            net.zero_grad()
-            x = samples(rank, step).requires_grad_()
-            out = net(x).square().sum()
-            (slope,) = torch.autograd.grad(out, x, create_graph=True)
-            (out + slope.square().sum()).backward()
-        _assert_average(model, local, size)
-
-
 @on_ranks(2)
 def test_backward_through_outputs_of_both_kinds(rank: int, size: int) -> None:
     """A second backward that passes outputs of forwards inside and outside no_sync is synchronised as a whole."""
@@ -114,21 +98,6 @@ def test_nested_backwards(rank: int, size: int, arguments: dict[str, Any]) -> No
     _assert_trains(model, local, rank, size, 3)
     begin = model.reducer.report()
     assert begin["backward_begin"] <= begin["communication_begin"] <= begin["communication_end"]
-
-
-@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
-@pytest.mark.parametrize("arguments", [*MODES, {"static_graph": True}], ids=str)
-@on_ranks(2)
-def test_exception_in_a_second_backward(rank: int, size: int, arguments: dict[str, Any]) -> None:
-    """A second backward that an exception ends is discarded at the next forward."""
-    model, local = _wrapped(**arguments), mlp()
-    loss = model(samples(rank, 0)).square().sum()
-    loss.backward(retain_graph=True)
-    handle = next(iter(model.parameters())).register_hook(_fail)
-    with pytest.raises(ZeroDivisionError):
-        loss.backward()
-    handle.remove()
-    _assert_trains(model, local, rank, size)
 
 
 @pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")

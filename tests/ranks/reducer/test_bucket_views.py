@@ -79,20 +79,6 @@ def test_gradients_move_with_their_buckets(rank: int, size: int) -> None:
         model.module.weight.grad.detach_()
 
 
-@on_ranks(2)
-def test_views_accumulate(rank: int, size: int) -> None:
-    """Without zero_grad, and under no_sync, gradients add up in their bucket."""
-    model = DistributedDataParallel(nn.Linear(3, 2), gradient_as_bucket_view=True)
-    x = torch.full((1, 3), 1.0 + rank)
-    for step in range(1, 4):
-        with model.no_sync():
-            model(x).sum().backward()
-        model(x).sum().backward()
-        mean = 1 + (size - 1) / 2
-        assert torch.allclose(model.module.weight.grad, torch.full((2, 3), 2 * step * mean))
-        assert len({p.grad.untyped_storage().data_ptr() for p in model.parameters()}) == 1
-
-
 @on_ranks(1)
 def test_a_gradient_assigned_meanwhile_is_named(rank: int, size: int) -> None:
     """A .grad that something replaces during the backward is an error that names the parameter."""

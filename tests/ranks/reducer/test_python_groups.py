@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from ddp_lab import DistributedDataParallel as Ours
 from ddp_lab import check_hook
 from ddp_lab.parallel.core import process_groups
 from ddp_lab.protocol.messages import Change
+from tests.ranks.comm.test_capabilities import outside
 from tests.ranks.compare import assert_same, everywhere, same_as_torch, samples, state_of
 from tests.ranks.harness import on_ranks
 from tests.ranks.python_groups import WORKS, PythonGroup
@@ -195,20 +194,6 @@ def test_construction_without_init_sync_sends_nothing(rank: int, size: int) -> N
     assert same_as_torch(program) == [[[], 0, 0], True, True]
 
 
-@on_ranks(2)
-def test_logging_data(rank: int, size: int) -> None:
-    """Rank, size and backend in the logging data are what the group says of itself."""
-    keys = ("world_size", "rank", "backend_name", "iteration", "num_buckets_reduced")
-
-    def program(cls: type) -> Any:
-        model = cls(Net(), process_group=PythonGroup())
-        _trained(model, rank)
-        data = model._get_ddp_logging_data()
-        return [data[key] for key in keys]
-
-    assert same_as_torch(program)[:3] == [size, rank, "python"]
-
-
 @on_ranks(4)
 def test_members_tell_each_other_who_they_are(rank: int, size: int) -> None:
     """A group of some of the ranks knows which; models of groups that share no rank have different numbers."""
@@ -316,28 +301,14 @@ def test_a_registered_group(rank: int, size: int) -> None:
     dist.destroy_process_group(group)
 
 
-ALONE = """
-import torch, torch.distributed as dist
-from tests.ranks.python_groups import PythonGroup
-from tests.ranks.reducer.test_python_groups import PROGRAMS
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
-from tests.ranks.compare import assert_same
-from ddp_lab import DistributedDataParallel as Ours
-
-inner = dist.ProcessGroup(dist.HashStore(), 0, 1)
-backend = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
-inner._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
-assert not dist.is_initialized()
-for program in ("plain", "views", "unused", "no_sync", "own hook"):
-    made = [PROGRAMS[program](cls, PythonGroup(inner), 0) for cls in (TorchDDP, Ours)]
-    assert_same(made[1], made[0])
-    print(program)
-"""
-
-
-def test_without_a_default_group() -> None:
-    """A process that never called init_process_group trains with a group of its own, as with torch's class."""
-    root = Path(__file__).resolve().parents[3]
-    done = subprocess.run([sys.executable, "-c", ALONE], cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "own hook"
+@on_ranks(1)
+def test_without_a_default_group(rank: int, size: int, tmp_path: Path) -> None:
+    """A process that has no default group trains with a group of its own, as with torch's class."""
+    with outside(rank, size, str(tmp_path)):
+        assert not dist.is_initialized()
+        inner = dist.ProcessGroup(dist.HashStore(), 0, 1)
+        backend = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+        inner._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+        for program in ("plain", "views", "unused", "no_sync", "own hook"):
+            made = [PROGRAMS[program](cls, PythonGroup(inner), 0) for cls in (TorchDDP, Ours)]
+            assert_same(made[1], made[0], program)

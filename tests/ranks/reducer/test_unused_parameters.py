@@ -35,19 +35,6 @@ class Branches(nn.Module):
         return self.third(x) if third else x
 
 
-class Pair(nn.Module):
-    """Two outputs from two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.left = nn.Linear(10, 4)
-        self.right = nn.Linear(10, 4)
-
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"left": self.left(x), "right": self.right(x)}
-
-
 def _random_branches(wrap: type, rank: int, arguments: dict[str, Any]) -> list[Any]:
     model = wrap(Branches(), find_unused_parameters=True, bucket_cap_mb=CAP, **arguments)
     seen: list[Any] = []
@@ -103,22 +90,6 @@ def test_one_backward_of_several_forwards(rank: int, size: int) -> None:
             if other.grad is not None:
                 dist.all_reduce(other.grad)
                 torch.testing.assert_close(mine.grad, other.grad / size)
-
-
-def _output_left_out(wrap: type, rank: int) -> list[Any]:
-    model = wrap(Pair(), find_unused_parameters=True)
-    seen: list[Any] = []
-    for step in range(4):
-        outputs = model(samples(rank, step))
-        (outputs["left"].sum() if step % 2 else outputs["left"].sum() + outputs["right"].sum()).backward()
-        seen.append(gradients_of(model))
-    return seen
-
-
-@on_ranks(2)
-def test_output_that_the_loss_leaves_out(rank: int, size: int) -> None:
-    """An output in a dict that the loss ignores: its parameters count as unused, and no forward raises."""
-    same_as_torch(lambda wrap: _output_left_out(wrap, rank))
 
 
 @on_ranks(2)

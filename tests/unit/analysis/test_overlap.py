@@ -35,16 +35,6 @@ def test_parts_add_up(collectives: list[tuple[int, int]], compute_end: int) -> N
     assert (hidden + exposed == reduced - launched).all()
 
 
-def test_covered_by_hand() -> None:
-    """Overlapping intervals count once, gaps don't count, invalid intervals are left out."""
-    begin = np.array([[0, 5, 20, 7], [0, 0, 0, 0]])
-    end = np.array([[10, 12, 25, 8], [9, 9, 9, 9]])
-    valid = np.array([[True, True, True, True], [False, False, False, False]])
-    assert step_metrics.covered(begin, end, valid).tolist() == [17, 0]
-    none = np.zeros((2, 0), np.int64)
-    assert step_metrics.covered(none, none, none.astype(bool)).tolist() == [0, 0]
-
-
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20), st.booleans()), min_size=1, max_size=8))
 def test_covered_counts_instants(intervals: list[tuple[int, int, bool]]) -> None:
     """The covered time is the number of instants that lie in at least one interval."""

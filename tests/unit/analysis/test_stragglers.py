@@ -21,13 +21,6 @@ def even(ranks: int = RANKS, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray
     return begin, (begin[:, :, None] + np.cumsum(own, axis=2)).astype(np.int64)
 
 
-def test_waits_by_hand() -> None:
-    """Each rank waits from its own launch to the last one, and for that alone from the last but one."""
-    assert step_metrics.waits(np.array([[10, 30, 25]])).tolist() == [[20, 0, 5]]
-    assert step_metrics.alone(np.array([[10, 30, 25], [9, 1, 2]])).tolist() == [5, 7]
-    assert np.isnan(step_metrics.alone(np.array([[10]]))).all()
-
-
 @given(st.lists(st.lists(st.integers(1, 10**12), min_size=3, max_size=3), min_size=1))
 def test_somebody_is_last(launched: list[list[int]]) -> None:
     """Waits are not negative, and exactly the last rank's is zero; every collective has one last rank."""

@@ -71,20 +71,23 @@ def test_a_cell_is_told_once() -> None:
 
 def test_a_script_is_told_what_changes() -> None:
     """One rank's wait is enough. Another reason is said, too, and that the ranks make progress again; not if one has
-    ended: the others may only have stopped to wait."""
+    ended: the others may only have stopped to wait. A busy rank at another line is said after twice the time."""
     detector = Detector(10.0, sure_s=5.0, of_script=True)
     moving = [[PAIR[0], RankSnapshot(1, "running", stack=(Place("a.py", line, "f", "f()", True),))] for line in (3, 4)]
-    said = _said(detector, [(0.0, moving[0]), (6.0, moving[1]), (11.0, moving[0]), (12.0, moving[0])])
+    times = [(0.0, moving[0]), (6.0, moving[1]), (11.0, moving[0]), (12.0, moving[0]), (21.0, moving[1])]
+    said = _said(detector, [*times, (22.0, moving[1]), (23.0, moving[0])])
     assert said[:2] == ["", ""]
     assert said[2].startswith("no progress for 11 s: rank 0 waits in barrier #7")
     assert "rank 1 is in `f()`" in said[2]
-    assert said[3] == ""
+    assert said[3:5] == ["", ""]
+    assert said[5].startswith("ranks have waited for 22 s: rank 0 waits in barrier #7")
+    assert said[6] == ""
     assert detector.last is not None
     ended = [PAIR[0], RankSnapshot(1, "idle", runs="script")]
-    assert _said(detector, [(13.0, ended)])[0].startswith("no progress for 13 s: rank 1 has finished")
+    assert _said(detector, [(24.0, ended)])[0].startswith("no progress for 24 s: rank 1 has finished")
     stopped = [RankSnapshot(0, "running", runs="script"), ended[1]]
-    assert _said(detector, [(14.0, stopped)]) == [""]
-    assert _said(detector, [(15.0, [stopped[0], in_backward(1, 2)])]) == [PROGRESS_AGAIN]
+    assert _said(detector, [(25.0, stopped)]) == [""]
+    assert _said(detector, [(26.0, [stopped[0], in_backward(1, 2)])]) == [PROGRESS_AGAIN]
     assert detector.last is None
 
 

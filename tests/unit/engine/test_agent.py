@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from ddp_lab.engine.agent import Agent
-from ddp_lab.engine.cells import cell
 from ddp_lab.engine.cells.cell import CellEnd
 from ddp_lab.protocol.messages import Interrupt, Message, Status, Unblock
 from tests.waiting import DEADLINE_S
@@ -23,7 +22,7 @@ class _Kept:
 
     def __init__(self) -> None:
         self.last = Status("idle")
-        self.freed = threading.Event()
+        self.unblocked = threading.Event()
 
     def on_control(self, kind: type[Message], answer: Callable[[Any], Any]) -> None: ...
 
@@ -33,20 +32,20 @@ class _Kept:
     def send_status(self, status: Status) -> None:
         if threading.current_thread() is not threading.main_thread():
             self.last = status
-            self.freed.set()
+            self.unblocked.set()
         elif status.ended:
-            self.freed.wait(0.3)
+            self.unblocked.wait(0.3)
             self.last = status
 
 
 def test_that_groups_were_shut_down_is_told() -> None:
-    """The status of a cell's end does not replace the newer one, which tells the client to free this rank's peers."""
+    """The status of a cell's end does not replace the newer one, which has the client unblock this rank's peers."""
     channel = _Kept()
     agent = Agent(channel, 0)
     agent._before_cell("1", "cell 1")
-    threading.Thread(target=agent._free_unless_settled, args=("1",)).start()
+    threading.Thread(target=agent._shut_down_unless_settled, args=("1",)).start()
     agent._on_done(CellEnd("1", "cell 1", ValueError("on purpose")))
-    assert channel.freed.wait(DEADLINE_S)
+    assert channel.unblocked.wait(DEADLINE_S)
     assert channel.last.unblocked == "1"
 
 
@@ -59,20 +58,20 @@ class _NoRoom(_Kept):
         super().send_status(status)
 
 
-def test_a_failure_that_cannot_be_told_frees_the_peers() -> None:
-    """Whatever goes wrong with telling that a cell has failed, the ranks that wait for this one are freed."""
+def test_a_failure_that_cannot_be_told_unblocks_the_peers() -> None:
+    """Whatever goes wrong with telling that a cell has failed, the ranks that wait for this one are unblocked."""
     channel = _NoRoom()
     agent = Agent(channel, 0)
     agent._before_cell("1", "cell 1")
     with pytest.raises(MemoryError):
         agent._on_failure(CellEnd("1", "cell 1", ValueError("on purpose")))
-    assert channel.freed.wait(DEADLINE_S)
+    assert channel.unblocked.wait(DEADLINE_S)
     assert channel.last.unblocked == "1"
 
 
 def test_an_error_that_no_line_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The value of a cell has no text, on a rank whose groups were freed meanwhile: that is told, not another error. An
-    interrupted peer closes the connection first; the word that says why is heeded while the rank waits for it."""
+    """The value of a cell has no text, on a rank whose groups were shut down meanwhile: that is told, no other error.
+    An interrupted peer closes the connection first; the word that says why is heeded while the rank waits for it."""
     agent = Agent(_Kept(), 0)
     agent._before_cell("1", "cell 1")
     agent._answer_unblock(Unblock(by=1, cell="1"))
@@ -81,7 +80,6 @@ def test_an_error_that_no_line_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (end.consequence, str(end.error)) == (True, "displaying the value failed")
     agent = Agent(_Kept(), 0)
     agent._before_cell("1", "cell 1")
-    monkeypatch.setattr(cell, "_running", "1")
 
     def told(error: RuntimeError) -> str:
         agent._answer_interrupt(Interrupt(["1"]))

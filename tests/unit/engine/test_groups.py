@@ -42,7 +42,7 @@ def test_bytes_both_ways_are_counted(pair: Pair) -> None:
     assert sockets.bytes_moved([(one.fileno(), _known(one)[1] + 1)]) == 0
 
 
-def test_a_silenced_socket_wakes_nobody(pair: Pair) -> None:
+def test_a_socket_that_is_not_polled_wakes_nobody(pair: Pair) -> None:
     """Though something has come in; its neighbour is reported as before."""
     one, other = pair
     with select.epoll() as poll:
@@ -51,7 +51,7 @@ def test_a_silenced_socket_wakes_nobody(pair: Pair) -> None:
         one.sendall(b"x")
         other.sendall(b"x")
         wait_until(lambda: len(poll.poll(0)) == 2, "both")
-        assert sockets.silence([_known(one)]) == 1
+        assert sockets.stop_polling([_known(one)]) == 1
         assert [descriptor for descriptor, _ in poll.poll(0.1)] == [other.fileno()]
         poll.unregister(one)  # which fails for one that it does not know any more
 

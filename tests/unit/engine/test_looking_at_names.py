@@ -89,15 +89,15 @@ def test_help() -> None:
     dictionary's key that is none, and a module's child that is not there, are no names."""
     kinds = {"Meta": type("Meta", (type,), {})}
     kinds["Own"] = kinds["Meta"]("Own", (), {"__doc__": "Of its own kind."})
-    titles = dict(name_lookup.sections("Own", kinds))
+    titles = dict(name_lookup.inspection_page("Own", kinds))
     assert (titles["Type"], titles["Docstring"], "Signature" in titles) == ("Meta", "Of its own kind.", False)
-    assert dict(name_lookup.sections("long", {"long": "x" * 999}))["Value"] == f"'{'x' * 198}…"
-    assert dict(name_lookup.sections("layers[0]", NAMES))["Parameters"] == "9 in 2 tensors"
-    assert dict(name_lookup.sections("layers[1]", NAMES))["Parameters"] == "none"
-    assert dict(name_lookup.sections("buffer", {"buffer": torch.ones(2)}))["Tensor"] == "float32 [2] on cpu"
-    assert name_lookup.sections("nobody", NAMES) == []
+    assert dict(name_lookup.inspection_page("long", {"long": "x" * 999}))["Value"] == f"'{'x' * 198}…"
+    assert dict(name_lookup.inspection_page("layers[0]", NAMES))["Parameters"] == "9 in 2 tensors"
+    assert dict(name_lookup.inspection_page("layers[1]", NAMES))["Parameters"] == "none"
+    assert dict(name_lookup.inspection_page("buffer", {"buffer": torch.ones(2)}))["Tensor"] == "float32 [2] on cpu"
+    assert name_lookup.inspection_page("nobody", NAMES) == []
     for text in ("table['b']", "layers[9]", "number['a']", "layers[1.5]"):
-        assert name_lookup.sections(text, NAMES) == []
+        assert name_lookup.inspection_page(text, NAMES) == []
 
 
 def test_a_look_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,11 +111,11 @@ def test_a_look_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
             return Page()
         raise KeyError("nothing")
 
-    answer = name_lookup.beside(look, Page, seconds=0.01)
+    answer = name_lookup.on_worker_thread(look, Page, seconds=0.01)
     assert answer(LookUp("wait")) == Page()
     assert answer(LookUp("")) == Page()
     gate.set()
-    patient = name_lookup.beside(look, Page, seconds=60)
+    patient = name_lookup.on_worker_thread(look, Page, seconds=60)
     assert patient(LookUp("")) == Page(error="KeyError: 'nothing'")
     for thread in threading.enumerate():
         if thread.name == "ddp_lab-look-up":

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from ddp_lab.dashboard.views import VIEWS
+from ddp_lab.dashboard.views.view import Selection
 from ddp_lab.launch import reports
 from ddp_lab.protocol.events import Batch, Kind
 from ddp_lab.timeline import group_words
@@ -115,6 +117,23 @@ def test_sends_and_receives_are_matched_by_their_pair() -> None:
         timeline.describe(rank, {**_CALL, "operation": operation, "file": "a.py", "line": rank + 1, "session": 1})
         timeline.extend(Batch(rank, 1, 0, 0, rows(_one(Kind.COLLECTIVE_ENTERED, 10, 5))))
     assert "as its collective #6, rank 0 all_reduce at a.py:1 and rank 1 broadcast at a.py:2" in timeline.summary()
+
+
+def test_numbers_of_many_operations_are_equal() -> None:
+    """The report's table has those of the summary, of all operations; the tab says that it leaves out older ones."""
+    timeline, count = Timeline(), 2_500
+    for rank in range(2):
+        _describe(timeline, rank)
+        pairs = [(_one(Kind.COLLECTIVE_ENTERED, n, n), _one(Kind.COLLECTIVE_ENDED, n + 0.5, n)) for n in range(count)]
+        timeline.extend(Batch(rank, 1, 0, 0, rows(*(one for pair in pairs for one in pair))))
+    assert "gloo: 2,500 all_reduce" in timeline.group_summary()
+    reported = VIEWS["groups"].reported(timeline, Selection())
+    assert reported is not None
+    assert reported.scene.table is not None
+    assert reported.scene.table.rows[0][2] == "2,500 all_reduce"
+    tab = VIEWS["groups"].facts(timeline, Selection()).words
+    assert "gloo: 2,000 all_reduce" in tab[0]
+    assert tab[1] == "These are the newest operations: 1,000 older ones are left out here."
 
 
 def test_a_ring_keeps_the_newest_and_counts_the_rest() -> None:

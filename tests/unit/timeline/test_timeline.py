@@ -414,25 +414,6 @@ def test_inspections() -> None:
     assert (one.step, one.missing, one.equal, one.norms[0]) == (9, (), {0: True, 1: False}, {0: 1.5, 1: 1.5})
 
 
-def test_summary_in_words() -> None:
-    """The sentences name the exposed bucket, the overlapped share, the last rank, the late parameter and the losses."""
-    text = _two_ranks(20).summary()
-    assert text.splitlines() == [
-        "Net on 2 ranks, steps 3–19: 20.0 ms per step (median), of which 1.0 ms forward, 8.0 ms backward computation, "
-        "4.0 ms exposed communication and 7.0 ms everything else.",
-        "2 buckets (2.86 MiB) per step, 6.0 ms in flight; 33 % of the communication overlapped with the backward "
-        "computation.",
-        "Bucket 1 (layer0, layer1) has the most exposed communication, 4.0 ms; its all-reduce takes 2.0 ms once all "
-        "ranks have launched it (0.5 GB/s).",
-        "Rank 1 falls behind when it computes the gradient of layer0 (bucket 1), by 4.0 ms in 100 % of the steps "
-        "(persistent; it costs 20 % of a step).",
-        "Main finding, about 20 % of the step: Rank 1 falls behind at the gradient of layer0 (bucket 1), and the "
-        "others wait for it. Look for work that only this rank does there; then check its GPU or host (clock speed, "
-        "other processes, memory).",
-        "No event was dropped.",
-    ]
-
-
 def test_what_is_said_of_little() -> None:
     """One rank has nobody to talk to; a single bucket can't overlap; an unfinished first step is said to be one.
     Without events every table is empty with all its columns, and the summary says what to do."""

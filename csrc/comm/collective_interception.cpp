@@ -1,4 +1,4 @@
-#include "comm/passing.h"
+#include "comm/collective_interception.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
@@ -28,7 +28,7 @@ bool is_watched() {
                      [](const auto& one) { return one.load(std::memory_order_relaxed) != nullptr; });
 }
 
-void tell_ended(const Watches& watches, bool failed) {
+void notify_end(const Watches& watches, bool failed) {
   for (const auto& one : watches) one->ended(failed);
 }
 
@@ -67,7 +67,7 @@ Made handed_on(Made made, Watches watches, const c10d::ProcessGroup& group, int 
     }
     if (!watches.empty()) follow(std::move(watches), *made);
   } else {
-    tell_ended(watches, false);  // it was over when it returned
+    notify_end(watches, false);  // it was over when it returned
   }
   return made;
 }
@@ -77,7 +77,7 @@ auto call_watched(const Watches& watches, const Call& call) {
   try {
     return call();
   } catch (...) {
-    tell_ended(watches, true);
+    notify_end(watches, true);
     throw;
   }
 }
@@ -105,14 +105,14 @@ class Kernel final : public c10::OperatorKernel {
     const int peer = peer_ ? static_cast<int>(torch::jit::peek(*stack, *peer_, arguments_).toInt()) : -1;
     Watches watches;
     if (is_watched()) {
-      Passing passing{name_.c_str(), *group};
-      passing.peer = peer;
-      read(*stack, passing);
-      watches = watch(passing);
+      CollectiveCall call{name_.c_str(), *group};
+      call.peer = peer;
+      read(*stack, call);
+      watches = watch(call);
     }
     call_watched(watches, [&] { operation.redispatchBoxed(behind(keys), stack); });
     if (!returns_work_) {
-      tell_ended(watches, false);
+      notify_end(watches, false);
       return;
     }
     c10::IValue& last = stack->back();
@@ -120,12 +120,12 @@ class Kernel final : public c10::OperatorKernel {
   }
 
  private:
-  void read(const torch::jit::Stack& stack, Passing& passing) const {
+  void read(const torch::jit::Stack& stack, CollectiveCall& call) const {
     const auto argument = [&](std::size_t index) -> const c10::IValue& {
       return torch::jit::peek(stack, index, arguments_);
     };
-    for (const std::size_t index : tensors_) passing.add(bytes_of(argument(index), passing.first));
-    if (reduction_) passing.reduction = argument(*reduction_).toCustomClass<c10d::ReduceOp>()->op_;
+    for (const std::size_t index : tensors_) call.add(bytes_of(argument(index), call.first));
+    if (reduction_) call.reduction = argument(*reduction_).toCustomClass<c10d::ReduceOp>()->op_;
   }
 
   const std::string name_;
@@ -139,23 +139,25 @@ class Kernel final : public c10::OperatorKernel {
 
 // ---- the most frequent ones, without a stack: that takes a microsecond
 
-void read(Passing& passing, const at::Tensor& tensor) {
-  if (!passing.first.defined()) passing.first = tensor;
-  passing.add(bytes_of(tensor));
+void read(CollectiveCall& call, const at::Tensor& tensor) {
+  if (!call.first.defined()) call.first = tensor;
+  call.add(bytes_of(tensor));
 }
 
-void read(Passing& passing, at::TensorList tensors) {
+void read(CollectiveCall& call, at::TensorList tensors) {
   std::int64_t bytes = 0;
   for (const at::Tensor& one : tensors) bytes += bytes_of(one);
-  passing.add(bytes);
-  if (!tensors.empty()) passing.first = tensors.front();
-  if (tensors.size() == 1) passing.summed = &tensors.front();
+  call.add(bytes);
+  if (!tensors.empty()) call.first = tensors.front();
+  if (tensors.size() == 1) call.summed = &tensors.front();
 }
 
-void read(Passing& passing, const c10::intrusive_ptr<c10d::ReduceOp>& reduction) { passing.reduction = reduction->op_; }
+void read(CollectiveCall& call, const c10::intrusive_ptr<c10d::ReduceOp>& reduction) {
+  call.reduction = reduction->op_;
+}
 
 template <typename Other>
-void read(Passing&, const Other&) {}
+void read(CollectiveCall&, const Other&) {}
 
 template <typename... Rest>
 const GroupPointer& group_in(const GroupPointer& group, const Rest&...) {
@@ -178,9 +180,9 @@ struct Typed<kName, Returned(Arguments...)> {
     const GroupPointer& group = group_in(arguments...);
     Watches watches;
     if (is_watched()) {
-      Passing passing{kName + kLibrary.size(), *group};
-      (read(passing, arguments), ...);
-      watches = watch(passing);
+      CollectiveCall call{kName + kLibrary.size(), *group};
+      (read(call, arguments), ...);
+      watches = watch(call);
     }
     Returned made = call_watched(watches, [&] { return operation.redispatch(behind(keys), arguments...); });
     Made& work = std::get<1>(made);
@@ -227,24 +229,24 @@ bool passes(const c10::OperatorHandle& operation) {
 
 void set_watcher(Role role, Watcher watcher) {
   watchers[static_cast<std::size_t>(role)] = watcher;
-  let_all_pass();
+  install_interceptors();
 }
 
-Watches watch(Passing& passing) {
+Watches watch(CollectiveCall& call) {
   Watches watches;
-  passing.purpose = purpose_here;
-  if (passing.first.defined() && passing.first.is_meta()) return watches;  // nothing is communicated
+  call.purpose = purpose_here;
+  if (call.first.defined() && call.first.is_meta()) return watches;  // nothing is communicated
   for (const auto& one : watchers) {
     const Watcher watcher = one.load(std::memory_order_acquire);
     if (watcher == nullptr) continue;
-    if (auto made = watcher(passing)) watches.push_back(std::move(made));
+    if (auto made = watcher(call)) watches.push_back(std::move(made));
   }
   return watches;
 }
 
 void follow(Watches watches, Work& work) {
   if (watches.empty()) return;
-  if (auto* const telling = dynamic_cast<TellsWaits*>(&work)) {
+  if (auto* const telling = dynamic_cast<ReportsWaits*>(&work)) {
     telling->tell(watches);
     if (!telling->has_future()) return;
   }
@@ -272,10 +274,10 @@ WithPurpose::~WithPurpose() { purpose_here = before_; }
 
 void replace_works(Replace replace) {
   replace_made = replace;
-  let_all_pass();
+  install_interceptors();
 }
 
-void let_all_pass() {
+void install_interceptors() {
   static auto* const kernels = [] {
     auto* const made = new torch::Library(torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__,
                                           static_cast<std::uint32_t>(__LINE__));

@@ -1,4 +1,4 @@
-// Works of Gloo that another thread can end.
+// Works of Gloo that another thread can abort.
 #pragma once
 
 #include <cstddef>
@@ -18,19 +18,19 @@ namespace ddp_lab {
 //
 // So callers get a work of ours in place of Gloo's, made where the call passes the dispatcher, see [Note: where every
 // collective passes]. It hands everything on, tells who watches the collective when a thread waits for it, and can be
-// ended: who waits for it gets an error. Gloo's own thread stays behind until the timeout of its group, with
+// aborted: who waits for it gets an error. Gloo's own thread stays behind until the timeout of its group, with
 // the tensors; whoever destroys such a group before waits for that thread. Its late word on the work reaches nobody:
 // that is why the future has to be ours.
 
-// From now on what collectives and point-to-point calls on Gloo return can be ended. Any thread.
-void make_gloo_endable();
+// From now on what collectives and point-to-point calls on Gloo return can be aborted. Any thread.
+void make_gloo_abortable();
 
 // How many collectives of this group Gloo has not completed; each has a thread of Gloo's. Any thread.
 std::size_t count_gloo_works(const c10d::ProcessGroup& group);
 
-// Ends them, sends and receives, too: their waits and their futures fail with a RuntimeError that says `why`. Any
+// Aborts them, sends and receives, too: their waits and their futures fail with a RuntimeError that says `why`. Any
 // thread. Returns how many collectives there were.
-std::size_t end_gloo_works(const c10d::ProcessGroup& group, const std::string& why);
+std::size_t abort_gloo_works(const c10d::ProcessGroup& group, const std::string& why);
 
 // A send or a receive.
 struct Message {

@@ -1,4 +1,8 @@
-"""A timeline on disk: raw events and descriptions in one ``.npz``, nothing pickled."""
+"""Recorded events as one compressed ``.npz``, which numpy alone can read; nothing is pickled.
+
+Beside it there is the journal: that one grows while a rank records, and survives its rank and its disk; this one is
+written at once, a tenth as large. What is checked, and how, is the same.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +20,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...files import open_regular, replacing
-from ...printable import printable_json
-from ...protocol import descriptions
-from ...protocol.events import DTYPE, OF_GROUPS, SCHEMA_VERSION, Kind, check
-
-__all__ = ["Saved", "is_saved", "read", "write"]
+from ..files import open_regular, replacing
+from ..printable import printable_json
+from . import descriptions
+from .events import DTYPE, OF_GROUPS, SCHEMA_VERSION, Kind, check
 
 MOST_BYTES = 8 << 30  # of a file's arrays, unpacked
 _MOST_RATIO, _ANY_RATIO_BYTES = 100, 256 << 20  # packed once (events: 5 to 50 times); what may be unpacked in any case
 _FEW = 1024
 _WRITERS = "`lab.timeline.save(path)` writes one, and `ddp-lab run` a folder that can be read as well"
-_NAMES = ("about", "chunk_rank", "chunk_size", "descriptions", "dropped", "events", "rank", "schema_version")
+_NAMES = ("about", "chunk_rank", "chunk_size", "events")
 # Exceptions of zipfile and numpy for invalid files.
 _UNREADABLE = (
     *(ValueError, EOFError, OSError, KeyError, TypeError, AttributeError, RuntimeError, MemoryError, OverflowError),
@@ -36,7 +38,7 @@ _UNREADABLE = (
 
 
 @dataclass(frozen=True)
-class Saved:
+class Archive:
     """What a file holds.
 
     Attributes:
@@ -50,26 +52,26 @@ class Saved:
     ranks: dict[int, dict[str, Any]]
 
 
-def write(path: Path, saved: Saved) -> Path:
+def write(path: Path, archive: Archive) -> Path:
     """Writes the file and returns its path."""
     about = {
-        "described": saved.described,
-        "ranks": {str(rank): about for rank, about in saved.ranks.items()},
+        "described": archive.described,
+        "ranks": {str(rank): about for rank, about in archive.ranks.items()},
         "schema_version": SCHEMA_VERSION,
     }
     with replacing(path) as file:
         np.savez_compressed(
             file,
-            events=np.concatenate([np.empty(0, DTYPE), *(events for _, events in saved.chunks)]),
-            chunk_rank=np.array([rank for rank, _ in saved.chunks], np.int64),
-            chunk_size=np.array([len(events) for _, events in saved.chunks], np.int64),
+            events=np.concatenate([np.empty(0, DTYPE), *(events for _, events in archive.chunks)]),
+            chunk_rank=np.array([rank for rank, _ in archive.chunks], np.int64),
+            chunk_size=np.array([len(events) for _, events in archive.chunks], np.int64),
             about=np.array(json.dumps(about)),
         )
     return path
 
 
-def is_saved(path: Path) -> bool:
-    """Whether a file was made by `write` or `ddp_lab.recording.save`, by the names of its contents.
+def is_archive(path: Path) -> bool:
+    """Whether a file was made by `write`, by the names of its contents.
 
     Raises:
         ValueError: it is not a file.
@@ -77,15 +79,15 @@ def is_saved(path: Path) -> bool:
     file = open_regular(path)
     try:
         with file, zipfile.ZipFile(file) as packed:
-            return not {"about.npy", "descriptions.npy"}.isdisjoint(packed.namelist())
+            return "about.npy" in packed.namelist()
     except OSError:
         raise
     except _UNREADABLE:
         return False
 
 
-def read(path: Path) -> Saved:
-    """Reads a file of `write`, or of `ddp_lab.recording.save` on one rank. Nothing in it is executed.
+def read(path: Path) -> Archive:
+    """Reads a file of `write`. Nothing in it is executed.
 
     Raises:
         ValueError: it is not such a file, has another schema version, or has invalid contents.
@@ -96,13 +98,13 @@ def read(path: Path) -> Saved:
         raise
     except _UNREADABLE as error:
         raise ValueError(f"{path} is not a saved timeline: {error or type(error).__name__}. {_WRITERS}") from error
-    if "about" not in arrays and "descriptions" not in arrays:
+    if "about" not in arrays:
         raise ValueError(f"{path} is not a saved timeline: it is a numpy file of something else. {_WRITERS}")
     try:
-        about = json.loads(str(arrays["about"])) if "about" in arrays else None
-        version = int(arrays["schema_version"]) if about is None else about["schema_version"]
+        about = json.loads(str(arrays["about"]))
+        version = about["schema_version"]
         if version == SCHEMA_VERSION:
-            return _recording(arrays) if about is None else _timeline(about, arrays)
+            return _archive(about, arrays)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{path} is not a saved timeline: {what}") from error
@@ -125,7 +127,7 @@ def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
             return {name: file[name] for name in file.files if name in _NAMES}
 
 
-def _timeline(about: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> Saved:
+def _archive(about: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> Archive:
     ranks = {_rank(int(rank)): _status(status) for rank, status in about["ranks"].items()}
     whose, sizes = _numbers(arrays, "chunk_rank"), _numbers(arrays, "chunk_size")
     events = _events(arrays)
@@ -134,18 +136,7 @@ def _timeline(about: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> Sav
     parts = np.split(events, np.cumsum(sizes)[:-1]) if sizes else []
     described = [_description(rank, description, ranks) for rank, description in about["described"]]
     _check_buckets(events, [one for _, one in described])
-    return Saved(chunks=list(zip(whose, parts, strict=True)), described=described, ranks=ranks)
-
-
-def _recording(arrays: dict[str, npt.NDArray[Any]]) -> Saved:
-    rank = _rank(int(arrays["rank"]))
-    ranks = {rank: {"dropped": int(arrays["dropped"]), "status": {}}}
-    described = json.loads(str(arrays["descriptions"]))
-    return Saved(
-        chunks=[(rank, _events(arrays))],
-        described=[_description(rank, description, ranks) for description in described],
-        ranks=ranks,
-    )
+    return Archive(chunks=list(zip(whose, parts, strict=True)), described=described, ranks=ranks)
 
 
 def _events(arrays: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.void]:

@@ -1,6 +1,6 @@
 """Works of Gloo that can be ended: like Gloo's own until then, and then whoever waits gets an error.
 
-See [Note: a work that Gloo forgets] in `csrc/comm/endable_work.h`.
+See [Note: a work that Gloo forgets] in `csrc/comm/abortable_work.h`.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def _like_gloos(rank: int, size: int) -> dict[str, Any]:
         work.wait()
         with pytest.raises(RuntimeError, match="size"):  # of the work itself: Gloo's own words
             dist.all_gather([torch.empty(3)] * size, ones, group=group)
-        registry.free()
-        registry.end_forgotten()
+        registry.shut_down_groups()
+        registry.abort_orphaned_works()
         seen["kept"] = len(registry._left_behind)
         return seen
     finally:
@@ -121,11 +121,11 @@ def _forgotten(rank: int, size: int, call: str) -> str:
             work = _begun(group, _OF_THE_TENSOR, start)
         wait = work.get_future().wait if (rank, call) == (0, "broadcast") else work.wait
         thread, ends = _waits(wait)
-        registry.free()
+        registry.shut_down_groups()
         if rank == 0:
             os.kill(pids[1], signal.SIGCONT)
         while thread.is_alive():
-            registry.end_forgotten()
+            registry.abort_orphaned_works()
             thread.join(0.1)
         del work, wait, thread
         wait_until(lambda: large._use_count() == 1, "Gloo's own threads to give up, and to say so to nobody")

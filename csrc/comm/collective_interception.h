@@ -48,7 +48,7 @@ struct Purpose {
 };
 
 // One operation that is about to be started.
-struct Passing {
+struct CollectiveCall {
   const char* operation;  // of c10d, without "c10d::"; lives forever
   const c10d::ProcessGroup& group;
   std::array<std::int64_t, 3> argument_bytes{-1, -1, -1};  // of the arguments that hold tensors, in their order
@@ -83,14 +83,14 @@ class Watch {
 using Watches = std::vector<std::shared_ptr<Watch>>;
 
 // Returns null for what it does not watch; may fill in the purpose.
-using Watcher = std::shared_ptr<Watch> (*)(Passing& passing);
+using Watcher = std::shared_ptr<Watch> (*)(CollectiveCall& call);
 // Who watches, in the order in which they are asked: the first one knows what an operation is for.
 enum class Role : std::uint8_t { kSeesLaunches, kLogs, kRecords };
 // From now on it is asked about each operation. It stays. Any thread.
 void set_watcher(Role role, Watcher watcher);
 
 // For what does not pass the dispatcher: asks the watchers, then follows the `Work`.
-Watches watch(Passing& passing);
+Watches watch(CollectiveCall& call);
 void follow(Watches watches, c10d::Work& work);
 
 // From now on, what this thread starts is for that. Returns what it was for before.
@@ -109,22 +109,22 @@ class WithPurpose {
 };
 
 // A `Work` of ours, which tells its watches when a thread waits for it.
-class TellsWaits {
+class ReportsWaits {
  public:
-  virtual ~TellsWaits() = default;
+  virtual ~ReportsWaits() = default;
   // Before the `Work` is given to its caller.
   void tell(const Watches& watches) { watches_ = watches; }
   // Gloo's sends and receives have none: that they have ended is known when somebody has waited for them.
   virtual bool has_future() const { return true; }
 
  protected:
-  void tell_ended() const {
+  void notify_end() const {
     for (const auto& one : watches_) one->ended(false);
   }
 
   class Waiting {
    public:
-    Waiting(const TellsWaits& work, bool over) : watches_(over ? nullptr : &work.watches_) {
+    Waiting(const ReportsWaits& work, bool over) : watches_(over ? nullptr : &work.watches_) {
       if (watches_ == nullptr) return;
       for (const auto& one : *watches_) one->wait_begins();
     }
@@ -144,9 +144,9 @@ class TellsWaits {
 };
 
 // Puts the kernels there. They stay. Any thread.
-void let_all_pass();
-// What callers get in the place of the `Work` that a backend made; null: as it is. See endable_work.h.
-// `peer`: as that of `Passing`.
+void install_interceptors();
+// What callers get in the place of the `Work` that a backend made; null: as it is. See abortable_work.h.
+// `peer`: as that of `CollectiveCall`.
 using Replace = c10::intrusive_ptr<c10d::Work> (*)(c10::intrusive_ptr<c10d::Work> made, const c10d::ProcessGroup& group,
                                                    int peer);
 void replace_works(Replace replace);

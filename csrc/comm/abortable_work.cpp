@@ -1,4 +1,4 @@
-#include "comm/endable_work.h"
+#include "comm/abortable_work.h"
 
 #include <cxxabi.h>
 #include <pthread.h>
@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/passing.h"
+#include "comm/collective_interception.h"
 
 namespace ddp_lab {
 namespace {
@@ -29,9 +29,9 @@ struct Opened : Work {
 };
 
 // What is known of a work until Gloo has completed it; who waits may hold nothing of it but its future.
-class Ending {
+class OpenWork {
  public:
-  Ending(Made made, const c10d::ProcessGroup& group, int peer) : made_(std::move(made)), group_(&group) {
+  OpenWork(Made made, const c10d::ProcessGroup& group, int peer) : made_(std::move(made)), group_(&group) {
     if (c10d::isP2POp(made_->retrieveOpType())) {  // these have no future
       message_ = {made_->retrieveOpType() == c10d::OpType::SEND, peer, group.getGroupName()};
       return;
@@ -41,7 +41,7 @@ class Ending {
   }
 
   // Hands Gloo's word on to the future, whenever it comes.
-  static void follow(const std::shared_ptr<Ending>& one) {
+  static void follow(const std::shared_ptr<OpenWork>& one) {
     if (!one->is_collective()) return;
     one->made_->getFuture()->addCallback([one](Future& gloos) {
       if (one->told_.exchange(true)) return;
@@ -53,8 +53,8 @@ class Ending {
     });
   }
 
-  // Whether it has ended a collective. A send or a receive is ended, too, but leaves no thread of Gloo's behind.
-  bool end(const std::exception_ptr& error) {
+  // Whether it has aborted a collective. A send or a receive is aborted, too, but leaves no thread of Gloo's behind.
+  bool abort(const std::exception_ptr& error) {
     if (over()) return false;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -74,7 +74,7 @@ class Ending {
   bool over() const { return made_->isCompleted(); }
   bool is_of(const c10d::ProcessGroup& group) const { return group_ == &group; }
 
-  // What it was ended with; null if it was not.
+  // What it was aborted with; null if it was not.
   std::exception_ptr error() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return error_;
@@ -101,7 +101,7 @@ class Ending {
 // While it exists, this thread waits for a send or receive.
 class Awaiting {
  public:
-  explicit Awaiting(Ending& ending) : awaited_by_(ending.is_collective() ? nullptr : &ending.awaited_by) {
+  explicit Awaiting(OpenWork& open_work) : awaited_by_(open_work.is_collective() ? nullptr : &open_work.awaited_by) {
     if (awaited_by_ != nullptr) *awaited_by_ = static_cast<unsigned long>(pthread_self());
   }
   ~Awaiting() {
@@ -114,12 +114,12 @@ class Awaiting {
   std::atomic<unsigned long>* const awaited_by_;
 };
 
-class EndableWork final : public Work, public TellsWaits {
+class AbortableWork final : public Work, public ReportsWaits {
  public:
-  explicit EndableWork(std::shared_ptr<Ending> ending)
-      : Work(-1, ending->made().retrieveOpType()), ending_(std::move(ending)) {}
+  explicit AbortableWork(std::shared_ptr<OpenWork> open_work)
+      : Work(-1, open_work->made().retrieveOpType()), open_work_(std::move(open_work)) {}
 
-  bool has_future() const override { return ending_->is_collective(); }
+  bool has_future() const override { return open_work_->is_collective(); }
   bool isCompleted() override { return made().isCompleted(); }
   bool isSuccess() const override { return made().isSuccess(); }
   std::exception_ptr exception() const override { return made().exception(); }
@@ -134,26 +134,28 @@ class EndableWork final : public Work, public TellsWaits {
 
   bool wait(std::chrono::milliseconds timeout) override {
     const Waiting waiting(*this, isCompleted());
-    const Awaiting awaiting(*ending_);
+    const Awaiting awaiting(*open_work_);
     if (made().wait(timeout)) {
-      if (!has_future()) tell_ended();
+      if (!has_future()) notify_end();
       return true;
     }
-    if (const auto error = ending_->error())
+    if (const auto error = open_work_->error())
       std::rethrow_exception(error);  // a send's or receive's own wait says only no
     return false;
   }
 
-  c10::intrusive_ptr<Future> getFuture() override { return ending_->future() ? ending_->future() : made().getFuture(); }
+  c10::intrusive_ptr<Future> getFuture() override {
+    return open_work_->future() ? open_work_->future() : made().getFuture();
+  }
 
  private:
-  Work& made() const { return ending_->made(); }
+  Work& made() const { return open_work_->made(); }
 
-  const std::shared_ptr<Ending> ending_;
+  const std::shared_ptr<OpenWork> open_work_;
 };
 
-// One without a future, which nobody can end: it tells when it is waited for.
-class WaitedWork final : public Work, public TellsWaits {
+// One without a future, which nobody can abort: it tells when it is waited for.
+class WaitedWork final : public Work, public ReportsWaits {
  public:
   explicit WaitedWork(Made made) : Work(-1, made->retrieveOpType()), made_(std::move(made)) {}
 
@@ -171,7 +173,7 @@ class WaitedWork final : public Work, public TellsWaits {
   bool wait(std::chrono::milliseconds timeout) override {
     const Waiting waiting(*this, /*over=*/false);
     const bool done = made_->wait(timeout);
-    if (done) tell_ended();
+    if (done) notify_end();
     return done;
   }
 
@@ -181,20 +183,20 @@ class WaitedWork final : public Work, public TellsWaits {
 
 // ---- which there are
 
-std::mutex endings_mutex;
+std::mutex open_works_mutex;
 
-std::vector<std::weak_ptr<Ending>>& endings() {
-  static auto* const kept = new std::vector<std::weak_ptr<Ending>>;  // other threads may outlive statics
+std::vector<std::weak_ptr<OpenWork>>& open_works() {
+  static auto* const kept = new std::vector<std::weak_ptr<OpenWork>>;  // other threads may outlive statics
   return *kept;
 }
 
-void keep(const std::shared_ptr<Ending>& one) {
+void keep(const std::shared_ptr<OpenWork>& one) {
   constexpr std::size_t kFew = 32;
   static std::size_t limit = kFew;
-  const std::lock_guard<std::mutex> lock(endings_mutex);
-  auto& all = endings();
+  const std::lock_guard<std::mutex> lock(open_works_mutex);
+  auto& all = open_works();
   if (all.size() >= limit) {
-    const auto is_over = [](const std::weak_ptr<Ending>& weak) {
+    const auto is_over = [](const std::weak_ptr<OpenWork>& weak) {
       const auto alive = weak.lock();
       return !alive || alive->over();
     };
@@ -204,10 +206,10 @@ void keep(const std::shared_ptr<Ending>& one) {
   all.push_back(one);
 }
 
-std::vector<std::shared_ptr<Ending>> open_ones(const c10d::ProcessGroup& group) {
-  std::vector<std::shared_ptr<Ending>> found;
-  const std::lock_guard<std::mutex> lock(endings_mutex);
-  for (const auto& weak : endings()) {
+std::vector<std::shared_ptr<OpenWork>> open_works_of(const c10d::ProcessGroup& group) {
+  std::vector<std::shared_ptr<OpenWork>> found;
+  const std::lock_guard<std::mutex> lock(open_works_mutex);
+  for (const auto& weak : open_works()) {
     if (auto one = weak.lock(); one && one->is_of(group) && !one->over()) found.push_back(std::move(one));
   }
   return found;
@@ -242,7 +244,7 @@ WorkKind kind_of(const Work& work) {
 }
 
 // What the caller of a collective gets in the place of the work that its backend made.
-Made endable(Made made, const c10d::ProcessGroup& group, int peer) {
+Made abortable(Made made, const c10d::ProcessGroup& group, int peer) {
   switch (kind_of(*made)) {
     case WorkKind::kOther:
       return made;
@@ -251,32 +253,32 @@ Made endable(Made made, const c10d::ProcessGroup& group, int peer) {
     case WorkKind::kGloos:
       break;
   }
-  auto ending = std::make_shared<Ending>(std::move(made), group, peer);
-  Ending::follow(ending);
-  keep(ending);
-  return c10::make_intrusive<EndableWork>(std::move(ending));
+  auto open_work = std::make_shared<OpenWork>(std::move(made), group, peer);
+  OpenWork::follow(open_work);
+  keep(open_work);
+  return c10::make_intrusive<AbortableWork>(std::move(open_work));
 }
 
 }  // namespace
 
-void make_gloo_endable() { replace_works(&endable); }
+void make_gloo_abortable() { replace_works(&abortable); }
 
 std::size_t count_gloo_works(const c10d::ProcessGroup& group) {
-  const auto all = open_ones(group);
+  const auto all = open_works_of(group);
   return static_cast<std::size_t>(
       std::count_if(all.begin(), all.end(), [](const auto& one) { return one->is_collective(); }));
 }
 
-std::size_t end_gloo_works(const c10d::ProcessGroup& group, const std::string& why) {
+std::size_t abort_gloo_works(const c10d::ProcessGroup& group, const std::string& why) {
   const auto error = std::make_exception_ptr(std::runtime_error(why));
-  const auto all = open_ones(group);
+  const auto all = open_works_of(group);
   return static_cast<std::size_t>(
-      std::count_if(all.begin(), all.end(), [&](const auto& one) { return one->end(error); }));
+      std::count_if(all.begin(), all.end(), [&](const auto& one) { return one->abort(error); }));
 }
 
 std::optional<Message> awaited_message(unsigned long thread) {
-  const std::lock_guard<std::mutex> lock(endings_mutex);
-  for (const auto& weak : endings()) {
+  const std::lock_guard<std::mutex> lock(open_works_mutex);
+  for (const auto& weak : open_works()) {
     if (const auto one = weak.lock(); one && one->awaited_by.load() == thread) return one->message();
   }
   return std::nullopt;
