@@ -67,7 +67,7 @@ class ShownCollective(CollectiveRun):
             for step in self.steps
         ]
         about = {"collective": self.collective, "algorithm": self.algorithm, "ranks": self.ranks, "bytes": self.bytes}
-        return {**about, "begin": _bits(self.begin), "steps": steps, "text": str(self)}
+        return {**about, "begin": _bits(self.begin), "steps": steps}
 
 
 def choices(ranks: int) -> dict[str, dict[str, str]]:

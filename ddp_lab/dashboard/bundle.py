@@ -16,7 +16,6 @@ import re
 from graphlib import TopologicalSorter
 
 from ..analysis.step_metrics import EDGES
-from ..analysis.step_parts import SPANS
 from .paint import palette
 from .step_feed import BLOCKS
 from .views import VIEWS, layout_words
@@ -39,15 +38,11 @@ _GENERATED = {
         }
         for name in palette.PARTS
     ],
-    "PHASES": [
-        {"key": key, "name": name, "simulated": key not in SPANS, **_LOOKS[key]}
-        for key, (_, name) in palette.PHASES.items()
-    ],
     "RAMP": palette.RAMP,
     "RAMP_ON_DARK": palette.RAMP_ON_DARK,
     "RANK_COLOURS": palette.RANK_COLOURS,
 }
-_OF_VIEW = ("title", "about", "question", "beside", "steps", "model", "ranks", "groups")
+_OF_VIEW = ("title", "about", "question", "beside", "steps", "model", "ranks", "groups", "of_step")
 _IMPORT = re.compile(r'^import \{[^}]*\} from "([./a-z_]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:const|class|function) (\w+))", re.MULTILINE)
 

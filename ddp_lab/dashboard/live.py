@@ -24,7 +24,7 @@ from .controls import CollectiveStage, Comparison, Controls, WhatIfStage, no_ran
 from .life import life_of, name_of, nothing_yet
 from .paint.scene_svg import empty_svg
 from .step_feed import StepFeed
-from .views import FACTS, VIEWS, Selection, StepFrames, View, bucket_gradients, cell_rows, layout_words
+from .views import FACTS, VIEWS, Selection, StepFrames, View, bucket_gradients_page, cell_rows, layout_words
 
 if TYPE_CHECKING:
     from ..control.ranks import Ranks
@@ -436,4 +436,4 @@ class ShownTraining:
     def _send_gradients(self, asked: dict[str, Any]) -> None:
         """Sends when each gradient of a bucket was ready."""
         reducer, step, bucket = (int(asked[name]) for name in ("reducer", "step", "bucket"))
-        self._send(bucket_gradients(self.timeline, reducer, step, bucket))
+        self._send(bucket_gradients_page(self.timeline, reducer, step, bucket))

@@ -234,7 +234,7 @@ def test_a_dashboard_whose_output_was_replaced_does_nothing_more(shared: Shared,
         again = opened.page.locator(
             ".jp-Cell", has=opened.page.locator(".jp-InputArea", has_text=re.compile(r"made\[0\]\s*$"))
         )
-        wait_until(lambda: again.locator(".ddp-main canvas").count(), "the first dashboard, drawn once more")
+        wait_until(lambda: again.locator(".ddp-main .ddp-lead").count(), "the first dashboard, drawn once more")
         for cell in (6, 7):
             opened.run_cell(cell)
         said = [printed(opened.save().cells[cell]) for cell in (3, 4, 7)]

@@ -80,7 +80,7 @@ def test_a_ring_is_run_and_played(shown: Shown) -> None:
     """Run on the ranks, stepped by keyboard and played to its end: cells fill, bytes add up, blocks move; at 600
     pixels nothing is cut off."""
     shown.page.get_by_role("button", name="Run on the ranks").click()
-    shown.until(lambda: "all_reduce by ring over 3 ranks, 64.0 KiB on each: 4 steps" in shown.sentence(), "a run")
+    shown.until(lambda: "all_reduce by ring over 3 ranks, 64 KiB on each: 4 steps" in shown.sentence(), "a run")
     assert "1.33 × buffer" in shown.sentence()
     assert [[shown.fills(rank, part) for part in range(3)] for rank in range(3)] == [[1] * 3] * 3
     shown.stage.focus()
@@ -122,7 +122,7 @@ def test_without_motion_steps_are_jumps(shown: Shown) -> None:
     shown.page.keyboard.press("ArrowRight")
     assert shown.page.locator(".ddp-block").count() == 0
     assert shown.page.locator(".ddp-arrow").count() == RANKS
-    assert shown.now().startswith("Step 1 of 2: rank 0 sends 64.0 KiB to rank 2")
+    assert shown.now().startswith("Step 1 of 2: rank 0 sends 64 KiB to rank 2")
     shown.page.emulate_media(reduced_motion="no-preference")
 
 
@@ -205,10 +205,10 @@ def gradients(browser: Browser, cluster: Cluster, tmp_path_factory: pytest.TempP
         running = cluster.run("while step(): pass", wait=False, board=SilentBoard())
         made.page.get_by_label("monitor gradients every N steps").fill("2")
         made.page.get_by_role("button", name="Monitor").click()
-        summary = made.page.locator(".ddp-gradients > .ddp-sentence")
+        summary = made.page.locator(".ddp-gradients .ddp-summary").first
         made.until(lambda: "monitored steps" in summary.inner_text(), "monitored steps")
         made.page.get_by_role("button", name="Check now").click()
-        made.until(lambda: made.page.locator(".ddp-checks tbody tr").count() == 1, "a comparison")
+        made.until(lambda: made.page.locator(".ddp-numbers tbody tr").count() == 1, "a comparison")
         end.touch()
         running.wait()
         yield made
@@ -226,12 +226,13 @@ def test_watching_is_switched_on_while_a_cell_trains(gradients: BarePage, cluste
     text = gradients.page.locator(".ddp-gradients").inner_text()
     assert "0.13 ms per MiB" in text
     assert "Noise scale" in text
-    assert "equal" in gradients.page.locator(".ddp-checks tbody tr").inner_text()
+    assert "equal" in gradients.page.locator(".ddp-numbers tbody tr").inner_text()
     assert gradients.page.locator(".ddp-gradients canvas").count() == 2
 
 
 def test_the_numbers_are_the_timelines(gradients: BarePage, cluster: Cluster) -> None:
-    """The twin has the norms of `Timeline.gradients`; a step is chosen by keyboard and told in words."""
+    """The twin has the norms of `Timeline.gradients`; a step is chosen by keyboard and told in words,
+    and its buckets are shown."""
     page = gradients.page
     page.locator(".ddp-gradients summary").click()
     cells = gradients.first_row(".ddp-twin")
@@ -244,6 +245,10 @@ def test_the_numbers_are_the_timelines(gradients: BarePage, cluster: Cluster) ->
     page.keyboard.press("Home")
     said = gradients.says(".ddp-voice", f"rank {RANKS - 1}, before")
     assert "average" in said
+    first = said.partition(",")[0]
+    page.keyboard.press("Enter")
+    heading = gradients.page.locator(".ddp-gradients .ddp-summary").nth(1)
+    gradients.until(lambda: heading.inner_text().lower().startswith(f"{first}, by bucket"), "the buckets of that step")
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 600
 
 
@@ -257,7 +262,7 @@ def test_nan_and_drift_are_named(gradients: BarePage, cluster: Cluster) -> None:
     cluster.run("if rank == 2: net[0].bias.data[0] = 9.0", board=SilentBoard())
     gradients.page.get_by_role("button", name="Check now").click()
     gradients.until(lambda: "ranks 0, 1 | rank 2" in notice.inner_text(), "the drift")
-    gradients.says(".ddp-checks", "differ: 0.bias")
+    gradients.says(".ddp-numbers", "differ: 0.bias")
 
 
 def test_a_stopped_cluster_is_named(shown: Shown) -> None:

@@ -295,8 +295,7 @@ def test_legends_are_in_one_order(shown: BarePage) -> None:
     for tab, legend, wanted in (("Overlap", "overlap", [*every, "efficiency"]), ("What if", "what-if", simulated)):
         shown.open(tab)
         names = shown.page.locator(f".ddp-{legend} .ddp-legend >> nth=0").locator("li")
-        shown.until(lambda names=names: names.count() > 0, f"the legend of {tab}")
-        assert names.all_text_contents() == wanted
+        shown.until(lambda names=names, wanted=wanted: names.all_text_contents() == wanted, f"the legend of {tab}")
 
 
 def test_a_link_that_is_not_known_says_why(shown: BarePage) -> None:

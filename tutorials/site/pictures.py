@@ -22,7 +22,6 @@ from ddp_lab.dashboard.scene import Spans
 from ddp_lab.dashboard.views import VIEWS
 from ddp_lab.dashboard.views.collectives import collective_svg
 from ddp_lab.dashboard.views.fault_injection import faults_svg
-from ddp_lab.dashboard.views.step import step_svg
 from ddp_lab.dashboard.views.timeline import find_step, timeline_scene
 from ddp_lab.dashboard.views.what_if import what_if_scene
 from ddp_lab.protocol.events import DTYPE, Batch, Kind
@@ -295,7 +294,7 @@ def step_through():
         )
         point, bucket = ("bucket_ready", 2) if pauses else (None, None)
         made[rank] = StepState(rank, 12, 1, point, None, bucket, 0, True, not pauses, pauses, "", stages)
-    return step_svg(stepping.machine(made, stepping.standings(made), lambda state: 0.0))
+    return VIEWS["step"].svg(stepping.machine(made, stepping.standings(made), lambda state: 0.0))
 
 
 def faults():

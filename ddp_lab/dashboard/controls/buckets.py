@@ -7,17 +7,23 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ...analysis.comparison import before_after
 from ...errors import DdpLabError
+from ...formatting import counted, enumeration
 from ...timeline.changes import BucketChange, last_change
+from ..paint.scene_json import blocks_json
+from ..scene import Axis, Dots, Panel, Scene, Spans, Table
 from .control import Control
 
 if TYPE_CHECKING:
     from ...control.training import TrainingControl
     from ...timeline.timeline import Timeline
 
-__all__ = ["BucketControl", "Comparing", "change_back", "compared", "described"]
+__all__ = ["BucketControl", "Comparing", "change_back", "compared", "compared_page", "described"]
 
+_SIDES = ("before", "after")
 _SHARE, _LEAST_SECONDS = 50, 2.0  # see [Note: at most a fiftieth] in live.py
 _TIMEOUT = 30.0
 _HOOKS = {
@@ -95,14 +101,14 @@ class Comparing:
         if not known or key == self._done or time.monotonic() < self._next:
             return None
         begin = time.thread_time()
-        found = compared(self._timeline, known[-1].reducer)
+        found = compared_page(compared(self._timeline, known[-1].reducer))
         self._done = key
         self._next = time.monotonic() + max(_LEAST_SECONDS, _SHARE * (time.thread_time() - begin))
         return found
 
 
 def compared(timeline: Timeline, reducer: int) -> dict[str, Any]:
-    """Returns the steps before and after the last change of a model's buckets or hook, as the browser shows them.
+    """Returns the steps before and after the last change of a model's buckets or hook.
 
     Returns:
         ``reducer``; ``text``: the verdict, or why there is none (empty: nothing was changed); ``sides``: for each
@@ -122,7 +128,54 @@ def compared(timeline: Timeline, reducer: int) -> dict[str, Any]:
         return {**made, "text": f"{error}."}
     percents = {"percent": found.percent, "low": found.low_percent, "high": found.high_percent}
     medians = [found.before_ms, found.after_ms]
-    return {**made, "text": str(found), "verdict": found.verdict, "medians": medians, **percents}
+    steps = enumeration([str(len(side["ms"])) for side in made["sides"]])
+    text = (
+        f"A step takes {medians[0]:.2f} ms before, {medians[1]:.2f} ms after: {found.percent:+.1f} % (99 %: "
+        f"{found.low_percent:+.1f} % to {found.high_percent:+.1f} %), {found.verdict}. Medians of {steps} steps."
+    ).replace("-", "−")
+    return {**made, "text": text, "verdict": found.verdict, "medians": medians, **percents}
+
+
+def compared_page(found: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a page shows of `compared`: ``reducer``, ``text`` and ``blocks``; empty if nothing was changed."""
+    sides = found["sides"]
+    if not sides:
+        return {"reducer": found["reducer"], "text": found["text"], "blocks": []}
+    rows = [
+        [name, side["buckets"], side["caps"], side["hook"], side["step"], len(side["ms"]), _median(side["ms"])]
+        for name, side in zip(_SIDES, sides, strict=True)
+    ]
+    head = ["", "buckets", "size limits", "comm hook", "from step", "steps", "median ms"]
+    tips = [
+        "\n".join([f"{row[0]} the change", *(f"{a}\t{b}" for a, b in zip(head[1:], row[1:], strict=True))])
+        for row in rows
+    ]
+    lanes = [f"{row[0]} ({counted(side['buckets'], 'bucket')})" for row, side in zip(rows, sides, strict=True)]
+    of_all = [value for side in sides for value in side["ms"]]
+    top = 1.08 * float(np.quantile(of_all, 0.97)) if of_all else 1.0
+    # The two sides differ in shape as well as in colour.
+    dots = [
+        Dots("", f"rank{lane}", lane, np.array(side["ms"]), np.full(len(side["ms"]), lane), spread=True)
+        for lane, side in enumerate(sides)
+    ]
+    medians = np.array([_median(side["ms"]) for side in sides])
+    known = np.flatnonzero(np.isfinite(medians))
+    scene = Scene(
+        f"{found['text']} Dots are steps, bars their medians.",
+        (
+            Panel(
+                Axis("ms from step to step; upper dots are later steps", top=top),
+                Axis("", lanes, tips=tips),
+                (*dots, Spans("", "line", known, medians[known], medians[known])),
+            ),
+        ),
+    )
+    table = Table(head, [[*row[:-1], f"{row[-1]:.2f}"] for row in rows], "Before and after the change", folded=True)
+    return {"reducer": found["reducer"], "text": found["text"], "blocks": blocks_json([scene, table])}
+
+
+def _median(values: list[float]) -> float:
+    return float(np.median(values)) if values else float("nan")
 
 
 def _sides(change: BucketChange) -> list[dict[str, Any]]:

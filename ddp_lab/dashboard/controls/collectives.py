@@ -8,6 +8,7 @@ from typing import Any
 
 from ...control.collectives import DEFAULT_BYTES, ShownCollective
 from ...errors import DdpLabError
+from ..views import collective_page
 
 __all__ = ["SIZES", "CollectiveStage", "no_ranks"]
 
@@ -36,6 +37,7 @@ class CollectiveStage:
         busy: Callable[[], str] = str,
     ) -> None:
         self.shown: ShownCollective | None = None
+        self._page: dict[str, Any] | None = None  # the same for a page
         self._run = run
         self._choices = choices
         self._busy = busy
@@ -50,6 +52,7 @@ class CollectiveStage:
         with self._lock:
             if self._question is None:
                 self.shown, self._state, self._text = shown, "idle", ""
+                self._page = {**shown.to_dict(), **collective_page(shown)}
                 self._number += 1
 
     def ask(self, command: Mapping[str, Any]) -> None:
@@ -70,8 +73,7 @@ class CollectiveStage:
     def told(self) -> dict[str, Any]:
         """The state for the browser."""
         with self._lock:
-            shown = self.shown.to_dict() if self.shown is not None else None
-            about = {"state": self._state, "text": self._text, "number": self._number, "shown": shown}
+            about = {"state": self._state, "text": self._text, "number": self._number, "shown": self._page}
             return {
                 **about,
                 "busy": "" if self._state == "running" else self._busy(),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...control.records import StepState
 from ...formatting import counted, enumeration, label_of
+from ..views import step_blocks
 from .control import Control
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class StepControl(Control):
         found = machine(states, standings(states), self._begun)
         ended = found["ended"] and not self.shown.get("ended")
         kept = {"said": "" if ended else self.shown["said"], "error": self.shown["error"]}
-        self.shown = {**found, **kept}
+        self.shown = {**found, **kept, "blocks": step_blocks(found)}
         if found["paused"]:
             self.last = self.shown
 

@@ -31,7 +31,7 @@ from ...simulation.simulator import Configuration, Prediction, simulate
 from ...simulation.workload import Workload
 from ...timeline.what_if import RecordedStep, fit_link, recorded_step
 from ..step_feed import encode_steps
-from ..views import StepFrame
+from ..views import StepFrame, what_if_blocks
 
 if TYPE_CHECKING:
     from ...control.training import TrainingControl
@@ -269,7 +269,7 @@ class WhatIfStage:
         predicted = simulate(workload, Configuration(cap, world_size=world), link)
         same = simulate(known.workload, Configuration(known.recorded_caps or None), known.link)
         header, body = encode_steps([frame_of(workload, predicted, known.ranks, known.reducer)])
-        return {
+        answer = {
             "state": "ready",
             "number": asked.get("number", 0),
             "reducer": known.reducer,
@@ -284,6 +284,7 @@ class WhatIfStage:
             "header": header,
             "body": body,
         }
+        return {**answer, "blocks": what_if_blocks(answer)}
 
 
 def _learn(timeline: Timeline, measured: CommModel | None, reducer: int | None) -> _Known:

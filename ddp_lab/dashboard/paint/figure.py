@@ -9,7 +9,7 @@ import numpy as np
 
 from ...formatting import ending
 from ...output import quick_nbformat
-from ..scene import Axis, Bars, Cells, Line, Mark, Panel, Rule, Scene, Spans
+from ..scene import Axis, Band, Bars, Cells, Line, Mark, Panel, Rule, Scene, Spans
 from .palette import COLOURS, PATTERNS, plotly_text
 
 if TYPE_CHECKING:
@@ -47,9 +47,8 @@ def to_plotly(scene: Scene, height: int) -> go.Figure:
         if panel.y.headings:
             _lay_out_lanes(made, panel)
         elif not panel.y.lanes:
-            made.update_layout(
-                {f"yaxis{name[1:]}.rangemode": "tozero", "xaxis.dtick": 1 if _span(panel) <= 20 else None}
-            )
+            zero = "normal" if panel.y.low < 0 else "tozero"
+            made.update_layout({f"yaxis{name[1:]}.rangemode": zero, "xaxis.dtick": 1 if _span(panel) <= 20 else None})
         upper = lower - _GAP
     style(made, scene.title, height)
     if scene.summary:
@@ -90,7 +89,8 @@ def _bars(scene: Scene) -> int:
 
 def _span(panel: Panel) -> int:
     """The number of steps from the first to the last."""
-    steps = [mark.at if isinstance(mark, Bars) else mark.x for mark in panel.marks if isinstance(mark, Bars | Line)]
+    marks = (mark for mark in panel.marks if isinstance(mark, Bars | Line | Band))
+    steps = [mark.at if isinstance(mark, Bars) else mark.x for mark in marks]
     return int(max(one.max() for one in steps) - min(one.min() for one in steps)) + 1
 
 
@@ -111,8 +111,10 @@ def _axis(axis: Axis) -> dict[str, Any]:
         made |= {"tickvals": list(range(len(names)))[shown], "ticktext": names[shown], "automargin": True}
     elif axis.lanes:
         made |= {"autorange": "reversed", "automargin": True}
+    elif axis.log and axis.top is not None:
+        made |= {"type": "log", "range": np.log10([axis.low, axis.top]).tolist(), "dtick": 1}
     elif axis.top is not None:
-        made["range"] = [0, 1.05 * axis.top]
+        made["range"] = [axis.low, 1.05 * axis.top]
     return made
 
 
@@ -127,9 +129,15 @@ def _add(made: go.Figure, panel: Panel, mark: Mark, axis: str) -> None:
     elif isinstance(mark, Spans):
         _add_spans(made, panel, mark)
     elif isinstance(mark, Line):
-        look = {"color": COLOURS[mark.role], "width": mark.width}
+        dash = ",".join(f"{length}px" for length in mark.dash) or "solid"
+        look = {"color": COLOURS[mark.role], "width": mark.width, "dash": dash}
         about = f"%{{x}}: {plotly_text(mark.name)} %{{y:.3g}}<extra></extra>"
         made.add_scatter(name=mark.name, x=mark.x, y=mark.y, yaxis=axis, mode="lines", line=look, hovertemplate=about)
+    elif isinstance(mark, Band):
+        known = np.isfinite(mark.low) & np.isfinite(mark.high)
+        x, y = np.append(mark.x[known], mark.x[known][::-1]), np.append(mark.high[known], mark.low[known][::-1])
+        fill = {"fill": "toself", "fillcolor": COLOURS[mark.role], "opacity": 0.45, "hoverinfo": "skip"}
+        made.add_scatter(name=mark.name, x=x, y=y, yaxis=axis, mode="lines", line={"width": 0}, **fill)
     elif isinstance(mark, Cells):
         about = f"%{{y}}<br>{panel.x.label} %{{customdata}}: %{{z:.2f}} {mark.unit}<extra></extra>"
         columns = [plotly_text(one) for one in panel.x.lanes]
@@ -142,7 +150,7 @@ def _add(made: go.Figure, panel: Panel, mark: Mark, axis: str) -> None:
             hovertemplate=about,
             **scale,
         )
-    elif not panel.y.headings:
+    elif isinstance(mark, Rule) and not panel.y.headings:
         line = {"color": COLOURS[mark.role]}
         made.add_vline(x=mark.x, line=line, annotation_text=plotly_text(mark.text))
 

@@ -64,6 +64,7 @@ COLOURS = {
     "phase-backward": "#c8c8c8",
     "phase-finalize": "rgba(0, 0, 0, 0)",
     "line": "#808080",  # legible on light and dark pages
+    "band": "#b8bdc4",
 }
 PATTERNS = {"queued": "dots", "waiting": "hatch", "exposed": "line"}
 LETTERS = {"waiting": "w"}
@@ -113,7 +114,7 @@ def rank_role(rank: int) -> str:
     return f"rank{rank % len(RANK_COLOURS)}"
 
 
-def bucket_colour(bucket: int, buckets: int) -> tuple[str, str]:
+def bucket_colour(bucket: float, buckets: int) -> tuple[str, str]:
     """Returns the CSS colour of a bucket (dark: launched first) and that of text on it."""
     at = (0.5 if buckets < 2 else bucket / (buckets - 1)) * (len(RAMP) - 1)
     low = min(int(at), len(RAMP) - 2)

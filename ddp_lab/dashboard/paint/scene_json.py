@@ -1,33 +1,41 @@
-"""Scenes, tables and sentences as JSON, which ``static/charts/scene.js`` paints."""
+"""Scenes, tables, sentences and lists of advice as JSON, which ``static/charts/scene.js`` and ``blocks.js`` paint."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from ..scene import Axis, Bars, Cells, Line, Mark, Panel, Rule, Scene, Spans, Table
+from ..scene import Advice, Axis, Band, Bars, Block, Cells, Line, Mark, Notice, Panel, Scene, Table, round_between
 
 __all__ = ["blocks_json", "scene_json", "table_json"]
 
-_DIGITS = 4  # after the point: numbers are mostly milliseconds
+_DIGITS = 5  # that are known of a number
+_TICKS = (9, 5, 2)  # of an axis across a page, up a high panel, up a low one
+_HIGH = 0.4  # share of a scene from which a panel is high
 
 
-def blocks_json(blocks: Iterable[str | Scene | Table]) -> list[dict[str, Any]]:
-    """Returns blocks, each as ``{"text"}``, ``{"scene"}`` or ``{"table"}``."""
-    made: list[dict[str, Any]] = []
-    for one in blocks:
-        if isinstance(one, Scene):
-            made.append({"scene": scene_json(one)})
-        else:
-            made.append({"table": table_json(one)} if isinstance(one, Table) else {"text": one})
-    return made
+def blocks_json(blocks: Iterable[Block]) -> list[dict[str, Any]]:
+    """Returns blocks, each as ``{"text"}``, ``{"notice"}``, ``{"scene"}``, ``{"table"}`` or ``{"advice"}``."""
+    return [_block(one) for one in blocks]
+
+
+def _block(block: Block) -> dict[str, Any]:
+    if isinstance(block, Scene):
+        return {"scene": scene_json(block)}
+    if isinstance(block, Table):
+        return {"table": table_json(block)}
+    if isinstance(block, Notice):
+        return {"notice": block.text}
+    return {"text": block} if isinstance(block, str) else {"advice": [_advice(one) for one in block]}
 
 
 def scene_json(scene: Scene) -> dict[str, Any]:
-    """Returns a scene that is not empty: the fields of its objects, and the ``kind`` of each mark."""
-    return {"title": scene.title, "panels": [_panel(one) for one in scene.panels]}
+    """Returns a scene that is not empty: the fields of its objects, the ``kind`` of each mark, and the round numbers of
+    each axis, ``ticks``: [[number, text], ...]."""
+    return {"title": scene.title, "summary": scene.summary, "panels": [_panel(one) for one in scene.panels]}
 
 
 def table_json(table: Table) -> dict[str, Any]:
@@ -39,7 +47,12 @@ def table_json(table: Table) -> dict[str, Any]:
         "notes": list(table.notes),
         "folded": table.folded,
         "rows": [[_text(value) for value in row] for row in table.rows],
+        "warned": list(table.warned),
     }
+
+
+def _advice(one: Advice) -> dict[str, Any]:
+    return {**dataclasses.asdict(one), "saving": one.saving, "remedy": one.remedy_parts}
 
 
 def _text(value: object) -> str:
@@ -48,28 +61,41 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _numbers(values: Any) -> list[float | None]:
-    """Rounded; None for NaN, which JSON does not have."""
-    found = np.round(np.asarray(values, float), _DIGITS)
-    return [value if value == value else None for value in found.tolist()]
+def _numbers(values: Any) -> list[Any]:
+    """Rounded, whole ones as they are; None for NaN, which JSON does not have."""
+    found = np.asarray(values)
+    if found.dtype.kind in "iu":
+        return list(found.tolist())
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = 10.0 ** (_DIGITS - 1 - np.floor(np.log10(np.abs(found))))
+        rounded = np.where(found == 0, 0.0, np.round(found * scale) / scale)
+    return [value if value == value else None for value in rounded.tolist()]
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
     tops = {"x": panel.x.top, "y": panel.y.top}
     bars = [one for one in panel.marks if isinstance(one, Bars)]
+    upright = [value for one in panel.marks if isinstance(one, Line | Band) for value in _heights(one)]
     if bars:
         side = "x" if panel.y.lanes else "y"
         tops[side] = tops[side] or _highest(bars)
-    elif lines := [one for one in panel.marks if isinstance(one, Line)]:
-        tops["y"] = tops["y"] or max(float(np.nan_to_num(one.y).max(initial=0.0)) for one in lines) or 1.0
+    elif upright:
+        tops["y"] = tops["y"] or max(upright) or 1.0
+    of_y = _TICKS[1] if panel.share >= _HIGH else _TICKS[2]
     return {
-        "x": _axis(panel.x, tops["x"]),
-        "y": _axis(panel.y, tops["y"]),
+        "x": _axis(panel.x, tops["x"], _TICKS[0] if panel.y.lanes else 0),
+        "y": _axis(panel.y, tops["y"], of_y),
         "marks": [_mark(one) for one in panel.marks],
         "share": panel.share,
         "heading": panel.heading,
         "total": panel.total,
+        "more": panel.more,
     }
+
+
+def _heights(mark: Line | Band) -> list[float]:
+    """Its values; unknown ones are 0."""
+    return [*np.nan_to_num(mark.y if isinstance(mark, Line) else mark.high).tolist()]
 
 
 def _highest(bars: list[Bars]) -> float:
@@ -81,31 +107,25 @@ def _highest(bars: list[Bars]) -> float:
     return max(sums.values(), default=0.0) or 1.0
 
 
-def _axis(axis: Axis, top: float | None) -> dict[str, Any]:
-    return {
-        "label": axis.label,
-        "lanes": list(axis.lanes),
-        "headings": list(axis.headings),
-        "notes": list(axis.notes),
-        "low": axis.low,
-        "top": 1.0 if top is None else float(top),
-        "unit": axis.unit,
-        "ends": list(axis.ends),
-        "chooses": axis.chooses,
-    }
+def _axis(axis: Axis, top: float | None, ticks: int) -> dict[str, Any]:
+    top = 1.0 if top is None else float(top)
+    numbers = ticks and not axis.lanes
+    made = {name: _plain(getattr(axis, name)) for name in _AXIS}
+    return {**made, "top": top, "ticks": round_between(axis.low, top, ticks, axis.log) if numbers else []}
+
+
+_AXIS = [one.name for one in dataclasses.fields(Axis)]
+
+
+def _plain(value: Any) -> Any:
+    """Lists in place of other sequences and arrays."""
+    if isinstance(value, np.ndarray):
+        return [_numbers(row) for row in value] if value.ndim > 1 else _numbers(value)
+    return value if isinstance(value, str | int | float) or value is None else list(value)
 
 
 def _mark(mark: Mark) -> dict[str, Any]:
+    made = {one.name: _plain(getattr(mark, one.name)) for one in dataclasses.fields(mark)}
     if isinstance(mark, Cells):
-        return {"kind": "cells", "name": mark.name, "unit": mark.unit, "values": [_numbers(row) for row in mark.values]}
-    if isinstance(mark, Rule):
-        return {"kind": "rule", "role": mark.role, "x": float(mark.x), "text": mark.text}
-    made: dict[str, Any] = {"name": mark.name, "role": mark.role}
-    if isinstance(mark, Line):
-        return {**made, "kind": "line", "x": np.asarray(mark.x).tolist(), "y": _numbers(mark.y), "width": mark.width}
-    made["tips"] = list(mark.tips)
-    if isinstance(mark, Spans):
-        ends = {"begin": _numbers(mark.begin), "end": _numbers(mark.end)}
-        return {**made, **ends, "kind": "spans", "lane": np.asarray(mark.lane).tolist(), "thin": mark.thin}
-    texts = list(mark.texts)
-    return {**made, "kind": "bars", "at": np.asarray(mark.at).tolist(), "size": _numbers(mark.size), "texts": texts}
+        made["others"] = [[name, _plain(values)] for name, values in mark.others]
+    return {**made, "kind": type(mark).__name__.lower()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
@@ -12,8 +12,26 @@ from typing import Any
 import numpy as np
 
 from ...formatting import ending
-from ..scene import Axis, Bars, Cells, Line, Numbers, Panel, Rule, Scene, Spans, Values
-from .palette import COLOURS, PATTERNS, ROLE_RULES
+from ..scene import (
+    Advice,
+    Axis,
+    Band,
+    Bars,
+    Block,
+    Cells,
+    Line,
+    Notice,
+    Numbers,
+    Panel,
+    Rule,
+    Scene,
+    Spans,
+    Table,
+    Tiles,
+    Values,
+    round_between,
+)
+from .palette import COLOURS, PATTERNS, ROLE_RULES, bucket_colour
 
 __all__ = [
     "INK",
@@ -22,8 +40,8 @@ __all__ = [
     "empty_svg",
     "framed",
     "legend",
+    "listed",
     "picture",
-    "round_between",
     "sheet",
     "text",
     "tile",
@@ -34,17 +52,21 @@ _LANES_LEFT, _HEADING, _GAP, _MOST_HEIGHT = 76, 18, 6, 900  # of lanes of time
 INK = "#1f2328"  # of text
 _UPRIGHT = 260  # pixels of a scene whose bars stand
 _ROOM_FOR_TEXTS = 130
+_LINE = 17  # of text
+_TILE, _ACROSS = 38, 5  # pixels of a tile, and how many lie beside each other in a cell
 _FONT = "font-family='system-ui,-apple-system,Segoe UI,sans-serif'"
 _RULES = {
     "text": "fill:#1f2328;font-size:12px",
     "text.faint": "fill:#59636e",
     "text.bold": "font-weight:600",
+    "text.large": "font-weight:700;font-size:15px",
     "text.on-heat": "fill:#fff",
     ".grid": "stroke:#e6e8ea;fill:none",
     ".axis": "stroke:#59636e;fill:none",
     ".heat": f"fill:{COLOURS['heat']};stroke:#d8dee4;stroke-width:.5",
     **ROLE_RULES,
 }
+_Named = Bars | Spans | Line | Band  # what a legend may have
 _PATTERNS = (
     "<defs><pattern id='hatch' width='6' height='6' patternUnits='userSpaceOnUse'>"
     f"<rect width='6' height='6' fill='{COLOURS['waiting']}'/><path d='M-1 7L7 -1M-1 1L1 -1M5 7L7 5' stroke='#000' "
@@ -65,6 +87,8 @@ class _Plot:
     width: float
     height: float
     most: float
+    low: float = 0.0
+    log: bool = False
 
     @property
     def bottom(self) -> float:
@@ -76,8 +100,11 @@ class _Plot:
         return self.left + self.width * value / self.most
 
     def y(self, value: float) -> float:
-        """The pixel of a value on the vertical axis; values that are too large are cut."""
-        return self.top + self.height * (1 - min(value, self.most) / self.most)
+        """The pixel of a value on the vertical axis; values that are too large or too small are cut."""
+        low, value, most = self.low, max(self.low, min(value, self.most)), self.most
+        if self.log:
+            low, value, most = math.log10(low), math.log10(value), math.log10(most)
+        return self.top + self.height * (1 - (value - low) / (most - low))
 
 
 def picture(scene: Scene) -> str:
@@ -112,7 +139,7 @@ def empty_svg(text: str, width: int = 860) -> str:
     )
 
 
-def sheet(inner: str, title: str, legend: Sequence[Bars | Spans | Line] = (), summary: str = "") -> str:
+def sheet(inner: str, title: str, legend: Sequence[_Named] = (), summary: str = "") -> str:
     """Puts SVG that takes its colours from classes on a white background, with title, summary, legend and colours."""
     size = inner[inner.index('viewBox="') + 13 :].split('"', 1)[0].split()
     lines = textwrap.wrap(summary, 140)[:2]
@@ -142,31 +169,66 @@ def drawing(width: float, height: float, body: Sequence[str], title: str, summar
     return sheet(f'<svg viewBox="0 0 {width:.0f} {height:.0f}">{"".join(body)}</svg>', title, summary=summary)
 
 
+def listed(title: str, blocks: Iterable[Block], summary: str = "") -> str:
+    """Returns sentences, notices, tables and advice as lines of text on a sheet."""
+    body: list[str] = []
+    y = 16.0
+    for block in blocks:
+        lines = _lines_of(block)
+        body += [text(x, y + down, words, style) for x, down, words, style in lines]
+        y += max((down for _, down, *_ in lines), default=0.0) + _LINE + 8
+    return drawing(WIDTH, y - 8, body, title, summary)
+
+
+_Placed = tuple[float, float, str, str]  # x, y below the first line, words, style
+
+
+def _lines_of(block: Block) -> list[_Placed]:
+    if isinstance(block, Table):
+        return _cells_of(block)
+    if isinstance(block, str | Notice):
+        words, style = (block, "") if isinstance(block, str) else (block.text, "bold role-bad")
+        lines = [line for part in words.splitlines() for line in textwrap.wrap(part, 140)]
+        return [(6.0, _LINE * number, line, style) for number, line in enumerate(lines)]
+    return [] if isinstance(block, Scene) else _advice_of(block)
+
+
+def _cells_of(table: Table) -> list[_Placed]:
+    """Columns as wide as their longest text; the last one is wrapped."""
+    rows = [[str(name).rstrip(":") for name in table.head], *([str(value) for value in row] for row in table.rows)]
+    widths = [6.6 * max(map(len, column)) + 22 for column in zip(*rows, strict=True)]
+    lefts = [6.0, *(6.0 + sum(widths[: column + 1]) for column in range(len(widths) - 1))]
+    most, made, y = max(24, int((WIDTH - lefts[-1]) / 6.6)), list[_Placed](), 0.0
+    for number, row in enumerate(rows):
+        style = "bold" if not number else "role-bad" if number - 1 in table.warned else ""
+        last = textwrap.wrap(row[-1], most) or [""]
+        made += [(left, y, words, style) for left, words in zip(lefts, row[:-1], strict=False)]
+        made += [(lefts[-1], y + _LINE * line, words, style) for line, words in enumerate(last)]
+        y += _LINE * len(last)
+    return made
+
+
+def _advice_of(found: Sequence[Advice]) -> list[_Placed]:
+    made, y = list[_Placed](), 0.0
+    for one in found:
+        made.append((6.0, y, one.saving, "large"))
+        for style, words in (("bold", one.title), ("", one.evidence), ("role-forward", f"→ {one.remedy}")):
+            for line in textwrap.wrap(words, 120):
+                made.append((80.0, y, line, style))
+                y += _LINE
+        y += 9
+    return made
+
+
 def legend(scene: Scene) -> str:
     """Returns the legend, names and colours, as HTML."""
     entries = "".join(f'<li><i class="role-{one.role}"></i>{escape(one.name)}</li>' for one in _named(scene))
     return f'<ul class="legend">{entries}</ul>' if entries else ""
 
 
-def _round_marks(top: float, count: int = 5) -> list[float]:
-    """Returns 0 and round numbers up to `top`."""
-    if top <= 0:
-        return [0.0]
-    unit = _unit(top / count)
-    return [mark * unit for mark in range(math.floor(top / unit + 1e-9) + 1)]
-
-
-def _unit(least: float) -> float:
-    """The smallest number at least this large that is 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * 0.999)
-
-
-def _named(scene: Scene) -> list[Bars | Spans | Line]:
+def _named(scene: Scene) -> list[_Named]:
     """The marks of the legend; a single one needs no legend."""
-    found = [
-        mark for panel in scene.panels for mark in panel.marks if isinstance(mark, Bars | Spans | Line) and mark.name
-    ]
+    found = [mark for panel in scene.panels for mark in panel.marks if isinstance(mark, _Named) and mark.name]
     return found if len(found) > 1 else []
 
 
@@ -191,6 +253,8 @@ def _paint(panel: Panel, top: float, last: bool) -> tuple[list[str], float, floa
     """Returns a panel's SVG, its right edge and its lower edge; the last panel has the x axis."""
     if isinstance(panel.marks[0], Cells):
         return _paint_cells(panel, panel.marks[0], top)
+    if isinstance(panel.marks[0], Tiles):
+        return _paint_tiles(panel, panel.marks[0], top)
     if isinstance(panel.marks[0], Spans):
         return _paint_spans(panel, top)
     return _paint_lanes(panel, top) if panel.y.lanes else _paint_steps(panel, top, last)
@@ -210,20 +274,18 @@ def _paint_steps(panel: Panel, top: float, last: bool) -> tuple[list[str], float
     """Upright bars, drawn as areas without gaps, and lines; steps are equally spaced."""
     bars = [mark for mark in panel.marks if isinstance(mark, Bars)]
     lines = [mark for mark in panel.marks if isinstance(mark, Line)]
-    steps = np.unique(np.concatenate([*(one.at for one in bars), *(one.x for one in lines)]))
+    bands = [mark for mark in panel.marks if isinstance(mark, Band)]
+    steps = np.unique(np.concatenate([*(one.at for one in bars), *(one.x for one in lines), *(one.x for one in bands)]))
     stack = list(_stacked([replace(one, at=np.searchsorted(steps, one.at)) for one in bars], len(steps)))
-    highest = max(
-        [float(end.max(initial=0.0)) for *_, end in stack]
-        + [float(np.nan_to_num(one.y).max(initial=0.0)) for one in lines]
-    )
-    left = 62.0
-    plot = _Plot(
-        left, top + _TOP, WIDTH - left - _RIGHT, max(_UPRIGHT * panel.share - 20, 64), panel.y.top or highest or 1.0
-    )
+    heights = [*(end for *_, end in stack), *(one.y for one in lines), *(one.high for one in bands)]
+    highest = max(float(np.nan_to_num(one).max(initial=0.0)) for one in heights)
+    left, y = 62.0, panel.y
+    height, most = max(_UPRIGHT * panel.share - 20, 64), y.top or highest or 1.0
+    plot = _Plot(left, top + _TOP, WIDTH - left - _RIGHT, height, most, y.low, y.log)
     body = []
-    for mark in _round_marks(plot.most, 5 if panel.share > 0.5 else 2):
+    for mark, words in round_between(y.low, most, 5 if panel.share > 0.5 else 2, y.log):
         body.append(f'<path class="grid" d="M{left} {plot.y(mark):.1f}H{WIDTH - _RIGHT}"/>')
-        body.append(text(left - 6, plot.y(mark) + 4, f"{mark:g}", "faint", "end"))
+        body.append(text(left - 6, plot.y(mark) + 4, words, "faint", "end"))
     edges = plot.left + plot.width * np.arange(len(steps) + 1) / len(steps)
     for one, begin, end in stack:
         over = "".join(f"L{a:.1f} {plot.y(v):.1f}H{b:.1f}" for a, b, v in zip(edges, edges[1:], end, strict=False))
@@ -231,9 +293,15 @@ def _paint_steps(panel: Panel, top: float, last: bool) -> tuple[list[str], float
         under = "".join(f"L{b:.1f} {plot.y(v):.1f}H{a:.1f}" for a, b, v in back)
         body.append(f'<path class="role-{one.role}" d="M{over[1:]}{under}z"><title>{escape(one.name)}</title></path>')
     middles = (edges[:-1] + edges[1:]) / 2
+    for band in bands:
+        known = np.isfinite(band.low) & np.isfinite(band.high)
+        x = middles[np.searchsorted(steps, band.x[known])]
+        over, under = _path(x, band.high[known], plot.y), _path(x[::-1], band.low[known][::-1], plot.y)
+        body.append(f'<path class="role-{band.role}" fill-opacity=".45" d="{over}{under.replace("M", "L", 1)}z"/>')
     for line in lines:
         path = _path(middles[np.searchsorted(steps, line.x)], line.y, plot.y)
-        body.append(f'<path class="role-{line.role}-line" stroke-width="{line.width}" d="{path}"/>')
+        dashes = f' stroke-dasharray="{" ".join(map(str, line.dash))}"' if line.dash else ""
+        body.append(f'<path class="role-{line.role}-line" stroke-width="{line.width}"{dashes} d="{path}"/>')
     for rule in (mark for mark in panel.marks if isinstance(mark, Rule)):
         x = middles[np.searchsorted(steps, rule.x)]
         body.append(f'<path class="role-{rule.role}-line" stroke-width="2" d="M{x:.1f} {plot.top}V{plot.bottom}"/>')
@@ -279,9 +347,9 @@ def _paint_lanes(panel: Panel, top: float) -> tuple[list[str], float, float]:
     most = panel.x.top or max(float(end.max(initial=0.0)) for *_, end in stack) or 1.0
     plot = _Plot(left, top + _TOP, WIDTH - left - _RIGHT - _ROOM_FOR_TEXTS, line * len(names), most)
     body = []
-    for mark in _round_marks(most):
+    for mark, words in round_between(0.0, most, 5):
         body.append(f'<path class="grid" d="M{plot.x(mark):.1f} {plot.top}V{plot.bottom}"/>')
-        body.append(text(plot.x(mark), plot.bottom + 16, f"{mark:g}", "faint", "middle"))
+        body.append(text(plot.x(mark), plot.bottom + 16, words, "faint", "middle"))
     body += [text(left - 8, plot.top + (row + 0.5) * line + 3, name, "", "end") for row, name in enumerate(names)]
     for one, begins, ends in stack:
         for index, (row, begin, end) in enumerate(zip(one.at, begins, ends, strict=True)):
@@ -309,7 +377,7 @@ def _paint_cells(panel: Panel, cells: Cells, top: float) -> tuple[list[str], flo
         body.append(text(left - 8, y + 17, names[row], "", "end"))
         for column, value in enumerate(cells.values[row].tolist()):
             x, share = left + column * cell, value / largest
-            tip = f"{names[row]}, {panel.x.label} {panel.x.lanes[column]}: {value:.2f} {cells.unit}"
+            tip = f"{names[row]}, {panel.x.label} {panel.x.lanes[column]}: {cells.tip(row, column)}"
             body.append(
                 f'<rect class="heat" x="{x:.1f}" y="{y}" width="{cell - 2:.1f}" height="{line - 2}" rx="2" '
                 f'style="fill-opacity:{share:.3f}"><title>{escape(tip)}</title></rect>'
@@ -324,6 +392,40 @@ def _paint_cells(panel: Panel, cells: Cells, top: float) -> tuple[list[str], flo
         body.append(text(left + (column + 0.5) * cell - 1, bottom + 14, labels[column], "faint", "middle"))
     body.append(text((left + right) / 2, bottom + 30, panel.x.label, "faint", "middle"))
     return body, right + _RIGHT, bottom + 38
+
+
+def _paint_tiles(panel: Panel, tiles: Tiles, top: float) -> tuple[list[str], float, float]:
+    """Boxes in cells; a row is as high as its fullest cell needs."""
+    wide, row_of, y = WIDTH / len(panel.x.lanes), panel.y, top + 32.0
+    body = []
+    for index, name in enumerate(panel.x.lanes):
+        body.append(tile(index * wide + 2, top + 4, wide - 4, 20, "#eceff1"))
+        body.append(text((index + 0.5) * wide, top + 18, name, "bold", "middle"))
+    for lane, (name, note) in enumerate(zip(row_of.lanes, row_of.notes, strict=True)):
+        chosen = np.flatnonzero(tiles.y == lane)
+        strong, count = lane in row_of.headings, [0] * len(panel.x.lanes)
+        inside = []
+        for index in chosen.tolist():
+            column = int(tiles.x[index])
+            left = column * wide + 8 + (count[column] % _ACROSS) * (_TILE + 3)
+            inside.append((index, left, y + 26 + (count[column] // _ACROSS) * 26))
+            count[column] += 1
+        height = 30 + 26 * max(1, -(-max(count) // _ACROSS))
+        body.append(tile(1, y, WIDTH - 2, height, edge=(COLOURS["bad"], 2) if strong else ("#c4c4c4", 1)))
+        body.append(text(8, y + 17, f"{name}, {note}", "bold" if strong else ""))
+        for index, left, upper in inside:
+            body += _paint_tile(tiles, index, left, upper)
+        y += height + 6
+    return body, WIDTH, y + 4
+
+
+def _paint_tile(tiles: Tiles, index: int, x: float, y: float) -> Iterator[str]:
+    fill, ink = bucket_colour(float(tiles.shade[index]), 2)
+    share, role = float(tiles.filled[index]), tiles.edges[index]
+    yield tile(x, y, _TILE * share, 22, fill)
+    edge = (COLOURS[role], 3) if role else ("#808080", 1)
+    yield tile(x, y, _TILE, 22, edge=edge, tip=tiles.tips[index].replace("\t", ": "))
+    yield text(x + _TILE / 2, y + 15, tiles.texts[index][-1], "", "middle", ink if share > 0.5 else INK)
 
 
 def _paint_spans(panel: Panel, top: float) -> tuple[list[str], float, float]:
@@ -370,7 +472,7 @@ def _lane_names(names: Sequence[str], heads: Any, tops: Any, line: int) -> Itera
             yield text(_LANES_LEFT - 6, y + line / 2 + 4, label, "faint", "end")
 
 
-def _pattern(mark: Bars | Spans | Line) -> str:
+def _pattern(mark: _Named) -> str:
     """The attribute that fills spans with the pattern of their role, if it has one."""
     pattern = PATTERNS.get(mark.role) if isinstance(mark, Spans) else None
     return f" style='fill:url(#{pattern})'" if pattern in ("dots", "hatch") else ""
@@ -394,11 +496,3 @@ def _paint_span(spans: Spans, plot: _Plot, low: float, tops: Any, heights: Any) 
     ):
         if 6.4 * len(words) + 8 < wide:
             yield text(left + 4, y + 13, words)
-
-
-def round_between(low: float, high: float, count: int) -> list[tuple[float, str]]:
-    """About this many round numbers between two, with as many digits as they need."""
-    unit = _unit((high - low) / count)
-    digits = max(0, -math.floor(math.log10(unit) + 1e-9))
-    numbers = range(math.ceil(low / unit - 1e-9), math.floor(high / unit + 1e-9) + 1)
-    return [(number * unit, f"{number * unit:.{digits}f}") for number in numbers]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
@@ -10,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from ..._version import __version__
-from ...analysis.findings import Finding
 from ...diagnosis.crashes import Failure
 from ...formatting import enumeration
 from ...timeline.summary import CHANGE
 from ...timeline.timeline import Timeline
 from ..paint import scene_svg
 from ..paint.palette import ROLE_RULES
-from ..scene import Table
-from ..views import VIEWS, Reported, Selection
+from ..scene import Advice, Table
+from ..views import SAVINGS, VIEWS, Reported, Selection
 from .data import ReportData, gather
 
 __all__ = ["page"]
@@ -27,7 +25,6 @@ _COLOURS = "".join(f"{selector}{{{rule}}}" for selector, rule in ROLE_RULES.item
 _STYLE = Path(__file__).with_name("report.css")
 _LATEST = 1 << 62  # nanoseconds since 1970: later than any valid clock
 _FEW_HOSTS = 4
-_CODE = re.compile(r"([\w.]+\((?:[^()]|\([^()]*\))*\)|[\w.]+=(?:\[[^\]]*\]|[\w.\-]*\w)|\b\w+_\w+\b)")
 
 
 def page(timeline: Timeline, reducer: int | None = None, last_steps: int = 400, hangs: Sequence[str] = ()) -> str:
@@ -167,26 +164,22 @@ def _tiles(tiles: Sequence[tuple[str, str]]) -> str:
     )
 
 
-def _findings(found: Sequence[Finding], headline: str) -> str:
+def _findings(found: Sequence[Advice], headline: str) -> str:
     if not found:
         return f'<div class="sheet"><p>{escape(headline)}</p></div>\n'
     items = "".join(
-        f'<li class="{one.kind}"><div class="gain">{_percent(one.gain_percent)}<small>of the step</small></div>'
+        f'<li class="{one.kind}"><div class="gain">{escape(one.saving)}<small>of the step</small></div>'
         f"<div><h3>{escape(one.title)}</h3><p>{escape(one.evidence)}</p>"
-        f'<p class="remedy">{_with_code(one.remedy)}</p></div></li>\n'
+        f'<p class="remedy">{_with_code(one.remedy_parts)}</p></div></li>\n'
         for one in found
     )
-    note = "Savings are estimates for each change alone; two that save the same waiting time don’t add up."
-    return f'<ol class="findings">\n{items}</ol>\n<p class="note">{escape(headline)} {note}</p>\n'
+    return f'<ol class="findings">\n{items}</ol>\n<p class="note">{escape(headline)} {SAVINGS}</p>\n'
 
 
-def _percent(value: float) -> str:
-    return f"{value:.0f} %" if value >= 10 else f"{value:.1f} %" if value >= 0.1 else "&lt; 0.1 %"
-
-
-def _with_code(text: str) -> str:
-    """Escapes a text, and formats calls and settings in it as code."""
-    return _CODE.sub(lambda match: f"<code>{match[1]}</code>", escape(text, quote=False))
+def _with_code(parts: Sequence[str]) -> str:
+    """Text and code in turn."""
+    texts = (escape(part, quote=False) for part in parts)
+    return "".join(f"<code>{text}</code>" if number % 2 else text for number, text in enumerate(texts))
 
 
 def _twin(table: Table | None) -> str:

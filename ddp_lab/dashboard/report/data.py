@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ...analysis import findings
-from ...analysis.findings import Finding
 from ...analysis.step_metrics import PHASES, TypicalStep, typical
 from ...formatting import counted, ms, rate, size, step_range
 from ...timeline import judged_steps
 from ...timeline.tables import span_columns
 from ...timeline.tables.span_columns import Columns
 from ...timeline.timeline import Timeline
-from ..views import LayoutWords, last_shares, layout_words, parts_table
+from ..scene import Advice
+from ..views import LayoutWords, advice, last_shares, layout_words, parts_table
 
 __all__ = ["ReportData", "gather"]
 
@@ -44,7 +44,7 @@ class ReportData:
     steps: Columns
     last_steps: int
     spans: Columns
-    findings: Sequence[Finding]
+    findings: Sequence[Advice]
     headline: str
     last: Mapping[int, float]
     drawn: tuple[int | None, str]
@@ -83,7 +83,7 @@ def gather(timeline: Timeline, reducer: int | None, last_steps: int) -> ReportDa
         steps=steps,
         last_steps=last_steps,
         spans=spans,
-        findings=found,
+        findings=advice(found, judged),
         headline=findings.headline(judged, found),
         last=last,
         drawn=judged_steps.step_to_draw(judged, timeline.held_steps(info.reducer)) or (None, ""),

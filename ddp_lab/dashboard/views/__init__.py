@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...timeline.timeline import Timeline
-from .buckets import Buckets, bucket_gradients
-from .collectives import Collectives, collective_scene
+from .buckets import Buckets, bucket_gradients_page
+from .collectives import Collectives, collective_page, collective_scene
 from .fault_injection import FaultInjection
-from .findings import Findings
+from .findings import SAVINGS, Findings, advice
 from .gradients import Gradients
 from .groups import Groups
 from .layout_words import LayoutWords, layout_words
@@ -16,19 +16,20 @@ from .model_map import cell_rows
 from .overlap import Overlap, parts_table
 from .overview import Overview, Strip
 from .parameter_groups import ParameterGroups
-from .step import StepThrough
+from .step import StepThrough, step_blocks
 from .step_frames import StepFrame, StepFrames
 from .stragglers import Stragglers, last_shares
 from .sync import GradientSync
 from .timeline import BucketTimeline
 from .view import Reported, Selection, View
-from .what_if import WhatIf
+from .what_if import WhatIf, what_if_blocks
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 __all__ = [
     "FACTS",
+    "SAVINGS",
     "VIEWS",
     "LayoutWords",
     "Reported",
@@ -36,14 +37,18 @@ __all__ = [
     "StepFrame",
     "StepFrames",
     "View",
-    "bucket_gradients",
+    "advice",
+    "bucket_gradients_page",
     "cell_rows",
+    "collective_page",
     "collective_scene",
     "figure",
     "last_shares",
     "layout_words",
     "parts_table",
+    "step_blocks",
     "tabs",
+    "what_if_blocks",
 ]
 
 _VIEWS: tuple[View, ...] = (

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ...analysis import step_metrics
 from ...formatting import size
 from ...timeline.tables.span_columns import TableView
 from ...timeline.tables.step_table import STEP_FIELDS
 from ...timeline.timeline import Timeline
 from ..paint.figure import GREY, style
-from ..paint.palette import COLOURS, bucket_colour, plotly_text
+from ..paint.palette import COLOURS, RANK_COLOURS, bucket_colour, plotly_text
+from ..paint.scene_json import blocks_json
 from ..paint.scene_svg import INK, WIDTH, drawing, empty_svg, tile
+from ..scene import Axis, Dots, Mark, Panel, Scene, Spans, Values
 from .layout_words import layout_words
 from .model_map import cell_label, map_cells, map_words
 from .view import Selection, View
@@ -23,9 +25,18 @@ from .view import Selection, View
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["Buckets", "BucketsFacts", "bucket_gradients", "buckets_figure", "readiness", "unused"]
+__all__ = [
+    "Buckets",
+    "BucketsFacts",
+    "bucket_gradients",
+    "bucket_gradients_page",
+    "buckets_figure",
+    "readiness",
+    "unused",
+]
 
 _ROW, _MOST_ROWS = 30, 9  # of the map of a model
+_MOST_LANES = 40  # of gradients
 _STEPS = 100
 _READINESS_STEPS = 20
 _BEGIN, _END = STEP_FIELDS.index("backward_begin"), STEP_FIELDS.index("backward_end")
@@ -231,7 +242,7 @@ def bucket_gradients(timeline: Timeline, reducer: int, step: int, bucket: int) -
     """
     held = [one for one in timeline.views_of(reducer, np.array([step])) if len(one.step)]
     generation = int(held[0].generation[0]) if held else 0
-    members = _members(timeline, reducer, generation, bucket)
+    members = np.array(_members(timeline, reducer, generation, bucket)[0], np.int64)
     times: list[list[float | None]] = []
     for one in held:
         begin, ready = one.steps[0, _BEGIN], np.append(one.gradients[0], 0)  # the last one: of a parameter without any
@@ -241,10 +252,53 @@ def bucket_gradients(timeline: Timeline, reducer: int, step: int, bucket: int) -
     return {**found, "ranks": [one.rank for one in held], "ms": times}
 
 
-def _members(timeline: Timeline, reducer: int, generation: int, bucket: int) -> npt.NDArray[np.int64]:
+def bucket_gradients_page(timeline: Timeline, reducer: int, step: int, bucket: int) -> dict[str, Any]:
+    """Returns the same for a page: instead of the times of each rank, ``ready``: their medians, None without any, and
+    ``blocks``: a lane for each of the first 40 gradients in the order of readiness, empty without any."""
+    found = bucket_gradients(timeline, reducer, step, bucket)
+    ranks, times = found.pop("ranks"), found.pop("ms")
+    ms = np.array(times, float).reshape(len(ranks), -1)
+    names = _members(timeline, reducer, found["generation"], bucket)[1]
+    ready = [float(step_metrics.median(column)) for column in ms.T]
+    scene = _dots(ranks, ms, names, ready) if np.isfinite(ms).any() else None
+    known = [None if one != one else round(one, 4) for one in ready]
+    return {**found, "ready": known, "blocks": blocks_json([] if scene is None else [scene])}
+
+
+def _dots(ranks: Sequence[int], ms: Values, names: Sequence[str], ready: Sequence[float]) -> Scene:
+    """When each gradient was ready on each rank. Ranks differ in shape as well as in colour; many ranks are a line from
+    the first to the last one."""
+    order = np.argsort(np.nan_to_num(ready, nan=np.inf), kind="stable")[:_MOST_LANES]
+    lanes, shown = np.arange(len(order)), ms[:, order]
+    tips = [
+        "\n".join(
+            [names[index], *(f"rank {rank}\t{_ready(at)}" for rank, at in zip(ranks[:16], ms[:16, index], strict=True))]
+        )
+        for index in order.tolist()
+    ]
+    marks: list[Mark] = [Dots(f"rank {rank}", f"rank{row}", row, shown[row], lanes) for row, rank in enumerate(ranks)]
+    label = "ms since the rank's own backward began"
+    if len(ranks) > len(RANK_COLOURS):
+        known = np.flatnonzero(np.isfinite(shown).any(axis=0))
+        first, last = np.nanmin(shown[:, known], axis=0), np.nanmax(shown[:, known], axis=0)
+        middle = np.array(ready)[order][known]
+        marks = [Spans("", "band", known, first, last, thin=True), Spans("", "line", known, middle, middle)]
+        label += "; line: from the first to the last rank; tick: the median"
+    top = 1.04 * max(float(np.nanmax(shown)), 1e-6)
+    panel = Panel(Axis(label, top=top), Axis("", [names[index] for index in order.tolist()], tips=tips), marks)
+    return Scene("When each gradient was ready, on each rank", (panel,))
+
+
+def _ready(value: float) -> str:
+    return "no gradient" if value != value else f"{value:.2f} ms"
+
+
+def _members(timeline: Timeline, reducer: int, generation: int, bucket: int) -> tuple[list[int], list[str]]:
+    """The parameters of a bucket and their names, in the order of its buffer."""
     try:
-        buckets = timeline.assignment(reducer, generation)["buckets"]
+        assignment = timeline.assignment(reducer, generation)
     except ValueError:
-        return np.zeros(0, np.int64)
-    found: list[int] = next((one["parameters"] for one in buckets if one["bucket"] == bucket), [])
-    return np.asarray(found, np.int64)
+        return [], []
+    found: list[int] = next((one["parameters"] for one in assignment["buckets"] if one["bucket"] == bucket), [])
+    names = {one["index"]: one["name"] for one in assignment["parameters"]}
+    return found, [names[index] for index in found]

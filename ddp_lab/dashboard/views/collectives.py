@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from ...analysis.collectives import CollectiveStep, Holds
 from ...control.collectives import ShownCollective
+from ...formatting import counted, size
 from ...timeline.timeline import Timeline
 from ..paint.palette import COLOURS, rank_role
+from ..paint.scene_json import blocks_json
 from ..paint.scene_svg import INK, WIDTH, drawing, empty_svg, text, tile
-from ..scene import Axis, Bars, Panel, Scene
+from ..scene import Axis, Bars, Panel, Scene, Table
 from .view import View
 
-__all__ = ["Collectives", "collective_scene", "collective_svg"]
+__all__ = ["Collectives", "collective_page", "collective_scene", "collective_svg"]
 
 _NONE = "No collective has been run yet. Run one on the ranks with lab.animate_collective()."
 _TOP, _PAD, _HEAD, _FOOT = 24, 14, 34, 8
@@ -63,6 +66,74 @@ def collective_scene(shown: ShownCollective | None) -> Scene:
             Panel(Axis("step"), Axis("KiB sent, by rank"), sent, 0.5),
         ),
     )
+
+
+def collective_page(shown: ShownCollective) -> dict[str, Any]:
+    """Returns what a page shows of a collective besides the parts that move: ``text``, a sentence about all of it;
+    ``words`` about the state before the first step, then about each step; ``tips`` of the steps; ``blocks``."""
+    return {
+        "text": _page_words(shown),
+        "words": ["Before the first step: the initial data of each rank.", *_step_words(shown)],
+        "tips": ["\n".join(_tip(shown, number, step)) for number, step in enumerate(shown.steps, 1)],
+        "blocks": blocks_json([_holds_table(shown)]),
+    }
+
+
+def _page_words(shown: ShownCollective) -> str:
+    title = f"{shown.collective} by {shown.algorithm} over {counted(shown.ranks, 'rank')}, {size(shown.bytes)} on each"
+    if not shown.steps:
+        return f"{title}: a single rank has nothing to send. Start a cluster with two or more ranks."
+    sent = shown.busiest_bytes
+    return (
+        f"{title}: {counted(len(shown.steps), 'step')} in {shown.ms:.2f} ms. Cost: {len(shown.steps)} α + "
+        f"{sent / shown.bytes:.3g} × buffer × β ({size(sent)} from the busiest ranks). α: latency of a message; "
+        "β: time per byte."
+    )
+
+
+def _busiest(shown: ShownCollective, step: CollectiveStep) -> str:
+    """The bytes that the busiest rank of a step sends."""
+    return size(max(step.sent(rank) for rank in range(shown.ranks)))
+
+
+def _received(step: CollectiveStep) -> str:
+    return "is added" if step.adds else "replaces the old data"
+
+
+def _step_words(shown: ShownCollective) -> Iterator[str]:
+    for number, step in enumerate(shown.steps, 1):
+        most, senders = _busiest(shown, step), {one.source for one in step.transfers}
+        messages = (
+            f"{len(senders)} ranks send at once, {f'up to {most}' if len(set(step.bytes)) > 1 else f'{most} each'}"
+        )
+        if len(senders) == 1:
+            (first, *others) = step.transfers
+            targets = f"{len(step.transfers)} ranks" if others else f"rank {first.target}"
+            messages = f"rank {first.source} sends {most} to {targets}"
+        yield (
+            f"Step {number} of {len(shown.steps)}: {messages}; received data {_received(step)}. It took "
+            f"{step.ms:.2f} ms."
+        )
+
+
+def _tip(shown: ShownCollective, number: int, step: CollectiveStep) -> Iterator[str]:
+    yield f"step {number} of {len(shown.steps)}"
+    yield f"messages\t{len(step.transfers)}"
+    yield f"busiest rank sends\t{_busiest(shown, step)}"
+    yield f"received data\t{_received(step)}"
+    yield f"time\t{step.ms:.2f} ms"
+
+
+def _holds_table(shown: ShownCollective) -> Table:
+    rows: list[list[object]] = []
+    for number, step in enumerate((None, *shown.steps)):
+        for rank, parts in enumerate(shown.begin if step is None else step.holds):
+            sent = 0 if step is None else step.sent(rank)
+            held = (f"part {part} of {'+'.join(map(str, found))}" for part, found in enumerate(parts) if found)
+            took = "–" if step is None else f"{step.ms:.2f}"
+            rows.append([number or "start", rank, size(sent) if sent else "–", took, "; ".join(held) or "nothing"])
+    head = ["after step", "rank", "sent", "ms", "holds:"]
+    return Table(head, rows, "Parts on each rank after each step", folded=True)
 
 
 def collective_svg(shown: ShownCollective | None) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 from ...faults import mark_kind
 from ...timeline.timeline import Timeline
-from ..paint.scene_svg import WIDTH, drawing, empty_svg, text
+from ..paint.scene_svg import empty_svg, listed
+from ..scene import Notice, Table
 from .view import View
 
 __all__ = ["FaultInjection", "faults_svg"]
@@ -44,7 +45,10 @@ def faults_svg(timeline: Timeline, active: Sequence[dict[str, Any]]) -> str:
             "Fault injection: no fault has been injected. Inject one with lab.dashboard('fault_injection')."
         )
     first = min((ns for ns, _, _ in marks), default=0)
-    lines = [(f"⚠ active: rank {one['rank']}: {one['text']}", "bold role-bad") for one in active]
-    lines += [(f"{(ns - first) / 1e9:8.1f} s   rank {rank}: {name}", "") for ns, rank, name in sorted(marks)]
-    body = [text(12, 20 + 18 * index, line, style) for index, (line, style) in enumerate(lines[-_MOST_LINES:])]
-    return drawing(WIDTH, 20 + 18 * len(body), body, "Fault injection: faults, in seconds since the first")
+    rows = [[f"{(ns - first) / 1e9:.1f}", rank, name] for ns, rank, name in sorted(marks)[-_MOST_LINES:]]
+    now = "\n".join(f"⚠ active: rank {one['rank']}: {one['text']}" for one in active)
+    table = Table(["seconds", "rank", "fault:"], rows)
+    return listed(
+        "Fault injection: faults, in seconds since the first",
+        [*([Notice(now)] if active else []), *([table] if rows else [])],
+    )

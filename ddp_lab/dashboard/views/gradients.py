@@ -8,20 +8,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...formatting import counted, ms
+from ...formatting import counted, ms, size
 from ...timeline.tables.gradients import noise_scale, signal_and_noise
 from ...timeline.timeline import Timeline
-from ..scene import Axis, Line, Panel, Rule, Scene, Table, robust_top
+from ..scene import Axis, Band, Block, Cells, Line, Mark, Notice, Panel, Rule, Scene, Table, robust_top
 from .view import Reported, Selection, View
 
 __all__ = ["Gradients", "gradient_facts", "gradients_scene", "gradients_words"]
 
 _STEPS = 200
 _NOISE_STEPS = 20  # over which the noise scale is averaged
-_MOST_NUMBERS = 8_000  # of single buckets, in one message
 _CHECKS = 20
-_MOST_ROWS = 50  # of a table
+_MOST_ROWS, _PAGE_ROWS = 50, 100  # of a table
 _MOST_LINES = 8
+_WIDE_RANGE = 50  # largest over smallest norm from which the scale is logarithmic
+_DASHES = ((), (5, 2), (2, 2), (7, 2, 2, 2))
+_OWN = "norm of its own gradients"
+_NOISE = (
+    "[McCandlish et al. 2018]: the batch size, in batches of a rank, up to which a larger batch still pays off; over "
+    "20 monitored steps"
+)
 _NOT_WATCHED = "no step has been monitored yet; call lab.watch_gradients(), or model.watch_gradients() while training"
 
 
@@ -33,19 +39,26 @@ class Gradients(View):
     about = "Norms before and after averaging by rank and bucket, noise scale, NaN, drift of replicas."
     question = "Look inside"
     steps = False
+    of_step = True
     also = ()
     pixels = (460, 0)
 
     def facts(self, timeline: Timeline, chosen: Selection) -> dict[str, Any]:
         info = None if chosen.model is not None else next(reversed(timeline.reducers()), None)
-        found = gradient_facts(timeline, info.reducer if info is not None else chosen.model or 0)
+        found = gradient_facts(timeline, info.reducer if info is not None else chosen.model or 0, chosen.step)
         return {**found, "steps": found["steps"][-(chosen.last_steps or _STEPS) :]}
 
     def scene(self, facts: Mapping[str, Any]) -> Scene:
         return gradients_scene(facts)
 
-    def page(self, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        return facts
+    def blocks(self, facts: Mapping[str, Any]) -> Sequence[Block]:
+        steps, drift = facts["steps"], facts["drift"]
+        wrong = "\n".join([*_bad_words(steps), *_drift_words(drift)])
+        made: list[Block] = [Notice(wrong)] if wrong else []
+        if steps:
+            made += [_page_words(steps, len(facts["ranks"]), facts["noise_scale"]), self.scene(facts)]
+            made += [_bucket_words(facts["buckets"]), _bucket_scene(facts), _page_table(steps)]
+        return [*made, *([_drift_table(drift)] if drift else [])]
 
     def reported(self, timeline: Timeline, chosen: Selection) -> Reported | None:
         scene = self.scene(self.facts(timeline, Selection(chosen.model)))
@@ -56,16 +69,19 @@ class Gradients(View):
         return None if scene.empty else Reported("Gradients before and after averaging", caption, scene)
 
 
-def gradient_facts(timeline: Timeline, reducer: int) -> dict[str, Any]:
+def gradient_facts(timeline: Timeline, reducer: int, step: int | None = None) -> dict[str, Any]:
     """Returns the monitoring results of a model's gradients and replicas.
+
+    Args:
+        timeline: the source of the numbers.
+        reducer: which model.
+        step: the step whose buckets are shown, or the last one monitored before it; None: the newest.
 
     Returns:
         ``steps``: for each of the newest 200 monitored steps ``step``, ``before`` (norm by rank, None: none) and its
         ``mean``, ``after``, ``noise`` (scale over the last 20 monitored steps, in batches of a rank; None if not
-        measurable), ``bad`` (None, or ``kind``, ``parameter``, ``rank``) and ``ms`` (cost); ``ranks``; ``buckets``: for
-        as many of the newest steps as fit, ``step`` -> ``before`` [ranks][buckets], ``after`` [buckets] and what
-        `_differences` says; ``noise_scale``, and the top of its axis, ``noise_top``; ``drift``: the newest checks;
-        ``text`` and ``notice``: sentences for a page.
+        measurable), ``bad`` (None, or ``kind``, ``parameter``, ``rank``) and ``ms`` (cost); ``ranks``; ``buckets``: of
+        one step, see `_buckets`, None without steps; ``noise_scale``; ``drift``: the newest checks.
     """
     described = timeline.watched_gradients(reducer, _STEPS)
     ranks = described[-1]["ranks"] if described else []
@@ -88,21 +104,17 @@ def gradient_facts(timeline: Timeline, reducer: int) -> dict[str, Any]:
                 "ms": 1e3 * one["seconds"],
             }
         )
-    scale = _known(timeline.noise_scale(reducer)) if described else None
-    drift = [
-        {"step": one.step, "ok": one.ok, "first": one.first, "groups": one.groups, "differing": one.differing}
-        | {"ms": one.cost_ms, "bytes": one.bytes, "error": one.error}
-        for one in timeline.drift_records(reducer, _CHECKS)
-    ]
+    shown = [one for one in described if step is None or one["step"] <= step] or described
     return {
         "ranks": ranks,
         "steps": steps,
-        "buckets": _buckets(described),
-        "noise_top": robust_top(np.array([one["noise"] for one in steps], float)),
-        "noise_scale": scale,
-        "drift": drift,
-        "text": _page_words(steps, len(ranks), scale) if steps else "",
-        "notice": "\n".join([*_bad_words(steps), *_drift_words(drift)]),
+        "buckets": _buckets(shown[-1]) if shown else None,
+        "noise_scale": _known(timeline.noise_scale(reducer)) if described else None,
+        "drift": [
+            {"step": one.step, "ok": one.ok, "first": one.first, "groups": one.groups, "differing": one.differing}
+            | {"ms": one.cost_ms, "bytes": one.bytes, "error": one.error}
+            for one in timeline.drift_records(reducer, _CHECKS)
+        ],
     }
 
 
@@ -150,11 +162,9 @@ def _drift_words(checks: Sequence[Mapping[str, Any]]) -> list[str]:
     if not apart:
         return []
     one = apart[-1]
-    more = f" and {one['differing'] - 1} more" if one["differing"] > 1 else ""
-    holders = " | ".join(f"rank{'s' if len(of) > 1 else ''} {', '.join(map(str, of))}" for of in one["groups"])
     return [
-        f"The replicas have diverged, detected before step {one['step']}: {one['first']}{more}. Ranks with equal "
-        f"values: {holders}."
+        f"The replicas have diverged, detected before step {one['step']}: {_first(one)}. Ranks with equal values: "
+        f"{_holders(one['groups'])}."
     ]
 
 
@@ -167,21 +177,9 @@ def _known(value: float) -> float | None:
     return float(f"{value:.5g}") if np.isfinite(value) else None
 
 
-def _buckets(described: list[dict[str, Any]]) -> dict[str, Any]:
-    """The newest steps' buckets, as many as fit."""
-    found: dict[str, Any] = {}
-    numbers = 0
-    for one in reversed(described):
-        numbers += (len(one["ranks"]) + 1) * len(one["after"])
-        if found and numbers > _MOST_NUMBERS:
-            break
-        found[str(one["step"])] = {"before": one["before"], "after": one["after"], **_differences(one)}
-    return found
-
-
-def _differences(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Of each bucket the ``mean`` norm of the ranks, and by rank and bucket how far it is ``off`` in percent;
-    ``spread``: what share of the mean the average keeps, in a sentence."""
+def _buckets(one: Mapping[str, Any]) -> dict[str, Any]:
+    """Of each bucket of a ``step`` the norms ``before``, shape ``[ranks, buckets]``, and ``after``, the ``mean`` of the
+    ranks, and by rank how far it is ``off`` in percent; ``spread``: what share of the mean the average keeps."""
     before, after = np.array(one["before"], float), np.array(one["after"], float)
     known = np.isfinite(before)
     count = known.sum(axis=0)
@@ -192,7 +190,69 @@ def _differences(one: Mapping[str, Any]) -> dict[str, Any]:
     shares = shares[np.isfinite(shares)]
     kept = list(dict.fromkeys(f"{share:.3g}" for share in (shares.min(), shares.max()))) if len(shares) else []
     spread = f"The norm of the average is {' to '.join(kept)} % of a bucket's mean norm." if kept else ""
-    return {"mean": [_known(value) for value in mean], "off": np.round(off, 3).tolist(), "spread": spread}
+    return {"step": one["step"], "before": before, "after": after, "mean": mean, "off": off, "spread": spread}
+
+
+def _bucket_words(found: Mapping[str, Any]) -> str:
+    return (
+        f"Step {found['step']}, by bucket: difference of each rank's norm from the mean of the ranks, in percent. "
+        f"{found['spread']}"
+    )
+
+
+def _bucket_scene(facts: Mapping[str, Any]) -> Scene:
+    """How far the norm of each rank is from the mean of the ranks, by bucket."""
+    found = facts["buckets"]
+    others = [("norm before averaging", found["before"]), ("ranks' mean", found["mean"])]
+    cells = Cells(found["off"], "% from the mean", others=[*others, ("norm of the average", found["after"])])
+    buckets, ranks = map(str, range(len(found["after"]))), [f"rank {rank}" for rank in facts["ranks"]]
+    return Scene(
+        "Difference of each rank's norm from the mean of the ranks, by bucket (%)",
+        (Panel(Axis("bucket", list(buckets)), Axis("", ranks), (cells,)),),
+    )
+
+
+def _page_table(steps: Sequence[Mapping[str, Any]]) -> Table:
+    head = ["step", "before: smallest", "mean", "largest", "average", "noise scale", "not finite", "cost, ms"]
+    rows = []
+    for one in steps[-_PAGE_ROWS:][::-1]:
+        own = _norms(one) or [np.nan]
+        numbers = (np.nan if value is None else value for value in (one["mean"], one["after"], one["noise"]))
+        mean, after, noise = numbers
+        rows.append([one["step"], min(own), mean, max(own), after, noise, _bad(one["bad"]), f"{one['ms']:.2f}"])
+    return Table(head, rows, "Monitored steps, newest first", folded=True)
+
+
+def _bad(bad: Mapping[str, Any] | None) -> str:
+    if bad is None:
+        return ""
+    return f"{bad['kind']}: " + (f"{bad['parameter']}, rank {bad['rank']}" if bad["parameter"] else "average")
+
+
+def _drift_table(checks: Sequence[Mapping[str, Any]]) -> Table:
+    """The comparisons of the replicas."""
+    rows = [
+        [one["step"], _differ(one), "all" if one["ok"] else _holders(one["groups"]), f"{one['ms']:.2f}"]
+        for one in reversed(checks)
+    ]
+    warned = [row for row, one in enumerate(reversed(checks)) if not one["ok"]]
+    head = ["before step", "result:", "ranks with equal values:", "cost, ms"]
+    return Table(head, rows, "Comparisons of the replicas, newest first", warned=warned)
+
+
+def _differ(one: Mapping[str, Any]) -> str:
+    """What a comparison found."""
+    if one["error"] or one["ok"]:
+        return str(one["error"]) or f"equal ({size(one['bytes'])})"
+    return f"differ: {_first(one)}"
+
+
+def _first(one: Mapping[str, Any]) -> str:
+    return f"{one['first']} and {one['differing'] - 1} more" if one["differing"] > 1 else str(one["first"])
+
+
+def _holders(groups: Sequence[Sequence[int]]) -> str:
+    return " | ".join(f"rank{'s' if len(of) > 1 else ''} {', '.join(map(str, of))}" for of in groups)
 
 
 def gradients_words(facts: Mapping[str, Any]) -> str:
@@ -220,16 +280,28 @@ def gradients_scene(facts: Mapping[str, Any], last_steps: int = 200) -> Scene:
         return Scene("Gradients", empty=words.rstrip(".") or _NOT_WATCHED)
     x = np.array([one["step"] for one in steps])
     before, after, noise = (np.array([one[name] for one in steps], float) for name in ("before", "after", "noise"))
+    known = np.isfinite(before).any(axis=1)
+    low, high = np.full(len(x), np.nan), np.full(len(x), np.nan)
+    low[known], high[known] = np.nanmin(before[known], axis=1), np.nanmax(before[known], axis=1)
     lines = [
-        Line(f"rank {rank}, before", f"rank{i}", x, before[:, i], 1.2) for i, rank in enumerate(ranks[:_MOST_LINES])
+        Line(f"rank {rank}, before", f"rank{i}", x, before[:, i], 1.2, _DASHES[i % len(_DASHES)], _OWN)
+        for i, rank in enumerate(ranks if len(ranks) <= _MOST_LINES else [])
     ]
-    lines.append(Line("average", "line", x, after, 2.4))
-    bad = [Rule("bad", one["step"], one["bad"]["kind"]) for one in steps if one["bad"]]
+    marks: list[Mark] = [
+        Band("smallest to largest rank", "band", x, low, high, "norms before averaging"),
+        *lines,
+        Line("average", "line", x, after, 2.3, about="norm after averaging"),
+        *(Rule("bad", one["step"], one["bad"]["kind"]) for one in steps if one["bad"]),
+    ]
+    shown = facts["buckets"]["step"]
+    axis = Axis("step", tips=[_tip(one) for one in steps], chooses="step", marked=shown)
+    scale = _norm_axis(np.append(before, after))
+    noises = Axis("noise, batches", top=robust_top(noise))
     return Scene(
         f"Gradients: norms of {len(ranks)} ranks before and after averaging",
         (
-            Panel(Axis("step"), Axis("L2 norm"), [*lines, *bad], 0.7),
-            Panel(Axis("step"), Axis("noise, batches"), (Line("noise scale", "noise", x, noise, 2.0),), 0.3),
+            Panel(axis, scale, marks, 0.7),
+            Panel(axis, noises, (Line("noise scale", "noise", x, noise, 1.75, about=_NOISE),), 0.3),
         ),
         Table(
             ["step", "smallest norm", "largest norm", "norm of the average", "noise scale", "NaN or Inf:"],
@@ -237,6 +309,27 @@ def gradients_scene(facts: Mapping[str, Any], last_steps: int = 200) -> Scene:
         ),
         summary=words,
     )
+
+
+def _norm_axis(norms: npt.NDArray[np.float64]) -> Axis:
+    """The axis of norms, logarithmic if they have a wide range."""
+    known = norms[np.isfinite(norms) & (norms > 0)]
+    if not len(known):
+        return Axis("L2 norm", top=1.0)
+    low, high = float(known.min()), float(known.max())
+    if high / low < _WIDE_RANGE:
+        return Axis("L2 norm", top=1.05 * high)
+    ends = 10.0 ** np.floor(np.log10(low)), 10.0 ** np.ceil(np.log10(high))
+    return Axis("L2 norm (log)", low=float(ends[0]), top=float(ends[1]), log=True)
+
+
+def _tip(one: Mapping[str, Any]) -> str:
+    """What a tooltip shows of a step besides its norms."""
+    bad = one["bad"]
+    where = "" if bad is None else "only in the average"
+    if bad is not None and bad["parameter"]:
+        where = f"first in {bad['parameter']}, rank {bad['rank']}"
+    return "\n".join([*([f"{bad['kind']}\t{where}"] if bad else []), f"monitoring cost\t{one['ms']:.2f} ms"])
 
 
 def _gradients_row(one: Mapping[str, Any]) -> list[object]:

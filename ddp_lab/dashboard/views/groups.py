@@ -16,8 +16,8 @@ from ...timeline.tables.collectives import purpose_of
 from ...timeline.tables.span_columns import Columns
 from ...timeline.timeline import Timeline
 from ..paint.palette import LABELS
-from ..scene import Axis, Panel, Scene, Spans, Table
-from .view import Block, Reported, Selection, View
+from ..scene import Axis, Block, Panel, Scene, Spans, Table
+from .view import Reported, Selection, View
 
 __all__ = ["GroupLanes", "Groups", "group_lanes", "groups_scene"]
 

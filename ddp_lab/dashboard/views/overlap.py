@@ -16,9 +16,9 @@ from ...timeline.summary import UNTOLD
 from ...timeline.tables import span_columns
 from ...timeline.tables.span_columns import breakdown_of, known_steps
 from ...timeline.timeline import Timeline
-from ..paint.palette import PHASES
-from ..scene import Axis, Bars, Line, Panel, Scene, Table, robust_top
-from .view import Block, Reported, Selection, View
+from ..paint.palette import PHASES, TITLES
+from ..scene import Axis, Bars, Block, Line, Panel, Scene, Table, robust_top
+from .view import Reported, Selection, View
 
 __all__ = ["Overlap", "OverlapFacts", "breakdown", "overlap_scene", "parts_table", "parts_words"]
 
@@ -162,7 +162,7 @@ def overlap_scene(found: Breakdown, most: int = 400) -> Scene:
     floor = total - parts["exposed"]
     efficiency = np.divide(100 * floor, total, out=np.full(len(total), np.nan), where=total > 0)
     top = robust_top(total)
-    bars = [Bars(name, key, step, parts[key]) for key, name in phases.items()]
+    bars = [Bars(name, key, step, parts[key], about=TITLES[key]) for key, name in phases.items()]
     ends = found.step[np.append(firsts[1:], len(found.step)) - 1].tolist() if len(firsts) < len(found.step) else ()
     x = Axis("step", ends=ends, chooses="step")
     share = floor.sum() / total.sum() if total.sum() > 0 else float("nan")

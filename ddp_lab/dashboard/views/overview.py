@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from ...timeline import history
 from ...timeline.summary import UNTOLD
 from ...timeline.timeline import Timeline
 from ..paint.palette import PHASES as LOOKS
-from ..scene import Axis, Bars, Panel, Scene, Table, robust_top
+from ..paint.palette import TITLES
+from ..paint.scene_json import blocks_json
+from ..scene import Axis, Bars, Line, Panel, Scene, Table, robust_top
 from .view import Selection, View
 
 __all__ = ["Overview", "Strip", "overview", "strip"]
@@ -22,6 +25,7 @@ __all__ = ["Overview", "Strip", "overview", "strip"]
 _BLOCKS = 300  # of the strip
 _MOST_RANKS = 16  # in a picture
 _POINTS = 200  # of a line
+_LOW = 0.32  # share of a picture's usual height
 _UNLIKE = 0.1  # share by which a step takes longer or shorter than usual
 _UNKNOWN = f"how much of a step is exposed communication is not known: {UNTOLD}"
 _NONE = "No step is complete on every rank yet."
@@ -41,25 +45,67 @@ class Overview(View):
 
     def scene(self, facts: dict[str, Any]) -> Scene:
         """Returns a step as a bar of named parts, and below it those of the first 16 ranks."""
-        if "parts" not in facts:
-            return Scene(self.title, empty=f"{facts['text'][:1].lower()}{facts['text'][1:].rstrip('.')}")
-        ranks = facts["ranks"][:_MOST_RANKS]
-        rows = np.array([facts["parts"], *(parts for _, parts in ranks)])
-        lanes = ["a step", *(f"rank {rank}" for rank, _ in ranks)]
-        ends = [ms(total) for total in rows.sum(axis=1)]
-        bars = [
-            Bars(LOOKS[key][1], key, np.arange(len(rows)), rows[:, part], ends if key == PHASES[-1] else ())
-            for part, key in enumerate(PHASES)
-        ]
-        table = [[lane, *map(float, row)] for lane, row in zip(lanes, rows, strict=True)]
-        return Scene(
-            f"Overview: {facts['words']}",
-            (Panel(Axis("ms"), Axis("", lanes), bars),),
-            Table(["", *(f"{LOOKS[key][1]}, ms" for key in PHASES)], table),
-        )
+        return overview_scene(facts, _MOST_RANKS)
 
     def page(self, facts: dict[str, Any]) -> dict[str, Any]:
-        return facts
+        """Returns ``text``; ``blocks`` of a step; ``course`` of what was logged first, preferably the loss, and all
+        that was ``logged``: pairs of a name and its newest value."""
+        scene, logged = overview_scene(facts), facts.get("logged", ())
+        drawn = sorted((one for one in logged if len(one["values"]) > 1), key=lambda one: one["name"] != "loss")
+        return {
+            "text": facts["text"],
+            "blocks": blocks_json([] if scene.empty or scene.table is None else [scene, scene.table]),
+            "logged": [(one["name"], one["value"]) for one in logged],
+            "course": blocks_json(_course(one) for one in drawn[:1]),
+        }
+
+
+def overview_scene(facts: dict[str, Any], most_ranks: int | None = None) -> Scene:
+    """Returns a step as a bar of named parts, and below it those of the ranks; `most_ranks`: of the first ones."""
+    if "parts" not in facts:
+        return Scene(Overview.title, empty=f"{facts['text'][:1].lower()}{facts['text'][1:].rstrip('.')}")
+    ranks = facts["ranks"][:most_ranks]
+    rows = np.array([facts["parts"], *(parts for _, parts in ranks)])
+    lanes, totals = ["a step", *(f"rank {rank}" for rank, _ in ranks)], rows.sum(axis=1)
+    ends = [ms(total) for total in (facts["total"], *totals[1:])]
+    bars = [
+        Bars(
+            LOOKS[key][1],
+            key,
+            np.arange(len(rows)),
+            rows[:, part],
+            ends if key == PHASES[-1] else (),
+            about=TITLES[key],
+        )
+        for part, key in enumerate(PHASES)
+    ]
+    table = [[lane, float(row.sum()), *map(float, row)] for lane, row in zip(lanes, rows, strict=True)]
+    return Scene(
+        f"Overview: {facts['words']}",
+        (Panel(Axis("ms", unit="ms"), Axis("", lanes), bars, heading="A step", total="step", more="by rank"),),
+        Table(
+            ["", "ms", *(f"{LOOKS[key][1]}, ms" for key in PHASES)],
+            table,
+            "What a typical step consists of (ms)",
+            folded=True,
+        ),
+    )
+
+
+def _course(logged: Mapping[str, Any]) -> Scene:
+    """The course of a number that the program logged."""
+    name, steps, values = logged["name"], np.array(logged["step"], np.int64), np.array(logged["values"])
+    return Scene(
+        f"{name}: from {values[0]:.3g} to {values[-1]:.3g}",
+        (
+            Panel(
+                Axis("step"),
+                Axis(name, low=min(0.0, float(values.min()))),
+                (Line(name, "forward", steps, values),),
+                _LOW,
+            ),
+        ),
+    )
 
 
 class Strip(View):

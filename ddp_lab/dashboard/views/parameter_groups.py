@@ -17,9 +17,9 @@ from ...timeline.summary import UNTOLD
 from ...timeline.tables.span_columns import Columns, TableView
 from ...timeline.tables.step_table import STEP_FIELDS
 from ...timeline.timeline import Timeline
-from ..scene import Axis, Panel, Scene, Spans, Table
+from ..scene import Axis, Block, Panel, Scene, Spans, Table
 from .layout_words import layout_words
-from .view import Block, Reported, Selection, View
+from .view import Reported, Selection, View
 
 __all__ = ["ParameterGroups", "parameter_groups_scene"]
 
@@ -50,7 +50,7 @@ class ParameterGroups(View):
         "With fully_shard or replicate: when each parameter group was gathered and reduced, and what ranks waited for."
     )
     question = "How fast"
-    groups = True
+    groups = of_step = True
     pixels = (170, 20)
 
     def facts(self, timeline: Timeline, chosen: Selection) -> Scene:

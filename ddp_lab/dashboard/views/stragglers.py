@@ -13,10 +13,10 @@ from ...analysis.step_metrics import gradient_sync
 from ...formatting import counted, ms, step_range
 from ...timeline.judged_steps import ANALYSED_STEPS, WARM_UP, SideBySide
 from ...timeline.timeline import LatePlace, Timeline
-from ..scene import Axis, Cells, Panel, Scene, Table, Values
+from ..scene import Axis, Block, Cells, Panel, Scene, Table, Values
 from .layout_words import BUCKETS, LayoutWords
 from .sync import words_of
-from .view import Block, Reported, Selection, View
+from .view import Reported, Selection, View
 
 __all__ = ["Stragglers", "StragglersFacts", "Waiting", "last_shares", "late_text", "stragglers_scene", "waiting"]
 __all__ += ["waiting_of"]

@@ -13,15 +13,12 @@ from ...timeline.timeline import Timeline
 from ..paint.figure import to_plotly
 from ..paint.scene_json import blocks_json
 from ..paint.scene_svg import framed
-from ..scene import Scene, Table
+from ..scene import Block, Scene
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["Block", "Reported", "Selection", "View"]
-
-Block = str | Scene | Table
-"""A part of a view on a page, from top to bottom: a sentence, a picture, a table."""
+__all__ = ["Reported", "Selection", "View"]
 
 _LEAST_PIXELS = 260
 
@@ -92,6 +89,7 @@ class View:
         model: it shows one model, which a reader chooses.
         ranks: it needs ranks that run, so that a recording does not have it.
         groups: it shows parameter groups, so that its tab is there once a model with `fully_shard` or `replicate` is.
+        of_step: it shows one step, which a reader chooses.
         fed: a page has its numbers from the steps that it is sent, or from a control: it asks for no facts.
         kept: its last facts are there for a page that loses the kernel, even if the page has not shown it yet.
         also: facts that a page shows with it, by the names in `views.FACTS`.
@@ -107,6 +105,7 @@ class View:
     model: ClassVar[bool] = True
     ranks: ClassVar[bool] = False
     groups: ClassVar[bool] = False
+    of_step: ClassVar[bool] = False
     fed: ClassVar[bool] = False
     kept: ClassVar[bool] = False
     also: ClassVar[Sequence[str]] = ("strip",)
@@ -127,7 +126,7 @@ class View:
         return {"blocks": blocks_json(self.blocks(facts))}
 
     def blocks(self, facts: Any) -> Sequence[Block]:
-        """Returns the view as sentences, pictures and tables."""
+        """Returns the view as sentences, pictures, tables and advice."""
         scene = self.scene(facts)
         if scene.empty:
             return [f"{scene.empty[:1].upper()}{scene.empty[1:]}."]

@@ -9,11 +9,14 @@ import numpy as np
 
 from ...analysis.step_parts import SPANS
 from ...timeline.timeline import Timeline
-from ..paint.palette import PHASES
-from ..scene import Axis, Bars, Panel, Scene
+from ..paint.palette import PHASES, TITLES
+from ..paint.scene_json import blocks_json
+from ..scene import Axis, Bars, Panel, Scene, Table
 from .view import View
 
-__all__ = ["WhatIf", "what_if_scene"]
+__all__ = ["WhatIf", "what_if_blocks", "what_if_scene"]
+
+_ROWS = {"recorded": "recorded", "same": "simulated as recorded", "predicted": "what if"}
 
 
 class WhatIf(View):
@@ -40,14 +43,36 @@ def what_if_scene(answer: Mapping[str, Any]) -> Scene:
     title = what_if_words(answer)
     if answer["state"] != "ready":
         return Scene("What if", empty=title.rstrip("."))
-    rows = {"recorded": answer["recorded"], "simulated": answer["same"], "what if": answer["predicted"]}
+    rows = {title: answer[key] for key, title in _ROWS.items()}
     lane, last = np.arange(len(rows)), [f"{one['step']:.2f} ms" for one in rows.values()]
     bars = [
-        Bars(name, key, lane, np.array([one[key] for one in rows.values()]), last if key == "exposed" else ())
+        Bars(
+            name,
+            key,
+            lane,
+            np.array([one[key] for one in rows.values()]),
+            last if key == "exposed" else (),
+            about=TITLES[key],
+        )
         for key, (_, name) in PHASES.items()
         if key not in SPANS  # a simulated step has them in `other`
     ]
-    return Scene(title, (Panel(Axis("ms (median)"), Axis("", list(rows)), bars),))
+    keys = {key: name for key, (_, name) in PHASES.items() if key not in SPANS} | {"step": "step"}
+    table = [
+        [name, *(one[key] for one in rows.values()), answer["predicted"][key] - answer["same"][key]]
+        for key, name in keys.items()
+    ]
+    return Scene(
+        title,
+        (Panel(Axis("ms (median)", unit="ms"), Axis("", list(rows)), bars, total="step"),),
+        Table(["phase", *rows, "change"], table, "Milliseconds by phase", folded=True),
+    )
+
+
+def what_if_blocks(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the picture and the table of a prediction for a page."""
+    scene = what_if_scene(answer)
+    return blocks_json([scene, *([scene.table] if scene.table is not None else [])])
 
 
 def what_if_words(answer: Mapping[str, Any]) -> str:

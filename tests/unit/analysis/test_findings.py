@@ -151,7 +151,7 @@ def test_a_straggler_on_busy_cores_has_no_place() -> None:
     seen.look("page", ["findings", "stragglers"], None)
     told = seen.update(force=True)
     assert str(told["stragglers"]["blocks"][0]["text"]).startswith(one.evidence.split(" It spends")[0])
-    assert told["findings"]["items"][0]["title"] == one.title
+    assert told["findings"]["blocks"][1]["advice"][0]["title"] == one.title
     assert f"{one.evidence.split(' It spends')[0]} It costs" in timeline.summary()
     assert f"% of the step: {one.title}" in timeline.summary()
     assert not {"communication-bound", "bucket-too-small"} & {other.kind for other in timeline.findings()}

@@ -177,7 +177,8 @@ def test_what_the_browser_is_told_of_a_model(make: Made) -> None:
     dashboard._receive(dashboard, {"type": "gradients", "reducer": 0, "step": 0, "bucket": 1}, [])
     wait_until(lambda: any(content["type"] == "gradients" for content, _ in dashboard.sent), "the answer")
     (answer,) = [content for content, _ in dashboard.sent if content["type"] == "gradients"]
-    assert [len(row) for row in answer["ms"]] == [4] * 4
+    assert len(answer["ready"]) == 4
+    assert [len(mark["x"]) for mark in answer["blocks"][0]["scene"]["panels"][0]["marks"]] == [4] * 4
 
 
 def test_a_cleared_timeline_begins_anew(make: Made) -> None:
@@ -195,7 +196,7 @@ def test_a_cleared_timeline_begins_anew(make: Made) -> None:
     dashboard: Any = make(timeline)
     dashboard._receive(dashboard, {"type": "look", "id": "page", "views": ["findings", "stragglers"], "reducer": 0}, [])
     wait_until(lambda: {"findings", "stragglers"} <= dashboard.facts.keys(), "findings")
-    assert dashboard.facts["findings"]["items"]
+    assert dashboard.facts["findings"]["count"]
     timeline.clear()
     wait_until(lambda: [dashboard.facts[name] for name in ("findings", "stragglers")] == [{}, {}], "none")
 

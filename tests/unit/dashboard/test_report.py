@@ -15,6 +15,7 @@ from ddp_lab.analysis.step_metrics import Breakdown
 from ddp_lab.dashboard import report
 from ddp_lab.dashboard.paint import scene_svg
 from ddp_lab.dashboard.report import page
+from ddp_lab.dashboard.scene import Advice
 from ddp_lab.dashboard.views.overlap import overlap_scene
 from ddp_lab.dashboard.views.stragglers import last_shares, late_text
 from ddp_lab.timeline.timeline import Timeline, read_run
@@ -64,8 +65,12 @@ def test_findings_then_words_then_figures() -> None:
     assert headings[2].startswith("Timeline of step")
     assert headings[-2:] == ["Ranks (medians)", "Buckets (medians)"]
     text = "Try bucket_cap_mb=1.14. Or bucket_cap_mb=[0.3, 25], then lab.tune(steps=(1, 2)). So static_graph=True, too."
-    chips = re.findall("<code>(.*?)</code>", report._with_code(text))
-    assert chips == ["bucket_cap_mb=1.14", "bucket_cap_mb=[0.3, 25]", "lab.tune(steps=(1, 2))", "static_graph=True"]
+    assert Advice("", 1.0, "", "", text).remedy_parts[1::2] == [
+        "bucket_cap_mb=1.14",
+        "bucket_cap_mb=[0.3, 25]",
+        "lab.tune(steps=(1, 2))",
+        "static_graph=True",
+    ]
 
 
 def test_tiles_and_summary_are_of_the_same_steps() -> None:

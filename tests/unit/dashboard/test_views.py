@@ -236,7 +236,7 @@ def test_what_nobody_looks_at_is_not_computed() -> None:
     assert "layers.2.weight" in tables[0]["rows"][0][1]
     assert facts.update(force=True) == {}
     facts.look("page", ["findings"], 0)
-    assert facts.update()["findings"]["items"][0]["kind"] == "straggler"
+    assert facts.update()["findings"]["blocks"][1]["advice"][0]["kind"] == "straggler"
     facts.look("page", [], 0)
     made.set_status(0, {"state": "idle"})
     assert facts.update(force=True) == {}

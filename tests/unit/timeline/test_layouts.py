@@ -82,7 +82,7 @@ def test_which_steps_were_judged_is_said() -> None:
     rejoin(broken, 1)
     found = views(broken.timeline)
     told = [
-        found["findings"]["text"],
+        found["findings"]["blocks"][0]["text"],
         found["stragglers"]["blocks"][0]["text"],
         WhatIfStage(broken.timeline).snapshot()["about"],
     ]
@@ -94,10 +94,10 @@ def test_which_steps_were_judged_is_said() -> None:
     history = History()
     history.assign(FIRST, 0, rebuilt=False)
     history.abandon(0)
-    assert views(history.timeline)["findings"]["text"] == "No step is complete on every rank yet."
+    assert views(history.timeline)["findings"]["blocks"][0]["text"] == "No step is complete on every rank yet."
     good = replace(MODEL, gradients=[2.0] * 8, buckets=[[i] for i in range(8)], per_mb=0.4, late=lambda rank, step: {},
                    options={"gradient_as_bucket_view": True})  # fmt: skip
-    text = str(views(good.record(20))["findings"]["text"])
+    text = str(views(good.record(20))["findings"]["blocks"][0]["text"])
     assert text.startswith("No change would save half a percent of the step. Analysed: buckets")
     assert text.endswith("in 17 steps (steps 3–19).")
 
@@ -110,7 +110,9 @@ def test_few_steps_with_another_layout_are_not_judged() -> None:
     history.assign(other, 2)
     history.train(other, 2, 4)
     assert history.timeline.findings() == before
-    assert "4 newer steps with another bucket layout are not enough" in str(views(history.timeline)["findings"]["text"])
+    assert "4 newer steps with another bucket layout are not enough" in str(
+        views(history.timeline)["findings"]["blocks"][0]["text"]
+    )
     history.train(other, 2, 16)
     assert history.timeline.findings()[0].steps == (64, 80)
     history, other = trained(), replace(MODEL, buckets=[[0, 1, 2], [3, 4, 5, 6, 7]])
@@ -135,7 +137,7 @@ def test_steps_before_and_after_a_rejoin_are_judged_together() -> None:
     found = history.timeline.judgement()
     steps = found.steps.step.tolist()
     assert steps == [*range(4, 61), *range(66, 73)]
-    assert "64 of steps 4–72" in str(views(history.timeline)["findings"]["text"])
+    assert "64 of steps 4–72" in str(views(history.timeline)["findings"]["blocks"][0]["text"])
     assert history.timeline.findings()[0].rank == 1
 
 

@@ -2,6 +2,7 @@
 
 import { element, setText } from "../charts/dom.js";
 import { count } from "../charts/theme.js";
+import { VIEWS } from "../generated.js";
 import { Strip } from "../overview/strip.js";
 import { MarkStore } from "../steps/marks.js";
 import { StepStore, takeMessage } from "../steps/store.js";
@@ -145,7 +146,7 @@ class View {
   looked() {
     const views = this.presence.inView ? this.panels.names : [];
     this.life.look(this.presence.inView);
-    const step = this.following || !views.includes("parameter_groups") ? null : this.step;
+    const step = this.following || !views.some((name) => VIEWS[name].of_step) ? null : this.step;
     const text = JSON.stringify([views, this.reducer, this.between, step]);
     if (text === this.lookedAt) return;
     this.lookedAt = text;
@@ -162,19 +163,22 @@ class View {
   // Shows the step nearest to this one, or those around it if the page has none near; length: of the run, in steps
   pick(step, length) {
     const room = Math.max(Math.ceil(length / PICKED), 1);
-    const nearest = this.records().reduce(
-      (best, one) => (best && Math.abs(best.step - step) <= Math.abs(one.step - step) ? best : one),
-      null,
-    );
-    if (nearest && Math.abs(nearest.step - step) <= room) this.chooseStep(nearest.step);
+    const nearest = this.nearest(step);
+    if (nearest !== undefined && Math.abs(nearest - step) <= room) this.chooseStep(nearest);
     else this.chooseSteps([Math.max(step - room, 0), step + room]);
+  }
+
+  // The step nearest to this one that the page has.
+  nearest(step) {
+    const steps = this.records().map((one) => one.step);
+    return steps.reduce((best, one) => (Math.abs(best - step) <= Math.abs(one - step) ? best : one), steps[0]);
   }
 
   // Opens a view at a rank, a bucket and a step, as far as they are named.
   show({ view, rank, bucket, step }) {
     const title = this.panels.titleOf(view) ?? this.panels.titleOf("findings");
     if (title === undefined) return;
-    if (step !== null && step !== undefined) Object.assign(this, { step, following: false });
+    if (step !== null && step !== undefined) Object.assign(this, { step: this.nearest(step), following: false });
     if (bucket !== null && bucket !== undefined) this.bucket = bucket;
     this.open(title);
     if (view !== "timeline") return;
@@ -186,7 +190,8 @@ class View {
 
   refreshTheme() {
     this.timeline.forgetTheme();
-    this.detail.dots.theme = this.strip.theme = null;
+    this.strip.theme = null;
+    this.detail.dots.forgetTheme();
     this.panels.forgetTheme();
     this.schedule();
   }
@@ -385,7 +390,7 @@ class View {
 
   drawStrip(record) {
     const found = this.panels.bare ? undefined : this.facts.of("strip", record.reducer);
-    const analysed = this.facts.of("findings", record.reducer)?.items[0]?.steps;
+    const analysed = this.facts.of("findings", record.reducer)?.analysed;
     this.strip.draw(found, { between: this.between, step: record.step, marks: this.store.marks, analysed });
   }
 
@@ -419,7 +424,7 @@ class View {
   drawTabs() {
     this.tabs.draw(
       this.panels.opened,
-      { Findings: this.facts.of("findings", this.reducer)?.items.length },
+      { Findings: this.facts.of("findings", this.reducer)?.count },
       this.panels.unusable(this.facts.models()),
     );
   }

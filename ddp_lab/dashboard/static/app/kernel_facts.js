@@ -69,8 +69,7 @@ export class KernelFacts {
     } = this.model.get("facts");
     const own = { collective, stepping, injection, reconfiguration, watching, prediction, trial };
     const [control, ranks, means] = [this.model.get("control"), this.model.get("ranks"), this.status("means")];
-    const norms = this.of("gradients", reducer ?? model?.reducer);
-    // Of a view without a script of its own; undefined before the kernel's first answer.
+    // Of a view; undefined before the kernel's first answer.
     const blocksOf = (view) =>
       (VIEWS[view].model ? this.of(view, reducer ?? model?.reducer) : this.model.get("facts")[view])?.blocks;
     return {
@@ -81,7 +80,6 @@ export class KernelFacts {
       means,
       models,
       current: model,
-      norms,
       model: reducer ?? model?.reducer ?? null,
       faultMarks: this.store.marks.faults,
     };

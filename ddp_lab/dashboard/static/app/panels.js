@@ -6,7 +6,6 @@ import { OverviewView } from "../overview/overview.js";
 import { BucketsView } from "../views/buckets.js";
 import { CollectivesView } from "../views/collectives.js";
 import { FaultInjectionView } from "../views/fault_injection.js";
-import { FindingsView } from "../views/findings.js";
 import { GradientsView } from "../views/gradients.js";
 import { SceneView } from "../views/scene_view.js";
 import { StepThroughView } from "../views/step_through.js";
@@ -23,13 +22,13 @@ const DRAWN = {
     BucketsView,
     (view, facts) => view.draw(facts.record, facts.assignment, facts.bucket, facts.readiness, facts),
   ],
-  findings: [FindingsView, (view, facts) => view.draw(facts.findings, facts.means, facts.records)],
   step: [StepThroughView, (view, facts) => view.draw(facts)],
   fault_injection: [FaultInjectionView, (view, facts) => view.draw(facts)],
   what_if: [WhatIfView, (view, facts) => view.draw(facts)],
   gradients: [
     GradientsView,
-    (view, facts) => view.draw(facts.model, facts.control, facts.watching, facts.norms, facts.record?.step ?? Infinity),
+    (view, facts) =>
+      view.draw(facts.model, facts.control, facts.watching, facts.blocksOf("gradients"), facts.record?.step),
   ],
   collectives: [CollectivesView, (view, facts) => view.draw(facts.collective)],
 };
@@ -143,8 +142,9 @@ export class Panels {
   }
 
   forgetTheme() {
-    for (const view of Object.values(this.views)) view.forgetTheme?.();
-    for (const view of Object.values(this.views))
-      for (const chart of [view.chart, view.line, view.waits, view.form?.chart.chart]) if (chart) chart.theme = null;
+    for (const view of Object.values(this.views)) {
+      view.forgetTheme?.();
+      for (const chart of [view.chart, view.waits]) if (chart) chart.theme = null;
+    }
   }
 }

@@ -1,7 +1,5 @@
 // Small helpers for the page: elements, controls, tables that are refreshed in place, the box beside the pointer.
 
-import { PHASES } from "../generated.js";
-
 const CONTROLS = new Set(["button", "input", "select", "summary"]);
 
 // element("td", {class: "x", click: (event) => ...}, child, "text", ...): functions listen to the event of that name
@@ -54,13 +52,6 @@ export function legend(label, entries) {
     ...entries.map(([name, look, title]) => element("li", { title }, key(look), name)),
   );
 }
-
-// Of the phases of a step.
-export const phaseLegend = (order, phases = PHASES) =>
-  legend(
-    `legend, ${order}`,
-    phases.map(({ name, colour, title }) => [name, `background: ${colour}`, title]),
-  );
 
 // ---- controls ---------------------------------------------------------------------------------------------
 

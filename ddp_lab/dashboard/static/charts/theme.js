@@ -7,6 +7,7 @@ export function readTheme(root) {
   const read = (name, otherwise) => style.getPropertyValue(name).trim() || otherwise;
   return {
     ink: read("--ddp-ink", "#222"),
+    line: read("--ddp-ink", "#222"),
     muted: read("--ddp-muted", "#666"),
     paper: read("--ddp-paper", "#fff"),
     grid: read("--ddp-grid", "#ddd"),

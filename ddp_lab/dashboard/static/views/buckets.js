@@ -2,8 +2,9 @@
 
 import { ChartCanvas, median } from "../charts/canvas.js";
 import { button, choice, element, field, fill, makeTable, scrolled, section, setText } from "../charts/dom.js";
-import { paintTiles, write } from "../charts/scene.js";
+import { write } from "../charts/pen.js";
 import { bucketColour, bytes, count, milliseconds } from "../charts/theme.js";
+import { paintTiles } from "../charts/tiles.js";
 import { EDGE, EDGES } from "../steps/lanes.js";
 import { ReconfigureForm } from "./reconfigure.js";
 
@@ -40,6 +41,10 @@ export class BucketsView {
       this.chart.node,
       scrolled("table of buckets", this.table.node),
     );
+  }
+
+  forgetTheme() {
+    this.form.blocks.forgetTheme();
   }
 
   zoom(path) {

@@ -1,28 +1,17 @@
 // Collectives: which rank holds which part, and how parts move between ranks; recorded on real ranks, replayed here.
 
 import { asking } from "../app/life.js";
+import { Blocks } from "../charts/blocks.js";
 import { holders, Player, Stage } from "../charts/collective.js";
-import {
-  button,
-  choice,
-  element,
-  field,
-  onKey,
-  section,
-  setOptions,
-  setText,
-  spoken,
-  Tip,
-  Twin,
-} from "../charts/dom.js";
-import { bytes, count, milliseconds } from "../charts/theme.js";
+import { button, choice, element, field, onKey, section, setOptions, setText, spoken, Tip } from "../charts/dom.js";
+import { tipOf } from "../charts/pen.js";
+import { bytes, count } from "../charts/theme.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
 const KEYS =
   "Space: play or pause. Left and right: step. Home, End: first and last. Plus, minus: speed. Up and down: " +
   "what each rank holds.";
 const RUN = "Run it on the ranks several times, with real tensors";
-const FACTOR = "α: latency of a message; β: time per byte.";
 
 export class CollectivesView {
   // actions: {send(command), redraw(), say(text)}
@@ -63,7 +52,7 @@ export class CollectivesView {
       this.svg,
       this.tip.node,
     );
-    this.twin = new Twin("Parts on each rank after each step", ["after step", "rank", "sent", "ms", "holds"]);
+    this.twin = new Blocks(actions);
     this.lesson = element(
       "p",
       { class: "ddp-sentence ddp-muted" },
@@ -149,7 +138,7 @@ export class CollectivesView {
     if (told.number !== this.number) {
       this.player.load(told.shown.steps.length);
       this.number = told.number;
-      this.drawTwin(told.shown);
+      this.twin.draw(told.shown.blocks);
     }
     // When first shown, it has no width yet.
     const wide = Math.floor(this.chart.clientWidth);
@@ -229,7 +218,7 @@ export class CollectivesView {
       this.arrows.innerHTML = !flying && step ? stage.arrows(step) : "";
       this.blocks = flying ? stage.travelling(step) : [];
       this.moving.innerHTML = this.blocks.map(({ markup }) => `<g>${markup}</g>`).join("");
-      setText(this.now, describe(stage.shown, step));
+      setText(this.now, stage.shown.words[step]);
       this.svg.setAttribute(
         "aria-label",
         `${this.now.textContent} ${at === stage.shown.steps.length ? "All steps are done." : ""}`,
@@ -253,27 +242,6 @@ export class CollectivesView {
     setText(this.held, `${Math.floor(at)} of ${count(player.count, "step")}`);
   }
 
-  drawTwin(shown) {
-    const all = [{ holds: shown.begin, transfers: [], bytes: [], ms: NaN }, ...shown.steps];
-    this.twin.draw(() =>
-      all.flatMap((step, number) =>
-        step.holds.map((_, rank) => {
-          const sent = step.transfers.reduce(
-            (sum, [source], index) => sum + (source === rank ? step.bytes[index] : 0),
-            0,
-          );
-          return [
-            number ? String(number) : "start",
-            String(rank),
-            sent ? bytes(sent) : "–",
-            milliseconds(step.ms),
-            holdings(step.holds[rank], shown.ranks),
-          ];
-        }),
-      ),
-    );
-  }
-
   lines(rank, part) {
     const { stage, player } = this;
     const bits = stage.states[Math.floor(player.at)][rank][part];
@@ -292,7 +260,7 @@ export class CollectivesView {
     const box = this.chart.getBoundingClientRect();
     const at = [event.clientX - box.left, event.clientY - box.top, this.chart];
     if (cell) this.tip.show(this.lines(Number(cell.dataset.rank), Number(cell.dataset.part)), ...at);
-    else if (step) this.tip.show(stepLines(this.stage.shown, Number(step.dataset.step)), ...at);
+    else if (step) this.tip.show(tipOf(this.stage.shown.tips[step.dataset.step - 1]), ...at);
     else this.tip.hide();
   }
 
@@ -350,58 +318,12 @@ function holdings(parts, ranks) {
   return known.length ? known.map(([part, found]) => `part ${part} of ${found.join("+")}`).join("; ") : "nothing";
 }
 
-// The bytes sent by the busiest rank of a step.
-function busiest(shown, step) {
-  const sent = new Array(shown.ranks).fill(0);
-  step.transfers.forEach(([source], index) => (sent[source] += step.bytes[index]));
-  return Math.max(...sent, 0);
-}
-
-function stepLines(shown, number) {
-  const step = shown.steps[number - 1];
-  return [
-    `step ${number} of ${shown.steps.length}`,
-    ["messages", String(step.transfers.length)],
-    ["busiest rank sends", bytes(busiest(shown, step))],
-    ["received data", step.adds ? "is added" : "replaces the old data"],
-    ["time", `${milliseconds(step.ms)} ms`],
-  ];
-}
-
-function describe(shown, number) {
-  if (!number) return "Before the first step: the initial data of each rank.";
-  const step = shown.steps[number - 1];
-  const size = bytes(busiest(shown, step));
-  const [[source, target]] = step.transfers;
-  const senders = new Set(step.transfers.map(([from]) => from)).size;
-  const each = new Set(step.bytes).size > 1 ? `up to ${size}` : `${size} each`;
-  const targets = step.transfers.length > 1 ? `${step.transfers.length} ranks` : `rank ${target}`;
-  const messages =
-    senders === 1 ? `rank ${source} sends ${size} to ${targets}` : `${senders} ranks send at once, ${each}`;
-  return (
-    `Step ${number} of ${shown.steps.length}: ${messages}; received data ` +
-    `${step.adds ? "is added" : "replaces the old data"}. It took ${milliseconds(step.ms)} ms.`
-  );
-}
-
 function sentence({ state, text, shown, choices }) {
   if (state === "running") return text;
   if (state === "failed" && shown === null) return "";
-  if (shown === null && !Object.keys(choices).length)
-    return "No ranks: collectives need a running cluster in this notebook.";
-  if (shown === null)
-    return (
-      "No collective has been run yet. Choose a collective and an algorithm, then press “Run on the ranks”. It " +
-      "takes a few milliseconds."
-    );
-  const { collective, algorithm, ranks, bytes: size, steps } = shown;
-  const title = `${collective} by ${algorithm} over ${count(ranks, "rank")}, ${bytes(size)} on each`;
-  if (!steps.length) return `${title}: a single rank has nothing to send. Start a cluster with two or more ranks.`;
-  const sum = steps.reduce((total, step) => total + busiest(shown, step), 0);
-  const total = steps.reduce((all, step) => all + step.ms, 0);
-  const factor = Number((sum / size).toPrecision(3));
-  return (
-    `${title}: ${count(steps.length, "step")} in ${milliseconds(total)} ms. Cost: ${steps.length} α + ` +
-    `${factor} × buffer × β (${bytes(sum)} from the busiest ranks). ${FACTOR}`
-  );
+  if (shown !== null) return shown.text;
+  return Object.keys(choices).length
+    ? "No collective has been run yet. Choose a collective and an algorithm, then press “Run on the ranks”. It takes a " +
+        "few milliseconds."
+    : "No ranks: collectives need a running cluster in this notebook.";
 }

@@ -2,17 +2,14 @@
 
 import { layoutWords } from "../app/kernel_facts.js";
 import { clockTime } from "../app/life.js";
-import { ChartCanvas, median } from "../charts/canvas.js";
+import { Blocks } from "../charts/blocks.js";
 import { button, element, fill, makeTable, setText } from "../charts/dom.js";
-import { drawScene } from "../charts/scene.js";
 import { bytes, count, milliseconds, significant } from "../charts/theme.js";
-import { RANK_COLOURS } from "../generated.js";
 import { EDGE, EDGES, waitOf } from "../steps/lanes.js";
 
 const PARAMETERS = ["order", "parameter", "shape", "elements", "size", "dtype", "ready at ms"];
 const READY = PARAMETERS.length - 1;
 const RANKS = ["rank", "ready at", "waiting for peers", "reduced at", "overlapped", "exposed", "gradient norm"];
-const MOST_ROWS = 40; // of dots
 const RANK_TABLE = ["rank", "state", "step", "last event", "events", "dropped events", "process"];
 
 export class DetailView {
@@ -25,9 +22,8 @@ export class DetailView {
     this.ranks.node.rows[0].cells[6].title =
       "L2 norm of the bucket's averaged gradients; known after “Compare gradients”";
     const closing = button("×", null, close, { class: "ddp-button ddp-close", "aria-label": "close the details" });
-    this.dots = new ChartCanvas("When each gradient was ready, on each rank", actions);
+    this.dots = new Blocks(actions);
     this.dotsTitle = element("div", { class: "ddp-summary" });
-    this.dotsPlace = element("div");
     const scroll = (table) => element("div", { class: "ddp-table-scroll" }, table.node);
     this.node = element(
       "section",
@@ -35,12 +31,13 @@ export class DetailView {
       closing,
       this.title,
       this.facts,
-      this.dotsPlace,
+      this.dotsTitle,
+      this.dots.node,
       element("div", { class: "ddp-columns" }, scroll(this.parameters), scroll(this.ranks)),
     );
   }
 
-  // gradients: from the kernel: {step, ranks, ms: [rank][parameter]} of this bucket, or undefined; compare: whether the
+  // gradients: from the kernel: {step, ready: [ms], blocks} of this bucket, or undefined; compare: whether the
   // ranks can compute norms
   draw(record, bucket, info, inspection, gradients, compare) {
     this.node.hidden = bucket === null || bucket >= record.buckets;
@@ -49,7 +46,10 @@ export class DetailView {
     setText(this.title, `${words.titled(bucket)} in step ${record.step}`);
     setText(this.parameters.node.caption, words.parameters);
     setText(this.facts, [bytes(record.bytes[bucket]), ...about(info, words)].join(" · "));
-    this.drawDots(info, gradients);
+    const shown = Boolean(info && gradients?.blocks.length);
+    this.dots.node.hidden = this.dotsTitle.hidden = !shown;
+    setText(this.dotsTitle, shown ? `When each gradient was ready, step ${gradients.step}` : "");
+    this.dots.draw(shown ? gradients.blocks : []);
     fill(this.parameters.body, parameterLines(info, gradients));
     for (const row of this.parameters.node.rows) row.cells[READY].hidden = !words.gradients;
     const norms = inspection?.buckets?.[bucket]?.norms ?? {};
@@ -57,20 +57,6 @@ export class DetailView {
     fill(
       this.ranks.body,
       record.ranks.map((rank, row) => rankLine(record, bucket, rank, row, norms[rank]).slice(0, compare ? 7 : 6)),
-    );
-  }
-
-  drawDots(info, gradients) {
-    const shown = Boolean(info && gradients?.ms.some((of) => of.some((value) => value !== null)));
-    if (shown !== this.dotsPlace.hasChildNodes())
-      this.dotsPlace.replaceChildren(...(shown ? [this.dotsTitle, this.dots.node] : []));
-    if (!shown) return;
-    setText(this.dotsTitle, `When each gradient was ready, step ${gradients.step}`);
-    drawScene(this.dots, () =>
-      dots(
-        gradients,
-        info.parameters.map((one) => one.name),
-      ),
     );
   }
 }
@@ -81,7 +67,6 @@ function about(info, words) {
 }
 
 function parameterLines(info, gradients) {
-  const middle = (index) => (gradients ? median(gradients.ms.map((row) => row[index] ?? NaN)) : NaN);
   return (info?.parameters ?? []).map((one, order) => [
     String(order),
     one.name,
@@ -89,51 +74,8 @@ function parameterLines(info, gradients) {
     one.numel.toLocaleString("en"),
     bytes(one.bytes),
     one.dtype,
-    milliseconds(middle(order)),
+    milliseconds(gradients?.ready[order]),
   ]);
-}
-
-// When each gradient of a bucket was accumulated on each rank: one lane per parameter, in the order of readiness. Ranks
-// differ in shape, too, not only in colour.
-function dots({ ranks, ms }, names) {
-  const times = names.map((_, index) => ms.map((row) => row[index] ?? null));
-  const middles = times.map((of) => median(of.filter((value) => value !== null)));
-  const order = [...names.keys()]
-    .sort((a, b) => (middles[a] || Infinity) - (middles[b] || Infinity))
-    .slice(0, MOST_ROWS);
-  const shaped = ranks.length <= RANK_COLOURS.length;
-  const said = (value) => (value === null ? "no gradient" : `${milliseconds(value)} ms`);
-  return {
-    lanes: order.map((index) => ({
-      key: `gradient ${index}`,
-      name: names[index],
-      lines: () => [names[index], ...ranks.slice(0, 16).map((rank, of) => [`rank ${rank}`, said(times[index][of])])],
-    })),
-    height: 15,
-    left: 150,
-    label: "ms since the rank's own backward began",
-    top: Math.max(...order.flatMap((index) => times[index]), 1e-6) * 1.04,
-    keys: shaped
-      ? ranks.map((rank, index) => ({ name: `rank ${rank}`, role: `rank${index}`, shape: index }))
-      : [{ name: "line: from the first to the last rank; tick: the median" }],
-    marks: order.flatMap((index, lane) =>
-      shaped
-        ? times[index].map((value, rank) => ({ dots: [value], lane, role: `rank${rank}`, shape: rank }))
-        : range(
-            times[index].filter((value) => value !== null),
-            lane,
-          ),
-    ),
-  };
-}
-
-function range(values, lane) {
-  return values.length
-    ? [
-        { span: [Math.min(...values), Math.max(...values)], lane, role: "band" },
-        { tick: median(values), lane },
-      ]
-    : [];
 }
 
 function rankLine(record, bucket, rank, row, norm) {

@@ -1,10 +1,8 @@
 // Changes buckets and comm hook while training runs, and compares the steps before and after the change.
 
 import { Asker, NeedsCluster, StatusLine } from "../app/control_status.js";
-import { ChartCanvas, median } from "../charts/canvas.js";
-import { button, choice, element, field, form, number, read, setText, Twin } from "../charts/dom.js";
-import { drawScene } from "../charts/scene.js";
-import { count, milliseconds } from "../charts/theme.js";
+import { Blocks } from "../charts/blocks.js";
+import { button, choice, element, field, form, number, read, setText } from "../charts/dom.js";
 
 const ORDERS = [
   ["", "unchanged"],
@@ -74,13 +72,15 @@ export class ReconfigureForm {
       this.back,
     );
     this.needs = new NeedsCluster(row, this.status.node);
-    this.chart = new BeforeAfterChart(actions);
+    this.verdict = element("p", { class: "ddp-sentence ddp-verdict-line", role: "status" });
+    this.blocks = new Blocks(actions);
     this.node = element(
       "details",
       { class: "ddp-reconfigure", "aria-label": "change buckets while training runs", open: true },
       element("summary", { tabindex: "0" }, TITLE),
       this.needs.node,
-      this.chart.node,
+      this.verdict,
+      this.blocks.node,
     );
     this.showInputs();
   }
@@ -115,10 +115,10 @@ export class ReconfigureForm {
     const under = shown?.state === "asked";
     const state = this.asker.state(control);
     this.apply.disabled = under || state === "asked";
-    this.back.hidden = !compared?.sides?.length;
+    this.back.hidden = !compared?.blocks.length;
     this.back.disabled = this.apply.disabled;
     this.status.draw(state, shown?.state === "failed" ? "" : shown?.text, shown?.state === "failed" ? shown.text : "");
-    this.node.hidden = !live && !control?.stopped && !compared?.sides?.length;
+    this.node.hidden = !live && !control?.stopped && !compared?.blocks.length;
     if (assignment && this.seen !== assignment.generation) {
       this.seen = assignment.generation;
       const caps = assignment.options?.bucket_cap_mb_list;
@@ -126,104 +126,12 @@ export class ReconfigureForm {
       if (caps?.length)
         setPlaceholder(this.list, [...new Set(caps)].map((cap) => Number(cap.toPrecision(4))).join(", "));
     }
-    this.chart.draw(compared);
+    this.verdict.hidden = !compared?.blocks.length;
+    setText(this.verdict, compared?.text ?? "");
+    this.blocks.draw(compared?.blocks ?? []);
   }
 }
 
 function setPlaceholder(input, text) {
   if (input.placeholder !== text) input.placeholder = text;
-}
-
-const SIDES = ["before", "after"];
-
-class BeforeAfterChart {
-  // actions: {redraw(), say(text)}
-  constructor(actions) {
-    this.verdict = element("p", { class: "ddp-sentence ddp-verdict-line", role: "status" });
-    this.chart = new ChartCanvas("Times of steps before and after the change", actions);
-    this.twin = new Twin("Before and after the change", [
-      "",
-      "buckets",
-      "size limits",
-      "comm hook",
-      "from step",
-      "steps",
-      "median ms",
-    ]);
-    this.node = element("div", { class: "ddp-before-after" });
-  }
-
-  // found: from the kernel: {text, sides: [{step, ms, buckets, caps, hook}], verdict, percent, low, high, medians}
-  draw(found) {
-    if (!found?.sides?.length) return this.node.replaceChildren();
-    if (!this.node.firstChild) this.node.append(this.verdict, this.chart.node, this.twin.node);
-    setText(this.verdict, sentence(found));
-    this.verdict.dataset.verdict = found.verdict ?? "";
-    this.twin.draw(() =>
-      found.sides.map((side, index) => [
-        SIDES[index],
-        String(side.buckets),
-        side.caps,
-        side.hook,
-        String(side.step),
-        String(side.ms.length),
-        milliseconds(median(side.ms)),
-      ]),
-    );
-    this.chart.label(`${sentence(found)} Dots are steps, bars their medians.`);
-    drawScene(this.chart, () => scene(found));
-  }
-}
-
-function sentence(found) {
-  if (!found.verdict) return found.text || "Train some more steps for the comparison.";
-  const sign = (value) => `${value > 0 ? "+" : value < 0 ? "−" : ""}${Math.abs(value).toFixed(1)} %`;
-  const [before, after] = found.medians.map(milliseconds);
-  const counts = found.sides.map((side) => side.ms.length).join(" and ");
-  return (
-    `A step takes ${before} ms before, ${after} ms after: ${sign(found.percent)} (99 %: ${sign(found.low)} to ` +
-    `${sign(found.high)}), ${found.verdict}. Medians of ${counts} steps.`
-  );
-}
-
-function quantile(values, share) {
-  const sorted = [...values].sort((a, b) => a - b);
-  return sorted[Math.min(Math.floor(share * sorted.length), sorted.length - 1)] ?? 0;
-}
-
-function scene({ sides }) {
-  return {
-    lanes: sides.map((side, index) => ({
-      key: SIDES[index],
-      name: SIDES[index],
-      note: count(side.buckets, "bucket"),
-      strong: true,
-      lines: () => lines(SIDES[index], side),
-    })),
-    height: 54,
-    left: 74,
-    label: "ms from step to step; upper dots are later steps",
-    top:
-      quantile(
-        sides.flatMap((side) => side.ms),
-        0.97,
-      ) * 1.08 || 1,
-    // The two sides differ in shape as well as in colour.
-    marks: sides.flatMap((side, lane) => [
-      { dots: side.ms, lane, role: `rank${lane}`, shape: lane, size: 2.4, rows: true },
-      { tick: median(side.ms), lane },
-    ]),
-  };
-}
-
-function lines(name, side) {
-  return [
-    `${name} the change`,
-    ["buckets", String(side.buckets)],
-    ["size limits", side.caps],
-    ["comm hook", side.hook],
-    ["from step", String(side.step)],
-    ["steps", String(side.ms.length)],
-    ["median", `${milliseconds(median(side.ms))} ms`],
-  ];
 }

@@ -1,9 +1,8 @@
 // Step through: training pauses at chosen points and continues by one event, one bucket, or to the next point.
 
 import { Asker, ModelChoice, NeedsCluster, StatusLine } from "../app/control_status.js";
-import { ChartCanvas } from "../charts/canvas.js";
-import { button, checkbox, choice, element, field, onKey, setOptions, setText, Twin } from "../charts/dom.js";
-import { machineLayout, paintMachine, STATES } from "../charts/state_machine.js";
+import { Blocks } from "../charts/blocks.js";
+import { button, checkbox, choice, element, field, onKey, setOptions, setText } from "../charts/dom.js";
 import { duration } from "../charts/theme.js";
 
 const POINTS = [
@@ -101,9 +100,8 @@ export class StepThroughView {
     );
     this.needs = new NeedsCluster(where, bar, this.status.node);
     this.state = element("p", { class: "ddp-sentence", role: "status" });
-    this.chart = new ChartCanvas("The reducer of each rank as a state machine", this.actions);
-    this.twin = new Twin("State of each rank", ["rank", "step", "state", ...STATES, "gradients missing"]);
-    return [this.needs.node, this.state, this.chart.node, this.twin.node];
+    this.blocks = new Blocks(this.actions);
+    return [this.needs.node, this.state, this.blocks.node];
   }
 
   key(event) {
@@ -161,7 +159,6 @@ export class StepThroughView {
     const paused = stepping?.paused ?? [];
     for (const one of this.nexts) one.disabled = !paused.length;
     setOptions(this.who, [["", "all paused"], ...paused.map((rank) => [rank, `rank ${rank}`])]);
-    this.chart.node.hidden = this.twin.node.hidden = !ranks.length;
     this.state.hidden = !live;
     const text = headline(assignment, stepping);
     if (live && text !== this.said) {
@@ -175,7 +172,7 @@ export class StepThroughView {
         );
     }
     setText(this.state, text);
-    if (ranks.length) this.drawMachine(ranks);
+    this.blocks.draw(stepping?.blocks ?? []);
   }
 
   drawForm(assignment) {
@@ -191,34 +188,9 @@ export class StepThroughView {
     setText(this.matches, part ? `${this.chosenNames().length} of ${assignment?.parameters.length ?? 0}` : "");
   }
 
-  drawMachine(ranks) {
-    const width = Math.floor(this.chart.node.clientWidth);
-    if (width < 40) return;
-    const layout = machineLayout(ranks, width);
-    const drawing = this.chart.begin(layout.height);
-    if (drawing) this.chart.finish(paintMachine(drawing, layout));
-    this.chart.label(
-      `State machine of ${ranks.length} ranks. ${ranks.map((one) => `Rank ${one.rank} ${one.text}`).join(". ")}.`,
-    );
-    this.twin.draw(() =>
-      ranks.map((one) => [
-        String(one.rank),
-        String(one.step),
-        one.text,
-        ...STATES.map((state) => names(one, state)),
-        missing(one),
-      ]),
-    );
+  forgetTheme() {
+    this.blocks.forgetTheme();
   }
-}
-
-function names(rank, state) {
-  return rank.buckets.flatMap(([its], bucket) => (its === state ? [String(bucket)] : [])).join(", ") || "–";
-}
-
-function missing(rank) {
-  const all = rank.buckets.flatMap(([, , , some, more]) => [...some, ...(more ? [`and ${more} more`] : [])]);
-  return all.slice(0, 8).join(", ") || "–";
 }
 
 function headline(assignment, stepping) {

@@ -134,30 +134,20 @@ export class SyncView {
   drawWaits(record) {
     const { words } = this;
     const names = record.ranks.map((rank) => `rank ${rank}`);
-    const value = (row, bucket) => waitOf(record, row, bucket) || 0;
-    const lines = (row, bucket, last, ms) => [
-      `${names[row]} · ${words.name(bucket)}${last > bucket ? ` – ${words.cell(last)}` : ""}`,
-      ["waiting for peers", `${milliseconds(ms)} ms`],
-    ];
-    const grid = {
-      title: "wait",
-      rows: names,
-      columns: record.buckets,
-      value,
-      name: words.cell,
-      axis: words.column,
-      unit: "ms",
-      lines,
-      act: (_, bucket) => this.actions.select(bucket),
+    const buckets = [...Array(record.buckets).keys()];
+    const values = names.map((_, row) => buckets.map((bucket) => waitOf(record, row, bucket) || 0));
+    const panel = {
+      x: { label: words.column, lanes: buckets.map(words.cell), chooses: "bucket" },
+      y: { lanes: names },
+      marks: [{ kind: "cells", name: "waiting for peers", unit: "ms", values, others: [] }],
     };
     setText(this.twin.table.cells[1], `by ${words.column}`);
-    drawScene(this.waits, () => ({ height: 160, grids: [grid] }));
-    const buckets = [...Array(record.buckets).keys()];
+    drawScene(this.waits, { panels: [panel] }, { actions: this.actions, shown: null, all: false });
     this.twin.draw(() =>
       names.map((name, row) => [
         name,
-        buckets.map((bucket) => milliseconds(value(row, bucket))).join("  "),
-        milliseconds(buckets.reduce((sum, bucket) => sum + value(row, bucket), 0)),
+        values[row].map(milliseconds).join("  "),
+        milliseconds(values[row].reduce((sum, one) => sum + one, 0)),
       ]),
     );
   }

@@ -2,20 +2,17 @@
 
 import { asking } from "../app/life.js";
 import { makeLegend } from "../app/toolbar.js";
-import { ChartCanvas, sizeCanvas } from "../charts/canvas.js";
-import { button, element, fill, makeTable, phaseLegend, scrolled, section, setText, Twin } from "../charts/dom.js";
-import { drawScene } from "../charts/scene.js";
+import { Blocks } from "../charts/blocks.js";
+import { sizeCanvas } from "../charts/canvas.js";
+import { button, element, fill, makeTable, scrolled, section, setText } from "../charts/dom.js";
 import { count, makeFills, milliseconds, readTheme } from "../charts/theme.js";
 import { paint } from "../charts/timeline_paint.js";
-import { PHASES } from "../generated.js";
 import { AXIS_HEIGHT, GROUP_GAP, HEADER_HEIGHT, layOut } from "../steps/lanes.js";
 import { joinNarrow } from "../steps/many_steps.js";
 import { MarkStore, wholeBegin } from "../steps/marks.js";
 import { decodeSteps } from "../steps/store.js";
 import { WhatIfSliders } from "./what_if_sliders.js";
 
-const SIMULATED = PHASES.filter((one) => one.simulated); // "other" holds the rest
-const ROWS = { recorded: "recorded", same: "simulated as recorded", predicted: "what if" };
 const ROW_SIZES = [3, 12]; // of a bucket
 const HEIGHTS = [90, 320]; // of a picture; larger ones are scrolled
 const signed = (value) => `${value > 0 ? "+" : value < 0 ? "−" : "±"}${Math.abs(value).toFixed(1)} %`;
@@ -26,10 +23,11 @@ export class WhatIfView {
     this.actions = actions;
     this.number = 0;
     this.predicted = null; // the predicted step
+    this.picture = this.table = []; // blocks
     this.sliders = new WhatIfSliders(() => this.ask());
     this.empty = element("p", { class: "ddp-empty" });
     this.summary = element("div", { class: "ddp-summary", role: "status" });
-    this.chart = new ChartCanvas("Recorded and predicted step by phase, in milliseconds", actions);
+    this.chart = new Blocks(actions);
     this.pictures = { recorded: new StepPicture("recorded buckets"), predicted: new StepPicture("predicted buckets") };
     this.run = button("Run it", null, () => this.actions.send({ type: "what if run", cap: this.sliders.chosen.cap }));
     this.why = element("span", { class: "ddp-muted", role: "status" });
@@ -42,13 +40,12 @@ export class WhatIfView {
       ["saving measured", "compared with the current setting, in alternating blocks"],
     ]);
     this.scored = scrolled("predictions that were run", this.scores.node, "ddp-what-if-scores");
-    this.twin = new Twin("Milliseconds by phase", ["phase", ...Object.values(ROWS), "change"]);
+    this.twin = new Blocks(actions);
     this.content = element(
       "div",
       {},
       asking("kernel", this.sliders.node),
       this.summary,
-      phaseLegend("from left to right", SIMULATED),
       this.chart.node,
       makeLegend(),
       element("div", { class: "ddp-what-if-steps" }, ...Object.values(this.pictures).map((one) => one.node)),
@@ -78,7 +75,8 @@ export class WhatIfView {
     this.sliders.draw(answer.limits, means?.link);
     this.take(answer);
     this.drawText(answer);
-    this.drawChart(answer);
+    this.chart.draw(this.picture);
+    this.twin.draw(this.table);
     const whole = (one) => one?.complete && !one.abandoned;
     this.drawSteps(
       whole(record)
@@ -93,6 +91,7 @@ export class WhatIfView {
   take(answer) {
     if (answer.body === this.body) return;
     this.body = answer.body;
+    [this.picture, this.table] = [answer.blocks.slice(0, 1), answer.blocks.slice(1)];
     [this.predicted] = decodeSteps(answer.header, answer.body);
     if (this.askedAt && answer.number === this.number) {
       this.node.dataset.answered = String(answer.number);
@@ -111,34 +110,6 @@ export class WhatIfView {
       : "Move a slider to get a prediction.";
     const agrees = Math.abs(off) < 0.5 ? "" : `; simulated: ${milliseconds(same.step)} ms (${signed(off)})`;
     setText(this.summary, `Recorded: ${milliseconds(recorded.step)} ms per step${agrees}. ${what} ${answer.about}`);
-    this.twin.draw(() =>
-      [...SIMULATED.map(({ key, name }) => [key, name]), ["step", "step"]].map(([key, name]) => [
-        name,
-        ...Object.keys(ROWS).map((row) => milliseconds(answer[row][key])),
-        milliseconds(predicted[key] - same[key]),
-      ]),
-    );
-  }
-
-  drawChart(answer) {
-    const rows = Object.keys(ROWS).map((key) => answer[key]);
-    const names = Object.values(ROWS);
-    const whole = (lane) => `${milliseconds(rows[lane].step)} ms`;
-    this.chart.label(`${this.summary.textContent}`);
-    drawScene(this.chart, () => ({
-      lanes: names.map((name, lane) => ({ name, strong: lane === names.length - 1 })),
-      height: 28,
-      left: 152,
-      right: 74,
-      label: "ms",
-      top: Math.max(...rows.map((one) => one.step)),
-      marks: SIMULATED.map(({ key, name }, index) => ({
-        bars: rows.map((one) => one[key]),
-        role: key,
-        lines: (lane) => [names[lane], [name, `${milliseconds(rows[lane][key])} ms`], ["step", whole(lane)]],
-        text: index === SIMULATED.length - 1 && whole,
-      })),
-    }));
   }
 
   // Both steps on the same time axis, from the start of the backward.
@@ -154,6 +125,10 @@ export class WhatIfView {
       predicted: "predicted",
     };
     for (const [name, picture] of Object.entries(this.pictures)) picture.draw(shown[name], window, titles[name]);
+  }
+
+  forgetTheme() {
+    this.chart.forgetTheme();
   }
 
   drawRun() {
