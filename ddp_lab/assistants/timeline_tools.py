@@ -98,7 +98,7 @@ class TimelineTools:
         """
         read = self._read()
         chosen = read.timeline.model(_known(read.timeline, model))
-        text, facts = read.timeline.summary(model), read.timeline.judgement(model)
+        text, facts = read.timeline.summary(model), read.timeline.analysis_input(model)
         step_ms = None if facts is None else facts.step_ns / 1e6
         made = Summary(
             model=None if chosen is None else chosen.reducer,
@@ -117,7 +117,7 @@ class TimelineTools:
         first: bucket sizes, stragglers, unused parameters, options, communication.
         """
         timeline = self._read().timeline
-        facts, found = timeline.judgement(_known(timeline, model)), timeline.findings(model)
+        facts, found = timeline.analysis_input(_known(timeline, model)), timeline.findings(model)
         said = headline(facts, found)
         rows = [
             answers.Found(

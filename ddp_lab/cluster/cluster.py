@@ -603,7 +603,7 @@ def _automatic_name() -> str:
     return next(name for number in _numbers if (name := f"cluster-{number}") not in taken)
 
 
-def runs_on(cluster: Cluster, hosts: str, n: int | None) -> bool:
+def uses_hosts(cluster: Cluster, hosts: str, n: int | None) -> bool:
     """Whether its ranks are on these hosts, given as for the constructor."""
     config = cluster._config
     return config.hosts is not None and config.hosts.hosts == parse_hosts(hosts, n)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from typing import Any, TypeVar
 
 from .. import machine
-from ..control.interrupts import held_back
+from ..control.interrupts import interrupts_deferred
 from ..control.records import RankHealth, RankRecord
 from ..control.wire import Wire
 from ..diagnosis.collectives_in_flight import in_flight_words
@@ -159,7 +159,7 @@ class Membership:
                 self._processes.prepare("rejoining")
             self._call(lost, progress)
         except BaseException:
-            with held_back():
+            with interrupts_deferred():
                 self._end(lost, "was terminated: the ranks could not rejoin")  # it may have joined only in part
             raise
         self._ended.clear()

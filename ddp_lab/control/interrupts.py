@@ -4,8 +4,8 @@
 Python raises KeyboardInterrupt between any two steps of the main thread: when a cell has been sent to rank 0 and not
 yet to rank 1, when a message has been taken from a queue and not yet shown, or when a lock has been taken and the
 `with` that releases it has not been entered. So code that sends cells, collects answers or uses such a lock runs
-`held_back`: an interrupt is deferred until the block ends, or until a place that lets it through. Such places are
-where a thread only waits, so an interrupt is delayed by at most one of these steps.
+with `interrupts_deferred`: an interrupt waits until the block ends, or until a place that lets it through. Such
+places are where a thread only waits, so an interrupt is delayed by at most one of these steps.
 
 The state belongs to the main thread, the only one in which Python runs signal handlers; others defer nothing.
 """
@@ -33,8 +33,8 @@ _held = _Held()
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """Defers interrupts until the block ends, or until `let_through` in it."""
+def interrupts_deferred() -> Iterator[None]:
+    """Defers interrupts until the block ends, or until `interrupts_allowed` in it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -56,8 +56,8 @@ def held_back() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def let_through() -> Iterator[None]:
-    """Inside `held_back`: a deferred interrupt is raised now, and another one at once, until the block ends."""
+def interrupts_allowed() -> Iterator[None]:
+    """Inside `interrupts_deferred`: a deferred interrupt is raised now, others at once, until the block ends."""
     if _held.depth == 0 or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -20,8 +20,8 @@ from ..protocol import messages
 from ..protocol.entry_points import CHECK_DRIFT
 from ..protocol.messages import ChangeState, ModelRequest
 from ..timeline.changes import last_change
-from ..timeline.judged_steps import ANALYSED_STEPS
 from ..timeline.records import DriftRecord
+from ..timeline.steady_steps import ANALYSED_STEPS
 from .records import Reconfigured, StepState
 
 if TYPE_CHECKING:
@@ -398,7 +398,10 @@ class TrainingControl:
     # -- the ranks
 
     def model(self, model: int | None) -> int:
-        """The requested model's number, without asking ranks. See [Note: models that are gone] in `timeline.models`."""
+        """The requested model's number, without asking ranks.
+
+        See [Note: models that are gone] in `timeline.model_registry`.
+        """
         living = [one.reducer for one in self.timeline.living()]
         if model in living or (model is None and living):
             return living[-1] if model is None else model

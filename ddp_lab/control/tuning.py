@@ -3,8 +3,8 @@
 The interconnect between the ranks, which the simulator needs to know, is measured on them.
 
 Which settings are tried is [Note: which settings to try] in `ddp_lab.simulation.settings`, who wins is [Note: a race
-and a confirmation] in `ddp_lab.simulation.race`. This module runs the turns, and restores the user's setting
-if it stops before a winner is certain: after an error, an interrupt, or the end of the training.
+and a confirmation] in `ddp_lab.simulation.candidate_selection`. This module runs the turns, and restores the user's
+setting if it stops before a winner is certain: after an error, an interrupt, or the end of the training.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..output.board import SilentBoard
 from ..protocol.entry_points import MEASURE_LINK
 from ..protocol.messages import CellText, Ping
 from ..simulation.calibration import Measured, anchored, calibrated
+from ..simulation.candidate_selection import FinalTest, SuccessiveHalving
 from ..simulation.link_model import LANES, CommModel
-from ..simulation.race import Confirmation, Race
 from ..simulation.settings import HOOKS, Setting, Tried, Tuned, candidates, spread
 from ..simulation.simulator import simulate_many
 from ..simulation.workload import Workload
 from ..timeline.what_if import fit_link, workload
-from .turns import CellTurns, LiveTurns, TrainingEnded
+from .ab_trials import CellTrialRunner, LiveTrialRunner, TrainingEnded
 
 if TYPE_CHECKING:
     from .ranks import Ranks
@@ -61,7 +61,7 @@ def tune(cluster: Ranks, step: str | None, *, reducer: int | None, steps: int | 
             label="tune",
             board=SilentBoard(),
         )
-    turns = CellTurns(cluster, control.model(reducer), steps, step)
+    turns = CellTrialRunner(cluster, control.model(reducer), steps, step)
     return Session(turns, cluster.link or cluster.measure_communication(), **options).run()
 
 
@@ -79,7 +79,7 @@ def tune_live(
     Args:
         control: access to the ranks.
         reducer: which model; None for the most recently active of those that exist.
-        steps: per turn, see `Turns`.
+        steps: per turn, see `TrialRunner`.
         link: how long an all-reduce takes; None: fitted to recorded ones.
         first_seconds: how long to wait for the first steps.
         options: arguments of `Session`.
@@ -88,7 +88,7 @@ def tune_live(
         ClusterError: the model is not training.
     """
     _wait_first_steps(control, reducer, first_seconds)
-    turns = LiveTurns(control, control.model(reducer), steps)
+    turns = LiveTrialRunner(control, control.model(reducer), steps)
     return Session(turns, link, **options).run()
 
 
@@ -129,7 +129,7 @@ class Session:
 
     def __init__(
         self,
-        turns: LiveTurns | CellTurns,
+        turns: LiveTrialRunner | CellTrialRunner,
         link: CommModel | None,
         *,
         lossy: bool = False,
@@ -148,8 +148,8 @@ class Session:
         self.settings = [turns.users]
         self.refused: dict[int, str] = {}
         self.workload: Workload | None = None
-        self.race = Race(1)
-        self.confirmation: Confirmation | None = None
+        self.race = SuccessiveHalving(1)
+        self.confirmation: FinalTest | None = None
         self.winner = 0
 
     def run(self) -> Tuned:
@@ -160,7 +160,7 @@ class Session:
                 self._prepare()
                 self._race()
                 if self.winner != 0:
-                    self._confirm(Confirmation())
+                    self._confirm(FinalTest())
             else:
                 ended = "The model trains on one rank, so nothing is communicated."
             if self.confirmation is not None and self.confirmation.clear and self.apply:
@@ -171,11 +171,11 @@ class Session:
             self.turns.settle(left)
         return self._tuned(ended, left)
 
-    def compare(self, setting: Setting, rounds: int) -> Confirmation:
+    def compare(self, setting: Setting, rounds: int) -> FinalTest:
         """Alternates a setting with the user's, which the model then has again; raises `TrainingEnded`."""
         self.settings, self.winner = [self.turns.users, setting], 1
         try:
-            return self._confirm(Confirmation(most_rounds=rounds, fewest_rounds=rounds))
+            return self._confirm(FinalTest(most_rounds=rounds, fewest_rounds=rounds))
         finally:
             self.turns.settle(self.turns.users)
 
@@ -254,7 +254,7 @@ class Session:
             )
         self.winner = self.race.best
 
-    def _confirm(self, made: Confirmation) -> Confirmation:
+    def _confirm(self, made: FinalTest) -> FinalTest:
         self.confirmation, users, winner = made, self.settings[0], self.settings[self.winner]
         while not made.over and not self._late(1.0):
             order = (self.winner, 0) if made.winner_first else (0, self.winner)

@@ -30,7 +30,7 @@ from ..errors import ClusterError
 from ..printable import Dropped
 from ..protocol import descriptions, events
 from ..protocol.messages import GetTime, Message, Replies, Request, encode
-from .interrupts import held_back
+from .interrupts import interrupts_deferred
 
 JSON_FRAME = b"j"  # first frame of a data message that is not an event batch: the second is JSON
 WAITING_CONTROL = 64  # control messages kept for a rank that has not said hello
@@ -132,22 +132,22 @@ class Wire:
             cell: the id of a cell run, a call or a debugger; "" for the messages of widgets.
             listener: called in each rank's order; see [Note: one wire].
         """
-        with held_back():
+        with interrupts_deferred():
             self._listeners[cell] = listener
 
     def unlisten(self, cell: str) -> None:
         """Drops what ranks still say of a cell."""
-        with held_back():
+        with interrupts_deferred():
             self._listeners.pop(cell, None)
 
     def connected(self) -> set[int]:
         """The ranks that have said hello."""
-        with held_back(), self._lock:
+        with interrupts_deferred(), self._lock:
             return set(self._peers)
 
     def connections(self) -> dict[int, int]:
         """rank -> how often it has connected: again after a broken connection, and in a new process."""
-        with held_back(), self._lock:
+        with interrupts_deferred(), self._lock:
             return dict(self._connections)
 
     def wait_connected(self, ranks: Iterable[int], timeout: float) -> set[int]:
@@ -159,7 +159,7 @@ class Wire:
 
     def forget(self, ranks: Iterable[int]) -> None:
         """Notes that the processes of these ranks have ended: their successors get no message that was for them."""
-        with held_back(), self._lock:
+        with interrupts_deferred(), self._lock:
             ended = set(ranks)
             for rank in ended:
                 self._peers.pop(rank, None)
@@ -177,7 +177,7 @@ class Wire:
         self._put(ranks, encode(message))
 
     def _put(self, ranks: Iterable[int] | None, payload: list[bytes]) -> None:
-        with held_back(), self._lock:
+        with interrupts_deferred(), self._lock:
             if self._closing:
                 return
             chosen = sorted(self._peers) if ranks is None else sorted(set(ranks))
@@ -198,7 +198,7 @@ class Wire:
         assert request.reply is not None
         number = next(self._ids)
         replies: Replies[_R] = Replies(self.connected() if ranks is None else ranks, request.reply)
-        with held_back():
+        with interrupts_deferred():
             with self._lock:
                 self._requests[number] = replies
             self._put(set(replies.missing), encode(request, number))
@@ -230,12 +230,12 @@ class Wire:
         def arrived() -> bool:
             return self._closing or all(cell in self._markers.get(rank, ()) for rank in chosen)
 
-        with held_back(), self._lock:
+        with interrupts_deferred(), self._lock:
             return self._lock.wait_for(arrived, timeout) and not self._closing
 
     def statistics(self) -> dict[int, WireStatistics]:
         """rank -> what it has sent so far."""
-        with held_back(), self._lock:
+        with interrupts_deferred(), self._lock:
             return dict(self._statistics)
 
     def silence(self) -> dict[int, float]:
@@ -265,7 +265,7 @@ class Wire:
 
     def close(self, linger: float = 0.0) -> None:
         """Ends the receiver thread and closes all sockets; messages not sent within `linger` seconds are dropped."""
-        with held_back(), self._lock:
+        with interrupts_deferred(), self._lock:
             if self._closing:
                 return
             self._closing, self._linger = True, linger

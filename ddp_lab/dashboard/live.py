@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..analysis.step_metrics import milliseconds, typical
 from ..errors import DdpLabError
-from ..timeline import judged_steps
+from ..timeline import steady_steps
 from ..timeline.tables.span_columns import joined
 from ..timeline.tables.step_table import STEP_FIELDS
 from ..timeline.timeline import Timeline
@@ -191,10 +191,10 @@ class Overhead:
 
     def _step_ms(self, reducer: int) -> float | None:
         """A step of the model, as the overview tells it; its backward if no end of a previous step is known."""
-        layout = self._timeline.judged(reducer)
+        layout = self._timeline.analysis_layout(reducer)
         if layout is None:
             return None
-        steps = layout.warm(judged_steps.WARM_UP, judged_steps.ANALYSED_STEPS)
+        steps = layout.warm(steady_steps.WARM_UP, steady_steps.ANALYSED_STEPS)
         views = self._timeline.views_of(reducer, steps)
         number = joined([one.step for one in views])
         whole = joined([one.communication.step_ms(milliseconds(one.steps[:, _END], one.previous_end)) for one in views])
@@ -371,7 +371,7 @@ class ShownTraining:
         begin = time.thread_time()
         version = self.timeline.version  # before the batches are taken: a later one is seen in the next round
         changed = version != self._version
-        with self.timeline.taken_once():
+        with self.timeline.snapshot_of_events():
             if changed:
                 self._version = version
                 if self.feed.take():

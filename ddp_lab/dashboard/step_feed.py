@@ -252,7 +252,7 @@ class StepFeed:
         found: set[tuple[int, int]] = set()
         for reducer in {reducer for reducer, _ in self.unsent}:
             steps = np.array([step for of, step in self.unsent if of == reducer])
-            over = steps[self._timeline.settled(reducer, steps)].tolist()
+            over = steps[self._timeline.finished_steps(reducer, steps)].tolist()
             if over:
                 self._settled_at[reducer] = time.monotonic()
             found.update((reducer, step) for step in over)

@@ -35,7 +35,7 @@ from . import reports
 from .black_boxes import BlackBoxes
 from .hang_watch import ACTIONS, HangWatch
 
-__all__ = ["check_torchruns", "main", "put_worker_between", "run_agent", "torchrun_parser"]
+__all__ = ["check_torchruns", "main", "run_agent", "torchrun_parser", "wrap_program_in_worker"]
 
 _INTERRUPTED = 130
 _TERMINATED = 143
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = _unused_folder(given.record)
     with _watched(given, folder) as watch, contextlib.closing(_black_boxes(given)) as boxes:
         options = [*(["--observe"] if given.observe else []), *(["--doctor", str(watch.invitation)] if watch else [])]
-        put_worker_between(given, "--folder", str(folder), "--black-boxes", boxes.option, *options)
+        wrap_program_in_worker(given, "--folder", str(folder), "--black-boxes", boxes.option, *options)
         return _recorded(given, folder, watch, boxes)
 
 
@@ -296,7 +296,7 @@ def check_torchruns(made: Parser, given: argparse.Namespace) -> None:
         made.error(f"torchrun refuses its options: {error}")
 
 
-def put_worker_between(given: argparse.Namespace, *ours: str) -> None:
+def wrap_program_in_worker(given: argparse.Namespace, *ours: str) -> None:
     """Changes torchrun's arguments so that it starts our worker with these options; the worker runs the program."""
     if given.no_python or given.run_path:
         option = "--no-python" if given.no_python else "--run-path"

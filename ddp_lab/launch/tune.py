@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="ddp-lab-") as name:
         job = Job(Path(name))
         with job.wire:
-            agent.put_worker_between(given, "--control", str(job.invitation))
+            agent.wrap_program_in_worker(given, "--control", str(job.invitation))
             tuner = _Tuner(job, given)
             try:
                 code = agent.run_agent(given)

@@ -88,11 +88,11 @@ def start(
     """
     bar = ProgressLine("starting the cluster")
     bar.show(0.0, "")
-    from ..cluster.cluster import Cluster, runs_on
+    from ..cluster.cluster import Cluster, uses_hosts
 
     running = _found(name)
     if running is not None:
-        fits = hosts is None or runs_on(running, hosts, n)
+        fits = hosts is None or uses_hosts(running, hosts, n)
         if n not in (None, running.world_size) or devices is not None or env or not fits:
             bar.close("")
             raise ClusterError(f"a cluster with {_all_of(running)} is already running: run `%cluster stop` first")

@@ -2,10 +2,10 @@
 
 __all__ = [
     "calibration",
+    "candidate_selection",
     "link_model",
     "memory",
     "parameter_groups",
-    "race",
     "settings",
     "simulator",
     "workload",

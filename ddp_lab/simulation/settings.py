@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .candidate_selection import Gain
 from .link_model import CommModel
-from .race import Gain
 from .simulator import Assignment, Configuration, Hook, simulate_many
 from .workload import Workload
 

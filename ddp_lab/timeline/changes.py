@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from ..analysis.step_metrics import means_by_step
 from ..faults import mark_kind
-from .judged_steps import ANALYSED_STEPS, WARM_UP
-from .model import TimelineModel
-from .models import alike
+from .event_tables import TimelineModel
+from .model_registry import alike
+from .steady_steps import ANALYSED_STEPS, WARM_UP
 from .tables.span_columns import Columns, step_columns
 
 __all__ = ["BucketChange", "last_change"]

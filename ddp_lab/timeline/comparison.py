@@ -14,9 +14,9 @@ import numpy.typing as npt
 from ..analysis.comparison import LEVEL, Difference, Key, compare_series, largest
 from ..analysis.steps import Steps
 from ..formatting import counted
-from .judged_steps import WARM_UP, SideBySide
-from .models import Layout
+from .model_registry import Layout
 from .records import ReducerInfo
+from .steady_steps import WARM_UP, SideBySide
 from .timeline import Timeline
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _model(timeline: Timeline, reducer: int | None, name: str) -> ReducerInfo:
 
 def _steps(timeline: Timeline, info: ReducerInfo, name: str) -> tuple[Steps, Layout]:
     """The steps of a run that are compared, and their buckets."""
-    layout = timeline.judged(info.reducer)
+    layout = timeline.analysis_layout(info.reducer)
     if layout is None:
         raise ValueError(f"{name} contains no step that all ranks have completed")
     chosen = layout.warm(WARM_UP, _MOST_STEPS)

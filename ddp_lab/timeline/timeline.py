@@ -22,10 +22,10 @@ from ..analysis.stragglers import LatePlace
 from ..files import write_text
 from ..protocol import archive
 from ..simulation.workload import Workload
-from . import group_words, judged_steps, what_if
+from . import collective_summary, steady_steps, what_if
 from . import summary as words
 from .clocks import HostClock, clocks_of
-from .model import TimelineModel
+from .event_tables import TimelineModel
 from .recorded import chrome_trace, merge
 from .recorded.player import Player
 from .records import Inspection, Kept, RankStatus, ReducerInfo
@@ -260,7 +260,7 @@ class Timeline(TimelineModel):
     def stragglers(
         self,
         model: int | None = None,
-        last_steps: int = judged_steps.ANALYSED_STEPS,
+        last_steps: int = steady_steps.ANALYSED_STEPS,
         minimum_ms: float = 1.0,
         minimum_share: float = 0.25,
     ) -> list[LatePlace]:
@@ -276,31 +276,31 @@ class Timeline(TimelineModel):
         Returns:
             The straggler locations, the most expensive first.
         """
-        known = self.judgement(model, last_steps, minimum_ms=minimum_ms, minimum_share=minimum_share)
+        known = self.analysis_input(model, last_steps, minimum_ms=minimum_ms, minimum_share=minimum_share)
         return known.kind.late_places(known) if known is not None else []
 
-    def findings(self, model: int | None = None, last_steps: int = judged_steps.ANALYSED_STEPS) -> list[Finding]:
+    def findings(self, model: int | None = None, last_steps: int = steady_steps.ANALYSED_STEPS) -> list[Finding]:
         """Finds what to change: each finding has its evidence, a suggested fix and an estimated saving.
 
         Returns:
             The findings, the largest saving first.
         """
-        return findings.findings(self.judgement(model, last_steps))
+        return findings.findings(self.analysis_input(model, last_steps))
 
-    judgement = judged_steps.judgement
+    analysis_input = steady_steps.analysis_input
 
-    def parts(self, model: int | None = None, last_steps: int = judged_steps.PARTED_STEPS) -> StepParts:
+    def parts(self, model: int | None = None, last_steps: int = steady_steps.PARTED_STEPS) -> StepParts:
         """Where the time of a step goes: its named parts by rank, and the program's lines behind the rest.
 
         Example:
             >>> for part, seconds in timeline.parts().mean.items():
             ...     print(f"{1e3 * seconds:.2f} ms {part}")
         """
-        return judged_steps.parts(self, model, last_steps)
+        return steady_steps.parts(self, model, last_steps)
 
     # ---- what if ----------------------------------------------------------------------------------------
 
-    def workload(self, model: int | None = None, last_steps: int = judged_steps.ANALYSED_STEPS) -> Workload:
+    def workload(self, model: int | None = None, last_steps: int = steady_steps.ANALYSED_STEPS) -> Workload:
         """The computation of one step and the readiness of its gradients: the input of the simulator.
 
         They are medians over ``last_steps``.
@@ -440,15 +440,15 @@ class Timeline(TimelineModel):
 
     # ---- out --------------------------------------------------------------------------------------------
 
-    def summary(self, model: int | None = None, last_steps: int = judged_steps.ANALYSED_STEPS) -> str:
+    def summary(self, model: int | None = None, last_steps: int = steady_steps.ANALYSED_STEPS) -> str:
         """A few sentences computed from the events: step time, communication, stragglers, findings, lost events."""
-        return judged_steps.summary(self, model, last_steps) or self.group_summary() or words.NOTHING
+        return steady_steps.summary(self, model, last_steps) or self.group_summary() or words.NOTHING
 
     def group_summary(self) -> str:
         """A sentence for each process group: its operations, who was last in them, what has not ended; "" for none."""
         columns = self.collective_columns()
-        found = group_words.group_facts(columns, self.groups())
-        said = group_words.words(found, columns, self.forgotten_collectives())
+        found = collective_summary.group_facts(columns, self.groups())
+        said = collective_summary.words(found, columns, self.forgotten_collectives())
         return "\n".join([*said, words.losses(sum(rank.dropped for rank in self.ranks()))] if said else [])
 
     def save(self, path: str | os.PathLike[str]) -> Path:

@@ -19,10 +19,10 @@ from ..simulation.calibration import anchored
 from ..simulation.link_model import LANES, CommModel, Point
 from ..simulation.simulator import Configuration, Prediction, simulate
 from ..simulation.workload import StepTimes, Workload, carried, shares
-from .judged_steps import ANALYSED_STEPS, WARM_UP, SideBySide
-from .model import TimelineModel
+from .event_tables import TimelineModel
 from .model_kinds import kind_of
-from .models import newest
+from .model_registry import newest
+from .steady_steps import ANALYSED_STEPS, WARM_UP, SideBySide
 from .tables.span_columns import step_columns
 
 __all__ = ["RecordedStep", "WhatIf", "all_reduces", "fit_link", "recorded_step", "step_times", "what_if", "workload"]

@@ -26,9 +26,9 @@ from ddp_lab.bench.measuring.command import option
 from ddp_lab.bench.measuring.shaped_link import shaped
 from ddp_lab.bench.measuring.workloads import WORKLOADS, training_step
 from ddp_lab.command_line import count, positive, seconds
+from ddp_lab.control.ab_trials import LiveTrialRunner
 from ddp_lab.control.training import TrainingControl
 from ddp_lab.control.tuning import tune_live
-from ddp_lab.control.turns import LiveTurns
 from ddp_lab.errors import ClusterError, DdpLabError
 from ddp_lab.launch.tune import Job
 from ddp_lab.simulation.settings import Setting
@@ -165,7 +165,7 @@ def _tuned_and_compared(
     control = TrainingControl(job)
     tuned = tune_live(control, steps=steps, seconds=seconds, tell=_tell)
     _tell(tuned.verdict)
-    turns = LiveTurns(control, job.timeline.reducers()[-1].reducer, steps)
+    turns = LiveTrialRunner(control, job.timeline.reducers()[-1].reducer, steps)
     chosen = tuned.best or _DEFAULT
     grid = [Setting((cap,)) for cap in caps] + [Setting((1.0, cap)) for cap in caps if cap > 1]
     settings = list(dict.fromkeys([_DEFAULT, chosen, *grid]))

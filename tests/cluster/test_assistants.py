@@ -87,7 +87,7 @@ def test_a_training_is_read(lab: Lab, reader: Assistant) -> None:
     """Summary, findings, a prediction and the report of a training on the ranks; the ranks run nothing for it. A wrong
     argument and a model that there is not are named."""
     lab.run(TRAIN)
-    wait_until(lambda: lab.timeline.judgement() is not None, "steps")
+    wait_until(lambda: lab.timeline.analysis_input() is not None, "steps")
     summary = reader.call("timeline_summary")
     assert (data_of(summary)["module"], data_of(summary)["step_ms"] > 0) == ("Heads", True)
     assert "per step (median)" in text_of(summary)

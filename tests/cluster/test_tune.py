@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ddp_lab import CellError, ClusterError
-from ddp_lab.control import turns as tune_turns
+from ddp_lab.control import ab_trials
 from ddp_lab.control.tuning import Session
 from ddp_lab.simulation.settings import Setting
 from tests.cluster.conftest import Lab
@@ -87,7 +87,7 @@ def test_the_faster_caps_are_found_and_applied(slow: Lab) -> None:
 def test_a_given_setting_is_compared(slow: Lab) -> None:
     """As many rounds as asked for, each told, say what it saves; then the model has what it had."""
     before, told = _settings(slow), list[str]()
-    turns = tune_turns.CellTurns(slow, slow.timeline.reducers()[-1].reducer, 3, "step()")
+    turns = ab_trials.CellTrialRunner(slow, slow.timeline.reducers()[-1].reducer, 3, "step()")
     compared = Session(turns, None, tell=told.append).compare(Setting((4.0,)), 3)
     assert compared.rounds == 3
     assert [line.split(":")[0] for line in told] == [f"4 MiB against {turns.users}, after round {n}" for n in (1, 2, 3)]
@@ -116,7 +116,7 @@ def test_while_a_cell_trains_an_interrupt_puts_all_back(kept: Lab, tmp_path: Pat
 def test_training_that_ends_too_early(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When training ends before a winner is sure that is noticed, however long steps might be waited for: the result
     says so, and the model has what it had."""
-    monkeypatch.setattr(tune_turns, "_PATIENCE_SECONDS", 3600.0)
+    monkeypatch.setattr(ab_trials, "_PATIENCE_SECONDS", 3600.0)
     lab.run(MODEL + SLOW.replace("0.01", "0.004"))
     before = _settings(lab)
     path = tmp_path / "stop"
@@ -133,7 +133,7 @@ def test_training_that_ends_too_early(lab: Lab, tmp_path: Path, monkeypatch: pyt
 def test_a_cell_that_has_not_begun_counts(lab: Lab) -> None:
     """Ranks that were given a cell count as training before they begin it: here they are stopped."""
     lab.run(MODEL)
-    turns = tune_turns.LiveTurns(lab.training, lab.timeline.reducers()[-1].reducer, 4)
+    turns = ab_trials.LiveTrialRunner(lab.training, lab.timeline.reducers()[-1].reducer, 4)
     assert not turns.training
     ranks = [pid for name, pid in lab.pids().items() if name.startswith("rank")]
     for pid in ranks:
@@ -158,8 +158,8 @@ def test_training_that_stands_still(lab: Lab, tmp_path: Path) -> None:
     running = lab.run(loop, wait=False, timeout=DEADLINE_S)
     try:
         wait_until(lambda: lab.timeline.reducers()[-1].last_step >= 14, "the last step before it waits")
-        turns = tune_turns.LiveTurns(lab.training, lab.timeline.reducers()[-1].reducer, 4, patience=0.5)
-        with pytest.raises(tune_turns.TrainingEnded, match="did not train a step for 0 s"):
+        turns = ab_trials.LiveTrialRunner(lab.training, lab.timeline.reducers()[-1].reducer, 4, patience=0.5)
+        with pytest.raises(ab_trials.TrainingEnded, match="did not train a step for 0 s"):
             turns.take(turns.users)
         with pytest.raises(ClusterError, match="Timed out waiting for two training steps"):
             turns.take(Setting((4.0,)))
@@ -170,7 +170,7 @@ def test_training_that_stands_still(lab: Lab, tmp_path: Path) -> None:
     assert _settings(lab) == before
 
 
-class _KeptWaiting(tune_turns.LiveTurns):
+class _KeptWaiting(ab_trials.LiveTrialRunner):
     """Comes back to each turn when its steps are long forgotten, as a thread of a busy machine may."""
 
     def _wait_step(self, step: int) -> None:
@@ -192,7 +192,7 @@ def test_steps_that_are_forgotten(lab: Lab, tmp_path: Path) -> None:
 
 def test_turns_of_a_length_that_fits(kept: Lab) -> None:
     """Without a number of steps a turn has as many as fit, and a setting is had by a cell where nothing trains."""
-    turns = tune_turns.CellTurns(kept, kept.timeline.reducers()[-1].reducer, None, "step()")
+    turns = ab_trials.CellTrialRunner(kept, kept.timeline.reducers()[-1].reducer, None, "step()")
     times = turns.take(Setting((0.02,)))
     assert turns.count is not None
     assert 5 <= turns.count <= 60

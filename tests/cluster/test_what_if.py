@@ -96,7 +96,7 @@ def _told(timeline: Timeline) -> dict[str, object]:
 
 
 def _judged(timeline: Timeline) -> list[int]:
-    found = timeline.judgement()
+    found = timeline.analysis_input()
     return [-1] if found is None else found.steps.step.tolist()
 
 

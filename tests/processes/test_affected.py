@@ -15,7 +15,7 @@ from tests import affected
         ("ddp_lab/notebook/magics.py", "tests/cluster/test_magics.py"),  # loaded by a cell
         ("ddp_lab/launch/agent.py", "tests/ranks/launch/test_run.py"),  # behind a command
         ("csrc/reduce/reducer.cpp", "tests/ranks/reducer/test_gradients.py"),  # compiled
-        ("ddp_lab/dashboard/static/app/bars.js", "tests/browser/test_views.py"),  # loaded by a page
+        ("ddp_lab/dashboard/static/app/status_lines.js", "tests/browser/test_views.py"),  # loaded by a page
         ("notebooks/paper/hardware.py", "tests/unit/bench/test_paper_hardware.py"),
         ("tutorials/checks/lesson_14.py", "tests/notebooks/test_lesson_14.py"),
         ("README.md", "tests/unit/test_documents.py"),  # read

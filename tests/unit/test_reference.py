@@ -16,18 +16,18 @@ from tests.unit.conftest import SITE
 INTERNAL = {
     "Cluster": {"busy_ranks", "client", "dashboard_means", "engine_of_rank", "find", "session", "wire"},
     "Timeline": {
-        "analysed",
+        "model_to_analyse",
         "buffer_shapes",
         "collective_columns",
         "collectives_in",
         "columns",
         "extend",
         "history",
-        "judged",
+        "analysis_layout",
         "kind",
     }
-    | {"judgement", "layouts", "model_with_groups", "noticed", "parameter_group_columns", "parts_of", "processes"}
-    | {"set_status", "settled", "step_columns", "sync_columns", "taken_once", "views", "views_of"},
+    | {"analysis_input", "layouts", "model_with_groups", "noticed", "parameter_group_columns", "parts_of", "processes"}
+    | {"set_status", "finished_steps", "step_columns", "sync_columns", "snapshot_of_events", "views", "views_of"},
 }
 
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...control.interrupts import let_through
+from ...control.interrupts import interrupts_allowed
 from ...control.wire import Wire
 from ...protocol.messages import CommMessage, InputAnswer, Question, read
 
@@ -51,7 +51,7 @@ class Answers:
         rank, question = self._asked.popleft()
         read = getpass.getpass if question.secret else input
         try:
-            with let_through():
+            with interrupts_allowed():
                 text = read(f"rank {rank} │ {question.prompt}")
         except (EOFError, OSError, RuntimeError) as error:  # a front end without input raises a RuntimeError
             why = _NO_INPUT.format(error=error or type(error).__name__)

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...control.interrupts import held_back
+from ...control.interrupts import interrupts_deferred
 from ...documentation import with_help
 from ...errors import ClusterError, FallbackWarning
 from ...protocol.functions import RANKS_OWN, Pickler, rank_globals
@@ -89,7 +89,7 @@ def shared(value: Pickled, far: Collection[int] = ()) -> Iterator[Parcel]:
         yield _placed(value, segments)
     finally:
         if segments is not None:
-            with held_back():
+            with interrupts_deferred():
                 segments.close()
 
 
@@ -127,7 +127,7 @@ class Receiving:
 
     def close(self) -> None:
         """Releases the segments; unpacked objects stay."""
-        with held_back():
+        with interrupts_deferred():
             for each in self._segments.values():
                 if each is not None:
                     each.close()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...control.interrupts import held_back, let_through
+from ...control.interrupts import interrupts_allowed, interrupts_deferred
 from ...diagnosis.rules import Diagnosis
 from ...errors import CellError, ClusterError, RankFailure
 from ...formatting import duration, enumeration, label_of
@@ -234,7 +234,7 @@ class CellRun:
             KeyboardInterrupt: the user interrupted; the ranks were interrupted too, and have ended unless the
                 error names them. A second interrupt returns at once.
         """
-        with held_back():
+        with interrupts_deferred():
             try:
                 if self._follower is not None:
                     self._wait_for_follower(tick)
@@ -259,7 +259,7 @@ class CellRun:
     def _wait_for_follower(self, tick: Callable[[], None] | None) -> None:
         assert self._follower is not None
         while self._follower.is_alive():
-            with let_through():
+            with interrupts_allowed():
                 self._follower.join(_LOOK_S)
             if tick is not None:
                 tick()
@@ -453,7 +453,7 @@ class CellRun:
             if self._answers:
                 self._ask()
                 continue
-            with let_through():
+            with interrupts_allowed():
                 self._wake.wait(max(0.0, min(self._screen.due_s, self._next_look, until) - time.monotonic()))
         self._screen.feed(self._outputs.where())
         self._screen.board.end(self._state.ends())
@@ -574,7 +574,7 @@ class CellRun:
 
     def _collect(self, tick: Callable[[], None] | None, seconds: float) -> None:
         if self._follower is not None:
-            with let_through():
+            with interrupts_allowed():
                 self._follower.join(seconds)
         else:
             self._pump(tick, until=time.monotonic() + seconds)

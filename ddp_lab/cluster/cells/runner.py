@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...control.interrupts import held_back
+from ...control.interrupts import interrupts_deferred
 from ...errors import CellError
 from ...output.board import SilentBoard, default_board
 from ...output.display import RunView
@@ -126,7 +126,7 @@ class CellRunner:
         options = replace(options, label=label, name=name, board=board, after=after)
         cell_id = f"{self._client}-{number}"
         cell_run = CellRun(session, code, ranks, cell_id=cell_id, options=options)
-        with held_back():
+        with interrupts_deferred():
             with self._sending:
                 members.begin(cell_id, ranks)
                 self.results.add(cell_run.submit(None if wait else view), name)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ... import machine
-from ...control.interrupts import held_back
+from ...control.interrupts import interrupts_deferred
 from ...control.wire import Wire
 from ...errors import ClusterError
 from ...protocol.entry_points import RANK, RankFunction
@@ -148,7 +148,7 @@ class Processes:
         Raises:
             ClusterError: it has ended repeatedly; the message contains the end of its log.
         """
-        with held_back(), self._looking:
+        with interrupts_deferred(), self._looking:
             if self._up and (ended := self.controller.ended) is not None:
                 now = time.monotonic()
                 self._ended_s = [at for at in self._ended_s if now - at < _SUCCESSOR_SECONDS]
@@ -280,7 +280,7 @@ class Processes:
             missing = [engine for engine, sent in asked.items() if not any(one.ready() for one in sent)]
             if missing and time.monotonic() >= again:
                 again = time.monotonic() + _AGAIN_SECONDS
-                with held_back():
+                with interrupts_deferred():
                     for engine in missing:
                         asked[engine].append(self._client[engine].apply_async(ipyparallel.Reference("int")))
             return None if missing else True
@@ -383,7 +383,7 @@ class Processes:
                 values[rank] = pickle.loads(report.blob or b"")
             return values if len(values) == len(calls) else None
 
-        with held_back():  # all or none: ranks wait for each other
+        with interrupts_deferred():  # all or none: ranks wait for each other
             self.wire.listen(call_id, lambda rank, kind, frames: reports.setdefault(rank, report_of(frames)))
             for rank, (function, *args) in calls.items():
                 self.wire.send([rank], Call(call_id, RankFunction(RANK, function), arguments(args, {})))
@@ -446,7 +446,7 @@ class Processes:
         self.keeper.leave()
 
     def _close_clients(self) -> None:
-        with held_back(), self._looking:
+        with interrupts_deferred(), self._looking:
             self._up = False
         for client in (*self._former_clients, self._client):
             if client is not None:

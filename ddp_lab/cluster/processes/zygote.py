@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from ...control.interrupts import held_back
+from ...control.interrupts import interrupts_deferred
 from ...protocol.entry_points import ZYGOTE
 from .devices import place
 
@@ -323,7 +323,7 @@ def begin() -> None:
     if not wanted():
         return
     # Where no process can be started, the start of a cluster says so.
-    with held_back(), _lock, contextlib.suppress(OSError):
+    with interrupts_deferred(), _lock, contextlib.suppress(OSError):
         _with(process_environment(place(None, None, {}).environment))
 
 
@@ -333,7 +333,7 @@ def fork(run: str, arguments: Sequence[str], environment: Mapping[str, str], log
     Raises:
         OSError: a limit of this process does not allow it.
     """
-    with held_back(), _lock:
+    with interrupts_deferred(), _lock:
         try:
             return _with(environment).fork(run, arguments, environment, log, pipes=pipes)
         except ConnectionError:  # it was not needed for so long that it has ended just now
@@ -343,7 +343,7 @@ def fork(run: str, arguments: Sequence[str], environment: Mapping[str, str], log
 
 def fork_now(run: str, arguments: Sequence[str], log: int) -> Forked | None:
     """Asks the zygote for a process with this one's variables; None if it still has to import torch."""
-    with held_back(), _lock:
+    with interrupts_deferred(), _lock:
         if _zygote is None or _owner != os.getpid():
             return None
         try:
@@ -374,7 +374,7 @@ def pid() -> int | None:
 
 def end() -> None:
     """Ends the zygote, unless a cluster needs it: then it ends with that."""
-    with held_back(), _lock:
+    with interrupts_deferred(), _lock:
         _end()
 
 

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...analysis.step_parts import SPANS
+from ...control.ab_trials import LiveTrialRunner, TrainingEnded
 from ...control.tuning import Session
-from ...control.turns import LiveTurns, TrainingEnded
 from ...errors import DdpLabError
 from ...formatting import step_range
 from ...simulation.calibration import anchored
@@ -35,7 +35,7 @@ from ..views import StepFrame, what_if_blocks
 
 if TYPE_CHECKING:
     from ...control.training import TrainingControl
-    from ...simulation.race import Confirmation
+    from ...simulation.candidate_selection import FinalTest
     from ...timeline.timeline import Timeline
 
 __all__ = ["NOTHING", "WhatIfStage", "frame_of", "parts_ms"]
@@ -134,7 +134,7 @@ class Trial:
         self, training: TrainingControl, reducer: int, setting: Setting, predicted_ms: float, present_ms: float
     ) -> None:
         try:
-            turns = LiveTurns(training, reducer, None, _PATIENCE_SECONDS)
+            turns = LiveTrialRunner(training, reducer, None, _PATIENCE_SECONDS)
             if not turns.training:
                 self._tell("failed", _IDLE)
                 return
@@ -150,7 +150,7 @@ class Trial:
         else:
             self._score(setting, compared, predicted_ms, present_ms)
 
-    def _score(self, setting: Setting, compared: Confirmation, predicted_ms: float, present_ms: float) -> None:
+    def _score(self, setting: Setting, compared: FinalTest, predicted_ms: float, present_ms: float) -> None:
         measured = compared.winner_ms
         with self._lock:
             score = {

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ...analysis import findings
 from ...analysis.step_metrics import PHASES, TypicalStep, typical
 from ...formatting import counted, ms, rate, size, step_range
-from ...timeline import judged_steps
+from ...timeline import steady_steps
 from ...timeline.tables import span_columns
 from ...timeline.tables.span_columns import Columns
 from ...timeline.timeline import Timeline
@@ -30,7 +30,7 @@ Table = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
 @dataclass(frozen=True)
 class ReportData:
     """The data of one model; columns as in `Timeline`, complete steps only: of the analysed steps, and `last_steps`:
-    of how many the pictures of the run show; `drawn`: see `judged_steps.step_to_draw`."""
+    of how many the pictures of the run show; `drawn`: see `steady_steps.step_to_draw`."""
 
     reducer: int
     module: str
@@ -59,7 +59,7 @@ def gather(timeline: Timeline, reducer: int | None, last_steps: int) -> ReportDa
     if not wanted:
         return None
     info = wanted[-1]
-    layout, judged = timeline.judged(info.reducer), timeline.judgement(info.reducer)
+    layout, judged = timeline.analysis_layout(info.reducer), timeline.analysis_input(info.reducer)
     if layout is None or judged is None:
         return None
     views = timeline.views_of(info.reducer, judged.steps.step)
@@ -86,7 +86,7 @@ def gather(timeline: Timeline, reducer: int | None, last_steps: int) -> ReportDa
         findings=advice(found, judged),
         headline=findings.headline(judged, found),
         last=last,
-        drawn=judged_steps.step_to_draw(judged, timeline.held_steps(info.reducer)) or (None, ""),
+        drawn=steady_steps.step_to_draw(judged, timeline.held_steps(info.reducer)) or (None, ""),
         tiles=_tiles(judged.typical, steps),
         tables=[
             *_parts_table(timeline, info.reducer),

@@ -51,7 +51,7 @@ class Findings(View):
     pixels = (160, 64)
 
     def facts(self, timeline: Timeline, chosen: Selection) -> FindingsFacts:
-        return findings_facts(chosen.judgement_in(timeline))
+        return findings_facts(chosen.analysis_input_in(timeline))
 
     def scene(self, facts: FindingsFacts) -> Scene:
         return findings_scene(facts.found, facts.headline)

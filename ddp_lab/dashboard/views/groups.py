@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...formatting import ms, rate, size
-from ...timeline import group_words
-from ...timeline.group_words import GroupFacts
+from ...timeline import collective_summary
+from ...timeline.collective_summary import GroupFacts
 from ...timeline.tables.collectives import purpose_of
 from ...timeline.tables.span_columns import Columns
 from ...timeline.timeline import Timeline
@@ -118,8 +118,8 @@ def group_lanes(timeline: Timeline, newest: int | None = None, of_each: int | No
         of_each: how many of each rank to sum up; None for all.
     """
     columns = timeline.collective_columns(of_each)
-    facts = group_words.group_facts(columns, timeline.groups())
-    said = group_words.words(facts, columns, timeline.forgotten_collectives(of_each))
+    facts = collective_summary.group_facts(columns, timeline.groups())
+    said = collective_summary.words(facts, columns, timeline.forgotten_collectives(of_each))
     lanes, headings, notes, lane_of = _lanes(facts, columns)
     shown, origin = _window(columns, newest or _WINDOW)
     entered, ended = columns["entered_ns"][shown], columns["ended_ns"][shown]

@@ -11,7 +11,7 @@ import numpy as np
 from ...analysis.step_metrics import Breakdown
 from ...analysis.step_parts import PARTS, SPANS, StepParts
 from ...formatting import counted, enumeration, ms, step_range
-from ...timeline.judged_steps import ANALYSED_STEPS
+from ...timeline.steady_steps import ANALYSED_STEPS
 from ...timeline.summary import UNTOLD
 from ...timeline.tables import span_columns
 from ...timeline.tables.span_columns import breakdown_of, known_steps
@@ -89,7 +89,7 @@ class Overlap(View):
         return made
 
     def reported(self, timeline: Timeline, chosen: Selection) -> Reported:
-        layout = timeline.judged(chosen.model_in(timeline))
+        layout = timeline.analysis_layout(chosen.model_in(timeline))
         steps = np.zeros(0, np.int64) if layout is None else layout.step[-(chosen.last_steps or _STEPS) :]
         views = timeline.views_of(chosen.model_in(timeline), steps)
         caption = "Means over the ranks. Overlapped communication runs during the backward’s computation. The table "

@@ -41,7 +41,7 @@ class Overview(View):
     pixels = (150, 24)
 
     def facts(self, timeline: Timeline, chosen: Selection) -> dict[str, Any]:
-        return overview(timeline, chosen.judgement_in(timeline), chosen.model_in(timeline), chosen.between is None)
+        return overview(timeline, chosen.analysis_input_in(timeline), chosen.model_in(timeline), chosen.between is None)
 
     def scene(self, facts: dict[str, Any]) -> Scene:
         """Returns a step as a bar of named parts, and below it those of the first 16 ranks."""

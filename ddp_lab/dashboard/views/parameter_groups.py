@@ -12,7 +12,7 @@ from ...analysis.findings import Facts
 from ...analysis.parameter_groups import BEFORE, FORWARD, KINDS, ModelCollectives, done_between
 from ...analysis.step_metrics import median
 from ...formatting import counted, ms, size, step_range
-from ...timeline.judged_steps import ANALYSED_STEPS
+from ...timeline.steady_steps import ANALYSED_STEPS
 from ...timeline.summary import UNTOLD
 from ...timeline.tables.span_columns import Columns, TableView
 from ...timeline.tables.step_table import STEP_FIELDS
@@ -97,7 +97,7 @@ def parameter_groups_scene(
     spans, lanes, headings, top = _lanes(parts, step, layout)
     if not spans:
         return Scene(_TITLE, empty="the collectives of its steps are no longer kept; train a few more steps")
-    facts = timeline.judgement(chosen)
+    facts = timeline.analysis_input(chosen)
     late = {} if facts is None else {(one.rank, one.bucket): one for one in facts.kind.late_places(facts)}
     told = [f"late {one.words}, by {ms(one.delay_ms)}" for one in late.values() if one.words]
     return Scene(

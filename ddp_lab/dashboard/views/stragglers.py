@@ -11,7 +11,7 @@ from ...analysis.findings import Facts
 from ...analysis.findings.ranks import last_most_often, varying_rank
 from ...analysis.step_metrics import gradient_sync
 from ...formatting import counted, ms, step_range
-from ...timeline.judged_steps import ANALYSED_STEPS, WARM_UP, SideBySide
+from ...timeline.steady_steps import ANALYSED_STEPS, WARM_UP, SideBySide
 from ...timeline.timeline import LatePlace, Timeline
 from ..scene import Axis, Block, Cells, Panel, Scene, Table, Values
 from .layout_words import BUCKETS, LayoutWords
@@ -75,7 +75,7 @@ class Stragglers(View):
 
     def facts(self, timeline: Timeline, chosen: Selection) -> StragglersFacts:
         model = chosen.model_in(timeline)
-        judged = chosen.judgement_in(timeline)
+        judged = chosen.analysis_input_in(timeline)
         late = judged.kind.late_places(judged) if judged is not None else []
         return StragglersFacts(
             waiting_of(timeline, chosen, judged),
@@ -116,7 +116,7 @@ class Stragglers(View):
 
 def waiting(timeline: Timeline, reducer: int | None = None, last_steps: int = ANALYSED_STEPS) -> Waiting:
     """Returns how long the others waited for each rank in the newest steps; arguments as for `overlap.breakdown`."""
-    return waiting_of(timeline, Selection(reducer, last_steps), timeline.judgement(reducer))
+    return waiting_of(timeline, Selection(reducer, last_steps), timeline.analysis_input(reducer))
 
 
 def last_shares(facts: Facts | None) -> dict[int, float]:

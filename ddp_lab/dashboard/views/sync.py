@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...analysis import step_metrics
-from ...timeline.judged_steps import ANALYSED_STEPS, WARM_UP
+from ...timeline.steady_steps import ANALYSED_STEPS, WARM_UP
 from ...timeline.tables import span_columns
 from ...timeline.tables.span_columns import Columns
 from ...timeline.timeline import Timeline
@@ -104,7 +104,7 @@ def sync_scene(found: Sync, words: LayoutWords = BUCKETS) -> Scene:
 
 def words_of(timeline: Timeline, reducer: int | None = None) -> LayoutWords:
     """Returns the words for the bucket layout of a model that is analysed; None: of the most recently active one."""
-    layout = timeline.judged(Selection(reducer).model_in(timeline))
+    layout = timeline.analysis_layout(Selection(reducer).model_in(timeline))
     return layout_words(layout.description if layout is not None else None)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...analysis.step_metrics import EDGES
 from ...formatting import counted, size
-from ...timeline import judged_steps
+from ...timeline import steady_steps
 from ...timeline.timeline import Timeline
 from ..paint.figure import to_plotly
 from ..paint.palette import LABELS, PARTS, TITLES
@@ -79,10 +79,10 @@ class BucketTimeline(View):
 
 
 def step_to_draw(timeline: Timeline, reducer: int) -> tuple[int | None, str]:
-    """Returns the step that stands for the analysed ones and what it is, see `judged_steps.step_to_draw`; None and ""
+    """Returns the step that stands for the analysed ones and what it is, see `steady_steps.step_to_draw`; None and ""
     if there is none."""
-    facts = timeline.judgement(reducer)
-    found = None if facts is None else judged_steps.step_to_draw(facts, timeline.held_steps(reducer))
+    facts = timeline.analysis_input(reducer)
+    found = None if facts is None else steady_steps.step_to_draw(facts, timeline.held_steps(reducer))
     return (None, "") if found is None else found
 
 

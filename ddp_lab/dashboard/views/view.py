@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...analysis.findings import Facts
-from ...timeline.judged_steps import ANALYSED_STEPS
-from ...timeline.models import Layout, newest
+from ...timeline.model_registry import Layout, newest
+from ...timeline.steady_steps import ANALYSED_STEPS
 from ...timeline.timeline import Timeline
 from ..paint.figure import to_plotly
 from ..paint.scene_json import blocks_json
@@ -40,13 +40,13 @@ class Selection:
     step: int | None = None
     _known: dict[str, Facts | None] = field(default_factory=dict, compare=False, repr=False)
 
-    def judgement_in(self, timeline: Timeline) -> Facts | None:
+    def analysis_input_in(self, timeline: Timeline) -> Facts | None:
         """The facts of the analysed steps: the same for all views that get this selection, so that they agree."""
-        if "judgement" not in self._known:
-            self._known["judgement"] = timeline.judgement(
+        if "analysis_input" not in self._known:
+            self._known["analysis_input"] = timeline.analysis_input(
                 self.model, self.last_steps or ANALYSED_STEPS, between=self.between
             )
-        return self._known["judgement"]
+        return self._known["analysis_input"]
 
     def model_in(self, timeline: Timeline) -> int:
         """The chosen model, else the newest one that has trained; -1 if there is none."""
@@ -57,7 +57,7 @@ class Selection:
         """The bucket layout that is analysed, with its complete steps; None if there are none."""
         model = self.model_in(timeline)
         if self.between is None:
-            return timeline.judged(model)
+            return timeline.analysis_layout(model)
         first, last = self.between
         within = [one.only((one.step >= first) & (one.step <= last)) for one in timeline.layouts(model)]
         return newest([one for one in within if len(one.step)])

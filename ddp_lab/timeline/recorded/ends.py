@@ -14,7 +14,7 @@ from ...diagnosis.snapshot import Steps
 from ...protocol.black_box import BlackBox, with_ranks_of_groups
 from ...protocol.events import OF_GROUPS, Batch, Kind
 from ...protocol.journal import ENDED_WITH_RUN, EXITED
-from ..model import TimelineModel
+from ..event_tables import TimelineModel
 from ..tables.collectives import GroupInfo, purpose_of
 from ..tables.span_columns import Columns
 

@@ -27,7 +27,7 @@ from ...protocol import journal
 from ...protocol.events import Batch, Kind
 from ...protocol.journal import SUFFIX, Opening, files_in, is_journal
 from ..clocks import TIMES
-from ..model import TimelineModel
+from ..event_tables import TimelineModel
 from .ends import failure_of
 
 __all__ = ["check_ranks", "find_files", "read", "read_path"]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...protocol.events import DTYPE, Batch
-from ..model import TimelineModel
+from ..event_tables import TimelineModel
 
 __all__ = ["Player"]
 

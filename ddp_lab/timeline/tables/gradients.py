@@ -24,7 +24,7 @@ from ..records import DriftRecord
 from .span_columns import Columns, TableView, objects
 from .step_table import STEP_FIELDS
 
-__all__ = ["ALL_BUCKETS", "GRADIENT_COLUMNS", "GradientBook", "drift_columns", "gradient_columns"]
+__all__ = ["ALL_BUCKETS", "GRADIENT_COLUMNS", "GradientLog", "drift_columns", "gradient_columns"]
 __all__ += ["drift_record", "gradient_norm_columns", "noise_scale", "signal_and_noise"]
 
 GRADIENT_COLUMNS = ("rank", "reducer", "step", "bucket", "parameter", "begin_ns", "end_ns", "completes")
@@ -36,7 +36,7 @@ ALL_BUCKETS = -1
 _MOST_STEPS = 20_000
 
 
-class GradientBook:
+class GradientLog:
     """Descriptions of types "gradients" and "drift", by model: the newest 20,000 steps of each."""
 
     def __init__(self) -> None:

@@ -89,7 +89,7 @@ def test_buffers_that_never_change(recording_ranks: Ranks, kind: str) -> None:
     names = {rank: [one["name"] for one in made["buffers"]] for rank, made in told.items()}
     assert names == {0: ["cosines", "on_one_rank"], 1: ["cosines"]}
     assert told[0]["step"] == 19, "the forward after the one that writes"
-    facts = timeline.judgement(timeline.reducers()[-1].reducer)
+    facts = timeline.analysis_input(timeline.reducers()[-1].reducer)
     assert facts is not None
     assert facts.unchanged is not None
     assert (facts.unchanged.names, facts.unchanged.ns > 0) == (["cosines"], True)
@@ -274,6 +274,6 @@ def _adding_up(rank: int, size: int) -> None:
 def test_the_facts_of_a_run_have_it(recording_ranks: Ranks) -> None:
     """What findings are made of has the backwards of all optimizer steps that were looked at."""
     timeline = timeline_of(recording_ranks(2, _adding_up))
-    facts = timeline.judgement(timeline.reducers()[-1].reducer)
+    facts = timeline.analysis_input(timeline.reducers()[-1].reducer)
     assert facts is not None
     assert facts.accumulation == Accumulation(optimizer_steps=5, backwards=20, fewest=4, most=4)

@@ -152,7 +152,7 @@ def test_numbers_of_one_name_are_equal(ranks: Ranks, kind: str) -> None:
     """Each number has one value wherever it is told: in summary, report, views, overhead line, what if, assistants."""
     size = 3 if kind == "one bucket" else 2
     timeline = timeline_of(ranks(size, _record, kind))
-    facts = timeline.judgement()
+    facts = timeline.analysis_input()
     assert facts is not None
     typical = facts.typical
     assert typical is not None

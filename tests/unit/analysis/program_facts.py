@@ -22,7 +22,7 @@ CPU = {"host": "here", "cores": 4, "threads": 2}
 
 def facts(parts: dict[str, float], *lines: PlaceTime, **fields: Any) -> Facts:
     """Facts about two ranks whose mean step has these parts (ms)."""
-    known = MODEL.record(20).judgement()
+    known = MODEL.record(20).analysis_input()
     seconds = {name: ms / 1e3 for name, ms in parts.items()}
     told = StepParts(20, dict.fromkeys((0, 1), seconds), dict.fromkeys((0, 1), lines), {0: 50, 1: 50})
     return replace(known, **{"parts": told, "processes": {0: CPU, 1: CPU}, **fields})

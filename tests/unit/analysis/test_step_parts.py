@@ -169,5 +169,5 @@ def test_a_training_stays_analysed_while_a_new_model_begins() -> None:
     made.extend(other.batch())
     assert made.model().reducer == 1  # type: ignore[union-attr]
     assert made.parts().steps == 9
-    assert made.judgement() is not None
+    assert made.analysis_input() is not None
     assert "steps 3–11" in made.summary()

@@ -118,7 +118,7 @@ ADDED_UP = Accumulation(optimizer_steps=10, backwards=40, fewest=4, most=4)
 
 def accumulated(model: StepModel, fewest: int) -> Facts:
     """Facts of a model of which up to four backwards add up gradients."""
-    known = model.record().judgement()
+    known = model.record().analysis_input()
     assert known is not None
     return replace(known, accumulation=replace(ADDED_UP, fewest=fewest, backwards=36 + fewest))
 
@@ -142,11 +142,11 @@ FACTS: dict[str, Callable[[], Facts]] = {
     "a value that is read on a CPU": lambda: facts({"code": 2, "forward": 8}, at("code", "total += loss.item()")),
     "copies on a CPU": lambda: facts({"copies": 2, "forward": 8}, at("copies", "x = x.to(device)")),
     "cores of their own": lambda: facts({"forward": 8}, processes={0: CPU, 1: CPU}),
-    "shared cores beside a device": lambda: on_gpu(replace(MODEL.record().judgement(), processes=SHARED)),  # type: ignore[type-var]
+    "shared cores beside a device": lambda: on_gpu(replace(MODEL.record().analysis_input(), processes=SHARED)),  # type: ignore[type-var]
     "shared cores and one bucket": lambda: replace(  # type: ignore[type-var]
-        replace(MODEL, buckets=[[*range(16)]]).record(20).judgement(), processes=SHARED
+        replace(MODEL, buckets=[[*range(16)]]).record(20).analysis_input(), processes=SHARED
     ),
-    "shared cores": lambda: replace(MODEL.record().judgement(), processes=SHARED),  # type: ignore[type-var]
+    "shared cores": lambda: replace(MODEL.record().analysis_input(), processes=SHARED),  # type: ignore[type-var]
     "more ranks than cores": lambda: facts({"forward": 8}, processes={0: {**CPU, "cores": 1}, 1: {**CPU, "cores": 1}}),
     "a value that is read": lambda: on_gpu(facts({"code": 2, "forward": 8}, at("code", "total += loss.item()"))),
     "copies to a device": lambda: on_gpu(
@@ -162,11 +162,11 @@ FACTS: dict[str, Callable[[], Facts]] = {
     "reduced in each backward": lambda: accumulated(BOUND, 4),
     "reduced in each backward, of which not all steps have as many": lambda: accumulated(BOUND, 2),
     "reduced in each backward, at no cost": lambda: accumulated(TUNED, 4),
-    "reduced in each backward of a sharded model": lambda: replace(recorded().judgement(), accumulation=ADDED_UP),  # type: ignore[type-var]
+    "reduced in each backward of a sharded model": lambda: replace(recorded().analysis_input(), accumulation=ADDED_UP),  # type: ignore[type-var]
     "reduced in each backward, waits not known": lambda: replace(  # type: ignore[type-var]
-        recorded(backend="mpi").judgement(), accumulation=ADDED_UP
+        recorded(backend="mpi").analysis_input(), accumulation=ADDED_UP
     ),
-    "dimensions of a mesh": lambda: replace(SHARDED.record().judgement(), dimensions=(SHARD, REPLICATE)),  # type: ignore[type-var]
+    "dimensions of a mesh": lambda: replace(SHARDED.record().analysis_input(), dimensions=(SHARD, REPLICATE)),  # type: ignore[type-var]
     "late by an evaluation": lambda: late_by("evaluation", at("evaluation", "validate()", 6.0)),
     "late by a loader": lambda: late_by("data", at("data", workers=1, ms=6.0)),
     "late by its own lines": lambda: late_by("code", at("code", "quick()", 1.0), at("code", "prepare()", 4.0)),
@@ -176,7 +176,7 @@ FACTS: dict[str, Callable[[], Facts]] = {
 
 def late_by(part: str, *lines: PlaceTime) -> Facts:
     """Rank 1 is late to its backward, because of what takes it 6 ms; more is hidden, exposed, written or unnamed."""
-    known, told = MODELS["late to the backward"].record().judgement(), facts({part: 1, "forward": 8}, *lines)
+    known, told = MODELS["late to the backward"].record().analysis_input(), facts({part: 1, "forward": 8}, *lines)
     assert known is not None
     assert told.parts is not None
     usual = {"forward": 8e-3, "alone": 1e-3, **dict.fromkeys(("hidden", "exposed", "written", "unnamed", part), 0.0)}
@@ -200,7 +200,7 @@ def test_of_a_timeline(name: str) -> None:
     """Its findings, stragglers and summary."""
     made = TIMELINES[name]()
     late = [str(one) for one in made.stragglers()]
-    approved(name, "\n\n".join([in_words(made.findings(), made.judgement()), *late, made.summary()]))
+    approved(name, "\n\n".join([in_words(made.findings(), made.analysis_input()), *late, made.summary()]))
 
 
 @pytest.mark.parametrize("name", FACTS)
@@ -256,7 +256,7 @@ OTHERWISE: dict[str, Callable[[Facts], dict[str, Any]]] = {
 )
 def test_models_otherwise(name: str) -> None:
     """What each rule would say if the model, but not its times, were another one, however little it would save."""
-    known, told = MODELS[name].record().judgement(), []
+    known, told = MODELS[name].record().analysis_input(), []
     assert known is not None
     for how, change in OTHERWISE.items():
         other = replace(known, **change(known))
@@ -271,7 +271,7 @@ def test_models_otherwise(name: str) -> None:
 
 def test_groups_otherwise() -> None:
     """What is said of parameter groups with other sizes and times, on the CPU and on devices."""
-    known, told = recorded(idle=6).judgement(), []
+    known, told = recorded(idle=6).analysis_input(), []
     assert known is not None
     draw = np.random.default_rng(1)
     sizes = {"blocks": [1 << 20] * 9, "whole": [0, 9 << 20, *[1 << 16] * 7], "tiny": [1 << n for n in range(9)]}
@@ -302,11 +302,11 @@ def test_groups_otherwise() -> None:
 
 def test_headlines() -> None:
     """What is said of findings, or that there are none, by what is known of the steps."""
-    known = TUNED.record().judgement()
+    known = TUNED.record().analysis_input()
     assert known is not None
     found, told = MODELS["unused parameters"].record().findings(), [headline(None, [])]
-    few = TUNED.record(5).judgement()
-    for one in (known, few, replace(known, buckets=[]), replace(known, missing_ranks=1), recorded().judgement()):
+    few = TUNED.record(5).analysis_input()
+    for one in (known, few, replace(known, buckets=[]), replace(known, missing_ranks=1), recorded().analysis_input()):
         assert one is not None
         told += [headline(replace(one, newer=newer), found[:count]) for newer in (0, 1, 2) for count in (0, 1, 2)]
         told.append(f"{len(findings(one))} of its own")
@@ -315,7 +315,7 @@ def test_headlines() -> None:
 
 def test_dimensions_otherwise() -> None:
     """What is said of two dimensions of a mesh by their bytes, rates and waits."""
-    known, told = SHARDED.record().judgement(), []
+    known, told = SHARDED.record().analysis_input(), []
     assert known is not None
     for sent, ns, wait, fast in itertools.product((1e6, 5e6, 2e9), (1e5, 4e6), (1e5, 2e6, 1e8), (0.1, 1.4, 1.6, 9)):
         outer = replace(SHARD, bytes=sent, ns=ns, waited_ns=wait)
@@ -642,7 +642,7 @@ def test_replays() -> None:
     """What steps would save with other buckets, collectives and ranks."""
     told = []
     for name in ("nothing", "buckets too big", "late at a layer at times", "late to the backward", "unused parameters"):
-        known = MODELS[name].record(8).judgement()
+        known = MODELS[name].record(8).analysis_input()
         assert known is not None
         replay, delay = known.replay, np.linspace(0, 4e6, len(known.steps))
         told += [f"== {name}", rounded(replay.line), rounded(replay.service[-1]), rounded(replay.tail)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_lab import Cluster
-from ddp_lab.cluster.cluster import runs_on
+from ddp_lab.cluster.cluster import uses_hosts
 from ddp_lab.cluster.processes.host_commands import host_command
 from ddp_lab.cluster.processes.hosts import address_of, allocated, check_versions, parse_hosts, spread
 from ddp_lab.errors import ClusterError
@@ -189,7 +189,7 @@ def test_lsf(monkeypatch: pytest.MonkeyPatch) -> None:
     assert by_slots == {"a": 4, "b": 4}
     assert {host.name: len(host.ranks) for host in parse_hosts("allocation", 4)} == {"a": 2, "b": 2}
     assert Cluster(launcher="mpi").world_size == 8
-    assert runs_on(Cluster(2, launcher="mpi"), "a:1,b:1", None)
+    assert uses_hosts(Cluster(2, launcher="mpi"), "a:1,b:1", None)
     assert Cluster(hosts="allocation", launcher=["blaunch", "{host}"]).world_size == 8
     with pytest.raises(ValueError, match="can't be divided evenly among a, b"):
         Cluster(3, hosts="allocation")

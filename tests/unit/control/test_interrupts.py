@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ddp_lab.control.interrupts import held_back, let_through
+from ddp_lab.control.interrupts import interrupts_allowed, interrupts_deferred
 from tests.waiting import DEADLINE_S
 
 
@@ -38,8 +38,8 @@ def test_an_interrupt_waits_until_the_block_ends() -> None:
     done = []
 
     def outer() -> None:
-        with held_back():
-            with held_back():
+        with interrupts_deferred():
+            with interrupts_deferred():
                 interrupt()
                 done.append(1)
             done.append(2)
@@ -48,7 +48,7 @@ def test_an_interrupt_waits_until_the_block_ends() -> None:
     assert done == [1, 2]
 
     def fail() -> None:
-        with held_back():
+        with interrupts_deferred():
             interrupt()
             raise ValueError("meanwhile")
 
@@ -60,19 +60,19 @@ def test_an_interrupt_is_let_through() -> None:
     done = []
 
     def sleep() -> None:
-        with let_through():
+        with interrupts_allowed():
             done.append("slept")
 
     def be_woken() -> None:
-        with let_through():
+        with interrupts_allowed():
             threading.Timer(0.05, interrupt).start()
             threading.Event().wait(DEADLINE_S)
 
-    with held_back():
+    with interrupts_deferred():
         interrupt()
         interrupted(sleep)
         interrupted(be_woken)
-        with held_back():
+        with interrupts_deferred():
             interrupt()
         interrupted(sleep)
     assert not done
@@ -84,7 +84,7 @@ def test_other_handlers_and_threads() -> None:
     got: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: got.append(number))
     try:
-        with held_back():
+        with interrupts_deferred():
             interrupt()
             interrupt()
             assert not got
@@ -92,7 +92,7 @@ def test_other_handlers_and_threads() -> None:
         interrupt()
         assert len(got) == 2
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with held_back(), let_through():
+        with interrupts_deferred(), interrupts_allowed():
             interrupt()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
@@ -100,7 +100,7 @@ def test_other_handlers_and_threads() -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def other() -> None:
-        with held_back(), let_through():
+        with interrupts_deferred(), interrupts_allowed():
             inside.set()
             leave.wait(DEADLINE_S)
 

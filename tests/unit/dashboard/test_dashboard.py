@@ -475,7 +475,7 @@ def test_a_step_that_grows_is_not_sent_while_others_end(monkeypatch: pytest.Monk
         now[0] += 0.06
         feed.take()
         feed.send()
-    assert timeline.settled(0, np.arange(10)).tolist() == [True] * 5 + [False] * 3 + [True] * 2
+    assert timeline.finished_steps(0, np.arange(10)).tolist() == [True] * 5 + [False] * 3 + [True] * 2
     heads = [head for content, _ in sent for head in content["steps"]]
     assert [(head["step"], head["complete"]) for head in heads] == [(0, False), *((step, True) for step in range(5))]
 
@@ -485,7 +485,7 @@ def test_when_events_are_taken_and_sent() -> None:
     all together send 1,250 batches a second."""
     timeline, training = Timeline(), Training(1, 2)
     training.feed(timeline, 0)
-    with timeline.taken_once():
+    with timeline.snapshot_of_events():
         assert timeline.held_steps(0).tolist() == [0]
         training.feed(timeline, 1)
         assert timeline.held_steps(0).tolist() == [0]

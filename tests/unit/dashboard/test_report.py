@@ -122,7 +122,7 @@ def test_the_last_rank_is_the_same_everywhere() -> None:
         slow = step % 5 > 2
         training.delays = {(int(slow), int(rng.integers(4))): 6.0 if slow else 2.0}
         training.feed(timeline, step, 10**12 + step * 15 * 10**6)
-    facts = timeline.judgement()
+    facts = timeline.analysis_input()
     assert facts is not None
     assert facts.replay.waited.sum(axis=1).argmax() == 1
     share = 100 * float((facts.replay.waited.argmax(axis=0) == 0).mean())

@@ -11,7 +11,7 @@ from ddp_lab.dashboard.views import VIEWS
 from ddp_lab.dashboard.views.view import Selection
 from ddp_lab.launch import reports
 from ddp_lab.protocol.events import Batch, Kind
-from ddp_lab.timeline import group_words
+from ddp_lab.timeline import collective_summary
 from ddp_lab.timeline.tables.collectives import CollectiveTable
 from ddp_lab.timeline.timeline import RecordedRun, Timeline
 from tests.unit.backwards import MS, rows
@@ -73,7 +73,7 @@ def test_words_of_groups(tmp_path: Path) -> None:
     assert "Mesh dp (ranks 0–1), gloo: 2 all_reduce" in words
     assert "rank 1 was last in 100 %, by 2.0 ms" in words
     assert "Rank 0 entered all_reduce at train.py:12; it has not ended." in words
-    (facts,) = group_words.group_facts(made.collective_columns(), made.groups())
+    (facts,) = collective_summary.group_facts(made.collective_columns(), made.groups())
     assert facts.operations == {"all_reduce": 2}
     assert facts.bytes == 8_000_000
     assert len(facts.running) == 1

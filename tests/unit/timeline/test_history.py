@@ -58,9 +58,9 @@ def test_the_timeline_remembers_steps_that_its_tables_forget() -> None:
     assert rows[1:, COLUMNS.index("median")] == pytest.approx(10.0, abs=1.5)
     assert np.median(rows[:, COLUMNS.index("exposed")]) > 0
     made = Training(2, 3, forward_ms=1.0).trained(60)
-    facts = made.judgement(between=(20, 29))
+    facts = made.analysis_input(between=(20, 29))
     assert set(facts.steps.step.tolist()) <= set(range(20, 30))
-    assert made.judgement(between=(100, 110)) is None
+    assert made.analysis_input(between=(100, 110)) is None
 
 
 def test_logged_numbers_are_kept_and_saved(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_logged_numbers_are_kept_and_saved(tmp_path: Path) -> None:
     read = Timeline.load(made.save(tmp_path / "run.npz"))
     for one in (made, read):
         assert one.logged()[:2] == [(0, 10**12 + 10**6, "loss", 100.0), (1, 10**12 + 10**6, "loss", 101.0)]
-        (loss,) = overview(one, one.judgement(), 0)["logged"]
+        (loss,) = overview(one, one.analysis_input(), 0)["logged"]
         assert (loss["name"], loss["value"]) == ("loss", "nan")
         assert loss["values"][0] == pytest.approx(100, abs=1)
         assert loss["step"][-1] == 58
@@ -90,7 +90,7 @@ def test_the_overview_compares_with_the_steps_before() -> None:
     for step in range(400):
         at += 10**7 if step < 250 else 2 * 10**7
         training.feed(made, step, at)
-    found = overview(made, made.judgement(), 0)
+    found = overview(made, made.analysis_input(), 0)
     assert re.search(r"% longer than in steps \d–2\d\d \(10\.", found["text"])
     assert sum(found["parts"]) == pytest.approx(found["total"], abs=1e-3)
     table = made.steps(last_steps=100)

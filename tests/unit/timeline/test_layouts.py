@@ -13,7 +13,7 @@ from ddp_lab.dashboard.controls.buckets import compared
 from ddp_lab.dashboard.controls.what_if import WhatIfStage
 from ddp_lab.dashboard.live import ViewFacts
 from ddp_lab.dashboard.report.data import gather
-from ddp_lab.timeline.models import layouts, newest
+from ddp_lab.timeline.model_registry import layouts, newest
 from ddp_lab.timeline.timeline import Timeline
 from tests.unit.step_model import History, StepModel
 
@@ -134,7 +134,7 @@ def test_steps_before_and_after_a_rejoin_are_judged_together() -> None:
     history.train(FIRST, 2, 1)
     history.assign(MODEL, 3)
     history.train(MODEL, 3, 10)
-    found = history.timeline.judgement()
+    found = history.timeline.analysis_input()
     steps = found.steps.step.tolist()
     assert steps == [*range(4, 61), *range(66, 73)]
     assert "64 of steps 4–72" in str(views(history.timeline)["findings"]["blocks"][0]["text"])

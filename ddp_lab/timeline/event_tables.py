@@ -17,7 +17,7 @@ from ..protocol import descriptions, events
 from ..protocol.archive import Archive
 from .history import EventStore, StepHistory
 from .model_kinds import ModelKind
-from .models import FEWEST_STEPS, FLEETING, Layout, ReducerBook, layouts, newest
+from .model_registry import FEWEST_STEPS, FLEETING, Layout, ModelRegistry, layouts, newest
 from .recorded import chrome_trace
 from .records import DriftRecord, Inspection, Kept, RankStatus, ReducerInfo
 from .tables import span_columns
@@ -61,7 +61,7 @@ class TimelineModel:
         self._max_steps, self._max_events = max_steps, max_events
         self._most_waiting = min(4 * max_steps, max_events // 250)  # events of a rank: few of what is kept
         self._lock = threading.RLock()
-        self._up_to_date: int | None = None  # the thread within `taken_once`
+        self._up_to_date: int | None = None  # the thread within `snapshot_of_events`
         self.version = 0
         """Grows with everything that is appended; a view that has drawn this version is up to date."""
         self.cleared = 0
@@ -75,7 +75,7 @@ class TimelineModel:
     def _start(self) -> None:
         self._store = EventStore(self._max_events, thinned=self._max_events // 4)
         self._marks = EventStore(_MAX_MARKS)
-        self._book = ReducerBook()
+        self._book = ModelRegistry()
         self._ranks: dict[int, _Rank] = {}
         self._tables: dict[int, dict[int, StepTable]] = {}  # reducer -> rank
         self._activity: dict[int, ActivityTable] = {}  # by rank
@@ -111,19 +111,19 @@ class TimelineModel:
             waiting = self._waiting.setdefault(batch.rank, [])
             waiting.append(taken)
             if sum(map(len, waiting)) > self._most_waiting:
-                self._take_waiting()
+                self._flush_pending()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Holds the lock, with every batch in the tables (within `taken_once`: those that it took); who reads
+        """Holds the lock, with every batch in the tables (within `snapshot_of_events`: those that it took); who reads
         descriptions alone takes the lock."""
         with self._lock:
             if self._up_to_date != threading.get_ident():
-                self._take_waiting()
+                self._flush_pending()
             yield
 
     @contextmanager
-    def taken_once(self) -> Iterator[None]:
+    def snapshot_of_events(self) -> Iterator[None]:
         """Puts the batches that have arrived into the tables, once for all reads of this thread within.
 
         Each read would do that for those that arrived since the last one, and what a batch costs hardly depends on its
@@ -138,7 +138,7 @@ class TimelineModel:
                 if self._up_to_date == threading.get_ident():
                     self._up_to_date = None
 
-    def _take_waiting(self) -> None:
+    def _flush_pending(self) -> None:
         waiting, self._waiting = self._waiting, {}
         for rank, batches in waiting.items():
             taken = batches[0] if len(batches) == 1 else np.concatenate(batches)
@@ -196,7 +196,7 @@ class TimelineModel:
             return rank
         if session in rank.sessions:
             return None
-        self._take_waiting()  # what the former process sent has its numbers
+        self._flush_pending()  # what the former process sent has its numbers
         rank.sessions.append(session)
         if rank.life:
             self._abandon(number)
@@ -232,7 +232,7 @@ class TimelineModel:
             if known is not None:
                 self.version += 1
                 if description.get("type") == "assignment":
-                    self._take_waiting()  # models are numbered in the order in which they are named
+                    self._flush_pending()  # models are numbered in the order in which they are named
                 made = self._book.describe(rank, known.life, description)
                 if made.get("type") not in FLEETING:
                     self._described.append((rank, made))
@@ -472,7 +472,7 @@ class TimelineModel:
             described = {number: self.assignment(model, number) for number in known}
         return layouts(done, described)
 
-    def judged(self, model: int) -> Layout | None:
+    def analysis_layout(self, model: int) -> Layout | None:
         """The layout whose steps are analysed: see [Note: the layout that is judged]."""
         return newest(self.layouts(model))
 
@@ -540,7 +540,7 @@ class TimelineModel:
                     changed.setdefault(reducer, set()).update(steps.tolist())
         return {reducer: sorted(steps) for reducer, steps in changed.items() if steps}
 
-    def settled(self, model: int, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def finished_steps(self, model: int, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Which of these steps are over: their backward has ended on every rank, or a rank has abandoned it, or they
         are no longer held. Costs far less than reading them.
 
@@ -619,7 +619,7 @@ class TimelineModel:
             groups={one.group: str(one) for one in self.groups()},
         )
 
-    def analysed(self, model: int | None = None) -> ReducerInfo | None:
+    def model_to_analyse(self, model: int | None = None) -> ReducerInfo | None:
         """The record of a model that is analysed; for None the most recently active one with enough complete steps.
 
         So the analysis of a training stays while other code, or a model that has just begun, runs.
@@ -627,7 +627,7 @@ class TimelineModel:
         if model is not None:
             return self.model(model)
         known = [one for one in self.reducers() if one.last_step >= 0]
-        judged = [(one, self.judged(one.reducer)) for one in reversed(known[-_MOST_TRIED:])]
+        judged = [(one, self.analysis_layout(one.reducer)) for one in reversed(known[-_MOST_TRIED:])]
         for fewest in (FEWEST_STEPS, 1):
             for one, layout in judged:
                 if layout is not None and len(layout.step) >= fewest:

@@ -1,6 +1,6 @@
 """The steps that are analysed: those that all ranks have completed with one bucket layout, and the facts about them.
 
-[Note: the layout that is judged] is in `models.py`.
+[Note: the layout that is judged] is in `model_registry.py`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..analysis.steps import DeviceSteps, Steps
 from ..formatting import step_range
 from . import summary as words
 from .clocks import clocks_of
-from .model import TimelineModel
+from .event_tables import TimelineModel
 from .model_kinds import ModelKind
-from .models import NOTICED, Layout, newest
+from .model_registry import NOTICED, Layout, newest
 from .tables.collectives import GroupInfo
 from .tables.span_columns import (
     Columns,
@@ -34,7 +34,16 @@ from .tables.span_columns import (
 )
 from .tables.step_table import BUCKET_FIELDS, STEP_FIELDS
 
-__all__ = ["ANALYSED_STEPS", "PARTED_STEPS", "WARM_UP", "SideBySide", "judgement", "parts", "step_to_draw", "summary"]
+__all__ = [
+    "ANALYSED_STEPS",
+    "PARTED_STEPS",
+    "WARM_UP",
+    "SideBySide",
+    "analysis_input",
+    "parts",
+    "step_to_draw",
+    "summary",
+]
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -271,7 +280,7 @@ def _accumulation(found: Facts, described: Mapping[int, Mapping[str, Any]]) -> A
     )
 
 
-def judgement(
+def analysis_input(
     timeline: TimelineModel,
     model: int | None = None,
     last_steps: int = ANALYSED_STEPS,
@@ -282,7 +291,7 @@ def judgement(
     """The facts behind findings, stragglers and the summary: times of the analysed steps, straggler locations.
 
     Args:
-        timeline: whose steps; this function is its method `judgement`.
+        timeline: whose steps; this function is its method `analysis_input`.
         model: which model; None for the most recently active.
         last_steps: how many complete steps to analyse, see [Note: the layout that is judged].
         between: the first and the last step to analyse; None: up to the newest.
@@ -291,7 +300,7 @@ def judgement(
     Returns:
         None if no step is complete on all ranks.
     """
-    chosen = timeline.analysed(model)
+    chosen = timeline.model_to_analyse(model)
     known = timeline.layouts(chosen.reducer) if chosen is not None else []
     if between is not None:
         within = (one.only((one.step >= between[0]) & (one.step <= between[1])) for one in known)
@@ -318,8 +327,8 @@ def judgement(
 
 def parts(timeline: TimelineModel, model: int | None = None, last_steps: int = PARTED_STEPS) -> StepParts:
     """See `Timeline.parts`."""
-    chosen = timeline.analysed(model)
-    layout = timeline.judged(chosen.reducer) if chosen is not None else None
+    chosen = timeline.model_to_analyse(model)
+    layout = timeline.analysis_layout(chosen.reducer) if chosen is not None else None
     if chosen is None or layout is None:
         return StepParts(0, {}, {}, {})
     return timeline.parts_of(chosen.reducer, layout.warm(WARM_UP, last_steps))
@@ -327,12 +336,12 @@ def parts(timeline: TimelineModel, model: int | None = None, last_steps: int = P
 
 def summary(timeline: TimelineModel, model: int | None, last_steps: int) -> str:
     """What is said of a model, see `Timeline.summary`; "" if there is none."""
-    chosen = timeline.analysed(model)
+    chosen = timeline.model_to_analyse(model)
     if chosen is None:
         return ""
     ranks = timeline.ranks()
     dropped = sum(one.dropped for one in ranks)
-    layout, found = timeline.judged(chosen.reducer), judgement(timeline, chosen.reducer, last_steps)
+    layout, found = timeline.analysis_layout(chosen.reducer), analysis_input(timeline, chosen.reducer, last_steps)
     if layout is None or found is None:
         return words.incomplete(chosen, dropped)
     views = timeline.views_of(chosen.reducer, found.steps.step)

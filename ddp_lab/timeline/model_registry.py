@@ -31,9 +31,9 @@ from ..analysis.step_parts import Place
 from .model_kinds import ModelKind, kind_of
 from .records import Inspection
 from .tables.collectives import GroupInfo
-from .tables.gradients import GradientBook
+from .tables.gradients import GradientLog
 
-__all__ = ["FEWEST_STEPS", "FLEETING", "NOTICED", "Layout", "ReducerBook", "alike", "layouts", "newest"]
+__all__ = ["FEWEST_STEPS", "FLEETING", "NOTICED", "Layout", "ModelRegistry", "alike", "layouts", "newest"]
 
 _PLACE_FIELDS = (("part", "code"), ("name", "?"), ("text", ""), ("workers", -1), ("pin_memory", False))
 # Types of descriptions that come with each step: only the newest are kept.
@@ -124,7 +124,7 @@ def _common(done: Sequence[tuple[_Numbers, _Numbers]]) -> tuple[_Numbers, _Numbe
     return step, generation
 
 
-class ReducerBook:
+class ModelRegistry:
     """Numbers reducers for a timeline and keeps their bucket layouts, inspections and the names of marks."""
 
     def __init__(self) -> None:
@@ -138,12 +138,12 @@ class ReducerBook:
         self._marks: dict[tuple[int, int, int], int] = {}  # (rank, life, rank's index) -> index in mark_names
         self.mark_names: list[str] = []
         self._mark_places: dict[str, int] = {}  # name -> index in mark_names
-        self.groups = GroupBook()
+        self.groups = GroupRegistry()
         self._place_of: dict[tuple[int, int, int], int] = {}  # (rank, life, rank's index) -> index in places
         self._place_numbers: dict[Place, int] = {}
         self.places: list[Place] = []
         self.processes: dict[int, dict[str, Any]] = {}  # rank -> facts about its process
-        self.watched = GradientBook()
+        self.watched = GradientLog()
         self.memory: dict[int, dict[int, dict[str, Any]]] = {}  # number here -> rank -> its newest measured step
         self.noticed: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}  # (type, number here) -> rank
         self.buffers: dict[int, dict[str, tuple[int, ...]]] = {}  # rank -> name -> its last shape
@@ -320,7 +320,7 @@ class ReducerBook:
         return made
 
 
-class GroupBook:
+class GroupRegistry:
     """Numbers the process groups of a timeline and the calls of their operations, from what ranks say of theirs.
 
     Each rank numbers its groups and calls by itself. One group has the same name and ranks on all its members; after a

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from ..analysis.comparison import student_t
 
-__all__ = ["Confirmation", "Gain", "Race"]
+__all__ = ["FinalTest", "Gain", "SuccessiveHalving"]
 
 _LEVEL = 0.05
 _FEWEST_ROUNDS, _MOST_ROUNDS = 2, 6  # of a race
@@ -34,7 +34,7 @@ _CLOSE = 0.01  # a race is over when all that are left are so close to the faste
 _Floats = npt.NDArray[np.float64]
 
 
-class Race:
+class SuccessiveHalving:
     """The turns of several settings, and which settings remain.
 
     Args:
@@ -157,7 +157,7 @@ class Gain:
     rounds: int
 
 
-class Confirmation:
+class FinalTest:
     """New turns of the winner and of the user's setting; see [Note: a race and a confirmation].
 
     Args:

@@ -17,7 +17,7 @@ from ..simulation.settings import Setting
 from ..timeline.tables.step_table import STEP_FIELDS
 
 if TYPE_CHECKING:
-    from ..timeline.model import TimelineModel
+    from ..timeline.event_tables import TimelineModel
     from .ranks import Ranks
     from .training import TrainingControl
 
@@ -38,7 +38,7 @@ class TrainingEnded(Exception):
     """The model no longer trains, so no more turns are possible."""
 
 
-class Turns:
+class TrialRunner:
     """Common to both kinds of turns.
 
     Args:
@@ -140,13 +140,13 @@ def _caps(caps: list[float]) -> tuple[float, ...]:
     return tuple(made)
 
 
-class LiveTurns(Turns):
+class LiveTrialRunner(TrialRunner):
     """Observes steps that other code trains, and changes the model between them.
 
     Args:
-        control: see `Turns`.
-        reducer: see `Turns`.
-        steps: see `Turns`.
+        control: see `TrialRunner`.
+        reducer: see `TrialRunner`.
+        steps: see `TrialRunner`.
         patience: seconds without a step after which training counts as stalled; None: 20, or ten steps.
     """
 
@@ -266,13 +266,13 @@ class LiveTurns(Turns):
             time.sleep(_LOOK_SECONDS)
 
 
-class CellTurns(Turns):
+class CellTrialRunner(TrialRunner):
     """Trains itself: each turn is a cell that runs the user's step.
 
     Args:
         cluster: whose ranks train.
-        reducer: see `Turns`.
-        steps: see `Turns`.
+        reducer: see `TrialRunner`.
+        steps: see `TrialRunner`.
         code: one training step, as the text of a cell.
     """
 
@@ -281,7 +281,7 @@ class CellTurns(Turns):
         self.cluster, self.code = cluster, code
 
     def take(self, setting: Setting) -> npt.NDArray[np.float64]:
-        """See `LiveTurns.take`."""
+        """See `LiveTrialRunner.take`."""
         if self.count is None:
             self.count = self._count_for(self._run(setting, _STEPS[0]))
         return self._run(setting, self.count)
@@ -302,16 +302,16 @@ class CellTurns(Turns):
         return self._times(last + 1 - count, last + 1)
 
     def settle(self, setting: Setting) -> bool:
-        """See `LiveTurns.settle`."""
+        """See `LiveTrialRunner.settle`."""
         return apply_in_cell(self, setting) if self._changed else True
 
 
-def _text(turns: Turns, change: Mapping[str, Any]) -> str:
+def _text(turns: TrialRunner, change: Mapping[str, Any]) -> str:
     own = turns.control.timeline.own_numbers(turns.reducer)
     return f"{APPLY_CHANGE.expression}({own}[rank], {dict(change)})\n"
 
 
-def apply_in_cell(turns: Turns, setting: Setting) -> bool:
+def apply_in_cell(turns: TrialRunner, setting: Setting) -> bool:
     """Gives an idle model this setting, with a cell; does nothing without a cluster (its program has ended).
 
     Raises:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddp_lab.analysis.comparison import student_t
-from ddp_lab.simulation.race import Confirmation, Race
+from ddp_lab.simulation.candidate_selection import FinalTest, SuccessiveHalving
 
 
 class _Machine:
@@ -29,8 +29,8 @@ class _Machine:
         times[self.rng.random(15) < 0.05] *= 3
         return np.asarray(times)
 
-    def race(self) -> Race:
-        race = Race(len(self.steps_ms))
+    def race(self) -> SuccessiveHalving:
+        race = SuccessiveHalving(len(self.steps_ms))
         while not race.over:
             race.add({number: self.turn(number) for number in race.order()})
         return race
@@ -38,7 +38,7 @@ class _Machine:
     def tune(self) -> int:
         """The setting that would be applied: 0 if nothing is changed."""
         winner = self.race().best
-        made = Confirmation()
+        made = FinalTest()
         while winner and not made.over:
             order = (winner, 0) if made.winner_first else (0, winner)
             turns = {number: self.turn(number) for number in order}
@@ -69,7 +69,7 @@ def test_the_faster_setting_is_found() -> None:
     assert found.count(2) >= 95
     assert 0 not in found
     machine = _Machine([10, 10, 7], 5)
-    race = Race(2)
+    race = SuccessiveHalving(2)
     for _ in range(2):
         race.add({number: machine.turn(number) for number in race.order()})
     assert race.enter() == 2
@@ -106,13 +106,13 @@ def test_slow_settings_take_few_turns() -> None:
 def test_rounds_begin_differently_and_end_early() -> None:
     """Who is first in a round changes, so that no setting always follows the same one. Without noise two equal settings
     are known to be equal after two rounds."""
-    race = Race(3)
+    race = SuccessiveHalving(3)
     firsts = []
     for _ in range(3):
         firsts.append(race.order()[0])
         race.add({number: [10.0, 10.1, 9.9] for number in race.order()})
     assert sorted(firsts) == [0, 1, 2]
-    race = Race(2)
+    race = SuccessiveHalving(2)
     for _ in range(2):
         race.add({0: [10.0], 1: [10.0]})
     assert race.over
@@ -120,7 +120,7 @@ def test_rounds_begin_differently_and_end_early() -> None:
 
 def test_a_confirmation_spends_its_bound() -> None:
     """The first look needs more than the last one: with the same turns the bound becomes narrower towards the end."""
-    made = Confirmation(most_rounds=6, fewest_rounds=4)
+    made = FinalTest(most_rounds=6, fewest_rounds=4)
     widths = []
     for number in range(6):
         made.add([10.0], [9.0 + 0.2 * (-1) ** number])
