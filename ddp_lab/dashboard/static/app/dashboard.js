@@ -8,11 +8,11 @@ import { MarkStore } from "../steps/marks.js";
 import { StepStore, takeMessage } from "../steps/store.js";
 import { DetailView, RankTable } from "../views/detail.js";
 import { TimelineView } from "../views/timeline.js";
-import { Alarm, OverheadLine, PlayerBar } from "./status_lines.js";
 import { KernelFacts } from "./kernel_facts.js";
 import { disableDead, hidePicture, Life, LifeLine, lastPicture } from "./life.js";
 import { Panels } from "./panels.js";
 import { Presence } from "./presence.js";
+import { Alarm, OverheadLine, PlayerBar } from "./status_lines.js";
 import { TabGroups } from "./tabs.js";
 import { Toolbar } from "./toolbar.js";
 
