@@ -323,7 +323,7 @@ function sentence({ state, text, shown, choices }) {
   if (state === "failed" && shown === null) return "";
   if (shown !== null) return shown.text;
   return Object.keys(choices).length
-    ? "No collective has been run yet. Choose a collective and an algorithm, then press “Run on the ranks”. It takes a " +
-        "few milliseconds."
+    ? "No collective has been run yet. Choose a collective and an algorithm, then press “Run on the ranks”. It takes " +
+        "a few milliseconds."
     : "No ranks: collectives need a running cluster in this notebook.";
 }
