@@ -345,7 +345,7 @@ def test_a_number_of_ranks_is_not_believed(tmp_path: Path, world_size: int) -> N
     path.write_bytes(_journal(world_size=world_size))
     run, peak = _peak(lambda: read_run([path], partial=True))
     assert peak < 16 << 20
-    assert f"there is no file of ranks 1–{world_size - 1}, which took part" in run.notices[0]
+    assert f"there is no file of ranks 1–{world_size - 1}, which belongs to the run" in run.notices[0]
 
 
 def test_sizes_that_are_announced(tmp_path: Path) -> None:
