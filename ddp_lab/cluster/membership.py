@@ -335,9 +335,9 @@ class Membership:
         One that is being unblocked gets a moment to end. One whose own code has ended gets time to report: its first
         traceback takes seconds on a busy machine.
         """
-        begin = time.monotonic()
+        begin, seconds = time.monotonic(), _ANSWER_SECONDS
         while True:
-            answers = self._ask(Ping())
+            answers = self._ask(Ping(), seconds)
             busy = [rank for rank, answer in answers.items() if answer.cell is not None]
             silent = [rank for rank in range(self._world_size) if rank not in answers and rank not in self.lost()]
             if not busy and not silent:
@@ -350,7 +350,8 @@ class Membership:
                     f"`kill -CONT {pids}` resumes {'it' if len(stopped) == 1 else 'them'}"
                 )
             ending = not silent and all(answers[rank].state != "running" for rank in busy)
-            if time.monotonic() - begin > (_SILENCE_SECONDS if silent else _END_SECONDS if ending else _ANSWER_SECONDS):
+            waited = time.monotonic() - begin
+            if (seconds == _SILENCE_SECONDS) if silent else (waited > (_END_SECONDS if ending else _ANSWER_SECONDS)):
                 cut_off = self._processes.fork_server.unreachable(silent, _ANSWER_SECONDS)
                 if cut_off:
                     raise ClusterError(
@@ -365,6 +366,7 @@ class Membership:
                     f"rank {busy[0]} is still running a cell: wait for it, or interrupt it (`%cluster interrupt`); if "
                     f"that fails, restart its process (`%cluster rejoin --replace {busy[0]}`; its variables are lost)"
                 )
+            seconds = _SILENCE_SECONDS if silent else _ANSWER_SECONDS  # a slow answer is one, too
             time.sleep(0.01)
 
     def _ask(self, request: Request[_R], seconds: float = _ANSWER_SECONDS) -> Replies[_R]:
