@@ -234,10 +234,12 @@ def test_the_numbers_are_the_timelines(gradients: BarePage, cluster: Cluster) ->
     """The twin has the norms of `Timeline.gradients`; a step is chosen by keyboard and told in words,
     and its buckets are shown."""
     page = gradients.page
+    table = cluster.timeline.gradients(cluster.timeline.reducers()[-1].reducer)
+    newest = f"the newest {table.step.max()};"  # else the keys reach a picture that changes
+    gradients.until(lambda: newest in page.locator(".ddp-gradients .ddp-summary").first.inner_text(), newest)
     page.locator(".ddp-gradients summary").click()
     cells = gradients.first_row(".ddp-twin")
     page.locator(".ddp-gradients summary").click()
-    table = cluster.timeline.gradients(cluster.timeline.reducers()[-1].reducer)
     wanted = table[(table.bucket == -1) & (table.step == int(cells[0]))].iloc[0]
     for text, name in zip(cells[1:5], ("before_min", "before_mean", "before_max", "after"), strict=True):
         assert float(text) == pytest.approx(wanted[name], rel=0.02)

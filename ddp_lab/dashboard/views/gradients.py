@@ -104,7 +104,10 @@ def gradient_facts(timeline: Timeline, reducer: int, step: int | None = None) ->
                 "ms": 1e3 * one["seconds"],
             }
         )
-    shown = [one for one in described if step is None or one["step"] <= step] or described
+    shown = described
+    if step is not None:  # also one that is older than the newest steps
+        stored = described if described and described[0]["step"] <= step else timeline.watched_gradients(reducer)
+        shown = [one for one in stored if one["step"] <= step and one["ranks"] == ranks] or described
     return {
         "ranks": ranks,
         "steps": steps,
