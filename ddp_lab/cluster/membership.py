@@ -350,8 +350,11 @@ class Membership:
                     f"`kill -CONT {pids}` resumes {'it' if len(stopped) == 1 else 'them'}"
                 )
             ending = not silent and all(answers[rank].state != "running" for rank in busy)
-            waited = time.monotonic() - begin
-            if (seconds == _SILENCE_SECONDS) if silent else (waited > (_END_SECONDS if ending else _ANSWER_SECONDS)):
+            if silent:
+                is_over = seconds == _SILENCE_SECONDS  # one question got the whole time: a slow answer is one, too
+            else:
+                is_over = time.monotonic() - begin > (_END_SECONDS if ending else _ANSWER_SECONDS)
+            if is_over:
                 cut_off = self._processes.fork_server.unreachable(silent, _ANSWER_SECONDS)
                 if cut_off:
                     raise ClusterError(
@@ -366,7 +369,7 @@ class Membership:
                     f"rank {busy[0]} is still running a cell: wait for it, or interrupt it (`%cluster interrupt`); if "
                     f"that fails, restart its process (`%cluster rejoin --replace {busy[0]}`; its variables are lost)"
                 )
-            seconds = _SILENCE_SECONDS if silent else _ANSWER_SECONDS  # a slow answer is one, too
+            seconds = _SILENCE_SECONDS if silent else _ANSWER_SECONDS
             time.sleep(0.01)
 
     def _ask(self, request: Request[_R], seconds: float = _ANSWER_SECONDS) -> Replies[_R]:

@@ -192,7 +192,7 @@ def _problem_of_saving(save, path, torch, dist, rank):
 
     def slow_save(*args, **options):
         writers.append(rank)
-        end = time.monotonic() + 1.5
+        end = time.monotonic() + 3
         while rank == 0 and time.monotonic() < end and not os.path.exists(f"{path}.returned"):
             time.sleep(0.02)
         original(*args, **options)

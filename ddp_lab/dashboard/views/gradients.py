@@ -105,8 +105,8 @@ def gradient_facts(timeline: Timeline, reducer: int, step: int | None = None) ->
             }
         )
     shown = described
-    if step is not None:  # also one that is older than the newest steps
-        stored = described if described and described[0]["step"] <= step else timeline.watched_gradients(reducer)
+    if step is not None:  # it may be older than those
+        stored = timeline.watched_gradients(reducer)
         shown = [one for one in stored if one["step"] <= step and one["ranks"] == ranks] or described
     return {
         "ranks": ranks,

@@ -67,6 +67,10 @@ def test_norms_by_step_and_bucket(timeline: Timeline) -> None:
     for step in range(0, 50, 10):
         made.describe(0, watched(step, [[1.0]], [1.0]))
     assert [gradient_facts(made, 0, step)["buckets"]["step"] for step in (40, 39, 10, 99)] == [40, 30, 10, 40]
+    for step in range(50, 2100, 10):
+        made.describe(0, watched(step, [[1.0]], [1.0]))
+    assert gradient_facts(made, 0)["steps"][0]["step"] == 100
+    assert gradient_facts(made, 0, 15)["buckets"]["step"] == 10, "also of a step that is older than those shown"
 
 
 def test_the_noise_scale_of_equal_ranks_is_zero() -> None:
