@@ -48,6 +48,8 @@ _BUFFERS = (
     "Buffers must have the same shape on all ranks: keep what depends on the batch in no buffer, or pass "
     "broadcast_buffers=False."
 )
+_CONNECTING = re.compile("connectFullMesh")
+_STAY = "A rank that leaves early must stay until all have joined: call `dist.barrier()` before."
 _WAIT_FOR_IT = "Wait for what `isend` and `irecv` return before the program ends."
 _MEMORY = "If nobody sent this signal, the host ran out of memory: see `dmesg`, or what the job's manager reports."
 
@@ -183,6 +185,8 @@ def diagnose_crash(ranks: Sequence[RankAtEnd], groups: Mapping[int, Group]) -> D
                 return found
         if (found := _without_partner(ranks, culprits)) is not None:
             return found
+    if finished and (found := _never_connected(ranks, finished[0])) is not None:
+        return found
     if killed:
         return Diagnosis("lost", f"{_killed(killed[0])}.", _MEMORY if "SIGKILL" in killed[0].how else "")
     return None
@@ -325,6 +329,16 @@ def _of_partner(culprit: RankAtEnd, waiting: RankAtEnd, call: Entered) -> Diagno
     left = f" without waiting for its {_words(own, 0, _NO_GROUP)}" if own is not None else ""
     remedy = _WAIT_FOR_IT if own is not None else f"rank {culprit.rank} must make the matching call, with the same tag."
     return Diagnosis("ended", f"rank {culprit.rank} had {culprit.how}{_last(culprit)}{left}; {then}", remedy)
+
+
+def _never_connected(ranks: Sequence[RankAtEnd], culprit: RankAtEnd) -> Diagnosis | None:
+    """The diagnosis if a rank left while another one still connected to the ranks of a group: Gloo joins one by one."""
+    for one in ranks:
+        if one.state == FAILED and _CONNECTING.search(one.how):
+            has = f"rank {culprit.rank} had {culprit.how}{_last(culprit)}"
+            then = f"rank {one.rank} could not connect to all ranks of a group: {first_sentence(one.how)}"
+            return Diagnosis("ended", f"{has}; {then}", _STAY)
+    return None
 
 
 def _of_missing(culprit: RankAtEnd, waiting: RankAtEnd, number: int, call: Entered, group: Group) -> Diagnosis:

@@ -128,7 +128,8 @@ def read(
     timeline = make(max_events=max(_EVENTS, sum(len(batch.events) for one in recordings for batch in one.batches)))
     _put(recordings, timeline)
     timeline.failure = _failure(recordings, make, timeline)
-    nothing = () if timeline.reducers() or timeline.groups() else (_NOTHING,)
+    is_told = timeline.failure is not None and timeline.failure.cause is not None
+    nothing = () if is_told or timeline.reducers() or timeline.groups() else (_NOTHING,)
     return timeline, (*notices, *said, *nothing), tuple(damage)
 
 

@@ -39,7 +39,7 @@ CRASHES = [
         [
             f"rank 1 had finished the program (it had logged WARNING: "
             f"skipped the rest: 'no goal' ({_at('logging.warn')}))",
-            f"without entering barrier #1 at {_at('dist.barrier()')}, in which rank 0 waited for it.",
+            f"without entering barrier #2 at {_at('dist.barrier()')}, in which rank 0 waited for it.",
             "rank 0 ended early: RuntimeError: ",
         ],
     ),

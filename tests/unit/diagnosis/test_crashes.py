@@ -28,6 +28,7 @@ SHARDS = replace(GATHER, purpose="layers.0 (forward)", model=0, sharded=True)
 BARRIER = replace(SUM, name="barrier", bytes=1, place="train.py:19", function="save")
 STATE = replace(SUM, name="broadcast", bytes=576, purpose=BUFFERS, place="train.py:33")
 LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:9 (train.py:39)"
+UNJOINED = ("failed", "RuntimeError: Gloo connectFullMesh failed with Connection closed by peer (train.py:3)")
 OWN = "ValueError: no such file (data.py:7)"
 LOGGED = "it had logged WARNING: skipped the rest: no goal (train.py:29)"
 ABORTED, KILLED, STOPPED = (
@@ -142,6 +143,8 @@ SITUATIONS = {
         rank(0, DONE, replace(STATE, purpose="")),
         rank(1, DONE, replace(STATE, purpose="", bytes=8, dtype="int64")),
     ],
+    "finished before all had joined": [rank(0, UNJOINED), rank(1, DONE, last_words=LOGGED)],
+    "killed before all had joined": [rank(0, UNJOINED), rank(1, KILLED)],
     "left before a message was sent": [
         rank(0, DONE, messages=[SENT], last_words="it called sys.exit (train.py:8)"),
         rank(1, BROKEN, messages=[replace(SENT, ended=True), RECEIVED]),
