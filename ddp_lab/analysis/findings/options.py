@@ -57,7 +57,8 @@ def unused_parameters(facts: Facts) -> Iterator[Finding]:
         title=f"{len(idle)} parameter{'s' if len(idle) > 1 else ''} never got a gradient.",
         evidence=f"{names([facts.names[i] for i in sorted(idle)])}: {size(of_bytes)} of "
         f"{size(sum(facts.sizes))} are sent unnecessarily in each of the {len(facts.steps)} steps.",
-        remedy="Freeze them before wrapping the model (parameter.requires_grad_(False)), or remove them.",
+        remedy="They do not train: look first whether the forward leaves them out, or detaches their results. If that "
+        "is meant, freeze them before wrapping the model (parameter.requires_grad_(False)), or remove them.",
         gain_percent=gained,
         parameter=facts.names[int(never[0])] if len(idle) == 1 else None,
     )
@@ -90,7 +91,8 @@ def search_of_unused(facts: Facts) -> Iterator[Finding]:
         title="The same parameters are unused in every step, so the graph can be treated as static.",
         evidence=f"{never} of {len(facts.sizes)} parameters were unused in all {len(facts.steps)} steps on all ranks. "
         f"Finding them and synchronising the result takes about {ms(saved / 1e6)} per step.",
-        remedy="Build the model with static_graph=True instead of find_unused_parameters=True, or freeze them.",
+        remedy="If they are meant not to train, freeze them, or build the model with static_graph=True instead of "
+        "find_unused_parameters=True.",
         gain_percent=facts.percent(saved),
     )
 
