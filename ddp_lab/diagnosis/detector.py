@@ -87,7 +87,9 @@ class Detector:
         self._some_ended = any(one.state != "running" for one in ranks)
         if self._of_script:
             self._since = {one.rank: self._begun(one.rank, wait_of(one), at) for one in ranks if one.waits}
-            return max((at - since for _, since in self._since.values()), default=0.0)
+            begun = [since for _, since in self._since.values()]
+            # Where all wait, the one that came last has made progress until then.
+            return at - (max(begun) if len(begun) == len(ranks) else min(begun)) if begun else 0.0
         self._since = {one.rank: self._begun(one.rank, _all_of(one), at) for one in ranks}
         return at - max([self._progress_at, *(since for _, since in self._since.values())])
 

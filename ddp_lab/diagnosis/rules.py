@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from ..formatting import enumeration, label_of, names, size
 from .mismatch import SKEW_S, Distance, Mismatch, count_backwards, distances, mismatch_of
-from .snapshot import UNNAMED, Call, RankSnapshot, label
+from .snapshot import COMPILERS, IMPORT, UNNAMED, Call, RankSnapshot, label
 
 __all__ = ["BUFFERS_ARE_BROADCAST", "BUSY", "CALLED_ALONE", "HANGS", "IN_FORWARD", "SAME_CALLS", "SAME_STEPS"]
 __all__ += [
@@ -54,9 +54,8 @@ CALLED_ALONE = (
     "Either this call is made on one rank alone (all ranks of the group must make it, or none), or the ranks make "
     "different numbers of steps (`model.join()`)."
 )
+_BACKWARD = "_engine_run_backward"  # the function of torch that runs one
 BUSY = "busy"  # the kind of diagnosis in which a rank does something else; not stuck if that is an import or a compiler
-_COMPILERS = ("torch/_dynamo/", "torch/_inductor/")
-_IMPORT = "<frozen importlib._bootstrap>"
 _SLOW_LINK = "If it does not finish soon, the network is slow or down."
 HANGS = "tutorials/11_why_does_my_cell_hang.ipynb"
 _BUSY, _ENDED, _CALLS = "A busy rank", "A rank whose cell has ended", "Mismatched collectives"
@@ -184,19 +183,22 @@ def launched_alone(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot
 def diagnose_ahead(ranks: Sequence[RankSnapshot], found: Distance) -> Diagnosis:
     """The diagnosis of two ranks that are out of step although neither waits."""
     by_rank = {one.rank: one for one in ranks}
-    behind, number = by_rank[found.behind], found.entered[1] + 1
+    ahead, behind, number = by_rank[found.ahead], by_rank[found.behind], found.entered[1] + 1
     what = found.missing.called(number) if found.missing is not None else f"operation #{number} of their group"
     launches = f"rank {found.ahead} launched {what}{found.where}"
+    in_backward = ahead.state == "running" and ahead.within(_BACKWARD)  # of torch's class: it may wait there
+    continues = str(ahead) if in_backward else "continued"
     if behind.state == "running":
-        sentence = f"{launches} and continued; rank {found.behind} has not entered it and {behind}."
-    elif by_rank[found.ahead].state == "running":
-        sentence = f"{launches} and continued; rank {found.behind} finished the {behind.runs} without entering it."
+        sentence = f"{launches} and {continues}; rank {found.behind} has not entered it and {behind}."
+    elif ahead.state == "running":
+        sentence = f"{launches} and {continues}; rank {found.behind} finished the {behind.runs} without entering it."
     else:
         sentence = (
             f"No cell is running, but {launches} and rank {found.behind} has not entered it: "
             f"the next collective of rank {found.behind} will be matched with it."
         )
-    remedy = f"{SAME_CALLS} Wait on the `Work` handles of async_op=True calls before the next step."
+    in_time = SAME_STEPS if in_backward else "Wait on the `Work` handles of async_op=True calls before the next step."
+    remedy = f"{SAME_CALLS} {in_time}"
     return Diagnosis("ahead", sentence, remedy)
 
 
@@ -332,6 +334,8 @@ def _missing(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> 
     others = f"; {missing[0].why}" if missing[0].why else ""
     alike = [replace(one, call=replace(one.call, joins=())) if one.call is not None else one for one in waiting]
     sentence = f"{_each(alike)[:-1]}; no process on this host has joined as {_who(missing)}{others}."
+    if missing[0].prepares:
+        return Diagnosis(BUSY, sentence, "The ranks that wait continue when all have joined.", stuck=False)
     remedy = (
         "Each rank needs a process that calls `init_process_group` with the same address and world_size, and with a "
         "rank of its own."
@@ -417,13 +421,13 @@ def _busy(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> Dia
         busy = [other for other in _members(one, ranks) if other.state == "running" and not other.waits]
         if not busy:
             continue
-        unused = _never_produced(one, [other for other in busy if not other.within("_engine_run_backward")])
+        unused = _never_produced(one, [other for other in busy if not other.within(_BACKWARD)])
         if unused is not None:
             return unused
         waits = [other for other in waiting if other.waits_in == one.waits_in]
         where = _at(one) if one.runs == "script" else ""
         sentence = f"{_who(waits)} {_wait_s(waits)} in {one.waits_in}{where}; {_each(busy)}"
-        return Diagnosis(BUSY, sentence, _remedy_of(busy[0]), stuck=not busy[0].within(*_COMPILERS, _IMPORT))
+        return Diagnosis(BUSY, sentence, _remedy_of(busy[0]), stuck=not busy[0].prepares)
     return None
 
 
@@ -433,12 +437,12 @@ def _remedy_of(busy: RankSnapshot) -> str:
     innermost = busy.stack[0].file if busy.stack else ""
     if "sleep" in text:
         return f"rank {busy.rank} is in a sleep call; the others continue when it gets there, too."
-    if busy.within(*_COMPILERS) and not _imports(busy):
+    if busy.within(*COMPILERS) and not _imports(busy):
         return (
             f"rank {busy.rank} is compiling; the others continue when it is done. Warm the model up on all ranks "
             "before they wait for each other, or give the group a longer timeout."
         )
-    if busy.within(_IMPORT):
+    if busy.within(IMPORT):
         return f"rank {busy.rank} is importing a module; the others continue when it is done."
     if busy.within("dataloader.py"):
         return f"rank {busy.rank} is waiting for data: use more or faster DataLoader workers, or a balanced sampler."
@@ -456,8 +460,8 @@ def _remedy_of(busy: RankSnapshot) -> str:
 
 def _imports(busy: RankSnapshot) -> bool:
     """Whether it imports a module, and no compiler has asked for that: a compiler is imported, too."""
-    frames = [one for one in busy.stack if any(name in one.file for name in (_IMPORT, *_COMPILERS))]
-    return bool(frames) and (_IMPORT in frames[-1].file or frames[-1].function == "<module>")
+    frames = [one for one in busy.stack if any(name in one.file for name in (IMPORT, *COMPILERS))]
+    return bool(frames) and (IMPORT in frames[-1].file or frames[-1].function == "<module>")
 
 
 def _different(ranks: Sequence[RankSnapshot], waiting: Sequence[RankSnapshot]) -> Diagnosis | None:
@@ -486,12 +490,17 @@ def _making(ranks: Sequence[RankSnapshot], calls: Sequence[Call], words: str) ->
     sentence = f"All ranks are creating a group but have not found each other: {words}."
     if len(joins) < len(calls):
         return Diagnosis("making", sentence, SAME_CALLS)
+    remedy = "Leave rank, world_size and init_method out of `init_process_group`: the launcher has set them."
     largest = max(size for _, size in joins)
     if largest > len(ranks):
         sentence = f"init_process_group waits for {largest} ranks, of which {len(ranks)} were started: {words}."
     elif len({rank for rank, _ in joins}) < len(joins):
         sentence = f"Ranks join the default group as the same rank: {words}."
-    remedy = "Leave rank, world_size and init_method out of `init_process_group`: the launcher has set them."
+    elif calls[0].address and len({one.address for one in calls}) == 1:
+        remedy = (
+            "Check that all ranks reach this address and that no other job uses it. Ranks of a launcher need no "
+            "address: leave rank, world_size and init_method out of `init_process_group`."
+        )
     return Diagnosis("making", sentence, remedy)
 
 

@@ -10,8 +10,10 @@ from ..formatting import enumeration, label_of, line_name, names, size
 from ..protocol.messages import BucketStage
 from .collectives_in_flight import GroupFlights, on_group, open_words
 
-__all__ = ["UNNAMED", "BucketStage", "Call", "Model", "Place", "RankSnapshot", "Steps", "label"]
+__all__ = ["COMPILERS", "IMPORT", "UNNAMED", "BucketStage", "Call", "Model", "Place", "RankSnapshot", "Steps", "label"]
 
+COMPILERS = ("torch/_dynamo/", "torch/_inductor/")  # in the paths of their files
+IMPORT = "<frozen importlib._bootstrap>"
 UNNAMED = "a collective"
 """The name of one whose work does not tell, as some of Gloo's do not: those of `fully_shard`, for example."""
 
@@ -261,6 +263,11 @@ class RankSnapshot:
             return ""
         model, number = self.bucket
         return f"the backward, for bucket {number} of {model.module}"
+
+    @property
+    def prepares(self) -> bool:
+        """Whether it imports or compiles, which ends by itself."""
+        return self.within(*COMPILERS, IMPORT)
 
     def within(self, *names_: str) -> bool:
         """Whether one of the functions of these names, or of files whose path holds one of them, is on the stack."""

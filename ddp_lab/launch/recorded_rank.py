@@ -10,6 +10,7 @@ accepts data.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -279,26 +280,43 @@ class JournalWriter:
 
 
 class _LastWords:
-    """The last warning or error of the program's own that it logs, whoever handles it, and where it called `sys.exit`:
-    an error that is logged and not raised may be why a rank left early."""
+    """The last warning or error of the program's own that it logs, whoever handles it, or whose traceback it prints;
+    and where it called `sys.exit`. An error that is caught may be why a rank left early."""
 
     def __init__(self) -> None:
         self._record: logging.LogRecord | None = None
+        self._caught = ""
+        shown: Any = traceback
+        for name in ("print_exception", "format_exception"):  # print_exc and format_exc call these
+            setattr(shown, name, self._noting(getattr(shown, name)))
         self._make = logging.getLogRecordFactory()
         logging.setLogRecordFactory(self._keep)
 
     def _keep(self, *args: Any, **fields: Any) -> logging.LogRecord:
         made = self._make(*args, **fields)
         if made.levelno >= logging.WARNING and not is_library(made.pathname):
-            self._record = made
+            self._record, self._caught = made, ""
         return made
+
+    def _noting(self, show: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(show)
+        def noted(*args: Any, **named: Any) -> Any:
+            error = next((one for one in (*args, named.get("value")) if isinstance(one, BaseException)), None)
+            frame = sys._getframe(1)
+            while frame.f_code.co_filename == traceback.__file__ and frame.f_back is not None:
+                frame = frame.f_back
+            if error is not None and not is_library(frame.f_code.co_filename):
+                self._record, self._caught = None, _caught_words(error)  # not the error, which keeps its frames
+            return show(*args, **named)
+
+        return noted
 
     def __str__(self) -> str:
         """E.g. ``"it had logged WARNING: skipped the rest (train.py:31)"``; "" if nothing is known."""
         left = sys.exc_info()[1]
         exit_at = _where(left) if isinstance(left, SystemExit) else ""
         said = [f"it called sys.exit{exit_at}"] if exit_at else []
-        return "; ".join([*self._logged(), *said])
+        return "; ".join([*self._logged(), *([self._caught] if self._caught else []), *said])
 
     def _logged(self) -> list[str]:
         if self._record is None:
@@ -310,6 +328,16 @@ class _LastWords:
         text = " ".join(text.split())[:_LONGEST_LOGGED]
         place = line_name(self._record.pathname, self._record.lineno)
         return [f"it had logged {self._record.levelname}: {text} ({place})"]
+
+
+def _caught_words(error: BaseException) -> str:
+    """E.g. ``"it had caught ValueError: bad sample (train.py:12)"``, with the line that raised it."""
+    try:
+        text = f": {error}" if str(error) else ""
+    except Exception:  # noqa: BLE001 - the program's own mistake: the type is enough
+        text = ""
+    said = " ".join(text.split())[:_LONGEST_LOGGED]
+    return f"it had caught {type(error).__name__}{said}{_where(error)}"
 
 
 @contextlib.contextmanager

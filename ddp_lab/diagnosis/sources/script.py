@@ -19,7 +19,8 @@ from . import ANSWER_S, Channel, call_sites
 
 __all__ = ["Job", "JobRanks", "ScriptRanks"]
 
-_IMPORTS_FIRST = "--multiprocessing-fork"  # of the command of a process that imports the script before it begins
+# In the commands of a process that imports the script before it begins, and of the one whose children do.
+_IMPORTS_FIRST, _FORK_SERVER = "--multiprocessing-fork", "multiprocessing.forkserver"
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ class ScriptRanks:
             have_groups = any(one.get("sequences") for one in ranks)  # then all have joined, elsewhere
             if missing and not have_groups and not self._some_start():
                 why = self._who_could_come(job, connected, answers)
-                ranks += [{"rank": rank, "state": "missing", "why": why} for rank in missing]
+                does = self._preparation(answers)
+                ranks += [{**does, "rank": rank, "state": "missing", "why": why} for rank in missing]
             if len(ranks) >= (job.world_size if job.of_script else self._count):
                 found[job] = sorted(ranks, key=lambda one: int(one["rank"]))
         return found
@@ -184,9 +186,19 @@ class ScriptRanks:
         for script in [one.pid for one in self._processes.values() if not one.job.of_script]:
             with contextlib.suppress(psutil.Error):  # one has ended meanwhile
                 for child in psutil.Process(script).children():
-                    if child.pid not in known and _IMPORTS_FIRST in child.cmdline():
+                    command = " ".join(child.cmdline())
+                    started = [child] if _IMPORTS_FIRST in command else []
+                    started += child.children() if _FORK_SERVER in command else []
+                    if any(one.pid not in known for one in started):
                         return True
         return False
+
+    def _preparation(self, answers: Mapping[int, Examination]) -> Mapping[str, Any]:
+        """What a process of the script does that is no rank yet, and imports or compiles; empty if none does."""
+        for name, one in self._processes.items():
+            if one.rank is None and name in answers and one.last_seen.prepares:
+                return one.seen
+        return {}
 
     def _who_could_come(self, job: Job, connected: set[int], answers: Mapping[int, Examination]) -> str:
         """What the script's processes do that are no ranks yet, and which are the same rank, in words."""

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 
 import torch
 import torch.distributed as dist
@@ -75,6 +76,16 @@ def swallowed() -> None:
         dist.barrier()
     except KeyError as error:
         logging.warning("skipped the rest: %s", error)
+
+
+def prints_its_error() -> None:
+    dist.all_reduce(ones)
+    try:
+        if rank == 1:
+            raise KeyError("no goal")
+        dist.barrier()
+    except KeyError:
+        traceback.print_exc()
 
 
 def exits_at_once() -> None:

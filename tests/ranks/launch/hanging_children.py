@@ -1,6 +1,7 @@
 """A script that starts its ranks itself, which then wait for each other or end in the way that its argument names:
 `python hanging_children.py HOW CASE BACKEND`, with HOW "mp.spawn" or a start method of multiprocessing."""
 
+import importlib
 import os
 import signal
 import sys
@@ -62,7 +63,22 @@ def trains(rank: int) -> None:
     dist.barrier()
 
 
+def import_slowly() -> None:
+    sys.path.insert(0, "")
+    importlib.import_module("slow")
+
+
+def imports(rank: int) -> None:
+    dist.barrier()
+
+
+if __name__ == "__mp_main__" and sys.argv[2] == "imports" and mp.current_process().name.endswith("-2"):
+    import_slowly()
+
+
 def worker(rank: int, store: str, case: str, backend: str) -> None:
+    if case == "imports" and rank == 1:
+        import_slowly()
     if case == "never_joins" and rank == 1:
         time.sleep(EVER)
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=2)

@@ -44,6 +44,14 @@ CRASHES = [
         ],
     ),
     (
+        "prints_its_error",
+        [
+            f"rank 1 had finished the program (it had caught KeyError: 'no goal' "
+            f"({_function('prints_its_error', 'raise KeyError')}))",
+            f"without entering barrier #2 at {_function('prints_its_error', 'dist.barrier()')}, in which rank 0",
+        ],
+    ),
+    (
         "skips_a_batch",
         [
             f"of 80 B (float32) for bucket 0 of Linear at {_function('skips_a_batch', 'loss.backward()')}",

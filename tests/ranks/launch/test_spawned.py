@@ -120,6 +120,21 @@ def test_a_hang_is_explained(tmp_path: Path, case: tuple[str, str, str], words: 
     assert f"{SCRIPT}:" in (tmp_path / "run" / "hang-1.txt").read_text()
 
 
+@soak
+@pytest.mark.parametrize("how", ["fork", "forkserver"])
+def test_a_rank_that_imports_before_it_joins(tmp_path: Path, how: str) -> None:
+    """Is no hang: it is said once if the rank does so itself, and not at all while it imports the script."""
+    (tmp_path / "slow.py").write_text("import time\n\ntime.sleep(8)\n")
+    done = _run(tmp_path, how, "imports", "gloo", options=("--on-hang", "stop"))
+    assert done.returncode == 0, done.stderr
+    assert "no progress" not in done.stderr
+    words = (
+        r"ranks have waited for \d+ s: rank 0 waits in init_process_group .*; no process on this host has joined as "
+    )
+    words += r"rank 1; process \d+ is in `time.sleep\(8\)` at .*slow.py:3\."
+    assert len(re.findall(words, done.stderr)) == (how == "fork"), done.stderr
+
+
 def test_two_jobs_at_once_are_told_apart(tmp_path: Path) -> None:
     """Their ranks have the same numbers: each sentence is of one job, and says of which."""
     with _hanging(tmp_path, "fork", "two jobs", "gloo", told=("no progress", "different calls")) as run:

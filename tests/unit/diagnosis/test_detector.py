@@ -69,6 +69,14 @@ def test_a_cell_is_told_once() -> None:
     assert said[3] == ""
 
 
+def test_the_last_rank_of_a_script_has_just_come() -> None:
+    """Where all ranks wait, there has been progress until the last one began: the first one's wait does not count."""
+    detector = Detector(10.0, sure_s=5.0, of_script=True)
+    said = _said(detector, [(0.0, BUSY), (9.0, BUSY), (9.5, PAIR), (19.0, PAIR), (20.0, PAIR)])
+    assert said[:4] == [""] * 4
+    assert said[4].startswith("no progress for 10 s: A backward pass and another collective")
+
+
 def test_a_script_is_told_what_changes() -> None:
     """One rank's wait is enough. Another reason is said, too, and that the ranks make progress again; not if one has
     ended: the others may only have stopped to wait. A busy rank at another line is said after twice the time."""

@@ -234,9 +234,11 @@ def test_of_ranks_that_fall_out_of_step() -> None:
     told = []
     for name in ("one has launched more", "one has launched and the other ended", "one has launched and all ended"):
         ranks = HANGS[name]
+        in_backward_of_torch = replace(ranks[0], stack=(LINE, AUTOGRAD))
         for found in distances({one.rank: one.flights for one in ranks}).values():
             told += [f"== {name}: {found}", str(diagnose_ahead(ranks, found))]
             told.append(str(diagnose_ahead(ranks, replace(found, missing=None, launched=None))))
+            told.append(str(diagnose_ahead([in_backward_of_torch, ranks[1]], found)))
     for known in ((None, 9, 4), (None, 9, 9), (5, 9, 4), (5, None, 4)):
         for members in ((0, 1), (), (0, 1, 2)):
             first, *sequences = known

@@ -175,7 +175,7 @@ PROGRAMS = {
     "messages.port_of_another_job": [
         "rank 0 is in init_process_group as rank 0 of 2 at tcp://localhost:",
         "(<<dist.init_process_group(>>)",
-        LAUNCHER,
+        "→ Check that all ranks reach this address and that no other job uses it. Ranks of a launcher need no address",
     ],
     "messages.adapter_on_one_rank": [
         "Rank 0 has 4 params, while rank 1 has inconsistent 2 params.",
