@@ -19,8 +19,7 @@ from ..errors import ClusterError, DdpLabError
 from ..formatting import enumeration, label_of
 from ..output.board import Board, OutputBoard, default_board
 from ..output.by_rank import VIEWS, KeptCells, OutputByRank, SwitchableBoard
-from ..output.display import FollowedCell, KernelDisplay, kernel_shell, write_line
-from ..output.progress import ProgressLine
+from ..output.display import FollowedCell, KernelDisplay, ProgressLine, kernel_shell, write_line
 from ..output.status_table import cells_of, status_tables, tables
 from ..protocol.entry_points import ASSISTANTS, CLUSTER
 from ..protocol.messages import CellText

@@ -201,7 +201,8 @@ def measure(
     import torch
 
     from ddp_lab.bench.measuring import fresh_ranks
-    from ddp_lab.bench.measuring.shaped_link import shaped
+
+    from .shaped_link import shaped
 
     asked = Settings(tuple(models), tuple(backends), seconds, parameters, backwards)
     world = ranks or (_most_ranks() if figure == 9 else 2)

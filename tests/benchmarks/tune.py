@@ -23,7 +23,6 @@ import torch.distributed as dist
 
 from ddp_lab.bench.measuring import command, fresh_ranks
 from ddp_lab.bench.measuring.command import option
-from ddp_lab.bench.measuring.shaped_link import shaped
 from ddp_lab.bench.measuring.workloads import WORKLOADS, training_step
 from ddp_lab.command_line import count, positive, seconds
 from ddp_lab.control.ab_trials import LiveTrialRunner
@@ -32,6 +31,7 @@ from ddp_lab.control.tuning import tune_live
 from ddp_lab.errors import ClusterError, DdpLabError
 from ddp_lab.launch.tune import Job
 from ddp_lab.simulation.settings import Setting
+from notebooks.paper.shaped_link import shaped
 from tests.benchmarks.second_look import NOT_NEEDED, second_look, words
 
 _GRID = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)

@@ -26,7 +26,6 @@ import numpy as np
 
 from ddp_lab.bench.measuring import command, fresh_ranks
 from ddp_lab.bench.measuring.command import option
-from ddp_lab.bench.measuring.shaped_link import shaped
 from ddp_lab.bench.measuring.workloads import WORKLOADS
 from ddp_lab.command_line import count, positive
 from ddp_lab.parallel.monitoring.link import measure as measure_communication
@@ -36,6 +35,7 @@ from ddp_lab.simulation.simulator import Configuration, simulate_many
 from ddp_lab.simulation.workload import Workload
 from ddp_lab.timeline import what_if
 from ddp_lab.timeline.timeline import Timeline
+from notebooks.paper.shaped_link import shaped
 from tests.benchmarks import what_if_ranks
 from tests.benchmarks.second_look import NOT_NEEDED, second_look, words
 

@@ -1,4 +1,4 @@
-"""Fresh processes, groups and links, and alternating measurements on them."""
+"""Fresh processes and groups, and alternating measurements on them."""
 
 __all__ = [
     "collectives",
@@ -7,6 +7,5 @@ __all__ = [
     "noise",
     "ratios",
     "recording_cost",
-    "shaped_link",
     "workloads",
 ]

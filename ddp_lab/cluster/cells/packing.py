@@ -21,10 +21,9 @@ from typing import Any
 from ...control.interrupts import interrupts_deferred
 from ...documentation import with_help
 from ...errors import ClusterError, FallbackWarning
-from ...protocol.functions import RANKS_OWN, Pickler, rank_globals
+from ...protocol.functions import RANKS_OWN, Pickler, culprit, rank_globals
 from ...protocol.parcels import UNPICKLABLE, Parcel, Pickled, TensorBuffers, Unsent, pickled, unpack, why_not
 from ...protocol.shared_memory import Segments
-from ...protocol.unpicklable import culprit
 from .results import RemoteValue
 
 _SEND_SEGMENTS = 32

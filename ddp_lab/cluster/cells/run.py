@@ -18,6 +18,7 @@ from typing import Any
 
 from ...control.interrupts import interrupts_allowed, interrupts_deferred
 from ...diagnosis.rules import Diagnosis
+from ...diagnosis.sources.cells import Watch
 from ...errors import CellError, ClusterError, RankFailure
 from ...formatting import duration, enumeration, label_of
 from ...output.board import Board, default_board
@@ -29,7 +30,6 @@ from ...protocol.messages import Cell, CellText, RequestFailure, arguments, repo
 from ..processes.process_watch import ProcessWatch
 from ..session import Session
 from . import failures as reports
-from .doctor import Watch
 from .front_end import QUESTION, Answers
 from .packing import FunctionCall, parameters_of
 from .results import CellResult, CellStatus, RemoteValue, value_of

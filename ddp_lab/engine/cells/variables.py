@@ -23,9 +23,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ...protocol import parcels
-from ...protocol.functions import collected
+from ...protocol.functions import collected, culprit
 from ...protocol.shared_memory import opened
-from ...protocol.unpicklable import culprit
 
 _SMALL_BYTES = 1 << 16
 _SMALL_ITEMS = 1_000

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from paper.shaped_link import ShapedLink
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from ddp_lab import DistributedDataParallel, observe, recording
 from ddp_lab.bench.measuring import fresh_ranks
-from ddp_lab.bench.measuring.shaped_link import ShapedLink
 from ddp_lab.bench.measuring.workloads import Transformer
 from ddp_lab.parallel.monitoring.link import measure
 from ddp_lab.simulation.link_model import CommModel

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_lab.cluster.cells.doctor import Watch
 from ddp_lab.diagnosis.rules import Diagnosis
 from ddp_lab.diagnosis.snapshot import Place, RankSnapshot
+from ddp_lab.diagnosis.sources.cells import Watch
 from tests.unit.diagnosis.test_hangs import waiting
 from tests.waiting import wait_until
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_lab.cluster.cells.doctor import Watch
 from ddp_lab.diagnosis.detector import PROGRESS_AGAIN, Detector
 from ddp_lab.diagnosis.report import HangReport
 from ddp_lab.diagnosis.snapshot import Call, Place, RankSnapshot
+from ddp_lab.diagnosis.sources.cells import Watch
 from tests.unit.diagnosis.test_hangs import in_backward, waiting
 from tests.waiting import wait_until
 

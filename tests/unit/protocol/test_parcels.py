@@ -10,9 +10,9 @@ import pytest
 
 from ddp_lab.cluster.cells.packing import pickled_for_ranks
 from ddp_lab.engine.cells import variables
+from ddp_lab.protocol.functions import culprit
 from ddp_lab.protocol.parcels import LARGE, unpack
 from ddp_lab.protocol.shared_memory import Segments, allot, fill, mapped, opened
-from ddp_lab.protocol.unpicklable import culprit
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 32])

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors import DdpLabError
+from ddp_lab.errors import DdpLabError
 
 __all__ = ["Enter", "ShapedLink", "relay", "shaped"]
 
@@ -88,7 +88,7 @@ class ShapedLink:
             self._in(self._hub, f"ip link set {port} master bridge0 up")
 
     def _join_by_relay(self) -> None:
-        command = [sys.executable, "-m", __name__, str(self._delay), *self.enter.namespaces]
+        command = [sys.executable, __file__, str(self._delay), *self.enter.namespaces]
         self._relay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._relay.stdout is not None
         if self._relay.stdout.readline() != "ready\n":
