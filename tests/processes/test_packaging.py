@@ -283,11 +283,11 @@ def test_installs_from_the_source_distribution(sdist: Path, tmp_path: Path, isol
 @pytest.mark.soak
 @pytest.mark.skipif(shutil.which("aarch64-linux-gnu-g++") is None, reason="no g++-aarch64-linux-gnu")
 def test_a_wheel_for_another_processor() -> None:
-    """`make wheel ARCH=aarch64` writes a small wheel for manylinux_2_28_aarch64; all that it loads is for aarch64."""
+    """`make wheel ARCH=aarch64` writes a wheel for manylinux_2_28_aarch64; all that it loads is for aarch64."""
     call("make", "wheel", "ARCH=aarch64", cwd=ROOT)
     python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
     (made,) = (ROOT / "dist").glob(f"*-{python}-*manylinux_2_28_aarch64.whl")
-    assert made.stat().st_size < 6 << 20
+    assert made.stat().st_size < 15 << 20
     with zipfile.ZipFile(made) as files:
         machines = [files.read(name)[18:20] for name in files.namelist() if name.endswith(".so")]
     assert len(machines) > 1
