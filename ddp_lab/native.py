@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import platform
 import re
 import shutil
 import sys
@@ -32,14 +33,19 @@ def built_for(folder: Path | None = None) -> list[str]:
 
 
 def path_of(name: str, version: str, folder: Path | None = None) -> Path | None:
-    """The file of the extension `name` that loads with this `version` of torch; None if there is none."""
-    folder = folder or _FOLDER
+    """The file of the extension `name` that loads here with this `version` of torch; None if there is none."""
+    built = _folder_of(version, folder or _FOLDER)
+    path = built / f"{name}{EXTENSION_SUFFIXES[0]}" if built else None
+    return path if path and path.is_file() else None
+
+
+def _folder_of(version: str, folder: Path) -> Path | None:
+    """Where the files for this `version` of torch are, for whichever Python and processor."""
     release = _RELEASE.fullmatch(version)
     for built in built_for(folder):
         of_release = _RELEASE.fullmatch(built)
         if built == version or (release and of_release and release[1] == of_release[1]):
-            path = folder / f"torch{'.'.join(built.split('.')[:2])}" / f"{name}{EXTENSION_SUFFIXES[0]}"
-            return path if path.is_file() else None
+            return folder / f"torch{'.'.join(built.split('.')[:2])}"
     return None
 
 
@@ -78,6 +84,10 @@ def _why_not(version: str) -> str:
     versions = built_for()
     if not versions:
         return with_help(f"ddp_lab's extension has not been built: {_rebuild()}", "extension-not-built")
+    if _folder_of(version, _FOLDER):
+        here = f"Python {'.'.join(map(str, sys.version_info[:2]))} on {platform.machine()}"
+        said = f"ddp_lab's extension was built for another Python or processor than this one, {here}: {_rebuild()}"
+        return with_help(said, "extension-of-another-processor")
     *others, last = [built.split("+")[0] for built in versions]
     named = f"{', '.join(others)} and {last}" if others else last
     return with_help(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import signal
@@ -140,6 +141,6 @@ def wheel() -> Path:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "TORCH"))}
     done = subprocess.run(["make", "wheel"], cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    (made,) = (root / "dist").glob("*.whl")
+    (made,) = (root / "dist").glob(f"*-cp{sys.version_info[0]}{sys.version_info[1]}-*_{platform.machine()}.whl")
     assert made.stat().st_size < 15 << 20
     return made

@@ -114,7 +114,7 @@ def python() -> Check:
     if sys.version_info < _OLDEST_PYTHON:
         return Check("Python", FAILED, found, "Create an environment with Python 3.10 or later.")
     if not sys.platform.startswith("linux"):
-        return Check("Python", FAILED, found, "Clusters run only on Linux (on Windows: in WSL 2).")
+        return Check("Python", FAILED, found, "Clusters run only on Linux (on macOS: in Docker; on Windows: in WSL 2).")
     return Check("Python", OK, found)
 
 

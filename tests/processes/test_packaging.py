@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,59 @@ def test_mpi_is_built_when_it_is_asked_for(tmp_path: Path) -> None:
         assert "apt install libopenmpi-dev" in done.stderr
 
 
+ELSEWHERE = """
+import sys
+sys.path.insert(0, "csrc")
+import build_backend
+sys.platform = sys.argv[1]
+build_backend.get_requires_for_build_wheel()
+"""
+
+
+@pytest.mark.parametrize(
+    ("system", "told_by_uname", "command"),
+    [
+        ("darwin", "Darwin", "docker compose --file containers/compose.yaml up"),
+        ("win32", "MINGW64_NT-10.0", "make demo"),
+    ],
+)
+def test_other_systems_are_told_what_runs_there(system: str, told_by_uname: str, command: str, tmp_path: Path) -> None:
+    """`pip install` and `make demo` end with the same two lines, what is missing and a command; no torch is fetched."""
+    uname = tmp_path / "uname"
+    uname.write_text(f"#!/bin/sh\necho {told_by_uname}\n")
+    uname.chmod(0o755)
+    path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    make = ["make", "--silent", "demo", f"VENV={tmp_path / 'venv'}"]
+    made = subprocess.run(make, cwd=ROOT, env=path, capture_output=True, text=True, check=False)
+    pip = [sys.executable, "-c", ELSEWHERE, system]
+    asked = subprocess.run(pip, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert made.returncode != 0
+    assert asked.returncode != 0
+    assert asked.stderr == made.stdout
+    missing, remedy = made.stdout.splitlines()
+    assert missing.startswith("missing Linux")
+    assert remedy.endswith(command)
+
+
+def test_what_a_machine_can_build_for() -> None:
+    """Another architecture needs its compiler, which the error names; a Python is known by its name in file names."""
+    asked = {**os.environ, "DDP_LAB_ARCH": "m68k"}
+    build = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+    done = subprocess.run(build, cwd=ROOT, env=asked, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "apt install g++-m68k-linux-gnu" in done.stderr
+    target = call(sys.executable, "-c", TARGET, sys.executable, cwd=ROOT)
+    assert target == f"Python {sys.version_info[0]}.{sys.version_info[1]} on aarch64\n"
+
+
+TARGET = """
+import sys
+sys.path.insert(0, "csrc")
+import make_wheel
+print(make_wheel.Target.of(sys.argv[1], "aarch64"))
+"""
+
+
 ADD_DOCS = """
 import sys
 from pathlib import Path
@@ -224,6 +278,20 @@ def test_installs_from_the_source_distribution(sdist: Path, tmp_path: Path, isol
     call(*install, f"torch=={torch.__version__.split('+')[0]}", *tools, cwd=tmp_path)
     call(*install, *([] if isolated else ["--no-build-isolation"]), sdist, cwd=tmp_path)
     assert f"works with torch {torch.__version__}" in call(python, "-c", SMOKE, cwd=tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(shutil.which("aarch64-linux-gnu-g++") is None, reason="no g++-aarch64-linux-gnu")
+def test_a_wheel_for_another_processor() -> None:
+    """`make wheel ARCH=aarch64` writes a wheel for manylinux_2_28_aarch64; all that it loads is for aarch64."""
+    call("make", "wheel", "ARCH=aarch64", cwd=ROOT)
+    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    (made,) = (ROOT / "dist").glob(f"*-{python}-*manylinux_2_28_aarch64.whl")
+    assert made.stat().st_size < 15 << 20
+    with zipfile.ZipFile(made) as files:
+        machines = [files.read(name)[18:20] for name in files.namelist() if name.endswith(".so")]
+    assert len(machines) > 1
+    assert set(machines) == {(183).to_bytes(2, "little")}  # EM_AARCH64
 
 
 @pytest.mark.soak

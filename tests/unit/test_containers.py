@@ -100,6 +100,12 @@ def test_the_dockerfile_calls_the_steps_that_are_tested() -> None:
     assert named("WORKDIR") == [f"/home/{user}"]
 
 
+def test_images_are_for_any_processor() -> None:
+    """No file of an image names a processor: it is built for the one of the machine that builds it."""
+    files = [path for folder in ("containers", ".binder", ".devcontainer") for path in (ROOT / folder).iterdir()]
+    assert [path for path in files if re.search(r"x86|amd64|aarch64|arm64", path.read_text(encoding="utf-8"))] == []
+
+
 def test_the_image_can_be_checked() -> None:
     """The health check is Python, asks the port that is exposed, and the command is the package's own."""
     [check] = named("HEALTHCHECK")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -54,5 +55,17 @@ def test_a_torch_that_is_not_served_is_named(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(native, "_FOLDER", folder)
     monkeypatch.setattr(torch, "__version__", "2.99.0")
     with pytest.raises(ExtensionError, match=r"built for torch .*2\.15\.0.*torch 2\.99\.0 is installed") as caught:
+        native.load("_none")
+    assert "make" in str(caught.value)
+
+
+def test_a_build_for_another_processor_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the torch is served, but not this Python and processor, the error says so, and names both."""
+    import torch
+
+    monkeypatch.setattr(native, "_FOLDER", folder)
+    monkeypatch.setattr(torch, "__version__", "2.15.0")
+    (folder / "torch2.15" / f"_C{EXTENSION_SUFFIXES[0]}").rename(folder / "torch2.15" / "_C.cpython-39-armv7.so")
+    with pytest.raises(ExtensionError, match=rf"another Python or processor .* on {platform.machine()}: ") as caught:
         native.load("_none")
     assert "make" in str(caught.value)
