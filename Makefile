@@ -34,7 +34,7 @@ CXX_FILES := $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build demo test quick affected soak looks picture handouts matrix coverage lab check check-js format-js docs outputs site format bench-record browser hosts batch clean mpi wheel
+.PHONY: build demo test quick affected soak looks picture handouts emulated matrix coverage lab check check-js format-js docs outputs site format bench-record browser hosts batch clean mpi wheel
 
 build: $(TORCH_IS_THERE)  ## set up .venv and compile the extensions
 	@$(MAKE) -s --no-print-directory -j 2 $(PACKAGES) $(COMPILED)
@@ -142,7 +142,7 @@ SINCE ?= HEAD
 affected: build browser hosts mpi $(TEST_PACKAGES)  ## the tests that the files changed SINCE a commit reach (default: uncommitted changes)
 	$(BIN)/python -m tests.affected $(SINCE) $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
-soak looks coverage: export DDP_LAB_TEST_PATIENCE ?= 6
+soak looks emulated coverage: export DDP_LAB_TEST_PATIENCE ?= 6
 soak: build browser hosts mpi batch $(SOAK_PACKAGES)  ## what is too long for `make test`
 	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
 
@@ -154,6 +154,9 @@ picture: build browser $(TEST_PACKAGES)  ## the moving pictures of README and th
 
 handouts: build browser $(TEST_PACKAGES)  ## two pages for a class, as PDF and HTML: build/handouts
 	@$(BIN)/python tutorials/site/handouts.py build/handouts
+
+emulated: build $(TEST_PACKAGES)  ## aarch64 through QEMU: the wheel (or WHEEL), C++ programs, and a list of tests (needs root)
+	$(BIN)/python -m tests.emulated $(WHEEL)
 
 matrix:  ## the whole suite with several releases of torch, each in an environment of its own, and a table
 	@$(PYTHON) tests/matrix.py build/matrix $(MATRIX)

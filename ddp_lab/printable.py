@@ -36,6 +36,15 @@ def printable_json(value: Any) -> Any:
     return value
 
 
+def what_is_wrong(subject: str, error: Exception) -> str:
+    """What is wrong with foreign JSON, whose parsing or use raised this error, in the same words on every Python."""
+    if isinstance(error, KeyError):
+        return f"{subject} lacks {error}"
+    if isinstance(error, RecursionError):
+        return f"{subject} contains too deeply nested lists"
+    return str(error)
+
+
 class Dropped:
     """Counts the messages that a thread drops, so that many of them do not fill a log.
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..files import open_regular, replacing
-from ..printable import printable_json
+from ..printable import printable_json, what_is_wrong
 from . import descriptions
 from .events import DTYPE, OF_GROUPS, SCHEMA_VERSION, Kind, check
 
@@ -106,8 +106,7 @@ def read(path: Path) -> Archive:
         if version == SCHEMA_VERSION:
             return _archive(about, arrays)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise ValueError(f"{path} is not a saved timeline: {what}") from error
+        raise ValueError(f"{path} is not a saved timeline: {what_is_wrong('it', error)}") from error
     raise ValueError(
         f"{path} holds events of schema version {version!r:.40}; this ddp_lab reads version {SCHEMA_VERSION}"
     )

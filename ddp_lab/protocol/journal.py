@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from ..files import open_regular
-from ..printable import printable, printable_json, printable_lines
+from ..printable import printable, printable_json, printable_lines, what_is_wrong
 from . import descriptions, events
 
 MAGIC = b"DDPLJNL2"
@@ -420,8 +420,7 @@ class Decoder:
             except _OtherSchema:
                 raise
             except (ValueError, IndexError, KeyError, TypeError, RecursionError) as error:
-                what = f"a message lacks {error}" if isinstance(error, KeyError) else str(error)
-                raise ValueError(f"{name} is damaged: {what}") from error
+                raise ValueError(f"{name} is damaged: {what_is_wrong('a message', error)}") from error
         if last and self.opening is None:
             raise ValueError(
                 f"{name} has no header: its rank was killed while writing it, the disk was full, or the beginning of "

@@ -137,7 +137,9 @@ def test_a_worker_that_dies_between_cells_ends_no_rank(steady: Lab) -> None:
     steady.run(
         "class Numbers(torch.utils.data.Dataset):\n    def __len__(self): return 400\n"
         "    def __getitem__(self, index): return index\n"
-        "batches = iter(torch.utils.data.DataLoader(Numbers(), num_workers=2)); next(batches)"
+        # Forked: from Python 3.14 on that is not the default.
+        "batches = iter(torch.utils.data.DataLoader(Numbers(), num_workers=2, multiprocessing_context='fork'))\n"
+        "next(batches)"
     )
     workers = steady.values("[worker.pid for worker in batches._workers]")
     for pid in (pid for pids in workers.values() for pid in pids):

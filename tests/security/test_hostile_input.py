@@ -286,7 +286,7 @@ _CROOKED: dict[str, tuple[list[list[bytes]], str]] = {
     "no frames": (_messages([]), "an event batch has a header"),
     "a list": (_messages([JSON_FRAME, b"[]"]), "list indices must be"),
     "no JSON": (_messages([JSON_FRAME, b"{"]), "Expecting property name"),
-    "deep": (_messages([JSON_FRAME, b"[" * 100_000]), "recursion"),
+    "deep": (_messages([JSON_FRAME, b"[" * 100_000]), "a message contains too deeply nested lists"),
     "no opening": (_messages()[1:], "does not begin with a header"),
     "events first": (_messages()[2:], "does not begin with a header"),
     "two openings": (_messages(journals.opening(rank=5)), "is the journal of rank 0 and, further on, of rank 5"),
